@@ -14,7 +14,7 @@ from multi_dnn_ros.common.reporting import table, write_figure
 _MIB = 1 << 20
 #: Groups below this share of the largest bar are one colour.
 _SMALL = 0.01
-#: With a baseline: figures whose ratio is told.
+#: With a baseline: figures whose ratio to it is shown.
 _COMPARED = ("results_hz", "cpu_ms_per_result", "cpu_ms_per_frame")
 
 

@@ -1,4 +1,4 @@
-"""The package's networks as ONNX files, as PyTorch exports them when one asks for no more."""
+"""The package's networks as ONNX files, written by the TorchScript-based exporter of PyTorch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def export_network(network: nn.Module, inputs: Tensors, path: str | Path) -> Non
 
 
 def export_builtin(config: DnnConfig, path: Path) -> Path:
-    """Write the network of `config` as `path`, and beside it, as .json, what a program that runs it must know."""
+    """Write the network of `config` as `path`, and next to it a .json file with what a program needs to run it."""
     dnn = load_dnn("peer", config)
     export_network(dnn.module, dnn.example_inputs(), path)
     known = {

@@ -39,7 +39,7 @@ class Report:
     def __str__(self) -> str:
         parts = [f"published {self.published} frames in {self.duration_s:.1f} s ({self.rate_hz:.2f} Hz)"]
         if self.late:
-            parts.append(f"{self.late} late")
+            parts.append(f"{self.late} of them more than a period late")
         if self.unreadable:
             parts.append(f"{self.unreadable} unreadable messages left out")
         return ", ".join(parts)

@@ -50,9 +50,9 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     add("--verify", type=positive_float, metavar="S",
         help="then send frames for this many seconds and check that they are served in time")  # fmt: skip
     add("--mixes", type=natural, default=0, metavar="N",
-        help="instead of the rates, judge N random mixes of these DNNs near capacity (default: 0)")  # fmt: skip
+        help="instead of the rates, predict N random mixes of these DNNs near capacity (default: 0)")  # fmt: skip
     add_seed(parser, "the mixes")
-    add_output(parser, "write the verdicts to this JSON file")
+    add_output(parser, "write the predictions to this JSON file")
 
 
 def _run(args: argparse.Namespace) -> int:

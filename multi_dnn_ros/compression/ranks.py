@@ -20,7 +20,7 @@ Progress = Callable[[], None]
 
 @dataclass(frozen=True)
 class Choice:
-    """Decision about a layer: a plan, or None and the reason why it is kept; details: measurements, as text."""
+    """What is done with a layer. plan: its ranks; None: it is kept, for this reason. details: measurements, as text."""
 
     plan: TuckerPlan | SvdPlan | None
     reason: str
@@ -28,11 +28,12 @@ class Choice:
 
 
 class RankPolicy(Protocol):
-    """Selects for all layers at once, because some policies share a budget among them."""
+    """Selects the ranks of all layers at once, because some policies divide a budget among the layers."""
 
     def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
-        """A choice for each layer that may be decomposed (`kept` is empty), by name. Raises
-        ValueError if infeasible.
+        """By layer name, a choice for each layer that may be decomposed (its `kept` is empty).
+
+        Raises ValueError if no choice meets the policy's parameters.
         """
         ...
 
@@ -51,9 +52,7 @@ class Rounding:
                 raise ValueError(f"{name} is {value}; allowed: 1 to 4096")
 
     def rank(self, wanted: float, channels: int) -> int:
-        """The largest allowed rank that is not above `wanted`, or the least; `channels`, which is always allowed,
-        at most.
-        """
+        """`wanted`, rounded down to an allowed rank; at least :meth:`least`, at most `channels`."""
         multiple = int(wanted / self.alignment + 1e-9) * self.alignment
         return min(channels, max(multiple, self.least()))
 
@@ -67,21 +66,21 @@ class Rounding:
 
 
 def plan_of(layer: Layer, in_rank: int, out_rank: int) -> TuckerPlan | SvdPlan | None:
-    """The plan with these ranks; a mode at full rank is not decomposed, and None keeps the layer.
+    """The plan with these ranks; None if both are full. A mode (input or output channels) at full rank stays as it is.
 
     For a fully connected layer, `in_rank` is the rank.
     """
     inputs, outputs = layer.channels
     if isinstance(layer.module, nn.Linear):
         return SvdPlan(rank=in_rank) if in_rank < min(inputs, outputs) else None
-    # A rank above what the other mode can carry gains nothing.
+    # The core tensor has at most `other rank * kernel` independent rows, so a higher rank adds only MACs.
     out_rank, in_rank = min(out_rank, in_rank * layer.kernel), min(in_rank, out_rank * layer.kernel)
     plan = TuckerPlan(in_rank=in_rank if in_rank < inputs else None, out_rank=out_rank if out_rank < outputs else None)
     return plan if plan.in_rank is not None or plan.out_rank is not None else None
 
 
 def choice_of(layer: Layer, in_rank: int, out_rank: int) -> Choice:
-    """The plan with the fewest MACs among those with at least these ranks; a mode is kept whole if that is cheaper."""
+    """The plan with the fewest MACs: both modes at these ranks, or one of them at full rank."""
     inputs, outputs = layer.channels
     pairs = [(in_rank, out_rank), (inputs, out_rank), (in_rank, outputs)]
     plans = [plan for pair in pairs if (plan := plan_of(layer, *pair)) is not None]
@@ -122,7 +121,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Energy:
-    """The smallest ranks whose singular values hold a given fraction of the sum of squares, in each unfolding."""
+    """In each unfolding, the smallest rank that keeps a given fraction of the energy (sum of squares)."""
 
     energy: float
     rounding: Rounding = Rounding()
@@ -143,7 +142,7 @@ class Energy:
 
 @dataclass(frozen=True)
 class Evbmf:
-    """The ranks above which each unfolding is noise; for a grouped layer, the largest of its groups."""
+    """Ranks estimated by EVBMF, see :mod:`.evbmf`: singular values beyond them are noise. Of groups, the largest."""
 
     rounding: Rounding = Rounding()
 
@@ -162,11 +161,12 @@ class Evbmf:
 class Budget:
     """Reduce the network's MACs by a fraction at minimum reconstruction error.
 
-    For each layer, the ranks give points of MACs and of the share of energy (sum of squares) that its weight keeps in
-    the two unfoldings. Layers are sequential, so the product of the kept shares counts: the error is the sum of
-    negative logarithms. (A sum of plain errors would sacrifice a few expensive layers completely, and with them the
-    network.) On the lower convex hulls of these points, steps are taken in the order of error per MAC saved until the
-    budget is met: optimal up to the last step.
+    Each pair of ranks of a layer has a number of MACs and a share of the energy (sum of squares) that the two
+    unfoldings keep. Layers run one after another, so the shares are multiplied: the error is the sum of their negative
+    logarithms. (With a sum of the lost shares, a few expensive layers would lose nearly all of their energy, and the
+    network would stop working.) The points (MACs, error) of each layer have a lower convex hull. Its steps, of all
+    layers together, are taken in the order of error per MAC saved until the budget is met; this is optimal except for
+    the last step.
     """
 
     macs_cut: float
@@ -181,7 +181,7 @@ class Budget:
         choices: dict[str, Choice] = {}
         steps: list[tuple[float, int, str, TuckerPlan | SvdPlan]] = []
         for layer in candidates(layers):
-            choices[layer.name] = Choice(None, "not needed for the budget: others cost less error")
+            choices[layer.name] = Choice(None, "not needed for the budget: other layers add less error per MAC saved")
             before_macs, before_error = layer.macs(), 0.0
             for macs, error, plan in _hull(layer, self.rounding):
                 saved = before_macs - macs
@@ -191,10 +191,10 @@ class Budget:
         possible = sum(saved for _, saved, _, _ in steps)
         if possible < wanted:
             raise ValueError(
-                f"a cut of {self.macs_cut:.1%} of the MACs is asked for; possible with alignment "
-                f"{self.rounding.alignment} and floor {self.rounding.floor}: up to {possible / self.total_macs:.1%}"
+                f"macs_cut is {self.macs_cut:.1%}; allowed with alignment {self.rounding.alignment} and floor "
+                f"{self.rounding.floor}: up to {possible / self.total_macs:.1%} of the MACs"
             )
-        steps.sort(key=lambda step: step[0])  # stable sort of convex hulls: a layer's steps stay in order
+        steps.sort(key=lambda step: step[0])  # stable, and hulls are convex: the steps of a layer stay in order
         for _, saved, name, plan in steps:
             if wanted <= 0:
                 break
@@ -204,7 +204,7 @@ class Budget:
 
 
 def tail_energy(groups: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Fraction of the sum of squares beyond the first r singular values, for r = 0 to all; over all groups."""
+    """For r = 0, 1, ..., all: the fraction of the energy outside the first r singular values, over all groups."""
     energy = np.sum([values**2 for values in groups], axis=0)
     total = float(energy.sum())
     if not total > 0.0:
@@ -213,12 +213,12 @@ def tail_energy(groups: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return lost
 
 
-#: Lower limit of an unfolding's kept energy: below it is rounding error, which has no meaningful logarithm.
+#: Kept energy is raised to this value before the logarithm; smaller values are rounding errors.
 _LEAST_KEPT = 1e-12
 
 
 def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan | SvdPlan]]:
-    """(MACs, error, plan) along the lower convex hull, starting from the original layer, MACs descending."""
+    """The lower convex hull: points (MACs, error, plan) by descending MACs, without that of the original layer."""
     inputs, outputs = layer.channels
     # Error of each rank; 0 at full rank.
     cost_in, cost_out = (-np.log(np.maximum(1.0 - tail_energy(groups), _LEAST_KEPT)) for groups in layer.unfoldings)
@@ -245,13 +245,13 @@ def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan
 
 
 def _thinned(ranks: list[int], most: int = 24) -> list[int]:
-    """At most `most` of them, evenly spaced, including the first and the last."""
+    """At most `most` of the ranks, evenly spaced, including the first and the last."""
     places = np.unique(np.linspace(0, len(ranks) - 1, min(most, len(ranks))).round().astype(int))
     return [ranks[place] for place in places]
 
 
 def _rounded_up(layer: Layer, ranks: tuple[int, int], rounding: Rounding) -> tuple[int, int]:
-    """At least `ranks`: the alignment must not reduce what the policy found necessary."""
+    """`ranks` rounded up to allowed ranks: rounding down would remove singular values that the policy keeps."""
     inputs, outputs = layer.channels
     if isinstance(layer.module, nn.Linear):
         inputs = outputs = min(inputs, outputs)

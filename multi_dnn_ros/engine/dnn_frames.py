@@ -66,7 +66,9 @@ class DnnFrames:
         if disabled is not None:
             return self._drop(frame, DropReason.DISABLED, disabled)
         old = self._mail.put(frame)
-        return None if old is None else self._drop(old, DropReason.OVERWRITTEN, "a newer frame came first")
+        if old is None:
+            return None
+        return self._drop(old, DropReason.OVERWRITTEN, "a newer frame replaced it before the DNN was idle")
 
     def take(self, task: DnnTask, now_ns: int) -> tuple[list[Item], list[Drop]]:
         """Take the frames of the next inference. Also returns the drops of those that exceeded the maximum age."""

@@ -34,7 +34,7 @@ class DnnThread(threading.Thread):
     only.
 
     runner: used to launch an inference directly if no other job is queued or running; None: workers run all jobs.
-    observer: told when outputs have arrived, and of their decoding.
+    observer: its methods are called when the outputs have arrived, and before and after decoding.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class DnnThread(threading.Thread):
                 self.task = replace(self.task, max_age_ns=max_age_ns or None)
 
     def done(self, inference: Inference) -> None:
-        """The inference has left queue and workers: its last job has run, or it was lost."""
+        """Take over an inference whose last job has run, or that was lost; no queue and no worker holds it any more."""
         with self._lock:
             self._running -= 1
             self._ready = inference.ready
@@ -148,7 +148,7 @@ class DnnThread(threading.Thread):
     def run(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # an error of the engine itself; the DNN must not fail in silence
+        except BaseException as error:  # an error of the engine itself, which must be reported
             log.exception("the thread of DNN %s ended", self.task.name)
             self._fail(f"{type(error).__name__}: {error}")
 
@@ -183,7 +183,7 @@ class DnnThread(threading.Thread):
                 self._finish(finished)
                 if not self._closed:
                     self._specializer.specialize(self.task, finished)
-            # Keep no reference to a frame while this thread waits.
+            # Delete the references, so that the frames' memory is freed while this thread waits.
             finished = inference = None
             late = []
 
@@ -215,9 +215,9 @@ class DnnThread(threading.Thread):
         return drop
 
     def _start_inference(self) -> tuple[Inference | None, list[Drop]]:
-        """The next inference, and the drops of the frames that exceeded the maximum age.
+        """Returns the next inference, and the drops of the frames that exceeded the maximum age.
 
-        No inference if no other frame is left.
+        The inference is None if all waiting frames were too old.
         """
         now, task = self._clock(), self.task
         items, late = self._frames.take(task, now)
@@ -262,7 +262,7 @@ class DnnThread(threading.Thread):
         self._observer.began(self.task.name)
         result = make_result(inference, item, row, begin_ns, self._clock)
         self._observer.ended(self.task.name)
-        if not self._frames.is_open(item):  # abandoned meanwhile; checked again under the lock when recording
+        if not self._frames.is_open(item):  # dropped by abandon(); checked again under the lock when recording
             return
         if result is not None:
             try:

@@ -39,7 +39,7 @@ class Inference:
     events: source of CUDA events. spans: the pair of events around each job.
     compute_ns: time in the layers; on a GPU measured there, and known once the outputs have arrived.
     lost: why no item will have a result; set by the first thread that finds a cause.
-    observed: the observer was told that the inference began, and must be told that it ended.
+    observed: Observer.began was called for the inference, so Observer.ended must be called, too.
     """
 
     task: DnnTask

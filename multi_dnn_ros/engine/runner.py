@@ -20,9 +20,9 @@ StreamOf = Callable[[tuple[str, int, int]], torch.cuda.Stream]
 class Runner:
     """Runs jobs in inference mode for one thread: a worker, or on a GPU a DNN's thread.
 
-    A job that raises loses its frames and nothing else.
+    If a job raises, its frames are lost, and nothing else.
 
-    observer: told of each job. stream_of: shared by all threads; not called on a CPU.
+    observer: called before and after each job. stream_of: shared by all threads; not called on a CPU.
     waits: on a GPU, whether to wait (sleeping) for the kernels of a job that may be overtaken, see JobQueue.
     single_call: whether a frame on a CPU runs as one call; called with its second job.
     launch_ns: CPU time of the jobs that `try_run` ran.
@@ -84,7 +84,7 @@ class Runner:
                 job.run(self._device, stream, self._single_call if stream is None else self._queue.may_continue)
                 if finished is not None:
                     finished.record(stream)
-            except BaseException as error:  # whatever a DNN raises, this thread must continue
+            except BaseException as error:  # for any error of a DNN, this thread must continue
                 if is_device_failure(error):
                     observer.device_failed(name, error)
                 inference.lost = loss_from_error(error, job.index)
@@ -97,7 +97,7 @@ class Runner:
             return job.successor() if continues else None
         try:
             finished.synchronize()
-        except Exception as error:  # a kernel failed; for the last job, the DNN's thread sees it, too
+        except Exception as error:  # a kernel failed; for the last job, the DNN's thread gets the error, too
             if is_device_failure(error):
                 self._observer.device_failed(inference.task.name, error)
             if continues:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DnnTask:
-    """One DNN as the engine sees it: a chain of stages.
+    """One DNN, as the engine runs it: a chain of stages.
 
     preprocess: (H, W, 3) uint8 image on the device -> inputs of the first stage; runs inside the first job.
     stages: each takes the carried tensors of its predecessor and returns those of its successor; one job per stage.

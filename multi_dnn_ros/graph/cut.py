@@ -13,12 +13,12 @@ from multi_dnn_ros.graph.operations import bytes_of, counter, is_view
 from multi_dnn_ros.graph.partition import SLACK, partition
 from multi_dnn_ros.graph.trace import trace
 
-# A nominal machine that weighs arithmetic, memory traffic and the fixed cost of an operation; only the ratios matter
-# for balance. Replaced by measured layer times, if given as `costs`.
+# Rates of a nominal machine, to estimate the time of an operation from its arithmetic, its memory traffic and a fixed
+# cost. For balance only their ratios matter. Not used if the caller passes measured times as `costs`.
 _FLOPS_PER_S = 100e9
 _BYTES_PER_S = 10e9
 _OPERATION_S = 5e-6
-#: Slack of the balance for known times; estimates allow more, in favour of cuts that carry few bytes.
+#: Allowed imbalance if times are known. Estimated times allow more, so that cuts that carry fewer bytes can be chosen.
 _KNOWN_SLACK = 0.03
 
 Tensors = tuple[torch.Tensor, ...]
@@ -69,13 +69,14 @@ def cut(
     limit_s: float = float("inf"),
     fold_batch_norm: bool = False,
 ) -> list[GraphStage]:
-    """Cut `module` (eval mode) into `jobs` stages of about equal cost; their chain equals the module.
+    """Cut `module` (eval mode) into `jobs` stages of about equal cost that compute the same when run in sequence.
 
     example_inputs: positional inputs of the final shapes and types; the first stage takes them as its carried tensors.
     The last stage returns the module's output tensors as a flat tuple, in the order of tuples and dicts. A DNN with
-    fewer layers than `jobs` gives one stage per layer; a layer is one traced operation with the views of its result.
+    fewer layers than `jobs` is cut into one stage per layer. A layer is one traced operation and the views of its
+    result.
     costs: seconds per node; by default estimated from operation counts and memory traffic. limit_s: maximum cost of a
-    stage with several layers, as far as `jobs` suffice.
+    stage with several layers; exceeded if `jobs` stages are too few for it.
     Cuts are placed where few bytes are carried, and preferably before a convolution or matrix product instead of
     between it and its activation.
     Parameters and buffers are shared with `module`, except those of batch norms that `fold_batch_norm` folds into the
@@ -90,7 +91,7 @@ def cut(
 
 
 def untraced_stage(layer: nn.Module) -> GraphStage:
-    """A single-tensor module without value-dependent branches as one stage; called untraced."""
+    """A module with one input and one output tensor as one stage that calls the module, without tracing it."""
     parts = nn.Module()
     parts.layer = layer
     graph = fx.Graph()
@@ -128,8 +129,8 @@ def _results(graph_module: fx.GraphModule) -> list[fx.Node]:
 
 
 def _layers(graph_module: fx.GraphModule, costs: NodeCost) -> list[_Layer]:
-    """Group the graph's operations into layers, so that a cut before each of them carries only
-    tensors and no new view.
+    """Group the operations into layers, such that a cut before a layer carries only tensors, and a view stays with the
+    operation that it is a view of.
     """
     operations = [node for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     position = {node: index for index, node in enumerate(operations)}
@@ -148,7 +149,7 @@ def _layers(graph_module: fx.GraphModule, costs: NodeCost) -> list[_Layer]:
             layers[-1].cost_s += costs(node)
         else:
             carry_s = sum(bytes_of(tensor_of(carried)) for carried in live) / _BYTES_PER_S
-            # A cut before an element-wise operation prevents its fusion with the previous operation.
+            # A cut before an element-wise operation prevents its fusion with the preceding operation.
             cut_cost_s = carry_s * (2.0 if _is_elementwise(node) else 1.0)
             layers.append(_Layer([node], costs(node), list(live), cut_cost_s))
         if output in node.users or last_use[node] > index:

@@ -45,9 +45,9 @@ log = logging.getLogger(__name__)
 def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: None) -> Pipeline:
     """Build the pipeline of `config`. progress: called with one line per step.
 
-    Sets PyTorch's number of CPU threads for the whole process. Raises ConfigError or models.load.ModelError, each with
-    all problems that were found: those of parameters and file headers before a DNN is loaded, those of loading before
-    the first DNN is prepared, which takes the most time.
+    Sets PyTorch's number of CPU threads for the whole process. There are three steps: check the parameters and the
+    headers of the model files; load all DNNs; prepare them, which takes the most time. An error of the first step is a
+    ConfigError, one of the second a ModelError; each lists all problems of its step. The third raises ConfigError.
     """
     findings = check_settings(config)
     if findings.problems or findings.device is None:
@@ -106,7 +106,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         )
         progress(DnnReady(line))
     _finish_backends(config, device)
-    if shortage:  # raised here, because the traceback of the caught error would keep the memory allocated
+    if shortage:  # raised after the except block, because the traceback of the caught error keeps the memory allocated
         dnns.clear()
         tasks.clear()
         gc.collect()
@@ -123,7 +123,7 @@ def _finish_backends(config: NodeConfig, device: torch.device) -> None:
 
 
 def _calibration(name: str, settings: DnnConfig, dnn: Dnn) -> list[Tensors]:
-    """Inputs of the DNN for int8 calibration. Raises ConfigError."""
+    """The DNN's inputs for int8 calibration, one per calibration image. Raises ConfigError."""
     try:
         return [*calibration_inputs(settings.calibration_images, dnn.preprocess)]
     except CalibrationError as error:
@@ -200,7 +200,7 @@ def make_task(
 
 
 def _cut_for_batch(dnn: Dnn, settings: DnnConfig, images: int, jobs: int) -> Sequence[torch.nn.Module]:
-    """The stages for a batch: as many as for one image, of equal estimated times."""
+    """The stages for a batch: as many as for one image, balanced by estimated times."""
     try:
         return cut(dnn.module, repeat_inputs(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
     except TraceError as error:
@@ -242,7 +242,7 @@ def _condense(parts: TwoParts, last: Stage, dnn: Dnn, device: torch.device) -> C
     try:
         with torch.inference_mode():
             return CapturedFunction(parts.condense, last.outputs, capture_on(device))
-    except Exception as error:  # whatever the capture raises, the function still runs eager
+    except Exception as error:  # for any error of the capture, the function still runs eager
         if is_out_of_memory(error):
             raise
         log.warning(

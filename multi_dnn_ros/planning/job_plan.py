@@ -1,4 +1,4 @@
-"""Plans how each DNN is cut into jobs from its layers' times: into equal jobs, or into jobs within a time bound."""
+"""Plans how each DNN is cut into jobs, by its layer times: into equally long jobs, or into jobs within a time bound."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from multi_dnn_ros.planning.timing import Target
 
 log = logging.getLogger(__name__)
 
-#: Rounds of measuring a DNN's layers at configuration.
+#: Number of times that each layer is measured while configuring.
 ROUNDS = 7
 #: Image size for timing preprocessing: the cameras' sizes are not known yet.
 _HEIGHT, _WIDTH = 480, 640
@@ -42,10 +42,10 @@ _MAX_LOGGED_DOUBTS = 3
 class JobPlan:
     """How one DNN is cut.
 
-    jobs: number of jobs. costs, limit_s: as for graph.cut; costs None: cut by estimates, times unknown. The first
-    layer's cost includes preprocessing, which runs in the first job.
-    launch_s: launch cost per job. known: source of the times, "predicted" or "measured".
-    bound_s: maximum duration of a job; None: `jobs` decides.
+    jobs: number of jobs. costs, limit_s: arguments of :func:`multi_dnn_ros.graph.cut.cut`; without costs, the times are
+    unknown and the cut uses its own estimates. The first layer's cost includes preprocessing, which runs in the first
+    job. launch_s: launch cost per job. known: source of the times, "predicted" or "measured". bound_s: maximum duration
+    of a job; None: no maximum.
     """
 
     jobs: int
@@ -56,7 +56,7 @@ class JobPlan:
     bound_s: float | None = None
 
     def remaining_ns(self, jobs: Sequence[GraphStage]) -> tuple[int, ...] | None:
-        """By job, the time from its start to the end of the last job, alone on the device; None: unknown."""
+        """For each job, the time from its start to the end of the last job while nothing else runs; None: unknown."""
         if self.costs is None:
             return None
         times = [round((job.cost_s + self.launch_s) * 1e9) for job in jobs]
@@ -64,7 +64,7 @@ class JobPlan:
 
     def summary(self, dnn: str, remaining_ns: Sequence[int]) -> str:
         """One line for the log: number of jobs, longest job, launch cost."""
-        times_ms = [(now - then) / 1e6 for now, then in pairwise((*remaining_ns, 0))]
+        times_ms = [(before - after) / 1e6 for before, after in pairwise((*remaining_ns, 0))]
         count = f"{len(times_ms)} job{'s' if len(times_ms) > 1 else ''}"
         allowed = "" if self.bound_s is None else f" of {self.bound_s * 1e3:g} allowed"
         share = self.launch_s * 1e3 * len(times_ms) / sum(times_ms) if self.launch_s else 0.0
@@ -75,8 +75,8 @@ class JobPlan:
 class JobPlanner:
     """Makes the plan of each DNN of a node.
 
-    predictor: of layer times; None: layers are measured. source: its file, for messages. bound_s: maximum duration of a
-    job; 0: the number of jobs is given. timed, launch: replacements for tests.
+    predictor: of layer times; None: layers are measured. source: the predictor's file, for messages. bound_s: maximum
+    duration of a job; 0: none, and the number of jobs is an argument of plan(). timed, launch: replaced by tests.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class JobPlanner:
         self._logged: set[str] = set()
 
     def plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
-        """Plan the cut of `dnn`: into `jobs` jobs if there is no bound, balanced by layer times if those are available.
+        """Plan the cut of `dnn`. jobs: number of jobs, used if there is no bound.
 
-        target: device, backend and precision for measuring layers. If layers cannot be timed, logs a warning and
-        returns a plan without times. Raises if memory is insufficient.
+        target: device, backend and precision for measuring layers. If the layers cannot be timed, logs a warning and
+        returns a plan without times. Raises the error of PyTorch if there is not enough memory.
         """
         if self._predictor is None and not self._bound_s:
             return JobPlan(jobs)
@@ -117,7 +117,7 @@ class JobPlanner:
             return JobPlan(jobs)
         finally:
             if device.type == "cuda":
-                torch.cuda.empty_cache()  # memory of graphs captured for timing only
+                torch.cuda.empty_cache()  # frees the memory of graphs that were captured for timing
 
     def _plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
         noise = torch.Generator().manual_seed(0)
@@ -163,7 +163,7 @@ class JobPlanner:
 
 
 def in_precision(layers: Sequence[LayerShape], dtype: torch.dtype) -> list[LayerShape]:
-    """Layers traced in float32, with the memory traffic that they have in `dtype`."""
+    """Layers that were traced in float32, with their memory traffic converted to that of `dtype`."""
     part = dtype.itemsize / torch.float32.itemsize
     return [
         layer.model_copy(
@@ -181,7 +181,7 @@ def in_precision(layers: Sequence[LayerShape], dtype: torch.dtype) -> list[Layer
 
 
 class _OnCopies:
-    """Wraps a backend: prepares copies, because the modules are cut and prepared again afterwards."""
+    """A backend that prepares copies of the stages, because the originals are cut and prepared again after timing."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

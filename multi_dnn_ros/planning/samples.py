@@ -23,7 +23,7 @@ _MOST_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """A layer as the predictor sees it. kind: one of graph.operations.KINDS.
+    """The properties of a layer that the predictor uses. kind: one of graph.operations.KINDS.
 
     channels_in, channels_out: size of axis 1 of its first input and output (0: none). pixels: output positions per
     channel, over all images of the batch.

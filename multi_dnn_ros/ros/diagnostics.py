@@ -1,9 +1,10 @@
 """The statuses of /diagnostics: one per DNN and camera, one per camera.
 
-docs/diagnostics.md lists every status with its levels and values. The status of the node and of the capacity are in
-:mod:`.node_status`, those of the engine processes in :mod:`multi_dnn_ros.serving.engine_conditions`. Keys contain the
-unit. Times are measured on the monotonic clock, so they are right under simulated time too; only the stamp of the
-message, and ages relative to header stamps, are those of the node's clock.
+docs/diagnostics.md lists every status with its levels and values. The counts and percentiles of a DNN on a camera come
+from :mod:`multi_dnn_ros.engine.statistics`. The statuses of the node and of the capacity are in :mod:`.node_status`,
+those of the engine processes in :mod:`multi_dnn_ros.serving.engine_status`. Keys contain the unit. Times are
+measured on the monotonic clock, so they are right under simulated time too; only the stamp of the message, and ages
+relative to header stamps, are those of the node's clock.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
-#: Unless it is remapped.
+#: Default name; a remap changes it.
 NODE_NAME = "multi_dnn"
 #: Maximum time for a cancelled transition to end by itself; after it the host is closed.
 _CANCEL_S = 1.0
@@ -47,7 +47,7 @@ class MultiDnnNode(LifecycleNode):
     Transitions requested by service, and those of the parameter `autostart`, run in a thread of their own
     (:mod:`multi_dnn_ros.ros.transitions`), so that the node stays responsive.
 
-    build: builds the pipeline in the process of the engine (default: :func:`multi_dnn_ros.pipeline.build.build`).
+    build: builds the pipeline in the engine process (default: :func:`multi_dnn_ros.pipeline.build.build`).
     host: makes the host of the engine. middleware: result of :func:`multi_dnn_ros.ros.middleware.configure`. Further
     arguments are those of LifecycleNode.
     """
@@ -61,7 +61,7 @@ class MultiDnnNode(LifecycleNode):
         **arguments: Any,
     ) -> None:
         super().__init__(NODE_NAME, **arguments)
-        self._hanging: list[ServingSession] = []  # with threads that did not end when they should
+        self._hanging: list[ServingSession] = []  # with threads that did not end in time
         self._build = build
         self._make_host = host
         self._host: Host | None = None  # from the start of configuring
@@ -96,7 +96,7 @@ class MultiDnnNode(LifecycleNode):
 
     @property
     def hung(self) -> list[str]:
-        """Names of threads that did not end when they should and still run."""
+        """Names of threads that did not end in time and still run."""
         self._hanging = [session for session in self._hanging if session.alive()]
         threads = [name for session in self._hanging for name in session.alive()]
         return [*threads, "transition"] if self._transitions.hangs else threads

@@ -27,8 +27,8 @@ from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.serving.host import Description, Host
 from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Reasons of drops that are logged; others are only counted. BAD_IMAGE, which affects all DNNs of the camera, is logged
-#: once per image by _on_bad_image.
+#: Reasons of drops that are logged as errors; others are counted, and logged at level debug. BAD_IMAGE, which affects
+#: all DNNs of the camera, is also logged once per image by _on_bad_image.
 _LOGGED = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT, DropReason.PUBLISH_ERROR)
 #: Period of checking the publishers of the cameras and the drop counters of the sockets.
 _CHECK_PERIOD_S = 0.5
@@ -185,6 +185,10 @@ class ServingSession:
     def _on_drop(self, drop: Drop) -> None:
         self._overlay.skip(drop)
         if drop.reason not in _LOGGED:
+            self._log.debug(
+                f"DNN {drop.dnn} dropped the frame of camera {drop.frame.camera} with stamp {drop.frame.stamp_ns} ns: "
+                f"{drop.reason.value}: {drop.message}"
+            )
             return
         more = self._throttle.passes((drop.reason, drop.dnn))
         if more is not None:

@@ -76,7 +76,7 @@ class CameraDecoder(threading.Thread):
         frame.received_ns = now_ns = self._clock()
         self._accounts.arrived(self._camera)
         if late:
-            self._accounts.lost(frame, DropReason.OVERWRITTEN, "a newer image of its camera had arrived before it")
+            self._accounts.lost(frame, DropReason.OVERWRITTEN, "a newer image of the camera arrived before it")
             return
         with self._wake:
             replaced = self._newest
@@ -86,7 +86,7 @@ class CameraDecoder(threading.Thread):
         if replaced is None:
             return
         if self._host.serves(self._camera):
-            self._accounts.lost(replaced.frame, DropReason.OVERWRITTEN, "a newer image came before it was decoded")
+            self._accounts.lost(replaced.frame, DropReason.OVERWRITTEN, "a newer image replaced it before decoding")
         else:
             message = "no engine process serves the camera at this moment"
             self._accounts.lost(replaced.frame, DropReason.ENGINE_LOST, message)

@@ -61,7 +61,7 @@ class DnnDescription:
 
 @dataclass(frozen=True)
 class Description:
-    """The configured engine, as the node's process sees it.
+    """Properties of the configured engine, for the node's process.
 
     device: torch's name (`cpu`, `cuda:0`). device_name: name of the processor. workers: number of threads that run
     jobs. dnns: by name. fit: measured, whether the DNNs fit the device; None: not measured. versions: of torch and

@@ -16,7 +16,7 @@ _CUDA_ERROR = re.compile(r"(CUDA error: .*|CUDA driver error: .*)")
 class End:
     """How an engine process ended.
 
-    cause: a phrase for messages. exit_code, signal: one of them is None. requested: it was told to quit.
+    cause: a phrase for messages. exit_code, signal: one of them is None. requested: its end was requested.
     running: DNNs whose jobs were running. output_tail: the last lines of its stdout and stderr.
     """
 

@@ -26,7 +26,9 @@ from multi_dnn_ros.settings.schema import NodeConfig
 
 log = logging.getLogger(__name__)
 
+#: Maximum time for close().
 _CLOSE_S = 2.0
+#: Maximum time for a killed process to end.
 _CANCEL_S = 0.8
 
 
@@ -67,7 +69,7 @@ class ProcessHost:
     # -- before serving
 
     def check(self, config: NodeConfig) -> Sequence[str]:
-        """See Host. Raises Cancelled and ConfigureError. Without problems the process is kept for configuring."""
+        """See Host. Raises Cancelled and ConfigureError. Without problems, configure() uses the same process."""
         with self._preparing:
             self._cancelled.clear()
             self._discard_checked()
@@ -88,7 +90,7 @@ class ProcessHost:
             if self._engines is not None:
                 raise RuntimeError("the engine is already configured; call close() before configure()")
             if self._checked is None or self._checked.config != config:
-                self._cancelled.clear()  # a cancel() since the check remains in effect otherwise
+                self._cancelled.clear()  # only here: a cancel() after check() must still cancel this call
                 self._discard_checked()
                 self._checked = self._prepare(config)
             prepared, self._checked = self._checked, None
@@ -190,7 +192,7 @@ def slot_layouts(config: NodeConfig) -> dict[str, SlotLayout]:
     layouts = {}
     for camera, settings in config.cameras.items():
         dnns = [name for name, dnn in config.dnns.items() if not dnn.cameras or camera in dnn.cameras]
-        if dnns:  # space for large results of every DNN: pages that are never written take no memory
+        if dnns:  # slots have space for large results of every DNN; pages that are never written take no memory
             layouts[camera] = SlotLayout(camera, slots_needed(len(dnns)), settings.max_pixels, tuple(dnns))
     return layouts
 

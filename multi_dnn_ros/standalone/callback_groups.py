@@ -33,7 +33,7 @@ class CallbackGroup(Surface):
         raise NotImplementedError
 
     def ending_execution(self, entity: Any) -> None:
-        """Release the right."""
+        """End the execution of a callback that beginning_execution() allowed."""
         raise NotImplementedError
 
 

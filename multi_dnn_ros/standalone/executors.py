@@ -47,7 +47,7 @@ class ExternalShutdownException(Exception):
 
 
 class _Claim:
-    """Work taken by an executor, with the claimed right of its callback group."""
+    """Work that an executor has taken. Until :meth:`release`, its callback group counts the callback as running."""
 
     def __init__(self, executor: Executor, work: Work, entity: Waitable | None = None) -> None:
         self._executor = executor
@@ -55,7 +55,7 @@ class _Claim:
         self._entity = entity
 
     def run(self) -> None:
-        """Run the work and release the right; for a coroutine, when it has ended."""
+        """Run the work, then release the callback group; for a coroutine, once it has ended."""
         result = None
         try:
             result = self._work()
@@ -66,7 +66,7 @@ class _Claim:
             self._executor.adopt(Task(result), self.release)
 
     def release(self) -> None:
-        """Release the right."""
+        """Tell the callback group that the callback has ended."""
         if self._entity is not None and self._entity.callback_group is not None:
             self._entity.callback_group.ending_execution(self._entity)
 
@@ -206,7 +206,7 @@ class Executor(Surface):
     # ------------------------------------------------------------------------------------------------------- waiting
 
     def _next(self, timeout_sec: float | None, stop: Callable[[], bool], has_room: Callable[[], bool]) -> _Claim | None:
-        """Return the next work, with its group claimed; None on timeout, or if `stop()`."""
+        """Return the next work that its callback group allows to run; None on timeout, or if `stop()` is true."""
         deadline = _deadline(timeout_sec)
         while not stop():
             if not self._context.ok():
@@ -227,7 +227,7 @@ class Executor(Surface):
         conditions = set()
         for entity in waitables:
             if entity.callback_group is not None and not entity.callback_group.can_execute(entity):
-                continue  # its group is busy; its release wakes the executor
+                continue  # its group is busy; the executor wakes when the running callback ends
             if entity.condition is not None:
                 conditions.add(entity.condition)
             due_ns = entity.nanoseconds_until_ready()
@@ -238,7 +238,7 @@ class Executor(Surface):
 
     def _claim(self, waitables: list[Waitable]) -> _Claim | None:
         # Each round serves all entities that were ready at its start, so that a busy one cannot starve the others.
-        # Tasks and entities alternate, so that a coroutine that never waits starves no entity.
+        # Tasks and entities alternate, so that a coroutine that never waits cannot starve the entities.
         with self._lock:
             self._task_is_next = not self._task_is_next
             found = self._claim_task() if self._task_is_next else None
@@ -293,8 +293,8 @@ class SingleThreadedExecutor(Executor):
 class MultiThreadedExecutor(Executor):
     """Runs callbacks in a thread pool, as their callback groups allow.
 
-    Takes a message only when a thread is free for it, so that waiting messages are limited, and replaced by newer ones,
-    by the subscription's depth instead of queueing in the pool.
+    A message is taken only when a thread is free. Until then it stays in the queue of its subscription, whose depth
+    limits the number of waiting messages, and where newer messages replace older ones.
     """
 
     def __init__(self, num_threads: int | None = None, *, context: Context | None = None) -> None:
@@ -331,7 +331,7 @@ class MultiThreadedExecutor(Executor):
                 future = self._pool.submit(claim.run)
             except RuntimeError:
                 claim.release()
-                if self._is_shutdown or not self._context.ok():  # shut down by another thread meanwhile
+                if self._is_shutdown or not self._context.ok():  # another thread has shut it down
                     raise ShutdownException from None
                 raise
             self._running.add(future)

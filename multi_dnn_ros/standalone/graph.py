@@ -116,10 +116,10 @@ class Graph:
     # ------------------------------------------------------------------------------------------------ what is there
 
     def _read(self, topic: Any) -> list[Any]:
-        """Return what is there of a topic that DDS itself fills; not to be changed.
+        """Return the samples of a topic that DDS itself fills; not to be changed.
 
-        Only what has changed since the last time is read: a hundred endpoints take 10 ms, and a node that looks after
-        its cameras asks twice a second.
+        Only samples that have changed since the last call are read: a hundred endpoints take 10 ms, and a node that
+        checks the publishers of its cameras calls this twice a second.
         """
         with self._lock:
             key = topic.data_type.__name__ + str(topic._ref)

@@ -42,7 +42,7 @@ class ReceiveBuffer:
         else:
             reason = f"net.core.rmem_max {self.limit_bytes} limits the receive buffer to {self.granted_bytes} bytes"
         return (
-            f"messages over {self.granted_bytes * 2 // 3} bytes travel over UDP in several bursts and need reliable "
+            f"messages over {self.granted_bytes * 2 // 3} bytes are sent over UDP in several bursts and need reliable "
             f"subscriptions ({reason})"
         )
 

@@ -1,4 +1,4 @@
-"""The training loop of all tasks; detection, lanes and classification differ only in loss and score."""
+"""The training loop for all tasks. Detection, lanes and classification differ only in loss and score."""
 
 from __future__ import annotations
 
@@ -117,8 +117,9 @@ def train(
     identity: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> Outcome:
-    """Train `network` (on its device) and leave the weights with the best score in it. The initial weights are
-    candidates, too: short training can make a slightly decomposed network worse.
+    """Train `network` on its device. Afterwards it has the weights with the best score.
+
+    These may be the initial weights, because short training can make a slightly decomposed network worse.
 
     score: called with the network in eval mode; `main` names the deciding score, larger is better. checkpoint: written
     atomically after every `checkpoint_every` epochs; an existing one is resumed from, and the result equals that of an
@@ -160,7 +161,7 @@ def train(
     captured_for: torch.Size | None = None
     capturing = device.type == "cuda" and distributed.world() == 1
     steps = len(batches)
-    parameters = list(network.parameters())  # collected once: as slow as some of the steps below
+    parameters = list(network.parameters())  # collected once: it takes as long as some of the steps below
     averaging = _Averaging(average, network) if schedule.ema else None
     for epoch in range(first, schedule.epochs):
         if schedule.patience and _epochs_without_better(outcome.history, main) >= schedule.patience:
@@ -232,13 +233,14 @@ def train(
 
 
 def _unused(network: nn.Module, batches: Batches, loss: Loss) -> list[str]:
-    """Names of the weights that the loss does not depend on, for several processes: DistributedDataParallel waits for
-    the gradient of every weight unless told otherwise. Empty for a single process, which need not know.
+    """Names of the weights that the loss does not depend on; empty if there is only one process.
+
+    DistributedDataParallel waits for the gradient of every weight, unless its option find_unused_parameters is set.
     """
     if distributed.world() == 1:
         return []
     batch = next(iter(batches.epoch(0)))
-    probe = copy.deepcopy(network)  # whose batch statistics may change
+    probe = copy.deepcopy(network)  # a forward pass changes the batch normalization statistics
     _set_training(probe, True)
     trained = {name: weight for name, weight in probe.named_parameters() if weight.requires_grad}
     value = loss(probe(_channels_last(batch["image"])), batch)
@@ -248,13 +250,13 @@ def _unused(network: nn.Module, batches: Batches, loss: Loss) -> list[str]:
 
 
 def _better(score: float, kept: Outcome, main: str) -> bool:
-    """Whether weights with this score are kept; ties replace the initial weights only."""
-    least = kept.best[main]
-    return math.isnan(least) or score > least or (score == least and kept.epoch < 0)
+    """Whether the score is better than the best so far. An equal score counts as better than the initial weights'."""
+    best = kept.best[main]
+    return math.isnan(best) or score > best or (score == best and kept.epoch < 0)
 
 
 def _scores(score: Score, network: nn.Module, when: str) -> dict[str, float]:
-    """The scores. Raises TrainingError, which says when, if the network's outputs cannot be scored."""
+    """The scores of the network. Raises TrainingError if its outputs cannot be scored. when: start of the message."""
     try:
         return score(network)
     except OutputError as error:
@@ -262,7 +264,7 @@ def _scores(score: Score, network: nn.Module, when: str) -> dict[str, float]:
 
 
 def _epochs_without_better(history: Sequence[Mapping[str, float]], main: str) -> int:
-    """Epochs since the best one. The initial weights do not count: recovering their score takes time."""
+    """Number of epochs since the best one, without the score of the initial weights, which takes time to recover."""
     best, since = -math.inf, -1
     for row in history:
         if row.get(main, -math.inf) > best:
@@ -271,7 +273,7 @@ def _epochs_without_better(history: Sequence[Mapping[str, float]], main: str) ->
 
 
 def _set_training(network: nn.Module, mode: bool) -> None:
-    """As nn.Module.train. Exported programs do not support it; their mode is fixed by the export."""
+    """As nn.Module.train. Exported programs have no such method: their mode was fixed when they were exported."""
     try:
         network.train(mode)
     except NotImplementedError:
@@ -280,7 +282,7 @@ def _set_training(network: nn.Module, mode: bool) -> None:
 
 
 def _optimizer(network: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
-    """Weight decay on matrices and kernels only, as usual, not on biases and normalization."""
+    """Weight decay applies to matrices and kernels, and, as usual, not to biases and normalization."""
     groups = [
         {"params": [p for p in network.parameters() if p.ndim > 1], "weight_decay": schedule.weight_decay},
         {"params": [p for p in network.parameters() if p.ndim <= 1], "weight_decay": 0.0},
@@ -326,8 +328,9 @@ class _Averaging:
 
 
 def _fit_statistics(average: nn.Module, images: Iterator[Tensor], schedule: Schedule) -> None:
-    """Batch normalization statistics for averaged weights, computed from images: those of the current network belong to
-    other weights while it still changes fast (Izmailov et al. 2018).
+    """Compute the batch normalization statistics of the averaged weights from images (Izmailov et al. 2018).
+
+    Those of the trained network do not fit: its weights differ from the average while they change fast.
     """
     device = next(average.parameters()).device
     with autocast(device, schedule.precision):

@@ -187,9 +187,9 @@ def _loss(student: Trainable, teacher: Trainable | None, weight: float, device: 
             f"{student.model} for {student.task} at {student.size[0]}x{student.size[1]}: both must take the same input"
         )
     _check_same_outputs(student, teacher)
-    knows = teacher.network.to(device)  # already in eval mode; exported programs do not support eval()
+    teaching = teacher.network.to(device)  # already in eval mode; exported programs do not support eval()
     difference = SoftTargets() if student.task == "classes" else raw_outputs
-    return Distilled(student.loss, knows, difference, weight=weight, precision=precision)
+    return Distilled(student.loss, teaching, difference, weight=weight, precision=precision)
 
 
 def _check_same_outputs(student: Trainable, teacher: Trainable) -> None:

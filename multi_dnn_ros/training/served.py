@@ -28,7 +28,7 @@ class Served(nn.Module):
         with CapturedWarnings("multi_dnn_ros.backends") as captured:
             self._chain = prepared(single, (torch.zeros(1, 3, height, width),), target)
         self.warnings = captured.messages
-        # A parameter that tells scoring the device; the stages do not expose theirs.
+        # Scoring uses the device of the first parameter; the stages do not expose theirs.
         self.place = nn.Parameter(torch.empty(0, device=target.device), requires_grad=False)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:

@@ -46,8 +46,8 @@ class Preprocess:
     letterbox puts the image in the middle, otherwise in the upper left corner. pad: grey level 0..1 of the padding
     before normalization; None: the mean, so that the normalized padding is 0.
 
-    The resize is bilinear. On the CPU with antialias it runs on uint8 (rounded to whole grey levels), as PIL and cv2
-    do, which is several times faster than on float.
+    The resize is bilinear. On the CPU with antialias it runs on uint8 and rounds to whole grey levels, as PIL and cv2
+    do; this is several times faster than on float.
     """
 
     def __init__(

@@ -104,7 +104,7 @@ def test_a_slow_source_counts_as_late_and_is_not_followed_by_bursts() -> None:
     screen, report = play(time, Fake(time, count=10, cost_s=0.25), rate_hz=10.0)
     assert np.diff(screen.times).min() >= 0.1
     assert report.late > 0
-    assert f"{report.late} late" in str(report)
+    assert f"{report.late} of them more than a period late" in str(report)
 
 
 def test_the_rate_is_the_sources_own_or_the_default() -> None:

@@ -79,7 +79,7 @@ def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (
             ["builtin:lane", "--output", "x.safetensors", "--ranks", "budget", "--macs-cut", "0.99"],
             1,
-            "a cut of 99.0% of the MACs is asked for; possible",
+            "macs_cut is 99.0%; allowed with alignment 8 and floor 8: up to ",
         ),
         (["builtin:lane", "--output", "x.safetensors", "--ratio", "1"], 1, "no layer of LaneNet is worth decomposing"),
         (

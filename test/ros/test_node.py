@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from node_bench import POISON, Bench, image
 from rclpy.lifecycle import LifecyclePublisher
+from rclpy.logging import LoggingSeverity
 from rclpy.qos import QoSProfile
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2
@@ -134,6 +135,33 @@ def test_a_bad_frame_is_counted_and_the_next_one_served(bench: Bench) -> None:
     bench.until(lambda: bench.status("object on front").by_key.get("published") == "1", "the report")
     counts = bench.status("object on front").by_key
     assert (counts["offered"], counts["pending"]) == ("2", "0")
+
+
+def test_the_debug_log_has_the_cause_of_each_drop(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    """With the message, the place in the source can be found."""
+    start(bench)
+    (node,) = bench.nodes
+    camera, output = bench.camera(), ""
+
+    def log() -> str:
+        nonlocal output
+        output += "".join(capfd.readouterr())
+        return output
+
+    for number, level in ((1, LoggingSeverity.INFO), (2, LoggingSeverity.DEBUG)):
+        node.get_logger().set_level(level)
+        bad = image(stamp=number)
+        bad.step -= 1
+        camera.publish(bad)
+        bench.until(
+            lambda number=number: bench.status("object on front").by_key.get("dropped: bad_image") == str(number),
+            "the count",
+        )
+    bench.until(
+        lambda: "DNN object dropped the frame of camera front with stamp 2000000005 ns: bad_image: " in log(),
+        "the line of the second image",
+    )
+    assert "with stamp 1000000005 ns" not in log()
 
 
 def test_a_dnn_that_fails_repeatedly_is_disabled_and_others_continue(

@@ -100,7 +100,7 @@ def _first_lines(domain: int, buffer: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_log_says_how_large_messages_travel(domain: int) -> None:
-    assert "messages over 283989 bytes travel over UDP in several bursts and need reliable subscriptions " in (
+    assert "messages over 283989 bytes are sent over UDP in several bursts and need reliable subscriptions " in (
         _first_lines(domain, str(STOCK_BYTES)).stderr
     )
 

@@ -5,8 +5,8 @@ Decisions only: this package starts no process, so that every order of events ca
 :class:`multi_dnn_ros.serving.supervision.supervisor.Supervisor` and executes the actions that it returns.
 
 ========================  ================================================================================
-``states``                what is known of each process and of each group of DNNs
-``actions``               what the supervisor wants done
+``states``                the state of each process and of each group of DNNs
+``actions``               what the supervisor decides to do
 ``process_table``         all processes, groups and routes; the operations that the following modules share
 ``standby``               the process that is prepared to replace a lost one
 ``merging``               moving DNNs from processes of their own back into a common one

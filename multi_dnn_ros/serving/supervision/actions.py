@@ -1,4 +1,4 @@
-"""What the supervisor wants done. key: of the engine process, see :class:`ProcessTable`."""
+"""What the supervisor decides to do. key: of the engine process, see :class:`ProcessTable`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What supervision knows of each engine process, and of each group of DNNs that one process serves."""
+"""The state of each engine process, and of each group of DNNs that one process serves."""
 
 from __future__ import annotations
 
