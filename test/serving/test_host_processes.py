@@ -16,6 +16,7 @@ import pytest
 from engine_rig import thread_nice
 from fake_pipelines import BUSY, GPU_FAULT, SEGFAULT, settings
 from host_rig import HostRig, descriptors
+from timing import at_most_s
 
 from multi_dnn_ros.benchmark.faults import engine_pids
 from multi_dnn_ros.engine.task import DropReason
@@ -97,7 +98,7 @@ def test_configuring_can_be_cancelled_within_a_second(end: str) -> None:
     begin = time.monotonic()
     getattr(host, end)()
     thread.join()
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < at_most_s(1.0)
     assert [type(error) for error in failures] == [Cancelled]
     assert not engine_pids()
     host.close()

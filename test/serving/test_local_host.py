@@ -13,6 +13,7 @@ import fake_pipelines
 import numpy as np
 import pytest
 from fake_pipelines import settings
+from timing import at_most_s
 
 from multi_dnn_ros.engine import Drop, DropReason, Frame, Result
 from multi_dnn_ros.engine.reports import Callbacks
@@ -168,7 +169,7 @@ def test_cancel_ends_configuring_within_a_second() -> None:
     thread.start()
     assert begun.wait(WAIT_S)
     host.cancel()
-    assert ended.wait(1.0)
+    assert ended.wait(at_most_s(1.0))
     thread.join()
     host.close()
     again = LocalHost(build=fake_pipelines.build)  # the thread that configures is free again
