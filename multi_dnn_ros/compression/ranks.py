@@ -144,8 +144,8 @@ class Energy:
 
 @dataclass(frozen=True)
 class Evbmf:
-    """Ranks estimated by EVBMF, see :mod:`.evbmf`: singular values beyond them are noise. A grouped convolution gets the
-    largest rank of its groups.
+    """Ranks estimated by EVBMF, see :mod:`.evbmf`: singular values beyond them are noise. A grouped convolution gets
+    the largest rank of its groups.
     """
 
     rounding: Rounding = Rounding()
@@ -222,7 +222,7 @@ _LEAST_KEPT = 1e-12
 
 
 def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan | SvdPlan]]:
-    """The lower convex hull: points (MACs, error, plan) by descending MACs; the original layer is left out."""
+    """The lower convex hull: points (MACs, error, plan) by descending MACs, without the original layer."""
     inputs, outputs = layer.channels
     # Error of each rank; 0 at full rank.
     cost_in, cost_out = (-np.log(np.maximum(1.0 - tail_energy(groups), _LEAST_KEPT)) for groups in layer.unfoldings)

@@ -46,7 +46,7 @@ class Described:
 
 
 def describe(path: Path, properties: Mapping[str, str]) -> Described:
-    """The metadata in `properties` (of the ONNX file `path`) and in files beside it; one named after the model prevails.
+    """The metadata in `properties` (of the ONNX file `path`) and in files beside it; one named like the model prevails.
 
     Raises Refusal, which names the file and the key, for values of the wrong kind.
     """

@@ -22,8 +22,8 @@ _MAX_FILE_BYTES = (2 << 30) - 1
 def read_model(path: Path, *, weights: bool = True) -> Any:
     """The onnx.ModelProto of `path` with its weights inside. weights False: external data is checked but not read.
 
-    Raises Refusal if a size exceeds its limit, if external data is missing, too short or outside the model's folder, and
-    if the data of a tensor does not fit its shape. A damaged file raises the errors of protobuf and onnx.
+    Raises Refusal if a size exceeds its limit, if external data is missing, too short or outside the model's folder,
+    and if the data of a tensor does not fit its shape. A damaged file raises the errors of protobuf and onnx.
     """
     import onnx
 

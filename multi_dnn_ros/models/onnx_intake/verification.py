@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 #: Maximum difference, relative to the largest value of the output: for a float32 file, for one in half precision, and
 #: for one with quantized activations, where a value between two steps may be rounded to either of them.
 _TOLERANCE, _TOLERANCE_HALF, _TOLERANCE_QUANTIZED = 1e-3, 2e-2, 5e-2
-#: Share of the values of an output that may differ by more if the graph has operators that compare, select or round: two
-#: nearly equal scores may change places.
+#: Share of the values of an output that may differ by more if the graph compares, selects or rounds: two nearly equal
+#: scores may change places.
 _EXCHANGED = 0.05
 _CHOOSING = {"ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
              "QuantizeLinear", "Round", "Sign", "TopK"}  # fmt: skip
@@ -75,7 +75,7 @@ def verify(path: Path, prepared: Prepared, network: nn.Module, image: Path | Non
 
 
 def _key(path: Path, size: tuple[int, int], image: Path | None) -> str:
-    """Hash of the file and its external data, of the code and libraries that convert it, and of the inputs' names."""
+    """Hash of the file and its external data, of the code and libraries that convert it, and of the inputs."""
     digest = hashlib.sha256(f"{size} {image}".encode())
     for library in ("multi_dnn_ros", "onnx2torch", "torch", "onnxruntime"):
         digest.update(f"{library} {_version(library)}".encode())

@@ -46,7 +46,7 @@ class Recovery:
         computing = f" while computing {join_names(running)}" if running else ""
         table.log(logging.ERROR, f"{table.group_name(group)} was lost{computing}: {cause}")
         suspects = [dnn for dnn in group.dnns if not running or dnn in running]
-        if not computed:  # no evidence against a DNN, but restarts must not follow at once
+        if not computed:  # no DNN is suspected
             self._pause(group)
         elif group.isolated:
             self._disable(group, cause)
