@@ -46,7 +46,7 @@ class Recovery:
         computing = f" while computing {join_names(running)}" if running else ""
         table.log(logging.ERROR, f"{table.group_name(group)} was lost{computing}: {cause}")
         suspects = [dnn for dnn in group.dnns if not running or dnn in running]
-        if not computed:  # no DNN is suspected
+        if not computed:  # no evidence against a DNN
             self._pause(group)
         elif group.isolated:
             self._disable(group, cause)
@@ -60,8 +60,8 @@ class Recovery:
     def replacement_lost(self, group: Group, cause: str, *, explained: bool) -> None:
         """The process that was being prepared for a group is lost.
 
-        explained: the cause is known, and no DNN is at fault: the process could not be configured, or it ended before it
-        was bound to DNNs.
+        explained: the cause is known, and no DNN is at fault: the process could not be configured, or it ended before
+        it was bound to DNNs.
         """
         table = self._table
         if group.loss is not None and group.loss.gap_ms is None:
