@@ -148,7 +148,7 @@ class DnnThread(threading.Thread):
     def run(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # a fault of the engine itself; without a report the DNN would go silent
+        except BaseException as error:  # an error in the engine itself, which must be reported as well
             log.exception("the thread of DNN %s ended", self.task.name)
             self._fail(f"{type(error).__name__}: {error}")
 

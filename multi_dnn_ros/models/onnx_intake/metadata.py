@@ -46,7 +46,8 @@ class Described:
 
 
 def describe(path: Path, properties: Mapping[str, str]) -> Described:
-    """The metadata in `properties` (of the ONNX file `path`) and in files beside it; one named like the model prevails.
+    """The metadata in `properties` (of the ONNX file `path`) and in the files beside it. Of two files, one that has the
+    name of the model has precedence.
 
     Raises Refusal, which names the file and the key, for values of the wrong kind.
     """

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def to_float32(model: Any) -> bool:
-    """Turn float16 and bfloat16 into float32 everywhere in an onnx.ModelProto, in place. True: any found."""
+    """Turn float16 and bfloat16 into float32 everywhere in an onnx.ModelProto, in place. True if any was found."""
     from onnx import TensorProto, numpy_helper
 
     half = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
