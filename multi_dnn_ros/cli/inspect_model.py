@@ -29,7 +29,7 @@ multi-dnn inspect yolox_nano.onnx --image road.jpg --output found.png
 multi-dnn inspect people.onnx --labels person --json
 multi-dnn inspect torchvision:ssdlite320_mobilenet_v3_large --weights random
 """
-#: Most operators in a line of text; --json has all.
+#: Maximum number of operators in a line of text; --json has all of them.
 _OPERATORS = 12
 
 
@@ -108,7 +108,7 @@ def _draw(result: Inspection, image: Path, output: Path) -> dict[str, object]:
     from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer
 
     dnn = result.dnn
-    assert dnn is not None  # run() looked
+    assert dnn is not None  # checked by run()
     if not image.is_file():
         raise CommandError(f"--image is {image}, and there is no such file")
     (source,) = ImageSource(image).items()

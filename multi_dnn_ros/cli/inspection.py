@@ -1,4 +1,4 @@
-"""What `multi-dnn inspect` finds out about a model."""
+"""Inspects a model for `multi-dnn inspect`."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ from multi_dnn_ros.vision.decoders.layout import Layout, shape_text
 from multi_dnn_ros.vision.decoders.recognition import Recognition, recognize
 from multi_dnn_ros.vision.decoders.registry import DECODERS
 
-#: Of the DNN in errors and in the parameters to paste.
+#: Name of the DNN in errors.
 NAME = "model"
 
 
 @dataclass
 class Inspection:
-    """problems: a line for each thing that keeps the node from serving the model. header: of an ONNX file. inputs,
-    outputs: as text, by name where the file has names. size: (width, height). decoder: name; empty: none. why: how it
-    was chosen, or the nearest decoders. labels_from: "parameter", "model", "set coco80" (assumed by their number), or
-    "numbers". operators: how often each occurs. macs, parameters: None: unknown. backends: name -> what came of it.
+    """What was found out about a model.
+
+    problems: a line for each reason why the node cannot serve the model. header: of an ONNX file. inputs, outputs: as
+    text, with names if the file has them. size: (width, height). decoder: name; empty: none. why: how it was chosen, or
+    the nearest decoders. labels_from: "parameter", "model", "decoder", "set coco80" (assumed by their number), or
+    "numbers". operators: how often each occurs. macs, parameters: None: unknown. backends: name -> outcome.
     """
 
     model: str
@@ -68,7 +70,7 @@ class Inspection:
         return any(": runs" in text for text in self.backends.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the network, as JSON has it."""
+        """Everything but the network, as JSON values."""
         header = self.header
         return {
             "model": self.model,
@@ -93,10 +95,10 @@ class Inspection:
 
 
 def inspect_model(config: DnnConfig, devices: list[torch.device], *, compile_too: bool = False) -> Inspection:
-    """Look at the model of `config`, whose other parameters replace what the model says.
+    """Inspect the model of `config`, whose other parameters replace the metadata of the model.
 
-    devices: on which backends are tried. compile_too: also backends that compile for minutes. ModelError only for a
-    file that cannot be read at all; other problems are in the result.
+    devices: those on which backends are tried. compile_too: also try backends that compile for minutes. Raises
+    ModelError only for a file that cannot be read at all; other problems are in the result.
     """
     result = Inspection(config.model)
     if Path(config.model).suffix.lower() == ".onnx" and Path(config.model).is_file():
@@ -127,7 +129,7 @@ def inspect_model(config: DnnConfig, devices: list[torch.device], *, compile_too
 
 
 def _of_header(result: Inspection, config: DnnConfig, header: OnnxHeader) -> None:
-    """What can be known of an ONNX file whose network cannot be loaded."""
+    """Add what the header contains of an ONNX file whose network cannot be loaded."""
     result.inputs, result.outputs = ([_text(value) for value in values] for values in (header.inputs, header.outputs))
     images = [value.shape for value in header.inputs if value.shape is not None and len(value.shape) == 4]
     if images and images[0][2] and images[0][3]:
@@ -215,7 +217,7 @@ def _label(result: Inspection, config: DnnConfig, source: Source, classes: int) 
 
 
 def _complete(config: DnnConfig, result: Inspection) -> DnnConfig:
-    """With the decoder and the class names that were found."""
+    """`config` with the decoder and the class names that were found."""
     keep = config.keep
     if not keep and result.result_kind == "lanes" and len(result.labels) > 2:
         keep = [result.labels[-1]]
@@ -249,7 +251,7 @@ def _yaml(result: Inspection, config: DnnConfig, source: Source) -> str:
 
 
 def _try_backend(spec: BackendSpec, dnn: Dnn, config: DnnConfig, devices: list[torch.device], compile_too: bool) -> str:
-    """Whether a black image passes through the DNN as this backend runs it, on each device."""
+    """Whether the DNN processes a black image with this backend, for each device; as text."""
     found = []
     for device in devices:
         if device.type not in spec.precisions:
@@ -282,7 +284,7 @@ def _run_black(spec: BackendSpec, dnn: Dnn, config: DnnConfig, device: torch.dev
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """What the package warns of, instead of printing it."""
+    """Collect the warnings of the package instead of printing them."""
     lines: list[str] = []
 
     class Lines(logging.Handler):

@@ -20,7 +20,9 @@ Progress = Callable[[], None]
 
 @dataclass(frozen=True)
 class Choice:
-    """What is done with a layer. plan: its ranks; None: it is kept, for this reason. details: measurements, as text."""
+    """What to do with a layer. plan: its ranks; None: the layer is kept. reason: why it is kept. details: measurements,
+    as text.
+    """
 
     plan: TuckerPlan | SvdPlan | None
     reason: str
@@ -80,7 +82,7 @@ def plan_of(layer: Layer, in_rank: int, out_rank: int) -> TuckerPlan | SvdPlan |
 
 
 def choice_of(layer: Layer, in_rank: int, out_rank: int) -> Choice:
-    """The plan with the fewest MACs: both modes at these ranks, or one of them at full rank."""
+    """The choice with the fewest MACs: both modes at these ranks, or one of them at full rank."""
     inputs, outputs = layer.channels
     pairs = [(in_rank, out_rank), (inputs, out_rank), (in_rank, outputs)]
     plans = [plan for pair in pairs if (plan := plan_of(layer, *pair)) is not None]
@@ -142,7 +144,9 @@ class Energy:
 
 @dataclass(frozen=True)
 class Evbmf:
-    """Ranks estimated by EVBMF, see :mod:`.evbmf`: singular values beyond them are noise. Of groups, the largest."""
+    """Ranks estimated by EVBMF, see :mod:`.evbmf`: singular values beyond them are noise. A grouped convolution gets
+    the largest rank of its groups.
+    """
 
     rounding: Rounding = Rounding()
 
@@ -161,12 +165,12 @@ class Evbmf:
 class Budget:
     """Reduce the network's MACs by a fraction at minimum reconstruction error.
 
-    Each pair of ranks of a layer has a number of MACs and a share of the energy (sum of squares) that the two
-    unfoldings keep. Layers run one after another, so the shares are multiplied: the error is the sum of their negative
-    logarithms. (With a sum of the lost shares, a few expensive layers would lose nearly all of their energy, and the
-    network would stop working.) The points (MACs, error) of each layer have a lower convex hull. Its steps, of all
-    layers together, are taken in the order of error per MAC saved until the budget is met; this is optimal except for
-    the last step.
+    Each pair of ranks of a layer costs a number of MACs and keeps a share of the energy (sum of squares) in each of the
+    two unfoldings. Layers run one after another, so the kept shares are multiplied: the error is the sum of their
+    negative logarithms. (If the lost shares were added instead, a few expensive layers would lose nearly all of their
+    energy, and the network would stop working.) The points (MACs, error) of each layer have a lower convex hull. The
+    steps along the hulls of all layers are taken in order of error per MAC saved until the budget is met; this is
+    optimal except for the last step.
     """
 
     macs_cut: float
@@ -194,7 +198,7 @@ class Budget:
                 f"macs_cut is {self.macs_cut:.1%}; allowed with alignment {self.rounding.alignment} and floor "
                 f"{self.rounding.floor}: up to {possible / self.total_macs:.1%} of the MACs"
             )
-        steps.sort(key=lambda step: step[0])  # stable, and hulls are convex: the steps of a layer stay in order
+        steps.sort(key=lambda step: step[0])  # stable sort and convex hulls: the steps of a layer stay in order
         for _, saved, name, plan in steps:
             if wanted <= 0:
                 break
@@ -218,7 +222,7 @@ _LEAST_KEPT = 1e-12
 
 
 def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan | SvdPlan]]:
-    """The lower convex hull: points (MACs, error, plan) by descending MACs, without that of the original layer."""
+    """The lower convex hull: points (MACs, error, plan) by descending MACs, without the original layer."""
     inputs, outputs = layer.channels
     # Error of each rank; 0 at full rank.
     cost_in, cost_out = (-np.log(np.maximum(1.0 - tail_energy(groups), _LEAST_KEPT)) for groups in layer.unfoldings)

@@ -102,7 +102,7 @@ class DnnThread(threading.Thread):
                 self.task = replace(self.task, max_age_ns=max_age_ns or None)
 
     def done(self, inference: Inference) -> None:
-        """Take over an inference whose last job has run, or that was lost; no queue and no worker holds it any more."""
+        """Receive an inference whose last job has run or that was lost; no queue or worker refers to it any longer."""
         with self._lock:
             self._running -= 1
             self._ready = inference.ready
@@ -148,7 +148,7 @@ class DnnThread(threading.Thread):
     def run(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # an error of the engine itself, which must be reported
+        except BaseException as error:  # an error in the engine itself, which must be reported as well
             log.exception("the thread of DNN %s ended", self.task.name)
             self._fail(f"{type(error).__name__}: {error}")
 
@@ -183,7 +183,7 @@ class DnnThread(threading.Thread):
                 self._finish(finished)
                 if not self._closed:
                     self._specializer.specialize(self.task, finished)
-            # Delete the references, so that the frames' memory is freed while this thread waits.
+            # Drop the references, so that the frames' memory is freed while this thread waits.
             finished = inference = None
             late = []
 
@@ -281,7 +281,7 @@ class DnnThread(threading.Thread):
             self._idle_or_room.notify_all()
 
     def _record_loss(self, items: Sequence[Item], loss: Loss) -> None:
-        """Record items that were lost together. If caused by the DNN, they count as one failure."""
+        """Record items that were lost together. If the DNN is the cause, they count as one failure."""
         with self._lock:
             drops, failure = self._frames.record_loss(items, loss)
             self._idle_or_room.notify_all()

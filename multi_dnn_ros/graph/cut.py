@@ -1,4 +1,4 @@
-"""Cuts any DNN into jobs: runs of consecutive layers that pass the tensors still needed to the next run."""
+"""Cuts any DNN into jobs: runs of consecutive layers, each of which passes on the tensors that later runs need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from multi_dnn_ros.graph.trace import trace
 _FLOPS_PER_S = 100e9
 _BYTES_PER_S = 10e9
 _OPERATION_S = 5e-6
-#: Allowed imbalance if times are known. Estimated times allow more, so that cuts that carry fewer bytes can be chosen.
+#: Allowed imbalance with known times. With estimated times it is larger, which permits cuts that carry fewer bytes.
 _KNOWN_SLACK = 0.03
 
 Tensors = tuple[torch.Tensor, ...]
@@ -29,9 +29,9 @@ NodeCost = Callable[[fx.Node], float]
 class GraphStage(nn.Module):
     """One job of a DNN: forward(carried tensors) -> carried tensors of the next stage, or the flat raw outputs.
 
-    graph: the operations as a GraphModule whose placeholders are the carried tensors. layers: names of its traced
-    operations, in order, by layer. cost_s: their estimated or measured seconds. Parameters are shared with the original
-    DNN, so moving a stage to a device moves the DNN's parameters, too.
+    graph: the operations as a GraphModule whose placeholders are the carried tensors. layers: for each layer, in order,
+    the names of its traced operations. cost_s: their estimated or measured seconds. Parameters are shared with the
+    original DNN, so moving a stage to a device also moves the DNN's parameters.
     """
 
     def __init__(self, graph: fx.GraphModule, layers: tuple[tuple[str, ...], ...], cost_s: float) -> None:
@@ -69,14 +69,14 @@ def cut(
     limit_s: float = float("inf"),
     fold_batch_norm: bool = False,
 ) -> list[GraphStage]:
-    """Cut `module` (eval mode) into `jobs` stages of about equal cost that compute the same when run in sequence.
+    """Cut `module` (eval mode) into `jobs` stages of about equal cost that, run in sequence, compute the same.
 
     example_inputs: positional inputs of the final shapes and types; the first stage takes them as its carried tensors.
     The last stage returns the module's output tensors as a flat tuple, in the order of tuples and dicts. A DNN with
     fewer layers than `jobs` is cut into one stage per layer. A layer is one traced operation and the views of its
     result.
     costs: seconds per node; by default estimated from operation counts and memory traffic. limit_s: maximum cost of a
-    stage with several layers; exceeded if `jobs` stages are too few for it.
+    stage with several layers; it is exceeded if `jobs` is too small.
     Cuts are placed where few bytes are carried, and preferably before a convolution or matrix product instead of
     between it and its activation.
     Parameters and buffers are shared with `module`, except those of batch norms that `fold_batch_norm` folds into the
@@ -129,8 +129,8 @@ def _results(graph_module: fx.GraphModule) -> list[fx.Node]:
 
 
 def _layers(graph_module: fx.GraphModule, costs: NodeCost) -> list[_Layer]:
-    """Group the operations into layers, such that a cut before a layer carries only tensors, and a view stays with the
-    operation that it is a view of.
+    """Group the operations into layers: only tensors cross a cut before a layer, and a view of a result is in the layer
+    of the operation that produces the result.
     """
     operations = [node for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     position = {node: index for index, node in enumerate(operations)}

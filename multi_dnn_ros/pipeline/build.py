@@ -47,7 +47,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
 
     Sets PyTorch's number of CPU threads for the whole process. There are three steps: check the parameters and the
     headers of the model files; load all DNNs; prepare them, which takes the most time. An error of the first step is a
-    ConfigError, one of the second a ModelError; each lists all problems of its step. The third raises ConfigError.
+    ConfigError, one of the second a ModelError; each lists all problems of its step. The third step raises ConfigError.
     """
     findings = check_settings(config)
     if findings.problems or findings.device is None:
@@ -106,7 +106,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         )
         progress(DnnReady(line))
     _finish_backends(config, device)
-    if shortage:  # raised after the except block, because the traceback of the caught error keeps the memory allocated
+    if shortage:  # raised only here, because inside the except block the traceback would keep the memory allocated
         dnns.clear()
         tasks.clear()
         gc.collect()
@@ -164,7 +164,7 @@ def make_task(
 ) -> DnnTask:
     """Cut one DNN into jobs and prepare them, for all batch sizes that its parameters and cameras allow.
 
-    plan: how to cut; None: into `settings.jobs` jobs by estimated costs. Raises ConfigError.
+    plan: how to cut the DNN; None: into `settings.jobs` jobs by estimated costs. Raises ConfigError.
     """
     plan = plan or JobPlan(settings.jobs)
     inputs = dnn.example_inputs()
@@ -236,13 +236,13 @@ def _batch_error(dnn: Dnn, settings: DnnConfig, reason: str) -> ConfigError:
 
 
 def _condense(parts: TwoParts, last: Stage, dnn: Dnn, device: torch.device) -> Callable[[Tensors], Tensors]:
-    """The part of decoding that runs on the device; captured as one launch if the last stage is."""
+    """The part of decoding that runs on the device; captured as one launch if the last stage is captured."""
     if not isinstance(last, StaticStage):
         return parts.condense
     try:
         with torch.inference_mode():
             return CapturedFunction(parts.condense, last.outputs, capture_on(device))
-    except Exception as error:  # for any error of the capture, the function still runs eager
+    except Exception as error:  # whatever the capture raises, the function can still run eager
         if is_out_of_memory(error):
             raise
         log.warning(
@@ -254,7 +254,7 @@ def _condense(parts: TwoParts, last: Stage, dnn: Dnn, device: torch.device) -> C
 
 
 def _preprocess_graph(dnn: Dnn, settings: DnnConfig, first: Stage, device: torch.device) -> PreprocessGraph | None:
-    """Captured preprocessing, if the parameters ask for it and the first stage is captured."""
+    """Captured preprocessing, if `capture_preprocess` is set and the first stage is captured."""
     if not settings.capture_preprocess or not isinstance(first, StaticStage):
         return None
     return PreprocessGraph(dnn.preprocess, first.inputs, capture_on(device))

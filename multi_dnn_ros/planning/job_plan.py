@@ -1,4 +1,4 @@
-"""Plans how each DNN is cut into jobs, by its layer times: into equally long jobs, or into jobs within a time bound."""
+"""Plans how each DNN is cut, by the times of its layers: into equally long jobs, or into jobs of bounded length."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JobPlan:
     """How one DNN is cut.
 
     jobs: number of jobs. costs, limit_s: arguments of :func:`multi_dnn_ros.graph.cut.cut`; without costs, the times are
-    unknown and the cut uses its own estimates. The first layer's cost includes preprocessing, which runs in the first
+    unknown and cut() uses its own estimates. The first layer's cost includes preprocessing, which runs in the first
     job. launch_s: launch cost per job. known: source of the times, "predicted" or "measured". bound_s: maximum duration
     of a job; None: no maximum.
     """
@@ -73,10 +73,10 @@ class JobPlan:
 
 
 class JobPlanner:
-    """Makes the plan of each DNN of a node.
+    """Plans the cuts of the DNNs of a node.
 
-    predictor: of layer times; None: layers are measured. source: the predictor's file, for messages. bound_s: maximum
-    duration of a job; 0: none, and the number of jobs is an argument of plan(). timed, launch: replaced by tests.
+    predictor: predicts layer times; None: layers are measured. source: the predictor's file, for messages. bound_s:
+    maximum duration of a job; 0: none, and the number of jobs is an argument of plan(). timed, launch: for tests.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class _OnCopies:
 
 
 def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float], launch_s: float) -> list[str]:
-    """The constraints (bound, launch cost) that cannot be met, and what is done instead."""
+    """For each constraint (bound, launch cost) that cannot be met: the reason and what is done instead."""
     found = []
     if length.too_long:
         worst = max(length.too_long, key=lambda number: ms[number])

@@ -31,7 +31,7 @@ from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 #: Default name; a remap changes it.
 NODE_NAME = "multi_dnn"
-#: Maximum time for a cancelled transition to end by itself; after it the host is closed.
+#: Maximum time for a cancelled transition to end by itself; then the host is closed.
 _CANCEL_S = 1.0
 #: Maximum time for closing the host and the overlay, in addition to stop_timeout_s.
 _CLOSE_S = 3.0
@@ -41,15 +41,15 @@ class MultiDnnNode(LifecycleNode):
     """The node of the package.
 
     configure: start the engine; load, cut and warm up the DNNs. activate: subscribe to the cameras and serve.
-    deactivate: accept no more frames and finish those in progress. cleanup: end the engine, which frees all memory of
-    the DNNs.
+    deactivate: accept no more frames and finish those in progress. cleanup: end the engine, which frees all memory that
+    the DNNs use.
 
-    Transitions requested by service, and those of the parameter `autostart`, run in a thread of their own
+    Transitions that a service call or the parameter `autostart` requests run in a separate thread
     (:mod:`multi_dnn_ros.ros.transitions`), so that the node stays responsive.
 
     build: builds the pipeline in the engine process (default: :func:`multi_dnn_ros.pipeline.build.build`).
-    host: makes the host of the engine. middleware: result of :func:`multi_dnn_ros.ros.middleware.configure`. Further
-    arguments are those of LifecycleNode.
+    host: makes the host of the engine. middleware: result of :func:`multi_dnn_ros.ros.middleware.configure`. All other
+    arguments go to LifecycleNode.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class MultiDnnNode(LifecycleNode):
         **arguments: Any,
     ) -> None:
         super().__init__(NODE_NAME, **arguments)
-        self._hanging: list[ServingSession] = []  # with threads that did not end in time
+        self._hanging: list[ServingSession] = []  # ended sessions with threads that did not end in time
         self._build = build
         self._make_host = host
         self._host: Host | None = None  # from the start of configuring
@@ -275,7 +275,7 @@ class MultiDnnNode(LifecycleNode):
         return self._config.dnns[dnn].score_threshold or self._description.dnns[dnn].own_threshold
 
     def _apply(self, name: str, value: Any) -> None:
-        """Apply a changed runtime parameter; before configuring there is nothing to do."""
+        """Apply a changed runtime parameter; no effect before configuring, which reads all parameters."""
         _, dnn, field = name.split(".")
         if self._config is None or dnn not in self._config.dnns:
             return

@@ -1,4 +1,4 @@
-"""The engine in supervised processes of its own: the Host of `isolation: process`."""
+"""The engine in separate, supervised processes: the Host for `isolation: process`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ProcessHost:
     """A :class:`multi_dnn_ros.serving.host.Host`. build: makes the pipeline in the engine process.
 
     restart_s, retry_s: see :class:`multi_dnn_ros.serving.supervision.states.SupervisionTimes`. make: starts a process;
-    None: an :class:`multi_dnn_ros.serving.engine_process.EngineProcess`.
+    None: starts an :class:`multi_dnn_ros.serving.engine_process.EngineProcess`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ProcessHost:
     # -- before serving
 
     def check(self, config: NodeConfig) -> Sequence[str]:
-        """See Host. Raises Cancelled and ConfigureError. Without problems, configure() uses the same process."""
+        """See Host. Raises Cancelled and ConfigureError. If there are no problems, configure() reuses the process."""
         with self._preparing:
             self._cancelled.clear()
             self._discard_checked()
@@ -112,7 +112,7 @@ class ProcessHost:
         self._cancelled.set()
 
     def _prepare(self, config: NodeConfig) -> _Prepared:
-        """Start a process for these DNNs and cameras. Raises ConfigureError."""
+        """Start a process for the DNNs and cameras of `config`. Raises ConfigureError."""
         pools: dict[str, SlotPool] = {}
         try:
             pools = open_pools(slot_layouts(config))

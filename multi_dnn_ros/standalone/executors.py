@@ -55,7 +55,7 @@ class _Claim:
         self._entity = entity
 
     def run(self) -> None:
-        """Run the work, then release the callback group; for a coroutine, once it has ended."""
+        """Run the work, then release the callback group; a coroutine releases it when it ends."""
         result = None
         try:
             result = self._work()
@@ -66,7 +66,7 @@ class _Claim:
             self._executor.adopt(Task(result), self.release)
 
     def release(self) -> None:
-        """Tell the callback group that the callback has ended."""
+        """Mark the callback as ended in its callback group."""
         if self._entity is not None and self._entity.callback_group is not None:
             self._entity.callback_group.ending_execution(self._entity)
 
@@ -93,7 +93,7 @@ class Executor(Surface):
         return self._context
 
     def wake(self) -> None:
-        """Make a wait return and check again."""
+        """Interrupt a wait, so that the executor checks for work again."""
         self._wait.wake()
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class Executor(Surface):
             task.awaits.resume_when_done(lambda: self._step(task))
 
     def add_node(self, node: Node) -> bool:
-        """Also run a node's callbacks; return False if the node was already added."""
+        """Add a node whose callbacks to run; return False if it was already added."""
         if node.context is not self._context:
             raise RuntimeError(f"node {node.get_fully_qualified_name()} belongs to another context than the executor")
         with self._lock:
@@ -249,7 +249,7 @@ class Executor(Surface):
             return found or self._claim_task()
 
     def _claim_task(self) -> _Claim | None:
-        # As in rclpy, newest first, and each task runs before any of them runs again.
+        # As in rclpy: newest first, and every task runs once before any of them runs a second time.
         if not self._task_round:
             self._task_round.extend(reversed(self._tasks))
             self._tasks.clear()
@@ -293,8 +293,8 @@ class SingleThreadedExecutor(Executor):
 class MultiThreadedExecutor(Executor):
     """Runs callbacks in a thread pool, as their callback groups allow.
 
-    A message is taken only when a thread is free. Until then it stays in the queue of its subscription, whose depth
-    limits the number of waiting messages, and where newer messages replace older ones.
+    A message is taken only when a thread is free. Until then it stays in the queue of its subscription; the depth of
+    the queue limits the number of waiting messages, and newer messages replace older ones.
     """
 
     def __init__(self, num_threads: int | None = None, *, context: Context | None = None) -> None:

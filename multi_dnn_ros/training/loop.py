@@ -36,8 +36,8 @@ _STATISTICS_BATCHES = 32
 class Batches(Protocol):
     """Data of the loop: `len` batches per epoch, each a dict of tensors on the device, including "image".
 
-    The same epoch number must give the same batches, so that a resumed run equals an uninterrupted one. batch_size: of
-    all processes together; each gets its share of every batch.
+    The same epoch number must give the same batches, so that a resumed run equals an uninterrupted one. batch_size:
+    images per batch, summed over all processes; each process gets its share of every batch.
     """
 
     @property
@@ -127,7 +127,8 @@ def train(
     numbers of an epoch follow from the seed and the epoch number. identity: what defines the run besides the schedule,
     the initial weights and the versions of this package and PyTorch (data, losses), as JSON values; a checkpoint of
     another run is rejected. Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows
-    progress. Raises TrainingError for a loss that is not finite and for a checkpoint of another run, with what differs.
+    progress. Raises TrainingError for a loss that is not finite, and for a checkpoint of another run (naming what
+    differs).
     """
     run = {
         **(identity or {}),
@@ -161,7 +162,7 @@ def train(
     captured_for: torch.Size | None = None
     capturing = device.type == "cuda" and distributed.world() == 1
     steps = len(batches)
-    parameters = list(network.parameters())  # collected once: it takes as long as some of the steps below
+    parameters = list(network.parameters())  # once: collecting them takes as long as some of the steps below
     averaging = _Averaging(average, network) if schedule.ema else None
     for epoch in range(first, schedule.epochs):
         if schedule.patience and _epochs_without_better(outcome.history, main) >= schedule.patience:
@@ -250,7 +251,7 @@ def _unused(network: nn.Module, batches: Batches, loss: Loss) -> list[str]:
 
 
 def _better(score: float, kept: Outcome, main: str) -> bool:
-    """Whether the score is better than the best so far. An equal score counts as better than the initial weights'."""
+    """Whether the score beats the best so far. A score equal to that of the initial weights counts as better."""
     best = kept.best[main]
     return math.isnan(best) or score > best or (score == best and kept.epoch < 0)
 
@@ -264,7 +265,7 @@ def _scores(score: Score, network: nn.Module, when: str) -> dict[str, float]:
 
 
 def _epochs_without_better(history: Sequence[Mapping[str, float]], main: str) -> int:
-    """Number of epochs since the best one, without the score of the initial weights, which takes time to recover."""
+    """Epochs since the best one. The initial weights do not count, because reaching their score again takes time."""
     best, since = -math.inf, -1
     for row in history:
         if row.get(main, -math.inf) > best:
@@ -273,7 +274,7 @@ def _epochs_without_better(history: Sequence[Mapping[str, float]], main: str) ->
 
 
 def _set_training(network: nn.Module, mode: bool) -> None:
-    """As nn.Module.train. Exported programs have no such method: their mode was fixed when they were exported."""
+    """As nn.Module.train. Exported programs do not support it: their mode was fixed when they were exported."""
     try:
         network.train(mode)
     except NotImplementedError:
@@ -282,7 +283,7 @@ def _set_training(network: nn.Module, mode: bool) -> None:
 
 
 def _optimizer(network: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
-    """Weight decay applies to matrices and kernels, and, as usual, not to biases and normalization."""
+    """Weight decay applies to matrices and kernels but, as usual, not to biases and normalization."""
     groups = [
         {"params": [p for p in network.parameters() if p.ndim > 1], "weight_decay": schedule.weight_decay},
         {"params": [p for p in network.parameters() if p.ndim <= 1], "weight_decay": 0.0},
@@ -330,7 +331,7 @@ class _Averaging:
 def _fit_statistics(average: nn.Module, images: Iterator[Tensor], schedule: Schedule) -> None:
     """Compute the batch normalization statistics of the averaged weights from images (Izmailov et al. 2018).
 
-    Those of the trained network do not fit: its weights differ from the average while they change fast.
+    The statistics of the trained network do not fit: while its weights change fast, they differ from the average.
     """
     device = next(average.parameters()).device
     with autocast(device, schedule.precision):

@@ -19,8 +19,8 @@ ResizeMode = Literal["stretch", "letterbox"]
 class Geometry:
     """Position of a source image in the network input: x = u * scale_x + left, y = v * scale_y + top.
 
-    u, v: continuous source coordinates (0 is the left or upper edge of the first pixel); x, y: the same in the input.
-    width, height: of the image inside the input, in pixels; the rest is padding.
+    u, v: continuous source coordinates (0 is the left or upper edge of the first pixel); x, y: likewise in the input.
+    width, height: size of the image inside the input, in pixels; the rest is padding.
     """
 
     scale_x: float

@@ -1,4 +1,4 @@
-"""From a prepared ONNX graph to a PyTorch module."""
+"""Converts a prepared ONNX graph to a PyTorch module."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 
-#: Imported when it is needed, as it needs onnx2torch, which is optional.
+#: Imported on first use, because it needs the optional onnx2torch.
 _CONVERTERS = "multi_dnn_ros.models.onnx_intake.converters"
 
 
 def check_operators(model: Any) -> None:
-    """Raise Refusal, which names every operator of an onnx.ModelProto that has no converter."""
+    """Raise Refusal if operators of an onnx.ModelProto have no converter; the message names up to five."""
     with optional("an ONNX file"):
         from onnx2torch.node_converters.registry import get_converter
 
@@ -39,9 +39,9 @@ def check_operators(model: Any) -> None:
 
 
 def convert(model: Any) -> fx.GraphModule:
-    """The network of a prepared onnx.ModelProto in eval mode.
+    """Convert a prepared onnx.ModelProto to a network in eval mode.
 
-    It takes (1, 3, height, width) float32 and returns a tensor, or a list of tensors where there are several. Raises
+    The network takes (1, 3, height, width) float32 and returns a tensor, or a list if there are several outputs. Raises
     Refusal, which names the operator.
     """
     check_operators(model)
@@ -50,7 +50,7 @@ def convert(model: Any) -> fx.GraphModule:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of converters about what the check against ONNX Runtime would find
+            warnings.simplefilter("ignore")  # about deviations that the comparison with ONNX Runtime would find
             network = onnx2torch.convert(model).eval()
     except NotImplementedError as error:
         raise Refusal(f"cannot be converted to PyTorch: {summarize_error(error)}") from None

@@ -1,8 +1,8 @@
-"""Cuts a graph before non-maximum suppression, whose outputs have as many rows as it finds boxes.
+"""Cuts a graph before non-maximum suppression, because its number of output rows depends on the image.
 
-Neither a captured graph nor a fixed plan of jobs can have such outputs, and the decoder suppresses boxes anyway. The
-network is cut before: at the one tensor that all boxes and scores come from, if there is one, as in Ultralytics'
-exports with `nms=True`; otherwise at the boxes (1, N, 4) and scores (1, classes, N) that NonMaxSuppression reads.
+Neither a captured graph nor a fixed plan of jobs can have outputs of varying shape, and the decoder suppresses boxes
+anyway. If all boxes and scores come from one tensor, as in Ultralytics' exports with `nms=True`, the cut is at that
+tensor; otherwise it is at the boxes (1, N, 4) and scores (1, classes, N) that NonMaxSuppression reads.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from multi_dnn_ros.models.onnx_intake.folding import Folded
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 
-#: Values of the row of one box: four coordinates and at least one score.
+#: Minimum length of the row of a box: four coordinates and at least one score.
 _LEAST_ROW = 5
 
 
 def output_names(folded: Folded, image: str, outputs: Iterable[str]) -> list[str]:
-    """Names of the values that the network is to return: `outputs`, those behind a suppression replaced.
+    """Names of the values that the network returns: `outputs`, with the tensors at the cut instead of those behind it.
 
-    image: name of the graph's input. Raises Refusal when a shape depends on the content of the image for any other
-    reason, naming the operator.
+    image: name of the graph's input. Raises Refusal, naming the operator, if a shape depends on the content of the
+    image for any other reason.
     """
     names = list(outputs)
     cut = [name for name in names if name in folded.dynamic]
@@ -64,7 +64,7 @@ def _common_head(folded: Folded, image: str, frontier: set[str]) -> str:
             if name not in ancestors or shape is None or len(shape) != 3 or shape[0] != 1 or min(shape) < 1:
                 continue
             if min(shape[1:]) >= _LEAST_ROW and not _reachable(folded, image, frontier, without=name):
-                # Suppression wants rows; the head before that transposition is what is exported without suppression.
+                # Suppression reads rows; an export without suppression ends before the transposition to rows.
                 return str(node.input[0]) if node.op_type == "Transpose" else str(name)
     return ""
 

@@ -12,7 +12,7 @@ from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 def dequantized(node: Any, inputs: dict[str, Any]) -> np.ndarray:
     """Value of a DequantizeLinear: (x - zero point) * scale, for the tensor or along `axis` (ONNX DequantizeLinear).
 
-    inputs: arrays by name. Raises Refusal for scales of blocks, and for scales that do not fit.
+    inputs: arrays by name. Raises Refusal for block-wise scales, and for scales that do not fit the shape.
     """
     options = {attribute.name: attribute.i for attribute in node.attribute}
     if options.get("block_size", 0):

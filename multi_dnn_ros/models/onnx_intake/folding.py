@@ -1,9 +1,9 @@
-"""Shapes and constants of an ONNX graph, computed once: one pass in the order of the nodes.
+"""Computes the shapes and constants of an ONNX graph in one pass, in the order of the nodes.
 
 Exporters write sizes as chains of small operators (Shape, Gather, Concat, Reshape). With a fixed input size each of
 them is a constant. The pass infers the type of every value (onnx.shape_inference, one node at a time), computes what
-depends on constants only (onnx.reference), replaces If by the branch that its constant condition chooses, and removes
-what is not used. Values whose shape depends on the content of the image are reported, not computed.
+depends on constants only (onnx.reference), and replaces If by the branch that its constant condition chooses. Values
+whose shape depends on the content of the image are reported, not computed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 
 #: Elements of the largest tensor inside a network: 2 GiB as float32.
 MAX_ELEMENTS = 1 << 29
-#: Constants up to this size take part in shape inference, as sizes, axes, repeats.
+#: Constants of up to this many elements take part in shape inference: sizes, axes, repeats.
 _SMALL = 4096
-#: Elements up to which constants are computed here. Larger ones are left to the network, which computes them when it is
-#: traced; only changes of type and layout of weights are computed whatever their size.
+#: Constants of up to this many elements are computed here, larger ones when the network is traced. Only changes of type
+#: and layout are also computed for larger weights, up to MAX_ELEMENTS in total.
 _FOLDED = 1 << 18
 _CHEAP = {"Cast", "DequantizeLinear", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-#: Not computed here: control flow may never end, random numbers are no constants, the others read encoded data.
+#: Not computed here: control flow may never end, random numbers are not constants, and the others read encoded data.
 _NEVER = {"Loop", "Scan", "If", "SequenceMap", "ImageDecoder", "RegexFullMatch", "Multinomial", "Bernoulli"}
-#: Operators that ONNX defines by others, without shape inference; the output has the type of the first input.
+#: Operators that ONNX defines by other operators, without shape inference; the output has the type of the first input.
 _SAME_TYPE = {"GroupNormalization", "MeanVarianceNormalization"}
-#: Operators whose output has as many rows as they find.
+#: Operators whose number of output rows depends on the values of their inputs.
 _COUNTING = {"NonMaxSuppression", "NonZero", "Compress", "Unique"}
 
 
@@ -39,8 +39,8 @@ _COUNTING = {"NonMaxSuppression", "NonZero", "Compress", "Unique"}
 class Folded:
     """A graph after the pass.
 
-    types: onnx.TypeProto of every value. nodes: what is left, in order. constants: onnx.TensorProto by name. dynamic:
-    value whose shape is not known -> the node that is the cause.
+    types: onnx.TypeProto of every value. nodes: the remaining ones, in order. constants: onnx.TensorProto by name.
+    dynamic: value whose shape is not known -> the node that is the cause.
     """
 
     types: dict[str, Any] = field(default_factory=dict)
@@ -65,7 +65,7 @@ def fold(model: Any, *, static: bool) -> Folded:
     """Infer and fold the graph of an onnx.ModelProto, which is not changed.
 
     static: the input size is fixed, so an unknown shape depends on the content of the image and is reported in
-    `dynamic`; otherwise unknown shapes are ordinary. Raises Refusal for values that no node before writes (a cycle, or
+    `dynamic`; otherwise unknown shapes are accepted. Raises Refusal for values that no earlier node writes (a cycle, or
     nodes out of order), unknown operators, and tensors of more than MAX_ELEMENTS elements.
     """
     folding = _Folding(model, static)
@@ -84,7 +84,7 @@ class _Folding:
         self.static = static
         self.result = Folded()
         self.values: dict[str, np.ndarray] = {}
-        self.left = MAX_ELEMENTS  # of large constants that may be computed here
+        self.left = MAX_ELEMENTS  # elements of large constants that may still be computed here
 
     def add_constants(self, tensors: Sequence[Any]) -> None:
         from onnx import helper
@@ -205,7 +205,7 @@ class _Folding:
         """Replace the node by its value. False: the value is too large, or cannot be computed here."""
         from onnx import numpy_helper
 
-        self._schema(node)  # is it an operator at all
+        self._schema(node)  # raises Refusal for an unknown operator
         if node.op_type == "Shape":
             values = {node.output[0]: self._shape_value(node)}
         elif node.op_type == "Size":
@@ -232,7 +232,7 @@ class _Folding:
         from onnx.reference import ReferenceEvaluator
         from onnx.reference.op_run import RuntimeImplementationError
 
-        if node.op_type == "DequantizeLinear":  # lacks opsets before 19
+        if node.op_type == "DequantizeLinear":  # the reference lacks opsets before 19
             return {node.output[0]: dequantized(node, inputs)}
 
         names = [name for name in node.output if name]
@@ -276,7 +276,7 @@ class _Folding:
         return tensor if tensor is not None and math.prod(tensor.dims) <= _SMALL and not _is_external(tensor) else None
 
     def _value(self, name: str) -> np.ndarray | None:
-        """The value of a constant; None: not a constant, or its data was not read."""
+        """The value of a constant; None: it is no constant, or its data was not read."""
         from onnx import numpy_helper
 
         if name in self.values:

@@ -10,10 +10,10 @@ import numpy as np
 
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 
-#: Of an input image, in pixels; as the parameters input_width and input_height.
+#: Maximum side of an input image, pixels; the same as for the parameters input_width and input_height.
 MAX_SIDE = 8192
-#: Inputs beside the image that detectors of RT-DETR's and Paddle's exporters have: name -> value by (width, height), so
-#: that boxes come in pixels of the input image.
+#: Further inputs of detectors exported by RT-DETR and Paddle: name -> value for (width, height). With these values the
+#: boxes are in pixels of the input image.
 KNOWN_INPUTS: dict[str, Callable[[int, int], list[list[int]]]] = {
     "orig_target_sizes": lambda width, height: [[width, height]],
     "im_shape": lambda width, height: [[height, width]],
@@ -25,9 +25,9 @@ KNOWN_INPUTS: dict[str, Callable[[int, int], list[list[int]]]] = {
 class ImageInput:
     """The image input of the file.
 
-    name: in the graph. size: (width, height); None: free, and nobody has said one. stored: the size that the file
-    fixes; 0 is a free side. channels_last: whether the file has (1, height, width, 3). integers: whether it takes
-    uint8, that is values from 0 to 255.
+    name: in the graph. size: (width, height); None: free and not given elsewhere. stored: the size that the file
+    fixes; 0: a free side. channels_last: whether its shape is (1, height, width, 3). integers: whether it takes
+    uint8, that is, values from 0 to 255.
     """
 
     name: str
@@ -38,7 +38,7 @@ class ImageInput:
 
 
 def fix_inputs(model: Any, asked: tuple[int, int]) -> ImageInput:
-    """Fix, in place, the image input to (1, 3, height, width) float32 and make constants of the known other inputs.
+    """Fix, in place, the image input to (1, 3, height, width) float32, and turn other known inputs into constants.
 
     asked: (width, height) for sides that the file leaves free; 0: not known. A side that stays free makes all shapes
     that depend on it free. Raises Refusal, which lists the inputs, unless there is one image.
@@ -103,7 +103,7 @@ def _make_constant(model: Any, value: Any, size: tuple[int, int]) -> None:
 
 
 def _fix_image(model: Any, image: Any, size: tuple[int, int], channels_last: bool) -> None:
-    """The graph's own input gets fixed sides; in the channels-last layout a transpose leads to it."""
+    """Give the graph's input fixed sides; insert a transpose if the graph reads the channels-last layout."""
     from onnx import TensorProto, helper
 
     width, height = (side or None for side in size)

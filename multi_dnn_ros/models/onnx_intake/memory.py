@@ -7,15 +7,15 @@ import math
 from multi_dnn_ros.models.onnx_intake.folding import Folded
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 
-#: Elements that are alive at one time while the network runs, and elements of its weights: 4 GiB each as float32.
+#: Maximum number of elements alive at one time while the network runs, and of its weights: 4 GiB each as float32.
 MAX_LIVE = 1 << 30
 
 
 def check_memory(folded: Folded, outputs: list[str]) -> None:
     """Raise Refusal, which names the operator, when the network would take more than MAX_LIVE elements.
 
-    Counted are tensors between operators from the operator that writes them to the last that reads them, and weights
-    once for each operator that reads them, as converted layers hold their own. Free shapes are not counted.
+    A tensor counts from the operator that writes it to the last one that reads it. Weights count once for each operator
+    that reads them, because every converted layer has its own copy. Tensors with a free axis do not count.
     """
     last = {name: index for index, node in enumerate(folded.nodes) for name in node.input}
     last.update(dict.fromkeys(outputs, len(folded.nodes)))

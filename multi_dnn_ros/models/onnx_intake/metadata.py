@@ -1,7 +1,7 @@
-"""What a model says of itself: class names, input size, normalization, from inside the file or from a file beside it.
+"""Reads the metadata of a model (class names, input size, normalization) from the model file and from files beside it.
 
-Read are the metadata that Ultralytics writes into ONNX files, and a YAML or JSON file beside the model: in the form of
-this package, of Ultralytics, of Hugging Face (preprocessor_config.json, config.json) or of PaddleDetection
+Sources are the metadata that Ultralytics writes into ONNX files, and YAML or JSON files beside the model in the format
+of this package, of Ultralytics, of Hugging Face (preprocessor_config.json, config.json) or of PaddleDetection
 (infer_cfg.yml). Parameters of the DNN have precedence over all of them.
 """
 
@@ -22,17 +22,19 @@ from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 _MAX_BYTES = 4 << 20
 _MAX_LABELS = 65_536
 _SUFFIXES = (".yaml", ".yml", ".json")
-#: Files of exporters that are not named after the model; read where it is the only one in its folder.
+#: Files of exporters that are not named after the model; read if the model is the only one in its folder.
 _BY_EXPORTERS = ("infer_cfg.yml", "metadata.yaml", "preprocessor_config.json", "config.json")
-#: Keys of this package's own form; as the parameters of the same names.
+#: Keys of this package's own format, with the meaning of the parameters of the same names.
 _OWN = ("labels", "input_width", "input_height", "resize", "color", "mean", "std", "decoder")
 
 
 @dataclass(frozen=True)
 class Described:
-    """labels: class names by index. size: (width, height) for sides that the graph leaves free. preprocess: keyword
-    arguments of Preprocess. decoder: name of the decoder; empty: not said. task: such as detect; empty: not said.
-    stride: what width and height must be multiples of.
+    """Metadata of a model.
+
+    labels: class names by index. size: (width, height) for sides that the graph leaves free. preprocess: keyword
+    arguments of Preprocess. decoder: name of the decoder; empty: not stated. task: such as detect; empty: not stated.
+    stride: width and height must be multiples of it.
     """
 
     labels: tuple[str, ...] = ()
@@ -44,7 +46,8 @@ class Described:
 
 
 def describe(path: Path, properties: Mapping[str, str]) -> Described:
-    """What `properties` (of the ONNX file `path`) and the files beside it say; a file named after the model wins.
+    """The metadata in `properties` (of the ONNX file `path`) and in the files beside it. Of two files, one that has the
+    name of the model has precedence.
 
     Raises Refusal, which names the file and the key, for values of the wrong kind.
     """
@@ -97,7 +100,7 @@ def _read(file: Path) -> Described:
         return _paddle(values, where)
     if "id2label" in values or "image_mean" in values or "image_processor_type" in values:
         return _hugging_face(values, where)
-    if file.name in _BY_EXPORTERS:  # of something else
+    if file.name in _BY_EXPORTERS:  # describes something else
         return Described()
     return _own(values, where)
 

@@ -1,4 +1,4 @@
-"""Automatic padding, as TensorFlow's exporters write it, as numbers."""
+"""Replaces automatic padding, which TensorFlow's exporters write, by numbers."""
 
 from __future__ import annotations
 

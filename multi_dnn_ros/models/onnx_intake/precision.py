@@ -1,4 +1,4 @@
-"""Networks saved in half precision are computed in float32: the precision is chosen by parameter, not by the file."""
+"""Converts half-precision networks to float32, because a parameter, not the file, selects the precision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def to_float32(model: Any) -> bool:
-    """Turn float16 and bfloat16 into float32 everywhere in an onnx.ModelProto, in place. True: there was any."""
+    """Turn float16 and bfloat16 into float32 everywhere in an onnx.ModelProto, in place. True if any was found."""
     from onnx import TensorProto, numpy_helper
 
     half = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
@@ -27,7 +27,7 @@ def to_float32(model: Any) -> bool:
             if tensor.data_type not in half:
                 continue
             found = True
-            if tensor.data_location == TensorProto.EXTERNAL:  # of an outline: only the type is of interest
+            if tensor.data_location == TensorProto.EXTERNAL:  # the data was not read: change the type only
                 tensor.data_type = TensorProto.FLOAT
                 continue
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))

@@ -1,4 +1,4 @@
-"""From an ONNX file to a graph that can be converted: of fixed size, folded, in float32, cut before suppression."""
+"""Prepares an ONNX file for conversion: fixed size, folded constants, float32, cut before suppression."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Prepared:
     """A graph ready to be converted.
 
     model: onnx.ModelProto with one input, (1, 3, height, width) float32. image: the input of the file. outputs: name
-    and shape of each output, 0 for a free axis. described: what the file and those beside it say of the model. cut:
-    whether the outputs are those before a non-maximum suppression. half: whether the file is in half precision.
-    operators: of the graph, with their numbers. producer: exporter and its version. opset: version of the standard
+    and shape of each output, 0 for a free axis. described: metadata from the file and the files beside it. cut:
+    whether the graph was cut before a non-maximum suppression. half: whether the file is in half precision.
+    operators: how often each occurs in the graph. producer: exporter and its version. opset: version of the standard
     operators.
     """
 
@@ -46,8 +46,8 @@ class Prepared:
 def prepare(path: Path, asked: tuple[int, int] = (0, 0), *, weights: bool = True) -> Prepared:
     """Read `path` and prepare its graph.
 
-    asked: (width, height) for sides that the file leaves free; 0: what the metadata says, if they say it. weights
-    False: external data is not read, and the model is only good for looking at. Raises Refusal, and errors of onnx and
+    asked: (width, height) for sides that the file leaves free; 0: as in the metadata, if they state it. weights False:
+    external data is not read, so the model can be inspected but not run. Raises Refusal, and errors of onnx and
     protobuf for damaged files.
     """
     from onnx import defs, helper, inliner
@@ -108,10 +108,10 @@ def _open_shape(folded: Folded, name: str) -> tuple[int, ...]:
 
 
 def _rebuild(model: Any, folded: Folded, image: str, names: list[str]) -> Any:
-    """The graph of what the outputs `names` need.
+    """The part of the graph that the outputs `names` need.
 
-    Each output has an Identity of its own: onnx2torch returns all outputs of the node that writes one, and returns no
-    graph input or constant.
+    An Identity of its own writes each output: otherwise onnx2torch would return all outputs of the node that writes it,
+    and it cannot return a graph input or a constant.
     """
     from onnx import helper
 

@@ -1,4 +1,4 @@
-"""Reads an ONNX file that nobody vouches for: limits on sizes, weights only from the model's own folder."""
+"""Reads an untrusted ONNX file: sizes are limited, and weights must be in the model's own folder."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 
-#: Total size of the weights of one network, bytes.
+#: Maximum total size of the weights of one network, bytes.
 MAX_WEIGHT_BYTES = 4 << 30
-#: Operators of one network, those of subgraphs and functions included.
+#: Maximum number of operators of one network, including those of subgraphs and functions.
 MAX_NODES = 50_000
-#: Subgraphs inside subgraphs.
+#: Maximum nesting of subgraphs.
 _MAX_DEPTH = 16
 #: A protobuf message cannot be larger.
 _MAX_FILE_BYTES = (2 << 30) - 1
 
 
 def read_model(path: Path, *, weights: bool = True) -> Any:
-    """The onnx.ModelProto of `path` with its weights inside. weights False: external data is checked and not read.
+    """The onnx.ModelProto of `path` with its weights inside. weights False: external data is checked but not read.
 
-    Raises Refusal for what is too large, for external data that is missing, short or outside of the model's folder, and
-    for tensors whose data does not fit their shape. A damaged file raises the errors of protobuf and onnx.
+    Raises Refusal if a size exceeds its limit, if external data is missing, too short or outside the model's folder,
+    and if the data of a tensor does not fit its shape. A damaged file raises the errors of protobuf and onnx.
     """
     import onnx
 
@@ -71,7 +71,7 @@ def _tensors(model: Any) -> Iterator[Any]:
 
 
 def _check_tensor(tensor: Any, folder: Path) -> int:
-    """Size of the tensor in bytes. Refusal when its data is not what its shape needs."""
+    """Size of the tensor in bytes. Raises Refusal if its data does not fit its shape."""
     from onnx import TensorProto, helper
 
     name = tensor.name[:80] or "of an operator"
@@ -102,7 +102,7 @@ def _check_tensor(tensor: Any, folder: Path) -> int:
 
 
 def _packed_types() -> set[int]:
-    """Number formats of which two share a byte."""
+    """Data types that store two numbers in a byte."""
     from onnx import TensorProto
 
     return {getattr(TensorProto, name) for name in ("INT4", "UINT4", "FLOAT4E2M1") if hasattr(TensorProto, name)}

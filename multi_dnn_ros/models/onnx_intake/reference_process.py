@@ -1,7 +1,7 @@
 """A child process that runs an ONNX file in ONNX Runtime: python -m ... FOLDER.
 
 FOLDER holds model.onnx and inputs.npz (one entry for each input); outputs.npz is written there. A crash of a native
-library, or memory without bound, ends this process only.
+library, or unbounded memory use, ends only this process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAX_MEMORY = 24 << 30
 
 
 def main(folder: Path) -> None:
-    """Run the model once, on one thread, without optimizations that change its numbers."""
+    """Run the model once, on one thread, without optimizations, which would change its numbers."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY if hard < 0 else min(_MAX_MEMORY, hard), hard))
     import onnxruntime

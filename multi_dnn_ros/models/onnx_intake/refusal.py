@@ -5,7 +5,7 @@ from __future__ import annotations
 
 class Refusal(ValueError):
     """An ONNX model is refused. The message is one line: operator, input, output or tensor, what is expected, what to
-    do. The caller puts the file's name before it. Characters of names in the file that cannot be printed become "?".
+    do. The caller puts the file's name before it. Characters that cannot be printed become "?".
     """
 
     def __init__(self, message: str) -> None:
@@ -13,7 +13,7 @@ class Refusal(ValueError):
 
 
 def node_name(node: object) -> str:
-    """How messages name an onnx.NodeProto: operator and, if it has one, name; both cut to a readable length."""
+    """Text for an onnx.NodeProto in messages: operator and, if it has one, name, both cut to a readable length."""
     operator, name = str(getattr(node, "op_type", ""))[:60], str(getattr(node, "name", ""))[:80]
     domain = str(getattr(node, "domain", ""))[:60]
     full = f"{domain}.{operator}" if domain not in ("", "ai.onnx") else operator

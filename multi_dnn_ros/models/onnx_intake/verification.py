@@ -29,11 +29,11 @@ from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
-#: Largest difference allowed, as a part of the largest value of the output: of a float32 file, of one in half
-#: precision, and of one with quantized activations, where a value on the edge of two steps may fall to either side.
+#: Maximum difference, relative to the largest value of the output: for a float32 file, for one in half precision, and
+#: for one with quantized activations, where a value between two steps may be rounded to either of them.
 _TOLERANCE, _TOLERANCE_HALF, _TOLERANCE_QUANTIZED = 1e-3, 2e-2, 5e-2
-#: Share of the values of an output that may differ by more behind operators that choose: two nearly equal scores may
-#: change places.
+#: Share of the values of an output that may differ by more if the graph compares, selects or rounds: two nearly equal
+#: scores may change places.
 _EXCHANGED = 0.05
 _CHOOSING = {"ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
              "QuantizeLinear", "Round", "Sign", "TopK"}  # fmt: skip
@@ -42,10 +42,10 @@ _IMAGES = Path(__file__).resolve().parents[2] / "calibration_images"
 
 
 def verify(path: Path, prepared: Prepared, network: nn.Module, image: Path | None = None) -> None:
-    """Raise Refusal, which names the output and the difference, unless `network` gives what ONNX Runtime gives.
+    """Raise Refusal, which names the output and the difference, unless the outputs agree with those of ONNX Runtime.
 
-    Both compute noise and an image: `image`, by default one that comes with the package. Where ONNX Runtime cannot run
-    the file, a warning says so. Done once for each file and input size; the result is kept in the user's cache.
+    Both run on noise and on `image`, by default one that comes with the package. If ONNX Runtime cannot run the file, a
+    warning is logged instead. This is done once for each file and input size; the result is kept in the user's cache.
     """
     size = prepared.image.size
     if size is None:
@@ -75,7 +75,7 @@ def verify(path: Path, prepared: Prepared, network: nn.Module, image: Path | Non
 
 
 def _key(path: Path, size: tuple[int, int], image: Path | None) -> str:
-    """Of the file and its external data, of what converts it, and of what it is tried on."""
+    """Hash of the file and its external data, of the code and libraries that convert it, and of the inputs."""
     digest = hashlib.sha256(f"{size} {image}".encode())
     for library in ("multi_dnn_ros", "onnx2torch", "torch", "onnxruntime"):
         digest.update(f"{library} {_version(library)}".encode())
@@ -121,7 +121,7 @@ def _by_network(network: nn.Module, prepared: Prepared, pixels: np.ndarray) -> l
 
 
 def _by_onnxruntime(path: Path, prepared: Prepared, pixels: np.ndarray) -> list[np.ndarray]:
-    """Outputs of the file as it is, in a process of its own. ValueError with ONNX Runtime's reason."""
+    """Outputs of the unconverted file, computed in a separate process. Raises ValueError with ONNX Runtime's reason."""
     from onnx import ValueInfoProto, helper, inliner
 
     model = read_model(path)
@@ -161,7 +161,7 @@ def _by_onnxruntime(path: Path, prepared: Prepared, pixels: np.ndarray) -> list[
 def _compare(
     prepared: Prepared, own: Sequence[np.ndarray], expected: Sequence[np.ndarray], what: str
 ) -> dict[str, float]:
-    """Largest difference by output, as a part of its largest value."""
+    """Largest difference of each output, relative to its largest value."""
     operators = set(prepared.operators)
     tolerance = _TOLERANCE_HALF if prepared.half else _TOLERANCE
     if "QuantizeLinear" in operators:
@@ -185,7 +185,7 @@ def _compare(
 
 
 def _difference(values: np.ndarray, reference: np.ndarray, tolerance: float) -> tuple[float, float]:
-    """Largest difference as a part of the largest value, and the share of values that differ by more than tolerance."""
+    """Largest difference relative to the largest value, and the share of values that differ by more than tolerance."""
     if not reference.size:
         return 0.0, 0.0
     left, right = values.astype(np.float64), reference.astype(np.float64)

@@ -1,4 +1,4 @@
-"""What the supervisor decides to do. key: of the engine process, see :class:`ProcessTable`."""
+"""The actions that the supervisor decides on. key: of the engine process, see :class:`ProcessTable`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StartProcess:
-    """Start an engine process, known by this key from now on."""
+    """Start an engine process and give it this key."""
 
     key: int
 
@@ -23,14 +23,14 @@ class ConfigureProcess:
 
 @dataclass(frozen=True)
 class StartServing:
-    """Let a configured process serve."""
+    """Make a configured process serve frames."""
 
     key: int
 
 
 @dataclass(frozen=True)
 class StopServing:
-    """Let a process finish its frames; the event `stopped` follows."""
+    """Make a process finish its frames and stop; the event `stopped` follows."""
 
     key: int
 

@@ -11,7 +11,7 @@ from multi_dnn_ros.serving.supervision.states import Phase, ProcessState
 
 
 class Status(Protocol):
-    """What is read of :class:`multi_dnn_ros.serving.shared_status.SharedStatus`."""
+    """The part of :class:`multi_dnn_ros.serving.shared_status.SharedStatus` that is read here."""
 
     def last_heartbeat_ns(self) -> int: ...
 
@@ -34,12 +34,13 @@ class ProcessFault:
 
 
 class HangDetector:
-    """job_timeout_s, heartbeat_timeout_s: the parameters of these names. clock: nanoseconds, monotonic.
+    """Finds processes without a heartbeat, or with a job that runs too long.
 
-    is_stopped: whether a process, given its id, was stopped by a signal.
+    Only time in which the detector itself ran counts: after the machine was suspended, or the node process stopped, no
+    engine process is taken to hang.
 
-    A process is checked only for the time in which the detector itself ran: after a suspended machine, or a stopped
-    node process, no engine process counts as hanging.
+    job_timeout_s, heartbeat_timeout_s: the parameters of these names. clock: nanoseconds, monotonic. is_stopped:
+    whether a process, given its id, was stopped by a signal.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class HangDetector:
         self._last_tick_ns = now_ns
 
     def check(self, process: ProcessState, pid: int, status: Status) -> ProcessFault | None:
-        """None: the process does not hang."""
+        """The fault of a process that hangs; None if it does not hang."""
         if process.phase in _LOADING_PHASES:
             return self._check_loading(pid)
         if process.phase not in _HEARTBEAT_PHASES:
@@ -94,7 +95,7 @@ class HangDetector:
         return None
 
     def _check_loading(self, pid: int) -> ProcessFault | None:
-        """Loading has no time limit, but a process that was stopped by a signal does not load."""
+        """Loading has no time limit, but a process that was stopped by a signal makes no progress."""
         now_ns = self._clock()
         if not self._is_stopped(pid):
             self._stopped_since_ns.pop(pid, None)

@@ -1,4 +1,4 @@
-"""Moves DNNs that served without a fault in processes of their own back into the common process."""
+"""Moves isolated DNNs that have served without a fault back into the common process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from multi_dnn_ros.serving.supervision.process_table import ProcessTable, join_n
 from multi_dnn_ros.serving.supervision.standby import Standby
 from multi_dnn_ros.serving.supervision.states import UNBOUND_PHASES, Backoff, Group, Phase, SpareProcess
 
-#: Part of fault_window_s for which a DNN that may be merged waits for others, so that all are merged at once.
+#: Share of fault_window_s for which a DNN that can be merged waits for others, so that all are merged at once.
 _WAIT_SHARE = 0.25
 
 
 class Merging:
-    """dnns: those that the process `key` is being prepared for."""
+    """Merges isolated groups into one process. dnns: those that the process `key` is being prepared for."""
 
     def __init__(self, table: ProcessTable, standby: Standby) -> None:
         self._table = table
@@ -23,11 +23,11 @@ class Merging:
 
     @property
     def key(self) -> int | None:
-        """Of the process that is being prepared for the merged groups; None: there is none."""
+        """Key of the process that is being prepared for the merged groups; None: there is none."""
         return self._spare.key
 
     def cancel(self) -> None:
-        """Kill the process that is being prepared: a group has lost its own."""
+        """Kill the process that is being prepared, because a group has lost its process."""
         if self._spare.key is not None:
             table = self._table
             table.kill(table.processes[self._spare.key], "another group has lost its process meanwhile")
@@ -93,7 +93,7 @@ class Merging:
         table.log(logging.INFO, f"engine {table.device}: preparing one process for {join_names(self.dnns)}")
 
     def _merge(self, key: int) -> None:
-        """Let one process serve `dnns` from now on."""
+        """From now on, one process serves all of `dnns`."""
         table = self._table
         self._spare.key = None
         self._spare.restart.reset()

@@ -17,10 +17,11 @@ from multi_dnn_ros.serving.supervision.states import Backoff, Group, Phase, Proc
 
 
 class ProcessTable:
-    """Not thread-safe. The operations append the actions that carry them out; :meth:`take_actions` returns these.
+    """Not thread-safe. Operations append the actions that carry them out; :meth:`take_actions` returns these actions.
 
     device: for messages. dnns: of the device; at first all are in one group. clock: nanoseconds, monotonic.
-    active: frames arrive. processes: by key. routes: by DNN, the process that serves it once the actions are executed.
+    active: whether frames arrive. processes: by key. routes: by DNN, the process that serves it once the actions are
+    executed.
     """
 
     def __init__(self, device: str, dnns: Sequence[str], times: SupervisionTimes, clock: Callable[[], int]) -> None:
@@ -53,7 +54,7 @@ class ProcessTable:
     # -- processes
 
     def add_process(self, phase: Phase, dnns: tuple[str, ...] = ()) -> int:
-        """Enter a process into the table; its key."""
+        """Add a process to the table; returns its key."""
         key = next(self._keys)
         self.processes[key] = ProcessState(key, phase, self.clock(), dnns)
         return key
@@ -98,7 +99,7 @@ class ProcessTable:
         return group.process is not None and self.processes[group.process].phase is Phase.SERVING
 
     def assign(self, group: Group, key: int) -> None:
-        """Give a configured process to the group, and let it serve if frames arrive."""
+        """Assign a configured process to the group; it starts serving if frames arrive."""
         group.process, group.replacement = key, None
         if group.loss is not None and group.loss.gap_ms is None:
             group.restarts += 1
@@ -106,7 +107,7 @@ class ProcessTable:
             self.start_serving(group)
 
     def start_serving(self, group: Group) -> None:
-        """Route the frames of the group to its process, and those of suspected DNNs that it serves for now."""
+        """Route the frames of the group, and of the suspected DNNs that it serves for now, to its process."""
         assert group.process is not None
         self.set_phase(self.processes[group.process], Phase.SERVING)
         self.append(StartServing(group.process))
@@ -118,7 +119,7 @@ class ProcessTable:
             self.routes[dnn] = group.process
 
     def group_name(self, group: Group) -> str:
-        """As in the log and in diagnostics: `engine cuda:0`, or `engine cuda:0 lane` for an isolated DNN."""
+        """Name in the log and in diagnostics: `engine cuda:0`, or `engine cuda:0 lane` for an isolated DNN."""
         return f"engine {self.device}" + (f" {group.dnns[0]}" if group.isolated else "")
 
 

@@ -1,4 +1,4 @@
-"""What follows from the loss of a process: the group is restored, or its suspected DNNs are isolated or disabled."""
+"""Recovers from the loss of a process: restores its group, or isolates or disables the suspected DNNs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from multi_dnn_ros.serving.supervision.states import UNBOUND_PHASES, Group, Loss
 
 
 class Recovery:
-    """The first fault of a group costs a restart. A second one within fault_window_s makes the DNNs that were
-    computing suspects: each gets a process of its own. An isolated DNN that loses its process is at fault and disabled.
+    """After the first fault of a group, its process is replaced. After a second one within fault_window_s, the DNNs
+    that were computing are suspected, and each gets a separate process. An isolated DNN whose process is lost is at
+    fault and is disabled.
     """
 
     def __init__(self, table: ProcessTable, standby: Standby, merging: Merging) -> None:
@@ -45,7 +46,7 @@ class Recovery:
         computing = f" while computing {join_names(running)}" if running else ""
         table.log(logging.ERROR, f"{table.group_name(group)} was lost{computing}: {cause}")
         suspects = [dnn for dnn in group.dnns if not running or dnn in running]
-        if not computed:  # no evidence against a DNN, but a reason to pause
+        if not computed:  # no evidence against a DNN
             self._pause(group)
         elif group.isolated:
             self._disable(group, cause)
@@ -59,8 +60,8 @@ class Recovery:
     def replacement_lost(self, group: Group, cause: str, *, explained: bool) -> None:
         """The process that was being prepared for a group is lost.
 
-        explained: the cause is known, and no DNN is at fault: the process refused to be configured, or ended before it
-        was bound to DNNs.
+        explained: the cause is known, and no DNN is at fault: the process could not be configured, or it ended before
+        it was bound to DNNs.
         """
         table = self._table
         if group.loss is not None and group.loss.gap_ms is None:
@@ -79,7 +80,7 @@ class Recovery:
             self._pause(group)
 
     def restore(self, group: Group) -> None:
-        """Give a group that has no process one, as soon as its pause is over; one step at a time."""
+        """Prepare a process for a group that has none, once the pause of the group is over; one step per call."""
         table = self._table
         if not group.dnns:
             return
@@ -102,17 +103,17 @@ class Recovery:
                 table.assign(group, process.key)
 
     def _choose_process(self, group: Group) -> int:
-        """The standby in whatever phase it is, if it can be used for the group; otherwise a new process."""
+        """Key of the standby, in any phase, if it can be used for the group; otherwise of a new process."""
         standby = self._standby.process()
         usable = standby is not None and (
             standby.phase in UNBOUND_PHASES or (standby.covers(group.dnns) and not group.isolated)
         )
-        if usable and not group.retry.failures:  # a DNN that is retried leaves the standby to the others
+        if usable and not group.retry.failures:  # the standby is not spent on a DNN that is retried
             return self._standby.take()
         return self._table.start_process()
 
     def _count_fault(self, group: Group) -> bool:
-        """Count a fault; whether it was preceded by another one within the window."""
+        """Count a fault; returns whether another one preceded it within the window."""
         now = self._table.clock()
         group.faults = [at for at in group.faults if now - at < self._table.window_ns] + [now]
         return len(group.faults) > 1
@@ -121,7 +122,7 @@ class Recovery:
         group.next_attempt_ns = self._table.clock() + group.restart.failed()
 
     def _disable(self, group: Group, cause: str) -> None:
-        """The only DNN of a group is at fault."""
+        """Disable the only DNN of a group, which is at fault."""
         pause_ns = group.retry.failed()
         group.isolated = True
         group.next_attempt_ns = self._table.clock() + pause_ns

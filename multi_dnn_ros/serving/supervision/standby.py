@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from multi_dnn_ros.serving.supervision.process_table import ProcessTable
 from multi_dnn_ros.serving.supervision.states import Backoff, Phase, ProcessState, SpareProcess
 
-#: Pause before the next standby if one did not fit into memory.
+#: Pause before the next standby after one did not fit into memory.
 _MEMORY_PAUSE_NS = 60_000_000_000
 
 
@@ -22,12 +22,12 @@ class Standby:
 
     @property
     def key(self) -> int | None:
-        """Of the standby process; None: there is none."""
+        """Key of the standby process; None: there is none."""
         return self._spare.key
 
     @property
     def missing_reason(self) -> str:
-        """Why there is no standby although there should be one; empty: there is one, or none was tried."""
+        """Why the wanted standby is missing; empty: it exists, or none was started yet."""
         return self._spare.reason if self._spare.key is None else ""
 
     def state_text(self) -> str:
@@ -53,7 +53,7 @@ class Standby:
         return process.key
 
     def take(self) -> int:
-        """Remove the standby from this role for another use; its key."""
+        """Hand over the standby for another use; returns its key."""
         key = self._spare.key
         assert key is not None
         self._spare.removed(self._table.clock(), self._table.window_ns)
@@ -80,7 +80,7 @@ class Standby:
         self._table.log(logging.WARNING, f"engine {self._table.device}: the standby was lost: {cause}")
 
     def advance(self, *, merging: bool) -> None:
-        """Prepare a standby, one step at a time. merging: a process for merged groups is being prepared."""
+        """Prepare a standby, one step per call. merging: a process for merged groups is being prepared."""
         if self._mode == "none":
             return
         table = self._table
@@ -92,7 +92,7 @@ class Standby:
             if common is not None and common.process is not None and may_start:
                 self._spare.key = table.start_process()
         elif self._mode == "hot":
-            if common is None:  # no process that it could replace
+            if common is None:  # there is no process that it could replace
                 return
             table.configure(process, self._dnns(), in_background=True)
             if process.dnns and not process.covers(common.dnns):

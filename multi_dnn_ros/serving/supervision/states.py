@@ -54,7 +54,7 @@ class Backoff:
         return round(pause_s * 1e9)
 
     def reset(self) -> None:
-        """Forget all failures."""
+        """Reset the count of failures."""
         self.failures = 0
 
 
@@ -76,8 +76,8 @@ class ProcessState:
 class Loss:
     """A group lost its process.
 
-    cause: of the most recent loss. at_ns: since when no process serves the group. last_result_ns: last result of the
-    lost process; None: it gave none. gap_ms: time from that result (or `at_ns`) to the first result of the new
+    cause: of the most recent loss. at_ns: since when no process serves the group. last_result_ns: time of the lost
+    process's last result; None: it had none. gap_ms: time from that result (or `at_ns`) to the first result of the new
     process; None: there is none yet.
     """
 
@@ -107,7 +107,7 @@ class Group:
     prepared for it.
     next_attempt_ns: no process is prepared before that time.
     faults: times of the faults within the last fault_window_s.
-    disabled: why its DNN gets no frames until the next retry.
+    disabled: why its DNN is disabled until the next retry; None: it is not.
     """
 
     dnns: tuple[str, ...]

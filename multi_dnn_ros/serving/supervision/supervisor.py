@@ -1,4 +1,4 @@
-"""Which action follows from which event of an engine process: restart, standby, isolation, merging."""
+"""Decides which actions follow from an event of an engine process: restart, standby, isolation, merging."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Supervisor:
     """Not thread-safe. Every method for an event returns the actions to execute, in this order.
 
     After each event the supervisor compares the actual state with the desired one (:meth:`_reconcile`): each group of
-    DNNs has a process, or one that is being prepared, or a time of the next attempt. A process may therefore be lost at
-    any moment without a special case.
+    DNNs has a process, or one that is being prepared, or a time for the next attempt. The loss of a process therefore
+    needs no special case, whenever it happens.
 
     device: for messages. dnns: of the device. standby: none, warm or hot. clock: nanoseconds, monotonic.
     """
@@ -42,7 +42,7 @@ class Supervisor:
     # -- events
 
     def add_configured(self) -> int:
-        """Add a process that was configured for all DNNs before supervision began; its key."""
+        """Add a process that was configured for all DNNs before supervision began; returns its key."""
         table = self._table
         key = table.add_process(Phase.CONFIGURED, table.dnns)
         table.groups[0].process = key
@@ -60,7 +60,7 @@ class Supervisor:
         return self._reconcile()
 
     def deactivate(self) -> list[Action]:
-        """No more frames arrive; the processes finish those they have."""
+        """No more frames arrive; the processes finish those in progress."""
         table = self._table
         table.active = False
         table.routes.clear()
@@ -91,7 +91,7 @@ class Supervisor:
         return self._reconcile()
 
     def refused(self, key: int, text: str, *, out_of_memory: bool = False) -> list[Action]:
-        """The process could not be configured. text: the reason. out_of_memory: that is the reason."""
+        """The process could not be configured. text: the reason. out_of_memory: whether memory was the reason."""
         process = self._table.live_process(key)
         if process is not None:
             self._table.kill(process, "it could not be configured")
@@ -99,7 +99,7 @@ class Supervisor:
         return self._reconcile()
 
     def first_result(self, key: int, at_ns: int) -> list[Action]:
-        """The process gave its first result since it began to serve."""
+        """The first result of the process since it began to serve."""
         table = self._table
         for group in table.groups:
             loss = group.loss
@@ -140,7 +140,7 @@ class Supervisor:
     def ended(
         self, key: int, cause: str, running: Iterable[str] = (), last_result_ns: int | None = None
     ) -> list[Action]:
-        """The process was reaped. running: DNNs whose jobs were running. last_result_ns: None: it gave no result."""
+        """The process was reaped. running: DNNs whose jobs were running. last_result_ns: None: it had no result."""
         process = self._table.processes.pop(key, None)
         if process is not None and process.phase is not Phase.KILLED:
             self._lost(process, cause, tuple(running), last_result_ns, process.phase)
@@ -196,7 +196,7 @@ class Supervisor:
         refused: bool = False,
         out_of_memory: bool = False,
     ) -> None:
-        """Remove the process from its role. phase: in which it was lost."""
+        """Remove a lost process from its role. phase: the phase in which it was lost."""
         key, table = process.key, self._table
         for dnn in [dnn for dnn, route in table.routes.items() if route == key]:
             del table.routes[dnn]
@@ -227,7 +227,7 @@ class Supervisor:
         return table.take_actions()
 
     def _end_unused(self) -> None:
-        """Let processes without a role finish their frames, and kill them."""
+        """Make processes without a role finish their frames, then kill them."""
         table = self._table
         if not any(group.served_by_common for group in table.groups):
             table.groups = [group for group in table.groups if group.dnns]

@@ -46,7 +46,7 @@ class AnchorDecoder(Decoder):
     detector: an SSD, RetinaNet or FCOS of torchvision in eval mode. Its layers are moved to `core`; the rest decodes
     and has no weights. The input size is that of `preprocess`, so the anchors are computed once. anchors: (N, 4)
     float32 x1, y1, x2, y2 in input pixels. level_sizes: number of anchors per feature map. names: of the raw outputs,
-    in order. by_level: candidates are selected per feature map, otherwise per class.
+    in order. by_level: whether candidates are selected per feature map or per class.
     """
 
     name = "torchvision"
@@ -84,7 +84,7 @@ class AnchorDecoder(Decoder):
         detector: Any = self.detector
         detector.score_thresh = self.score_threshold
         detector.nms_thresh = self.iou_threshold
-        detector.detections_per_img = len(self.anchors) * len(self.labels)  # all: report() selects
+        detector.detections_per_img = len(self.anchors) * len(self.labels)  # keep all: report() selects
         heads: dict[str, Any] = dict(zip(self.names, outputs, strict=True))
         anchors: list[Any] = [self.anchors]
         if self.by_level:

@@ -42,7 +42,7 @@ def expect_finite(name: str, total: torch.Tensor, values: torch.Tensor | None = 
 
 
 class TwoParts(Protocol):
-    """A decoder split in two: condense() on the device, then decode() on the CPU. The results are the decoder's."""
+    """A decoder split in two: condense() on the device, then decode() on the CPU, with equal results."""
 
     def condense(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Raw outputs -> the data that decode() needs, on the same device. Shapes must not depend on values."""
@@ -56,7 +56,7 @@ class TwoParts(Protocol):
 class Decoder:
     """Raw outputs of a network on the CPU and the source image's (H, W) -> a result, such as Detections or Lanes.
 
-    preprocess: that made the network's input. labels: class names by index. keep: names of the classes to report;
+    preprocess: that of the network's input. labels: class names by index. keep: names of the classes to report;
     empty: all. score_threshold (0..1; 0: own_threshold, the model's own), iou_threshold (0..1) and max_detections may
     be set at any time; a call in progress may still use the old values. Raises ValueError, see :meth:`check_labels`.
     """

@@ -22,17 +22,17 @@ from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers
 from multi_dnn_ros.vision.decoders.rtdetr import MAX_QUERIES
 
-#: Queries of DETR; the detectors that followed it have more, and no class for "no object".
+#: Number of queries of DETR; its successors have more, and no class for "no object".
 _QUERIES = 100
 _BOXES: Pattern = (1, "queries", 4)
 
 
 class DetrDecoder(RowDecoder):
-    """Logits (1, queries, classes + 1), the last of "no object", and boxes (1, queries, 4): cx, cy, w, h as shares of
+    """Logits (1, queries, classes + 1), the last for "no object", and boxes (1, queries, 4): cx, cy, w, h as shares of
     the input.
 
     Score = softmax over the classes; one box per query, of its best class, without non-maximum suppression
-    (arXiv:2005.12872). Where both outputs have 4 columns, the first is that of the logits.
+    (arXiv:2005.12872). If both outputs have 4 columns, the first one has the logits.
     """
 
     name = "detr"
@@ -54,7 +54,7 @@ class DetrDecoder(RowDecoder):
 
     @classmethod
     def certainty(cls, queries: int, classes: int) -> tuple[int, str]:
-        """Certainty and reason by the numbers of queries and of known class names, which fit."""
+        """Certainty and reason for outputs that fit. classes: number of known class names; 0: unknown."""
         if classes:
             return LIKELY, f"{classes} class names and one logit more"
         return (LIKELY if queries == _QUERIES else POSSIBLE), f"logits and boxes of {queries or '?'} queries"
@@ -64,7 +64,7 @@ class DetrDecoder(RowDecoder):
         return Rows(boxes, logits.softmax(dim=1)[:, :-1])
 
     def split(self, outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """(queries, columns) logits and (queries, 4) boxes of outputs that were checked."""
+        """(queries, columns) logits and (queries, 4) boxes of checked outputs."""
         swapped = outputs[1].shape[2] != 4
         return outputs[int(swapped)][0], outputs[1 - int(swapped)][0]
 

@@ -19,7 +19,7 @@ from multi_dnn_ros.vision.results import Detections
 class DetrSigmoidDecoder(DetrDecoder):
     """Logits (1, queries, classes) and boxes (1, queries, 4): cx, cy, w, h as shares of the input.
 
-    Score = sigmoid; a query may report several classes. As many of them as there are queries are left, the best ones,
+    Score = sigmoid; a query may report several classes. The best detections are kept, as many as there are queries,
     without non-maximum suppression (post_process_object_detection of the image processors).
     """
 
@@ -41,7 +41,7 @@ class DetrSigmoidDecoder(DetrDecoder):
         if len(values) > len(logits):
             best = np.argsort(-values, kind="stable")[: len(logits)]
             query, class_ids, values = query[best], class_ids[best], values[best]
-        # In float64 exp does not overflow for any float32 over the threshold.
+        # In float64, exp does not overflow for any float32 logit over the threshold.
         scores = (1.0 / (1.0 + np.exp(-values.astype(np.float64)))).astype(np.float32)
         return report_ranked(self, self.corners(boxes[query].clip(-1e6, 1e6), query), scores, class_ids, source_size)
 

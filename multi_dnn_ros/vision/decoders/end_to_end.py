@@ -1,4 +1,4 @@
-"""Exports with the selection of boxes inside: YOLOv10, YOLO26, and what Ultralytics exports with nms=True."""
+"""Exports that include the selection of boxes: YOLOv10, YOLO26, and what Ultralytics exports with nms=True."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.decoders.rows import RecognizedDecoder, report_ranked
 from multi_dnn_ros.vision.results import Detections
 
-#: Most boxes that such exports report; more rows are candidates.
+#: Maximum number of boxes that such exports report; more rows are candidates, not selected boxes.
 MAX_BOXES = 1000
 _LIMIT = 1e6
 
@@ -20,7 +20,7 @@ _LIMIT = 1e6
 class EndToEndDecoder(RecognizedDecoder):
     """(1, N, 6): x1, y1, x2, y2 in input pixels, score, class. No non-maximum suppression is applied.
 
-    Rows that are not used have score 0. github.com/THU-MIG/yolov10 (arXiv:2405.14458), docs.ultralytics.com.
+    Unused rows have score 0. github.com/THU-MIG/yolov10 (arXiv:2405.14458), docs.ultralytics.com.
     """
 
     name = "end_to_end"

@@ -50,7 +50,7 @@ class GridDecoder(Decoder):
 
 
 def recognize(layout: Layout) -> Match | Difference:
-    """Whether GridDecoder reads such outputs: best one cell per 16 pixels, as FastestDet has."""
+    """Whether GridDecoder reads such outputs; the best match is one cell per 16 x 16 pixels, as in FastestDet."""
     found = match(layout, [(1, ("classes", 5), "rows", "columns")])
     if isinstance(found, Difference):
         return found
@@ -66,6 +66,6 @@ SPEC = DecoderSpec(
     "grid",
     GridDecoder,
     signature="(1, 5 + classes, rows, columns)",
-    preprocess={"bgr": True},  # as FastestDet trains, which stretches images
+    preprocess={"bgr": True},  # FastestDet is trained on BGR images, stretched to the input
     recognize=recognize,
 )

@@ -63,7 +63,7 @@ class LaneDecoder(Decoder):
         return self.decode_map(self.lane_logits(outputs[0][0]), source_size)
 
     def in_two_parts(self) -> TwoParts | None:
-        """With several classes the first part reduces their maps to one."""
+        """With several classes, the first part reduces their maps to one."""
         return _LaneMap(self) if len(self.labels) > 1 and len(self.lane_classes) < len(self.labels) else None
 
     def decode_map(self, lane: torch.Tensor, source_size: tuple[int, int]) -> Lanes:
@@ -72,7 +72,7 @@ class LaneDecoder(Decoder):
         height, width = logits.shape
         threshold = min(max(self.score_threshold, 1e-6), 1.0 - 1e-6)
         mask = (logits >= math.log(threshold / (1.0 - threshold))).view(np.uint8)
-        # Close one-pixel gaps and holes: each of them would end a piece.
+        # Close one-pixel gaps and holes, because each of them would end a piece.
         mask = np.asarray(cv2.morphologyEx(mask, cv2.MORPH_CLOSE, np.ones((3, 3), np.uint8)), np.uint8)
         runs = find_runs(mask)
         scale = (source_size[1] / width, source_size[0] / height)
@@ -125,7 +125,7 @@ class _LaneMap:
         return self._decoder.lane_logits(logits), total_of(logits)
 
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Lanes:
-        """What condense() gave, on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
+        """Result of condense(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
         lane, total = outputs
         expect_finite("output 0", total)
         return self._decoder.decode_map(lane, source_size)
@@ -188,7 +188,7 @@ def _bottom_u(runs: Runs, line: Line, curve: npt.NDArray[np.float64], scale: tup
 
 
 def recognize(layout: Layout) -> Match | Difference:
-    """Whether LaneDecoder reads such outputs: maps, of which the role must say that they are lanes."""
+    """Whether LaneDecoder reads such outputs: one map per class. Only the DNN's role can state that they are lanes."""
     found = match(layout, [(1, "classes", "h", "w")])
     if isinstance(found, Difference):
         return found

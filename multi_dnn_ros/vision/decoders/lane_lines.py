@@ -1,9 +1,9 @@
 """Detects lane lines in a binary mask: groups its pixels into lines and joins the dashes of a line.
 
 Every row of the mask is split into runs of set pixels. Runs that touch one-to-one from row to row form a piece; a piece
-ends where lines merge or split. Two pieces belong to one line if the end of each, extended along its direction, meets
-the end of the other within the uncertainty given by its length. The best pair is joined first; the joined piece is
-longer, its direction therefore more certain, and it is compared again with the rest.
+ends where lines merge or split. Two pieces belong to one line if each, extended along its direction, meets the end of
+the other within the uncertainty of that direction, which decreases with its length. The best pair is joined first. The
+joined piece is longer, so its direction is more certain, and it is compared with the rest again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-#: Number of longest pieces considered; comparing all pairs stays below a millisecond.
+#: Only this many pieces, the longest ones, are considered; comparing all pairs then takes less than a millisecond.
 MAX_PIECES = 48
-#: Number of longest chains of runs that become pieces; noise yields thousands of chains.
+#: Only this many chains of runs, the longest ones, become pieces; noise yields thousands of chains.
 MAX_CHAINS = 256
 # The lengths below are relative to the mask's width.
 _NOISE = 0.6 / 320  # position noise of a run's center, perpendicular to the line
@@ -29,7 +29,7 @@ _THICKEST_LINE = 20.0 / 320
 _LONGEST_GAP = 0.35
 _WIDEST_MISS = 6.0 / 320
 _LONGEST_GAP_PER_LENGTH = 8.0
-_MAX_SLOPE = 14.0  # columns per row; flatter lines are no lane lines of the road ahead
+_MAX_SLOPE = 14.0  # columns per row; flatter lines are not lane lines of the road ahead
 _NO_BEND = (0.0, 0.0, 1.0)  # row and column of the normal equations for c2 = 0
 _NORMAL = np.array([0, 1, 2, 1, 2, 3, 2, 3, 4])  # sums of the powers of t, 0 to 4, as the 3 x 3 normal equations
 _CURVATURE = 0.35  # maximum deviation of a line from its tangent: this * gap^2 / mask width
@@ -70,7 +70,7 @@ class Line:
 def group_runs(runs: Runs, width: int) -> list[Line]:
     """Group the runs of a mask of `width` columns into lane lines, longest line first.
 
-    Runs of specks, blobs and horizontal bars are in no line.
+    Runs of specks, blobs and horizontal bars belong to no line.
     """
     pieces = _fit(runs, _touching(runs, width))
     pieces = [piece for piece in pieces if piece.length >= _SHORTEST_PIECE * width and _is_thin(piece, width)]
@@ -91,8 +91,8 @@ def fit_curves(v: Floats, u: Floats, counts: Integers, bend: npt.NDArray[np.bool
     """Robust fits of u = c0 + c1 v + c2 v^2 (c2 = 0 unless `bend`) by reweighted least squares, Huber weights.
 
     v, u: (K,) coordinates, curve after curve. counts: (P,) number of points of each curve, at least 1. bend: (P,).
-    Returns (P, 3) c0, c1, c2. All curves are fitted at once: one by one, the overhead of numpy calls, during which the
-    GIL is held, is ten times the computation.
+    Returns (P, 3) c0, c1, c2. All curves are fitted at once: one by one, the overhead of the numpy calls, which
+    hold the GIL, would be ten times the computation.
     """
     begins = np.cumsum(counts) - counts
     number = np.repeat(np.arange(len(counts)), counts)

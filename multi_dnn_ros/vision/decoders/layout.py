@@ -1,4 +1,4 @@
-"""Shapes of a network's outputs, and whether they are those that a decoder reads."""
+"""Compares the shapes of a network's outputs with those that a decoder reads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-#: Length of an axis: a number; a name, which stands for any length, the same wherever it occurs; or a name and what
-#: is added to it, as in ("classes", 4).
+#: Length of an axis: a number; a name for any length, which is the same wherever the name occurs; or a name and a
+#: number that is added to it: ("classes", 4) means classes + 4.
 Axis = int | str | tuple[str, int]
 Pattern = tuple[Axis, ...]
 #: Exports with several resolutions have these strides: most detectors, their "P6" variants, the "tiny" ones of YOLOv3.
@@ -39,8 +39,8 @@ class Layout:
 class Match:
     """A decoder reads these outputs.
 
-    certainty: EXACT, LIKELY or POSSIBLE; of several decoders the one with the highest is chosen. why: for people.
-    classes: number of class names that it needs; 0: any number.
+    certainty: EXACT, LIKELY or POSSIBLE; of several decoders the most certain one is chosen. why: the reason, for
+    messages. classes: number of class names that it needs; 0: any number.
     """
 
     certainty: int
@@ -48,14 +48,14 @@ class Match:
     classes: int = 0
 
 
-#: The number of rows is the one that the input size gives; the shape is distinctive; the shape fits, but nothing in it
-#: is peculiar to the decoder.
+#: EXACT: the number of rows is the one that follows from the input size. LIKELY: the shape is distinctive. POSSIBLE:
+#: the shape fits, but nothing in it is specific to the decoder.
 EXACT, LIKELY, POSSIBLE = 3, 2, 1
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A decoder does not read these outputs. text: what differs. distance: above 0, larger the more differs."""
+    """A decoder does not read these outputs. text: what differs. distance: above 0, larger if more differs."""
 
     text: str
     distance: float
@@ -69,8 +69,8 @@ class Bound(NamedTuple):
 
 
 def match(layout: Layout, patterns: Sequence[Pattern]) -> Bound | Difference:
-    """Compare the outputs with `patterns`, in any order; of several orders the first, which is the given one if it
-    fits. The difference is that of the nearest order.
+    """Compare the outputs with `patterns`, in any order. If several orders fit, the first one is taken, which is the
+    given order if that fits; if none fits, the difference is that of the nearest order.
     """
     count = len(patterns)
     if len(layout.shapes) != count:
@@ -141,7 +141,7 @@ def _axis_text(axis: Axis, axes: Mapping[str, int]) -> str:
 
 
 def check_classes(layout: Layout, classes: int) -> Difference | None:
-    """None where the known class names are as many as the outputs have classes, or one of the two is unknown."""
+    """None if there are as many class names as classes in the outputs, or one of the two numbers is unknown."""
     if layout.classes and classes and layout.classes != classes:
         plural = "" if layout.classes == 1 else "s"
         return Difference(f"{classes} classes in the outputs, but {layout.classes} class name{plural}", 0.5)
@@ -154,7 +154,7 @@ def cells(size: tuple[int, int], stride: int) -> tuple[int, int]:
 
 
 def row_count(size: tuple[int, int], strides: Sequence[int]) -> int:
-    """Cells of the feature maps together."""
+    """Number of cells of all feature maps together."""
     return sum(columns * rows for columns, rows in (cells(size, stride) for stride in strides))
 
 

@@ -25,7 +25,7 @@ from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Row
 _BINS = 8
 SIDES = 4 * _BINS
 _STRIDES = (8, 16, 32)
-#: Blue first, ImageNet's mean and deviation, the image stretched: as the training configurations have it.
+#: As in the training configurations: blue first, ImageNet's mean and deviation, the image stretched.
 PREPROCESS = {
     "bgr": True,
     "mean": (103.53 / 255, 116.28 / 255, 123.675 / 255),
@@ -43,7 +43,7 @@ class NanoDetDecoder(RowDecoder):
 
     name = "nanodet"
     signature = "(1, n, classes) and (1, n, 32) for each of 3 feature maps"
-    #: Where in a cell the distances are measured from.
+    #: The point of a cell from which distances are measured; 0.5: its center, 0: its upper left corner.
     offset: ClassVar[float] = 0.5
 
     @classmethod
@@ -65,7 +65,7 @@ class NanoDetDecoder(RowDecoder):
     def rows(self, outputs: Sequence[Tensor]) -> Rows:
         shapes = tuple(tuple(output.shape) for output in outputs)
         order = _order(shapes, (self.preprocess.width, self.preprocess.height))
-        assert order is not None  # check() looked
+        assert order is not None  # as check() has found
         half = len(_STRIDES)
         scores, raw = (torch.cat([outputs[place][0] for place in part]) for part in (order[:half], order[half:]))
         return Rows(raw, scores)
@@ -80,13 +80,13 @@ class NanoDetDecoder(RowDecoder):
 
     @cached_property
     def _cells(self) -> Floats:
-        # A variant with fewer feature maps has the first of these rows.
+        # Variants with fewer feature maps use the first of these rows.
         return points((self.preprocess.width, self.preprocess.height), (*_STRIDES, 64))
 
 
 def _order(shapes: Sequence[tuple[int, ...]], size: tuple[int, int]) -> tuple[int, ...] | None:
-    """Outputs with the classes of each feature map, finest first, then those with its distances; None: they are not
-    there. Where both have 32 columns, the first is that of the classes.
+    """Indices of the outputs: the classes of each feature map, finest first, then the distances of each; None: the
+    shapes do not fit. If both outputs of a feature map have 32 columns, the first one has the classes.
     """
     if len(shapes) != 2 * len(_STRIDES) or any(len(shape) != 3 or shape[0] != 1 for shape in shapes):
         return None

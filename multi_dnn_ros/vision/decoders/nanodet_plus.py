@@ -48,7 +48,7 @@ class NanoDetPlusDecoder(NanoDetDecoder):
         strides = strides_of(layout.size, count, allowed=_STRIDES)
         if strides is None:
             return Difference(f"{count} rows, which is not one per cell of 4 feature maps", 0.8)
-        # Without class names, three feature maps are those of YOLOX.
+        # Without class names, an output for three feature maps is more probably YOLOX's.
         certainty = EXACT if layout.classes or len(strides) == 4 else POSSIBLE
         return Match(certainty, f"{count} rows are one per cell at strides {', '.join(map(str, strides))}", classes)
 

@@ -23,10 +23,10 @@ _TOGETHER: tuple[Pattern, ...] = ((1, "N"), (1, "N", 5))
 class PostprocessedDecoder(RecognizedDecoder):
     """Labels (1, N), boxes (1, N, 4) x1, y1, x2, y2 in input pixels and scores (1, N), in any order.
 
-    Also without the axis of length 1, as torchvision's own export has it, and with boxes and scores in one output
-    (1, N, 5), as mmdeploy has it. RT-DETR and D-FINE (github.com/lyuwenyu/RT-DETR, github.com/Peterande/D-FINE) have it
-    where their second input, orig_target_sizes, is fixed to the input size. Labels are whole numbers and scores are
-    not; where that does not tell them apart, labels come first. No non-maximum suppression is applied.
+    Variants: without the axis of length 1, as torchvision exports it, and with boxes and scores in one output
+    (1, N, 5), as mmdeploy exports it. RT-DETR and D-FINE (github.com/lyuwenyu/RT-DETR, github.com/Peterande/D-FINE)
+    give such outputs if their second input, orig_target_sizes, is fixed to the input size. Labels are whole numbers and
+    scores are not; if that does not distinguish them, the labels come first. No non-maximum suppression is applied.
     """
 
     name = "postprocessed"
@@ -64,7 +64,7 @@ def _is_of_one_image(layout: Layout) -> bool:
 
 
 def _holds_boxes(array: npt.NDArray[Any], arrays: Sequence[npt.NDArray[Any]]) -> bool:
-    """Whether it has one axis more than the others: 4 boxes have 4 scores."""
+    """Whether no other output has more axes: with 4 boxes, labels and scores also have a last axis of length 4."""
     return all(array.ndim >= other.ndim for other in arrays)
 
 

@@ -1,4 +1,4 @@
-"""Which decoder reads the outputs of a network, by their shapes."""
+"""Finds the decoder for the outputs of a network by their shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from multi_dnn_ros.vision.decoders.layout import Difference, Layout, Match
 from multi_dnn_ros.vision.decoders.registry import DECODERS
 
-#: Most decoders that an error describes.
+#: Maximum number of decoders that an error describes.
 _NEAREST = 3
 
 
@@ -15,8 +15,8 @@ _NEAREST = 3
 class Recognition:
     """matches: decoders that read the outputs, by name, the chosen one first. differences: the others, nearest first.
 
-    The order of matches is that of their certainty; equal ones are in the order of the registry, so that the same
-    shapes always give the same decoder.
+    Matches are in order of certainty, and equally certain ones in the order of the registry, so that the same shapes
+    always give the same decoder.
     """
 
     layout: Layout
@@ -49,7 +49,7 @@ class Recognition:
 
 
 def recognize(layout: Layout, result_kind: str = "") -> Recognition:
-    """Compare the outputs with every decoder that can be recognized. result_kind: of those only; empty: all."""
+    """Compare the outputs with every decoder that can be recognized. result_kind: of this kind only; empty: any."""
     matches, differences = [], []
     for spec in DECODERS.usable():
         if spec.recognize is None or spec.takes_detector or result_kind not in ("", spec.result_kind):

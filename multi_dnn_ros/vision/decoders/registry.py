@@ -30,7 +30,7 @@ class DecoderSpec:
     loss: for `multi-dnn retrain`: (dnn, source) -> loss, or "module:function"; None: the network can only be trained by
     distillation from another network.
     recognize: shapes of a model's outputs -> whether the decoder reads them, and how certain that is; it selects the
-    decoder of a model that does not name one. None: the decoder is used only where it is named.
+    decoder of a model that does not name one. None: the decoder is used only if it is named.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Detectors with one row of numbers per candidate: the best class of each row, the threshold, then the boxes."""
+"""Base of decoders for one row per candidate: best class of each row, then the threshold, then the boxes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multi_dnn_ros.vision.results import Detections, OutputError
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
-#: Numbers of a row are limited to this, pixels: what is computed from them stays finite.
+#: Limit of the numbers of a row, pixels, so that everything computed from them stays finite.
 _LIMIT = 1e6
 
 
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 class RecognizedDecoder(Decoder):
     """A decoder whose `recognize` decides which outputs fit: in :meth:`check` and where no decoder is configured."""
 
-    #: The outputs that it reads, for messages.
+    #: Shapes of the outputs that it reads, for messages.
     signature: ClassVar[str] = ""
 
     @classmethod
@@ -66,7 +66,7 @@ class RowDecoder(RecognizedDecoder):
     suppress: ClassVar[bool] = True
 
     def rows(self, outputs: Sequence[Tensor]) -> Rows:
-        """The rows in outputs that were checked, float32, on any device. Nothing in it depends on values."""
+        """The rows of checked float32 outputs on any device. No shape or branch depends on values."""
         raise NotImplementedError
 
     def corners(self, raw: Floats, index: Integers) -> Floats:
@@ -78,7 +78,7 @@ class RowDecoder(RecognizedDecoder):
         index: Integers = np.arange(len(raw))
         values = scores.numpy()
         if objectness is not None:
-            # The product is at most the objectness: most rows need no look at their classes.
+            # The product is at most the objectness, so the classes of most rows need not be read.
             index = np.flatnonzero(objectness.numpy() >= self.score_threshold)
             values = values[index] * objectness.numpy()[index, None]
         best = values.max(axis=1, initial=0.0)
@@ -101,14 +101,14 @@ class RowDecoder(RecognizedDecoder):
 
 
 class _BestRows:
-    """Gives what `decoder` gives. Raw outputs are megabytes per frame; a few kilobytes are left for the CPU."""
+    """The two parts of `decoder`: of raw outputs of megabytes per frame, only the best rows are copied to the CPU."""
 
     def __init__(self, decoder: RowDecoder) -> None:
         self._decoder = decoder
 
     def condense(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Raw outputs on any device -> best scores (K,), their classes (K,), rows' numbers (K,), raw rows (K, ...) and
-        the total of the outputs ()."""
+        """Raw outputs on any device -> best scores (K,), their classes (K,), indices of the rows (K,), raw rows
+        (K, ...) and the total of the outputs ()."""
         total = torch.stack([total_of(output) for output in outputs]).sum()
         raw, scores, objectness = self._decoder.rows([output.float() for output in outputs])
         best, class_ids = scores.max(dim=1)
@@ -118,12 +118,12 @@ class _BestRows:
         return best, class_ids[index], index, raw[index], total
 
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Detections:
-        """What condense() gave, on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
+        """Result of condense(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
         scores, class_ids, index, raw, total = outputs
         expect_finite("the outputs", total)
         values, rows = scores.numpy(), index.numpy()
         chosen = np.flatnonzero(values >= self._decoder.score_threshold)
-        chosen = chosen[np.argsort(rows[chosen])]  # as in one part, so that ties are decided alike
+        chosen = chosen[np.argsort(rows[chosen])]  # the order of the undivided decoder, which decides ties
         return self._decoder.report(
             raw.numpy()[chosen], values[chosen], class_ids.numpy()[chosen], rows[chosen], source_size
         )
@@ -133,7 +133,7 @@ def report_ranked(
     decoder: Decoder, boxes: Floats, scores: Floats, class_ids: Integers, source_size: tuple[int, int]
 ) -> Detections:
     """Boxes (N, 4) in input pixels of a network that leaves no duplicates -> kept classes, over the threshold, best
-    first; of equal scores the first. No non-maximum suppression.
+    first; equal scores stay in order. No non-maximum suppression.
 
     Raises OutputError for a class without a name.
     """
@@ -151,6 +151,6 @@ def report_ranked(
 
 
 def from_centers(raw: Floats) -> Floats:
-    """(K, 4) center x, y, width, height -> x1, y1, x2, y2. Negative sizes are 0."""
+    """(K, 4) center x, y, width, height -> x1, y1, x2, y2. Negative sizes count as 0."""
     center, half = raw[:, :2], raw[:, 2:4].clip(min=0) / 2
     return np.concatenate([center - half, center + half], axis=1)

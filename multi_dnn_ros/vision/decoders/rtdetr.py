@@ -12,7 +12,7 @@ from multi_dnn_ros.vision.decoders.layout import LIKELY, POSSIBLE, Difference, L
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers
 
-#: Most queries of a transformer detector; more rows are anchor points.
+#: Maximum number of queries of a transformer detector; more rows are anchor points.
 MAX_QUERIES = 1000
 
 
@@ -36,7 +36,7 @@ class RtDetrDecoder(RowDecoder):
             return wrong
         if queries > MAX_QUERIES:
             return Difference(f"{queries} rows; allowed: up to {MAX_QUERIES} queries", 0.9)
-        # Rows of 6 are rather box, score and class; more classes than queries rather a transposed output.
+        # Rows of 6 are more probably box, score and class; more classes than queries, a transposed output.
         certainty = LIKELY if queries and 2 < classes <= queries else POSSIBLE
         return Match(certainty, f"{queries or '?'} rows of 4 numbers and {classes or '?'} classes", classes)
 

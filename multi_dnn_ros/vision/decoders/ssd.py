@@ -19,8 +19,8 @@ class SsdDecoder(RowDecoder):
     """Probabilities (1, N, classes), the first class being background, and boxes (1, N, 4): x1, y1, x2, y2 as shares of
     the input.
 
-    As github.com/qfgaohao/pytorch-ssd and dusty-nv/jetson-inference export them. `labels` has a name for the
-    background, too, which is never reported. Where both outputs have 4 columns, the first is that of the classes.
+    As github.com/qfgaohao/pytorch-ssd and dusty-nv/jetson-inference export them. `labels` also names the
+    background, which is never reported. If both outputs have 4 columns, the first one has the classes.
     """
 
     name = "ssd"
@@ -61,7 +61,7 @@ SPEC = DecoderSpec(
     "ssd",
     SsdDecoder,
     signature="(1, N, classes) probabilities with background first, (1, N, 4) corners as shares of the input (SSD)",
-    # Grey levels minus 127, over 128.
+    # (grey level - 127) / 128
     preprocess={"mean": (127 / 255, 127 / 255, 127 / 255), "std": (128 / 255, 128 / 255, 128 / 255)},
     recognize=SsdDecoder.recognize,
 )

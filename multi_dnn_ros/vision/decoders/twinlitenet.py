@@ -18,7 +18,7 @@ _MAP = (1, 2, "h", "w")
 class TwinLiteNetDecoder(LaneDecoder):
     """(1, 2, h, w) logits of the drivable area, then (1, 2, h, w) of lane lines, "none" first in both -> Lanes.
 
-    github.com/chequanghuy/TwinLiteNet, arXiv:2307.10705. The drivable area is no result kind yet.
+    github.com/chequanghuy/TwinLiteNet, arXiv:2307.10705. There is no result kind for the drivable area yet.
     """
 
     name = "twinlitenet"
@@ -42,7 +42,7 @@ class TwinLiteNetDecoder(LaneDecoder):
 
 
 class _SecondMap:
-    """The parts of the decoder of one map, given the second one."""
+    """The two parts of the decoder of one map, applied to the second map."""
 
     def __init__(self, parts: TwoParts) -> None:
         self._parts = parts

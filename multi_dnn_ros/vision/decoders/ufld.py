@@ -15,13 +15,14 @@ from multi_dnn_ros.vision.decoders.rows import RecognizedDecoder
 from multi_dnn_ros.vision.results import Lane, Lanes
 
 _LANES = 4
-#: Rows by their number, in pixels of an input of 800 x 288: the evaluation protocols of TuSimple and CULane.
+#: Positions of the rows by their number, in pixels of an input of 800 x 288: those of the evaluation protocols of
+#: TuSimple and CULane.
 _ROWS: Mapping[int, tuple[int, ...]] = {
     56: tuple(range(64, 288, 4)),
     18: (121, 131, 141, 150, 160, 170, 180, 189, 199, 209, 219, 228, 238, 248, 258, 267, 277, 287),
 }
 _SIZE = (800, 288)
-#: Fewer rows are no lane.
+#: Minimum number of rows of a lane.
 _FEWEST = 3
 #: Width of the mask of lane numbers.
 _MASK_WIDTH = 320
@@ -32,9 +33,9 @@ Floats = npt.NDArray[np.float64]
 class UfldDecoder(RecognizedDecoder):
     """(1, cells + 1, rows, 4) logits -> Lanes. rows: 56 (TuSimple) or 18 (CULane), from the top.
 
-    For each lane and row: the last class is "no lane here"; where it is not the largest, the column is the expectation
-    of the cell's number, 1 to `cells`, under a softmax over the cells (arXiv:2004.11757). A lane has at least 3 rows;
-    its score is the mean probability of there being a lane in its rows, which must reach `score_threshold`.
+    For each lane and row, the last class is "no lane here". If it is not the largest, the column is the expectation of
+    the cell's number, 1 to `cells`, under a softmax over the cells (arXiv:2004.11757). A lane has at least 3 rows; its
+    score is the mean over these rows of the probability of a lane, and must reach `score_threshold`.
     """
 
     name = "ufld"

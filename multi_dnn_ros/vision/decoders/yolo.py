@@ -55,7 +55,7 @@ class YoloDecoder(Decoder):
 
 
 def recognize(layout: Layout) -> Match | Difference:
-    """Whether YoloDecoder reads such outputs: more anchor points than rows, best as many as the input has cells."""
+    """Whether YoloDecoder reads such outputs: more anchor points than rows, ideally as many as the input has cells."""
     found = match(layout, [(1, ("classes", 4), "N")])
     if isinstance(found, Difference):
         return found

@@ -19,7 +19,7 @@ from multi_dnn_ros.vision.decoders.layout import (
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers
 
-#: Coefficients of the masks behind the classes.
+#: Number of mask coefficients after the classes.
 _COEFFICIENTS = 32
 
 
@@ -27,7 +27,7 @@ class YoloMasksDecoder(RowDecoder):
     """(1, 4 + classes + 32, N) and (1, 32, h, w): as decoder yolo, with 32 mask coefficients per row, and the masks'
     prototypes.
 
-    The boxes are reported. Masks of instances are no result kind yet.
+    Only the boxes are reported; there is no result kind for instance masks yet.
     """
 
     name = "yolo_masks"

@@ -25,7 +25,7 @@ from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers
 
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64))
-#: exp of it is far above any image.
+#: exp of it is far above the size of any image.
 _LARGEST_LOG = 12.0
 
 
@@ -55,7 +55,7 @@ class YoloXDecoder(RowDecoder):
             width, height = layout.size
             allowed = " or ".join(str(row_count(layout.size, strides)) for strides in _STRIDES)
             return Difference(f"{count} rows; one per cell of an input of {width} x {height} would be {allowed}", 0.7)
-        # Four feature maps are more often those of NanoDet-Plus.
+        # Four feature maps are more common in NanoDet-Plus.
         certainty = EXACT if len(strides) == 3 else LIKELY
         return Match(certainty, f"{count} rows are one per cell at strides {', '.join(map(str, strides))}", classes)
 
@@ -71,7 +71,7 @@ class YoloXDecoder(RowDecoder):
 
     @cached_property
     def _cells(self) -> Floats:
-        # The strides of the variants without the last one are a prefix, so their rows are as well.
+        # Variants with three strides use a prefix of these strides, and therefore of these rows.
         return points((self.preprocess.width, self.preprocess.height), _STRIDES[-1])
 
 
