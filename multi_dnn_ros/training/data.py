@@ -169,7 +169,7 @@ def held_out(rows: Rows, part: Part, recordings: Sequence[str], where: str) -> R
     chosen = split(recordings, where)
     if part == "choice":
         return subset(rows, chosen.choice)
-    # What is in no row counts once, for the larger part.
+    # Items without a row, such as images without a mask, are reported once, for the larger part.
     return SomeRows(rows, chosen.train, rows.unusable) if rows.unusable else subset(rows, chosen.train)
 
 

@@ -365,6 +365,26 @@ def test_the_comparison_is_made_once_and_names_the_output(tmp_path: Path, monkey
     load_dnn("x", config)
 
 
+def test_the_comparison_is_repeated_when_data_beside_the_file_changes(tmp_path: Path) -> None:
+    """External data of a Constant's attribute, and the image that is compared."""
+    value = numpy_helper.from_array(np.ones((1, 3, 8, 8), np.float32), "value")
+    onnx.external_data_helper.set_external_data(value, "value.bin", offset=0, length=len(value.raw_data))
+    (tmp_path / "value.bin").write_bytes(value.raw_data)
+    value.ClearField("raw_data")
+    constant = helper.make_node("Constant", [], ["c"])
+    constant.attribute.append(helper.make_attribute("value", value))
+    add = helper.make_node("Add", ["image", "c"], ["y"])
+    file = written(tmp_path / "net.onnx", model([constant, add], ["y"], opset=17))
+    image = tmp_path / "road.png"
+    image.write_bytes(b"first")
+    keys = {verification._key(file, (8, 8), image)}
+    image.write_bytes(b"other")
+    keys.add(verification._key(file, (8, 8), image))
+    (tmp_path / "value.bin").write_bytes(bytes(3 * 8 * 8 * 4))
+    keys.add(verification._key(file, (8, 8), image))
+    assert len(keys) == 3
+
+
 def test_a_comparison_that_cannot_be_made_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -35,7 +35,7 @@ def read_model(path: Path, *, weights: bool = True) -> Any:
         raise Refusal("cannot be read as ONNX: it holds no graph")
     total = 0
     external = False
-    for tensor in _tensors(model):
+    for tensor in tensors_of(model):
         total += _check_tensor(tensor, path.parent)
         external |= tensor.data_location == onnx.TensorProto.EXTERNAL
         if total > MAX_WEIGHT_BYTES:
@@ -45,7 +45,8 @@ def read_model(path: Path, *, weights: bool = True) -> Any:
     return model
 
 
-def _tensors(model: Any) -> Iterator[Any]:
+def tensors_of(model: Any) -> Iterator[Any]:
+    """Every onnx.TensorProto of a model: initializers and attributes, also in subgraphs and functions."""
     nodes = 0
     graphs: list[tuple[Any, int]] = [(model.graph, 0), *((function, 0) for function in model.functions)]
     while graphs:

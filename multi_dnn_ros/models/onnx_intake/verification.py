@@ -24,7 +24,7 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.models.onnx_intake.inputs import KNOWN_INPUTS, element_type
 from multi_dnn_ros.models.onnx_intake.preparation import Prepared
-from multi_dnn_ros.models.onnx_intake.reading import read_model
+from multi_dnn_ros.models.onnx_intake.reading import read_model, tensors_of
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 
 log = logging.getLogger(__name__)
@@ -76,11 +76,12 @@ def verify(path: Path, prepared: Prepared, network: nn.Module, image: Path | Non
 
 def _key(path: Path, size: tuple[int, int], image: Path | None) -> str:
     """Hash of the file and its external data, of the code and libraries that convert it, and of the inputs."""
-    digest = hashlib.sha256(f"{size} {image}".encode())
+    digest = hashlib.sha256(str(size).encode())
     for library in ("multi_dnn_ros", "onnx2torch", "torch", "onnxruntime"):
         digest.update(f"{library} {_version(library)}".encode())
     own = sorted(Path(__file__).resolve().parent.rglob("*.py"))
-    for file in (path, *_external_files(path), *own):
+    images = (image,) if image is not None and image.is_file() else ()
+    for file in (path, *_external_files(path), *images, *own):
         with file.open("rb") as content:
             while chunk := content.read(1 << 20):
                 digest.update(chunk)
@@ -98,7 +99,7 @@ def _external_files(path: Path) -> list[Path]:
     from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
     model = read_model(path, weights=False)
-    names = {ExternalDataInfo(tensor).location for tensor in model.graph.initializer if uses_external_data(tensor)}
+    names = {ExternalDataInfo(tensor).location for tensor in tensors_of(model) if uses_external_data(tensor)}
     return [path.parent / name for name in sorted(names)]
 
 
