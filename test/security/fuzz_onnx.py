@@ -1,8 +1,8 @@
 """Damaged and hostile ONNX files: each is refused in one line or loaded; nothing crashes, no other file is read.
 
-The tests run some hundred files; ten thousand were run once with
+The tests run some hundred files. More with
 
-    python test/security/fuzz_onnx.py --inputs 10000 --output results/fuzz_onnx.json
+    python test/security/fuzz_onnx.py --inputs 10000 --output fuzz_onnx.json
 
 The files of one batch are loaded in a child process of limited memory, so that a crash is found and named by its file.
 """
