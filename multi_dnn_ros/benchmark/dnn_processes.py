@@ -17,6 +17,7 @@ import numpy.typing as npt
 import onnxruntime
 import torch
 
+from multi_dnn_ros.backends import run_stages
 from multi_dnn_ros.benchmark.plain_export import export_network
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import cpu_count
@@ -34,10 +35,8 @@ Prepare = Callable[[NodeConfig, str], Inference]
 
 def infer(task: DnnTask, image: Image) -> object:
     """Run a task as the engine does if no other DNN is waiting."""
-    carried = task.preprocess(torch.from_numpy(image))
-    for stage in (task.single_launch[1],) if 1 in task.single_launch else task.stages:
-        carried = stage(carried)
-    return task.decode(carried, (image.shape[0], image.shape[1]))
+    stages = (task.single_launch[1],) if 1 in task.single_launch else task.stages
+    return task.decode(run_stages(stages, task.preprocess(torch.from_numpy(image))), (image.shape[0], image.shape[1]))
 
 
 def served(config: NodeConfig, name: str) -> Inference:

@@ -7,6 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import onnxruntime
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends import Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.onnx_export import memory_file
 from multi_dnn_ros.backends.static_stages import single_launches
@@ -87,21 +88,12 @@ def _conditions(network: nn.Module, inputs: Tensors, jobs: int) -> dict[str, Cal
     whole = single_launches({1: served}).get(1)
     if whole is None:
         raise ValueError(f"{type(network).__name__} does not run as sessions, or has one job only")
-    return {DIRECT: direct, WHOLE: whole, JOBS: _run_stages(served), TORCHSCRIPT: _run_stages(scripts)}
+    return {DIRECT: direct, WHOLE: whole, JOBS: partial(run_stages, served), TORCHSCRIPT: partial(run_stages, scripts)}
 
 
 def _prepared(backend: str, network: nn.Module, inputs: Tensors, jobs: int) -> Sequence[Stage]:
     cpu = torch.device("cpu")
     return choose_backend(backend, cpu).prepare(cut(network, inputs, jobs, fold_batch_norm=True), inputs, cpu)
-
-
-def _run_stages(stages: Sequence[Stage]) -> Callable[[Tensors], Tensors]:
-    def run(carried: Tensors) -> Tensors:
-        for stage in stages:
-            carried = stage(carried)
-        return carried
-
-    return run
 
 
 def _run_directly(network: nn.Module, inputs: Tensors) -> Callable[[Tensors], Tensors]:

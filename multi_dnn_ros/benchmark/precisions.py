@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends import Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import noise_like
 from multi_dnn_ros.common.captured_warnings import CapturedWarnings
 from multi_dnn_ros.common.cpu_features import has_bf16_products
@@ -65,9 +65,7 @@ def _measure(model: str, precisions: Sequence[str], folder: str, rounds: int, or
         for _ in tqdm(range(rounds), desc=model, unit="round", disable=None):
             for name in order.sample(names, len(names)):
                 begin = time.thread_time()
-                carried = inputs
-                for stage in chains[name]:
-                    carried = stage(carried)
+                run_stages(chains[name], inputs)
                 times[name].append((time.thread_time() - begin) * 1e3)
     base = times[BASELINE]
     return {

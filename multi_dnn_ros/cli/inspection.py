@@ -27,6 +27,7 @@ from multi_dnn_ros.models.onnx_header import OnnxHeader, Value, read_onnx_header
 from multi_dnn_ros.models.sources import load_source
 from multi_dnn_ros.pipeline.build import make_task
 from multi_dnn_ros.pipeline.choices import choose_backend
+from multi_dnn_ros.serving.warm_up import run_on_black
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.decoders.layout import Layout, shape_text
 from multi_dnn_ros.vision.decoders.recognition import Recognition, recognize
@@ -272,14 +273,7 @@ def _try_backend(spec: BackendSpec, dnn: Dnn, config: DnnConfig, devices: list[t
 def _run_black(spec: BackendSpec, dnn: Dnn, config: DnnConfig, device: torch.device) -> None:
     backend = choose_backend(spec.name, device, dnn=NAME)
     task = make_task(dnn, config.model_copy(update={"backend": spec.name}), ("camera",), backend, device)
-    height, width = dnn.preprocess.height, dnn.preprocess.width
-    with torch.inference_mode():
-        carried = task.preprocess(torch.zeros((height, width, 3), dtype=torch.uint8, device=device))
-        for stage in task.stages:
-            carried = stage(carried)
-        if task.condense is not None:
-            carried = task.condense(carried)
-        task.decode(tuple(tensor.cpu() for tensor in carried), (height, width))
+    run_on_black(task, device, dnn.preprocess.height, dnn.preprocess.width)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from multi_dnn_ros.backends import Stage
+from multi_dnn_ros.backends import Stage, run_stages
 from multi_dnn_ros.backends.green_contexts import make_stream, sms_problem
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.registry import BACKENDS
@@ -175,7 +175,4 @@ def _threads(unit: Unit) -> int:
 
 
 def _through(chain: tuple[Stage, ...], image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    carried: tuple[torch.Tensor, ...] = (image,)
-    for stage in chain:
-        carried = stage(carried)
-    return carried
+    return run_stages(chain, (image,))

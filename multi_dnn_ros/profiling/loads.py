@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 
 import torch
 
-from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends import Stage, Tensors, run_stages
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.planning.samples import LOAD_KINDS, Load
 from multi_dnn_ros.planning.timing import Target
@@ -133,13 +134,7 @@ def _work(load: Load, target: Target, network: Callable[[], ReadyNetwork] | None
     if network is None:
         raise ProfileError("a load of kind dnn needs a network to run")
     stages, inputs = network()
-
-    def infer() -> None:
-        carried = inputs
-        for stage in stages:
-            carried = stage(carried)
-
-    return infer
+    return partial(run_stages, stages, inputs)
 
 
 def _products() -> Callable[..., object]:

@@ -7,7 +7,6 @@ is *settled*.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
 from multi_dnn_ros.engine.statistics import Statistics, StreamRecorder
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
-
-log = logging.getLogger(__name__)
 
 Stream = tuple[str, str]  # DNN, camera
 

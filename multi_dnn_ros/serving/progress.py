@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +14,6 @@ from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.serving.host import Progress
 from multi_dnn_ros.settings.schema import NodeConfig
-
-log = logging.getLogger(__name__)
 
 #: Number of settings whose durations are kept; the oldest are deleted.
 _MAX_FILES = 100

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from multi_dnn_ros.backends import run_stages
 from multi_dnn_ros.engine.task import DnnTask
 
 _HEIGHT, _WIDTH = 480, 640
@@ -17,17 +18,20 @@ def warm_up(tasks: Sequence[DnnTask], device: torch.device, progress: Callable[[
 
     progress: called with a line for each DNN.
     """
-    image = torch.zeros((_HEIGHT, _WIDTH, 3), dtype=torch.uint8, device=device)
     for task in tasks:
         begin = time.perf_counter()
         try:
-            with torch.inference_mode():
-                carried = task.preprocess(image)
-                for stage in task.stages:
-                    carried = stage(carried)
-                if task.condense is not None:
-                    carried = task.condense(carried)
-                task.decode(tuple(tensor.cpu() for tensor in carried), (_HEIGHT, _WIDTH))
+            run_on_black(task, device, _HEIGHT, _WIDTH)
         except Exception as error:
             raise RuntimeError(f"DNN '{task.name}' fails on a black image: {type(error).__name__}: {error}") from error
         progress(f"DNN {task.name}: first run took {(time.perf_counter() - begin) * 1e3:.0f} ms")
+
+
+def run_on_black(task: DnnTask, device: torch.device, height: int, width: int) -> None:
+    """Run a task once on a black image of this size, from preprocessing to decoding, and discard the result."""
+    with torch.inference_mode():
+        inputs = task.preprocess(torch.zeros((height, width, 3), dtype=torch.uint8, device=device))
+        outputs = run_stages(task.stages, inputs)
+        if task.condense is not None:
+            outputs = task.condense(outputs)
+        task.decode(tuple(tensor.cpu() for tensor in outputs), (height, width))
