@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 from tqdm import tqdm
 
 from multi_dnn_ros.training import distributed
@@ -25,7 +26,7 @@ _SHOWN = 3
 class CheckedData:
     """A data set whose images have all been looked at, see `check_data`; its parts hold the usable ones.
 
-    digest: SHA-256 over these images, in order: the same for the same data anywhere.
+    digest: SHA-256 over these images and their truth, in order: the same for the same data anywhere.
     """
 
     def __init__(self, data: Data, parts: Mapping[Part, Rows], counts: Mapping[str, int], digest: str) -> None:
@@ -66,26 +67,27 @@ def check_data(data: Data, *, test: bool = True, max_faulty: float = MAX_FAULTY,
 def _check(
     name: str, parts: Mapping[Part, Rows], max_faulty: float, progress: bool
 ) -> tuple[dict[Part, list[int]], str]:
-    """The rows to keep of each part, and the digest of their images."""
+    """The rows to keep of each part, and the digest of their content."""
     keep: dict[Part, list[int]] = {}
     seen: dict[bytes, tuple[Part, str]] = {}
-    images = hashlib.sha256()
+    content = hashlib.sha256()
     for part in [part for part in reversed(PARTS) if part in parts]:  # an image of two parts is kept in the later one
         rows = parts[part]
         digests = _digests(rows, f"check {name} {part}", progress)
-        faults = [*rows.unusable, *(digest for digest in digests if isinstance(digest, str))]
+        faults = [*rows.unusable, *(found for found in digests if isinstance(found, str))]
         shared: list[str] = []
         keep[part] = []
-        for k, digest in enumerate(digests):
-            if isinstance(digest, str):
+        for k, found in enumerate(digests):
+            if isinstance(found, str):
                 continue
-            other, where = seen.get(digest, (part, ""))
+            image, truth = found
+            other, where = seen.get(image, (part, ""))
             if other != part:
                 shared.append(f"{rows.name(k)} is also {where} of {other}")
                 continue
-            seen[digest] = (part, rows.name(k))
+            seen[image] = (part, rows.name(k))
             keep[part].append(k)
-            images.update(digest)
+            content.update(image + truth)
         where = f"data '{name}', part {part} ({len(rows)} images)"
         _report(f"{where}: {len(faults)} unusable", faults, len(rows), max_faulty)
         _report(f"{where}: {len(shared)} duplicates of a later part, left out", shared, len(rows), max_faulty)
@@ -97,17 +99,21 @@ def _check(
             "data '%s': %d images to select the best epoch; with fewer than %d it may be selected by chance",
             name, count, CHOICE_ROWS,
         )  # fmt: skip
-    return keep, images.hexdigest()
+    return keep, content.hexdigest()
 
 
-def _digests(rows: Rows, title: str, progress: bool) -> list[bytes | str]:
-    """Of each image, or why its row cannot be used."""
+def _digests(rows: Rows, title: str, progress: bool) -> list[tuple[bytes, bytes] | str]:
+    """Of each row the digests of its image and of its truth, or why it cannot be used."""
 
-    def digest(index: int) -> bytes | str:
+    def digest(index: int) -> tuple[bytes, bytes] | str:
         try:
-            return hashlib.sha256(rows.read(index)["image"].contiguous().numpy().data).digest()
+            row = rows.read(index)
         except DatasetError as error:
             return str(error)
+        image, truth = hashlib.sha256(), hashlib.sha256()
+        for name in sorted(row):
+            (image if name == "image" else truth).update(np.ascontiguousarray(row[name].numpy()).tobytes())
+        return image.digest(), truth.digest()
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="check") as readers:
         found = readers.map(digest, range(len(rows)))

@@ -98,7 +98,7 @@ def test_masks_without_pair_or_of_another_shape_are_named(tmp_path: Path, caplog
     for part in ("train", "val"):
         (tmp_path / part / "masks").mkdir(parents=True)
         for k in range(40):
-            noise(tmp_path / part / "images" / f"road{k}_0.png", hash((part, k)) % 2**31)
+            noise(tmp_path / part / "images" / f"road{k}_0.png", 100 * len(part) + k)
             cv2.imwrite(str(tmp_path / part / "masks" / f"road{k}_0.png"), np.eye(16, dtype=np.uint8))
     cv2.imwrite(str(tmp_path / "val" / "masks" / "road3_0.png"), np.eye(8, 16, dtype=np.uint8))
     noise(tmp_path / "val" / "images" / "alone.png", 5)
@@ -110,11 +110,29 @@ def test_masks_without_pair_or_of_another_shape_are_named(tmp_path: Path, caplog
         assert text in caplog.text
 
 
+def test_the_digest_includes_the_truth(tmp_path: Path) -> None:
+    (tmp_path / "annotations").mkdir()
+    digests = set()
+    for width in (9, 10, 9):
+        for k, part in enumerate(("train", "val")):
+            for image in range(8):
+                noise(tmp_path / part / f"{image}.png", 100 * k + image)
+            content = {
+                "images": [{"id": image, "file_name": f"{image}.png", "width": 32, "height": 32} for image in range(8)],
+                "categories": [{"id": 1, "name": "car"}],
+                "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [2, 2, width, 9]}],
+            }
+            (tmp_path / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
+        data = open_data(f"coco:{tmp_path}", DataRequest("boxes", SIZE, ("car",)))
+        digests.add(check_data(data, progress=False).digest)
+    assert len(digests) == 2
+
+
 def test_boxes_outside_of_their_image_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "annotations").mkdir()
     for part in ("train", "val"):
         for k in range(8):
-            noise(tmp_path / part / f"{k}.png", hash((part, k)) % 2**31)
+            noise(tmp_path / part / f"{k}.png", 100 * len(part) + k)
         boxes = [[2, 2, 9, 9], [40, 2, 9, 9], [2, 2, 0, 9], [2, 2, float("nan"), 9]]
         content = {
             "images": [{"id": k, "file_name": f"{k}.png", "width": 32, "height": 32} for k in range(8)],

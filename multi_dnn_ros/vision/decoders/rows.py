@@ -31,6 +31,12 @@ class Rows(NamedTuple):
     objectness: Tensor | None = None
 
 
+def with_objectness(output: Tensor) -> Rows:
+    """Rows of an output (1, N, 5 + classes): four numbers of the box, objectness, a probability per class."""
+    rows = output[0]
+    return Rows(rows[:, :4], rows[:, 5:], rows[:, 4])
+
+
 class RecognizedDecoder(Decoder):
     """A decoder whose `recognize` decides which outputs fit: in :meth:`check` and where no decoder is configured."""
 

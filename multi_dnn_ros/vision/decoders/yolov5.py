@@ -17,7 +17,7 @@ from multi_dnn_ros.vision.decoders.layout import (
     strides_of,
 )
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
-from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers
+from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers, with_objectness
 
 _ANCHORS = 3
 
@@ -49,8 +49,7 @@ class YoloV5Decoder(RowDecoder):
         return Match(POSSIBLE, "rows of at least 6 numbers", classes)
 
     def rows(self, outputs: Sequence[Tensor]) -> Rows:
-        rows = outputs[0][0]
-        return Rows(rows[:, :4], rows[:, 5:], rows[:, 4])
+        return with_objectness(outputs[0])
 
     def corners(self, raw: Floats, index: Integers) -> Floats:
         return from_centers(raw)

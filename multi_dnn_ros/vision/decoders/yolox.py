@@ -22,7 +22,7 @@ from multi_dnn_ros.vision.decoders.layout import (
     strides_of,
 )
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
-from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers
+from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers, with_objectness
 
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 #: exp of it is far above the size of any image.
@@ -60,8 +60,7 @@ class YoloXDecoder(RowDecoder):
         return Match(certainty, f"{count} rows are one per cell at strides {', '.join(map(str, strides))}", classes)
 
     def rows(self, outputs: Sequence[Tensor]) -> Rows:
-        rows = outputs[0][0]
-        return Rows(rows[:, :4], rows[:, 5:], rows[:, 4])
+        return with_objectness(outputs[0])
 
     def corners(self, raw: Floats, index: Integers) -> Floats:
         cell = self._cells[index]
