@@ -24,6 +24,7 @@ from multi_dnn_ros.cli.network_arguments import (
     read_trainable,
 )
 from multi_dnn_ros.cli.options import check_writable
+from multi_dnn_ros.cli.partition_arguments import add_tables, add_units, plan_session, tables_folder
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import require
 
@@ -45,6 +46,10 @@ Classifiers get top-1 and top-5 accuracy, detectors COCO's mAP, lane networks th
 pixels at a width of 320. Scores are those of the network in float32; --served adds a row with the scores at the
 precision and backend that the node uses.
 
+--units adds a row with the scores of the network computed by several processors at once, in batches of --batch-size,
+as `multi-dnn partition run` does, and prints the images per second. It needs the tables of `multi-dnn partition
+profile` for each MODEL.
+
 {DATA_HELP}"""
 _EXAMPLES = """\
 multi-dnn evaluate builtin:object object.safetensors better.safetensors --data road --latency --report out/object
@@ -53,6 +58,7 @@ multi-dnn evaluate builtin:object --data road --served --precision fp16 --device
 multi-dnn evaluate builtin:object --data road --served --precision int8 --device cpu --calibration-images my_frames
 multi-dnn evaluate people.onnx --decoder yolo --labels person --data coco:coco
 multi-dnn evaluate builtin:pedestrian --data coco:my_roads --thresholds
+multi-dnn evaluate builtin:object --data road --units cpu:1,cpu:1/torchscript --batch-size 32
 """
 
 
@@ -80,6 +86,9 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--latency", action="store_true", help="time the networks in turn")
     add_target(serving)
     add_calibration(serving)
+    several = parser.add_argument_group("several processors")
+    add_units(several, required=False, default="do not use several")
+    add_tables(several)
     parser.add_argument("--report", type=Path, metavar="DIR",
                         help="folder to write a report to: JSON, Markdown and a plot")  # fmt: skip
 
@@ -105,9 +114,11 @@ def run(args: argparse.Namespace) -> int:
                 f"{network.model} is for {network.task}, {networks[0].model} for {networks[0].task}; "
                 "expected networks of one task"
             )
+    if args.precision == "int8" and args.units:
+        raise UsageError("--units does not compute in int8")
     targets = [_target(args, network) for network in networks] if args.served or args.latency else []
     entries = [
-        _scored(args, network, device, target if args.served else None)
+        [*_scored(args, network, device, target if args.served else None), *_on_units(args, network)]
         for network, target in zip_longest(networks, targets)
     ]
     if args.latency:
@@ -167,6 +178,35 @@ def _scored(
     finally:
         network.network.cpu()
     return entries
+
+
+def _on_units(args: argparse.Namespace, network: Trainable) -> list[dict[str, Any]]:
+    """With --units, the row of the network computed by them."""
+    if not args.units:
+        return []
+    from multi_dnn_ros.cli.network_arguments import own_weights
+    from multi_dnn_ros.partition.executor import NetworkRequest
+    from multi_dnn_ros.partition.unit_network import UnitNetwork
+    from multi_dnn_ros.training.comparison import label
+
+    weights, classes = own_weights(args, network.model)
+    request = NetworkRequest(network.model, weights, classes, args.size)
+    entry = _cost(network)
+    with plan_session(
+        network.model, args.precision, args.units, tables_folder(args), args.batch_size, request
+    ) as session:
+        module = UnitNetwork(session)
+        used = "+".join(unit.name for unit in args.units)
+        entry["served"] = {"backend": used, "precision": args.precision, "target": used, "warnings": session.failures}
+        name = label(entry, short=True)
+        for data in read_data(args, network):
+            entry["scores"][data.name] = _scores(args, network, data, module, name)
+            if args.thresholds:
+                points = _points(args, network, data, module, name)
+                entry.setdefault("operating_points", {})[data.name] = [point.as_json() for point in points]
+        entry["served"]["images_per_s"] = round(module.images / module.seconds, 1)
+        print(f"{name}: {entry['served']['images_per_s']} images/s, without reading and decoding")
+    return [entry]
 
 
 def _cost(network: Trainable) -> dict[str, Any]:

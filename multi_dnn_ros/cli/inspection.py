@@ -35,6 +35,8 @@ from multi_dnn_ros.vision.decoders.registry import DECODERS
 
 #: Name of the DNN in errors.
 NAME = "model"
+#: Why a decoder was chosen.
+_BY_MODEL = "named by the model"
 
 
 @dataclass
@@ -153,7 +155,7 @@ def _of_source(result: Inspection, config: DnnConfig, source: Source) -> None:
     named = config.decoder if config.decoder != "auto" else source.decoder
     classes = 0
     if source.detector is not None:
-        result.decoder, result.why = named, "the model says so"
+        result.decoder, result.why = named, _BY_MODEL
     else:
         try:
             known = source.outputs if has_shapes(source) else None
@@ -165,7 +167,7 @@ def _of_source(result: Inspection, config: DnnConfig, source: Source) -> None:
         recognition = recognized(source, NAME, config, shapes)
         if named:
             result.decoder = named
-            result.why = "parameter decoder" if config.decoder != "auto" else "the model says so"
+            result.why = "parameter decoder" if config.decoder != "auto" else _BY_MODEL
         else:
             _recognized(result, recognition)
         classes = next((found.classes for name, found in recognition.matches if name == result.decoder), 0)
@@ -214,7 +216,7 @@ def _label(result: Inspection, config: DnnConfig, source: Source, classes: int) 
         result.labels = tuple(f"class_{number}" for number in range(source.classes or classes))
         result.labels_from = "numbers"
     else:
-        result.problems.append("nothing tells how many classes the model has: give their names with --labels")
+        result.problems.append("the number of classes is unknown: name the classes with --labels")
 
 
 def _complete(config: DnnConfig, result: Inspection) -> DnnConfig:
@@ -224,7 +226,7 @@ def _complete(config: DnnConfig, result: Inspection) -> DnnConfig:
         keep = [result.labels[-1]]
     named = result.labels_from.removeprefix("set ")
     labels = [named] if result.labels_from != named else result.labels
-    decoder = config.decoder if result.why == "the model says so" else result.decoder
+    decoder = config.decoder if result.why == _BY_MODEL else result.decoder
     return config.model_copy(update={"decoder": decoder, "labels": tuple(labels), "keep": tuple(keep)})
 
 

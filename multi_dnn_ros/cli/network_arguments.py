@@ -90,22 +90,22 @@ def add_calibration(parser: argparse._ActionsContainer) -> None:
 
 def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0.1) -> Trainable:
     """The network `model`, loaded with the options of :func:`add_network`."""
-    from multi_dnn_ros.models.registry import source_of
     from multi_dnn_ros.models.sources import load_network
     from multi_dnn_ros.training.trainable import make_trainable
 
-    # Only torchvision networks take --weights and --num-classes; other models come with theirs.
-    found = source_of(model)
-    built = found is not None and found.takes_weights
-    source = load_network(
-        model,
-        weights=args.weights if built else "default",
-        num_classes=args.num_classes if built else 0,
-        size=args.size,
-    )
+    weights, classes = own_weights(args, model)
+    source = load_network(model, weights=weights, num_classes=classes, size=args.size)
     return make_trainable(
         source, model, size=args.size, decoder=args.decoder, labels=args.labels, keep=args.keep, smoothing=smoothing
     )
+
+
+def own_weights(args: argparse.Namespace, model: str) -> tuple[str, int]:
+    """--weights and --num-classes as they apply to `model`: models other than torchvision's come with theirs."""
+    from multi_dnn_ros.models.registry import source_of
+
+    found = source_of(model)
+    return (args.weights, args.num_classes) if found is not None and found.takes_weights else ("default", 0)
 
 
 def read_data(args: argparse.Namespace, network: Trainable) -> list[Data]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_units
 
 if TYPE_CHECKING:
     from multi_dnn_ros.partition.executor import NetworkRequest
+    from multi_dnn_ros.partition.session import BatchSession
     from multi_dnn_ros.planning.batch_table import BatchTable
 
 
@@ -31,15 +33,24 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     network_arguments.add_model(parser)
     add("--precision", choices=network_arguments.PRECISIONS, default="auto",
         help="precision, as parameter dnn.<dnn>.precision of the node (default: %(default)s)")  # fmt: skip
-    add("--tables", type=Path, metavar="DIR", help="folder of tables (default: ~/.cache/multi_dnn_ros/partition)")
+    add_tables(parser)
 
 
-def add_units(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """--units."""
-    default = "" if required else " (default: every unit that has a table)"
+def add_tables(parser: argparse._ActionsContainer) -> None:
+    """--tables."""
+    parser.add_argument(
+        "--tables", type=Path, metavar="DIR", help="folder of tables (default: ~/.cache/multi_dnn_ros/partition)"
+    )
+
+
+def add_units(
+    parser: argparse._ActionsContainer, *, required: bool, default: str = "every unit that has a table"
+) -> None:
+    """--units. default: what happens without it, for the help."""
+    note = "" if required else f" (default: {default})"
     parser.add_argument(
         "--units", type=units, required=required, metavar="UNIT,...",
-        help=f"units, such as cpu:8,cuda:0,cuda:1/16sms{default}",
+        help=f"units, such as cpu:8,cuda:0,cuda:1/16sms{note}",
     )  # fmt: skip
 
 
@@ -68,7 +79,14 @@ def tables_folder(args: argparse.Namespace) -> Path:
 
 
 def stored_tables(args: argparse.Namespace, *, check: bool) -> tuple[list[Unit], dict[str, BatchTable]]:
-    """The units of --units, or all that have a table of the model, and their tables by unit.
+    """The units of --units, or all that have a table of the model, and their tables by unit; see find_tables."""
+    return find_tables(args.model, args.precision, args.units or (), tables_folder(args), check=check)
+
+
+def find_tables(
+    model: str, precision: str, units: Sequence[Unit], folder: Path, *, check: bool
+) -> tuple[list[Unit], dict[str, BatchTable]]:
+    """These units, or all that have a table of the model if there are none, and their tables by unit.
 
     check: refuse tables measured on another device or with other library versions than this machine's. Raises
     CommandError for a unit without a table, TableError for a table that does not match the others, ProfileError for a
@@ -77,26 +95,31 @@ def stored_tables(args: argparse.Namespace, *, check: bool) -> tuple[list[Unit],
     from multi_dnn_ros.partition.executor import identity
     from multi_dnn_ros.planning.batch_table import TableError, read_table, table_path
 
-    folder = tables_folder(args)
-    chosen: list[Unit] = list(args.units or ())
+    def no_table(unit: str) -> CommandError:
+        return CommandError(
+            f"there is no table of {model} on {unit} at precision {precision} in {folder}; measure one with "
+            "`multi-dnn partition profile`"
+        )
+
+    chosen = list(units)
     if not chosen:
-        files = sorted(table_path(folder, args.model, "any", args.precision).parent.glob(f"*.{args.precision}.json"))
+        files = sorted(table_path(folder, model, "any", precision).parent.glob(f"*.{precision}.json"))
         chosen = [parse_units(read_table(file).unit)[0] for file in files]
     tables: dict[str, BatchTable] = {}
     for unit in chosen:
-        path = table_path(folder, args.model, unit.name, args.precision)
+        path = table_path(folder, model, unit.name, precision)
         if not path.exists():
-            raise _no_table(args, unit.name, folder)
+            raise no_table(unit.name)
         table = read_table(path)
         first = next(iter(tables.values()), table)
-        asked = (args.model, unit.name, args.precision, first.shape, first.parameters)
+        asked = (model, unit.name, precision, first.shape, first.parameters)
         found = (table.model, table.unit, table.precision, table.shape, table.parameters)
         if found != asked:
             raise TableError(
                 f"{path} is a table of {found}; expected (model, unit, precision, shape, parameters) {asked}"
             )
         if check:
-            device = identity(unit, args.precision)
+            device = identity(unit, precision)
             if table.device != device:
                 raise TableError(
                     f"{path} was measured on '{table.device}'; {unit.name} is '{device}' now: measure it again with "
@@ -106,15 +129,30 @@ def stored_tables(args: argparse.Namespace, *, check: bool) -> tuple[list[Unit],
             raise TableError(f"{path} has no batch size that was measured without a failure")
         tables[unit.name] = table
     if not tables:
-        raise _no_table(args, "any unit", folder)
+        raise no_table("any unit")
     return chosen, tables
 
 
-def _no_table(args: argparse.Namespace, unit: str, folder: Path) -> CommandError:
-    return CommandError(
-        f"there is no table of {args.model} on {unit} at precision {args.precision} in {folder}; measure one with "
-        "`multi-dnn partition profile`"
-    )
+def plan_session(
+    model: str, precision: str, units: Sequence[Unit], folder: Path, batch: int, network: NetworkRequest
+) -> BatchSession:
+    """A session of `units` for batches of `batch` images, by their stored tables. Prints how they are divided.
+
+    Raises what find_tables raises, PlanError for a batch that the units do not hold, and UnitFailure.
+    """
+    from multi_dnn_ros.common.reporting import cpu_count
+    from multi_dnn_ros.partition.session import BatchSession
+    from multi_dnn_ros.planning.batch_plan import plan_exact
+    from multi_dnn_ros.planning.batch_units import oversubscription_warning
+
+    units, tables = find_tables(model, precision, units, folder, check=True)
+    plan = plan_exact(tables, batch)
+    warning = oversubscription_warning([unit for unit in units if plan.images[unit.name]], cpu_count())
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
+    divided = ", ".join(f"{count} on {name}" for name, count in plan.images.items())
+    print(f"{model}: {batch} images per batch: {divided}; predicted {plan.total_ms:.4g} ms", file=sys.stderr)
+    return BatchSession(units, tables, plan, network, precision)
 
 
 @contextmanager

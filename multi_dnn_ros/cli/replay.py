@@ -5,24 +5,30 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli.arguments import positive_float
+from multi_dnn_ros.cli.arguments import positive, positive_float
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import add_device, add_params_file, read_config
+from multi_dnn_ros.cli.partition_arguments import add_tables, add_units, plan_session, tables_folder
 from multi_dnn_ros.common.allocator import configure_malloc
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.bags import BagReader, BagWriter
+    from multi_dnn_ros.models.dnn import Dnn
     from multi_dnn_ros.replay.frame_order import FrameOutcome
+    from multi_dnn_ros.replay.frame_runner import FrameRunner
     from multi_dnn_ros.replay.summary import Summary
     from multi_dnn_ros.settings.schema import NodeConfig
     from multi_dnn_ros.vision.overlay_files import OverlayFiles
 
+#: Images per batch with --units.
+_BATCH = 32
 _DETAILS = """\
 The results have the topics of the node (/multi_dnn/front/object/detections, ...); each message has the header and the
 recording time of its frame. No frame is dropped for being late. On a CPU two replays of one recording are identical
@@ -30,6 +36,10 @@ byte for byte. The counts of every DNN and camera are printed and written to sum
 
 IN_BAG is a rosbag2 folder, a .mcap file or a .db3 file. Of a damaged recording every complete message is read; each
 damaged part is reported as a warning and in summary.json, and the exit code is 1.
+
+With --units the networks are computed in batches of --batch frames by several processors at once, as by
+`multi-dnn partition run`, instead of frame by frame by an engine: for long recordings. It needs the tables of
+`multi-dnn partition profile` for each model.
 
 With --live the frames go through a running node, which must have been started with parameter `autostart` false. The
 replay sets its cameras to reliable QoS, configures and activates it, and publishes /clock and the frames one at a time:
@@ -43,6 +53,7 @@ multi-dnn replay drive/ results/
 multi-dnn replay drive.mcap results --overlay results.mp4
 multi-dnn replay drive results --params-file robot.yaml --topic front:=/camera/color/image_raw
 multi-dnn replay drive results --with-input --storage sqlite3
+multi-dnn replay drive results --units cuda:0,cpu:8 --batch 64
 multi-dnn run --ros-args -p autostart:=false     the node for the next line, in another terminal
 multi-dnn replay drive results --live
 """
@@ -69,6 +80,11 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--with-input", action="store_true", help="copy the camera messages into the new recording")
     add("--overlay", type=Path, metavar="PATH",
         help="also draw the results on the images: PATH is a .mp4 file, or a folder for single images")  # fmt: skip
+    several = parser.add_argument_group("on several processors")
+    add_units(several, required=False, default="an engine on --device")
+    add_tables(several)
+    several.add_argument("--batch", type=positive, metavar="N",
+                         help="with --units: images per batch (default: 32)")  # fmt: skip
     add = parser.add_argument_group("through a running node").add_argument
     add("--live", action="store_true", help="use the running node instead of an engine of this command")
     add("--rate", type=positive_float, metavar="X",
@@ -119,12 +135,20 @@ def run(args: argparse.Namespace) -> int:
 def _check_options(args: argparse.Namespace) -> None:
     """UsageError for an option that does not apply with, or without, --live."""
     if args.live:
+        for name in ("units", "batch", "tables"):
+            if getattr(args, name) is not None:
+                raise UsageError(f"--{name} computes in this command; it cannot be used with --live")
         for name in ("params_file", "device", "overlay"):
             if getattr(args, name) is not None:
                 raise UsageError(
                     f"--{name.replace('_', '-')} is an option of the node with --live: start the node with it"
                 )
         return
+    if args.units and args.device is not None:
+        raise UsageError("--device is for an engine; with --units, name the devices there")
+    for name in ("batch", "tables"):
+        if getattr(args, name) is not None and not args.units:
+            raise UsageError(f"--{name} needs --units")
     for name in ("rate", "start_timeout"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} needs --live")
@@ -143,32 +167,28 @@ def _replay(
     from tqdm import tqdm
 
     from multi_dnn_ros.engine.task import Result
-    from multi_dnn_ros.pipeline.build import build
     from multi_dnn_ros.replay.outputs import decode_message, drawn, label_messages, result_messages
     from multi_dnn_ros.replay.replay import Replay
     from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
-    pipeline = build(_without_deadlines(config), lambda line: print(line, file=sys.stderr))
-    RESULT_KINDS.report_broken()
-    kinds = {name: RESULT_KINDS.get(dnn.result_kind) for name, dnn in pipeline.dnns.items()}
-    for task in pipeline.tasks:
-        for camera in task.cameras:
-            for topic in kinds[task.name].topics:
-                writer.add_topic(f"{args.node}/{camera}/{task.name}/{topic.name}", topic.msgtype)
-    labels = {name: dnn.labels for name, dnn in pipeline.dnns.items() if kinds[name].has_labels}
-    thresholds = {name: dnn.decoder.score_threshold for name, dnn in pipeline.dnns.items()}
-    replay = Replay(
-        pipeline.tasks,
-        topics,
-        decode=lambda camera, message: decode_message(message, config.cameras[camera].max_pixels),
-        to_messages=partial(result_messages, kinds),
-        to_latched=lambda header: label_messages(labels, thresholds, header),
-        node=args.node,
-        workers=pipeline.workers,
-        device=pipeline.device,
-        max_failures=config.max_failures,
-    )
     with ExitStack() as stack:
+        runner, dnns = _batch_runner(args, config, stack) if args.units else _engine_runner(config)
+        RESULT_KINDS.report_broken()
+        kinds = {name: RESULT_KINDS.get(dnn.result_kind) for name, dnn in dnns.items()}
+        for name, cameras in runner.streams:
+            for camera in cameras:
+                for topic in kinds[name].topics:
+                    writer.add_topic(f"{args.node}/{camera}/{name}/{topic.name}", topic.msgtype)
+        labels = {name: dnn.labels for name, dnn in dnns.items() if kinds[name].has_labels}
+        thresholds = {name: dnn.decoder.score_threshold for name, dnn in dnns.items()}
+        replay = Replay(
+            runner,
+            topics,
+            decode=lambda camera, message: decode_message(message, config.cameras[camera].max_pixels),
+            to_messages=partial(result_messages, kinds),
+            to_latched=lambda header: label_messages(labels, thresholds, header),
+            node=args.node,
+        )
         bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="replay", disable=None))
         overlays = _overlays(args.overlay, tuple(topics)) if args.overlay is not None else {}
         for overlay in overlays.values():
@@ -179,6 +199,40 @@ def _replay(
                 overlays[outcome.frame.camera].write(drawn(kinds, outcome), outcome.frame.stamp_ns)
 
         return replay.run(bag, writer, with_input=args.with_input, on_frame=draw_frame, progress=bar.update)
+
+
+def _engine_runner(config: NodeConfig) -> tuple[FrameRunner, Mapping[str, Dnn]]:
+    """An engine of this process, and its DNNs by name."""
+    from multi_dnn_ros.pipeline.build import build
+    from multi_dnn_ros.replay.frame_runner import EngineRunner
+
+    pipeline = build(_without_deadlines(config), lambda line: print(line, file=sys.stderr))
+    runner = EngineRunner(
+        pipeline.tasks, workers=pipeline.workers, device=pipeline.device, max_failures=config.max_failures
+    )
+    return runner, pipeline.dnns
+
+
+def _batch_runner(
+    args: argparse.Namespace, config: NodeConfig, stack: ExitStack
+) -> tuple[FrameRunner, Mapping[str, Dnn]]:
+    """The units of --units, and the DNNs by name. stack: ends the units."""
+    from multi_dnn_ros.models.load import load_dnn
+    from multi_dnn_ros.partition.executor import NetworkRequest
+    from multi_dnn_ros.replay.batch_runner import BatchedDnn, BatchRunner
+
+    batch = args.batch or _BATCH
+    dnns, batched = {}, []
+    for name, settings in config.dnns.items():
+        dnn = dnns[name] = load_dnn(name, settings)
+        size = (dnn.preprocess.width, dnn.preprocess.height)
+        request = NetworkRequest(settings.model, settings.weights, settings.num_classes, size)
+        session = stack.enter_context(
+            plan_session(settings.model, settings.precision, args.units, tables_folder(args), batch, request)
+        )
+        cameras = tuple(settings.cameras or config.cameras)
+        batched.append(BatchedDnn(name, cameras, dnn.preprocess, dnn.decoder, session.run))
+    return BatchRunner(batched, batch), dnns
 
 
 def _overlays(path: Path, cameras: tuple[str, ...]) -> dict[str, OverlayFiles]:

@@ -1,14 +1,13 @@
-"""Frames of a recording into the engine; its results, in order, into another recording."""
+"""Frames of a recording through the DNNs; the results, in order, into another recording."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
@@ -16,10 +15,10 @@ from std_msgs.msg import Header
 from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
 from multi_dnn_ros.bags.definitions import canonical
 from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.engine.engine import Engine
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
+from multi_dnn_ros.engine.task import Drop, DropReason, Result
 from multi_dnn_ros.replay.frame_order import FrameOrder, FrameOutcome
+from multi_dnn_ros.replay.frame_runner import FrameRunner
 from multi_dnn_ros.replay.stamps import nearest_time
 from multi_dnn_ros.replay.summary import Summary
 
@@ -39,7 +38,7 @@ class ReplayError(RuntimeError):
 
 @dataclass(frozen=True)
 class Recording:
-    """Context of a frame in the engine: its message and header."""
+    """Context of a frame: its message and header."""
 
     message: BagMessage
     header: Header
@@ -48,7 +47,7 @@ class Recording:
 class Replay:
     """Replays recordings through one set of DNNs.
 
-    tasks: the DNNs. topics: recorded topic of each camera. decode, to_messages: convert from and to ROS.
+    runner: runs the DNNs. topics: recorded topic of each camera. decode, to_messages: convert from and to ROS.
     to_latched: messages written once, before the outputs of the first frame, on latched topics.
     node: fully qualified node name used in the written topics (`/multi_dnn/front/object/detections`).
     stall_timeout_s: a DNN that takes longer for a frame ends the replay.
@@ -56,19 +55,16 @@ class Replay:
 
     def __init__(
         self,
-        tasks: Sequence[DnnTask],
+        runner: FrameRunner,
         topics: Mapping[str, str],
         *,
         decode: Decode,
         to_messages: ToMessages,
         to_latched: ToLatched = lambda header: (),
         node: str = "/multi_dnn",
-        workers: int = 2,
-        device: torch.device | None = None,
-        max_failures: int = 5,
         stall_timeout_s: float = 600.0,
     ) -> None:
-        self._tasks = tuple(tasks)
+        self._runner = runner
         self._camera_of = {topic: camera for camera, topic in topics.items()}
         if len(self._camera_of) < len(topics):
             raise ValueError(f"two cameras read one topic: {', '.join(f'{c}:={t}' for c, t in topics.items())}")
@@ -76,9 +72,6 @@ class Replay:
         self._to_messages = to_messages
         self._to_latched = to_latched
         self._node = node.rstrip("/")
-        self._workers = workers
-        self._device = device
-        self._max_failures = max_failures
         self._stall_timeout_s = stall_timeout_s
 
     def run(
@@ -93,20 +86,12 @@ class Replay:
         """Replay `bag` into `writer`, which stays open.
 
         Output messages carry the header and recording time of their frame, and are ordered by frame, then by DNN in the
-        order of the tasks. with_input: copy each camera message before its outputs.
+        runner's order. with_input: copy each camera message before its outputs.
         on_frame: called in order with every frame when it is written. progress: called with the number of finished
         frames.
         """
         order, summary = FrameOrder(), Summary()
         begun = False
-        engine = Engine(
-            self._tasks,
-            on_result=order.settle,
-            on_drop=order.settle,
-            workers=self._workers,
-            device=self._device,
-            max_failures=self._max_failures,
-        )
 
         def write_complete(*, all_of_them: bool = False) -> None:
             nonlocal begun
@@ -118,25 +103,27 @@ class Replay:
                 on_frame(outcome)
                 progress(1)
 
-        engine.start()
+        streams = self._runner.streams
+        self._runner.start(order.settle)
         try:
             for message in bag.messages(self._camera_of):
                 frame, bad = self._frame(message)
-                dnns = [task.name for task in self._tasks if frame.camera in task.cameras]
+                dnns = [name for name, cameras in streams if frame.camera in cameras]
                 order.expect(frame, dnns)
                 for dnn in dnns:
                     summary.offer(dnn, frame.camera)
                 if bad is not None:
                     for dnn in dnns:
                         order.settle(Drop(dnn, frame, DropReason.BAD_IMAGE, bad))
-                elif not engine.submit(frame, self._stall_timeout_s):
+                elif not self._runner.submit(frame, self._stall_timeout_s):
                     raise ReplayError(f"a DNN has been busy with one frame for {self._stall_timeout_s:g} s")
                 write_complete()
+            self._runner.finish()
             if not order.wait_complete(self._stall_timeout_s):
                 raise ReplayError(f"the last frames were not finished after {self._stall_timeout_s:g} s")
             write_complete(all_of_them=True)
         finally:
-            engine.stop(timeout_s=5.0)
+            self._runner.stop()
         summary.input_damage = list(bag.damage)
         return summary
 

@@ -173,7 +173,7 @@ def held_out(rows: Rows, part: Part, recordings: Sequence[str], where: str) -> R
     return SomeRows(rows, chosen.train, rows.unusable) if rows.unusable else subset(rows, chosen.train)
 
 
-def _apart(rows: Rows) -> list[str]:
+def _one_recording_per_row(rows: Rows) -> list[str]:
     """Recordings of rows that are independent of each other."""
     return [str(k) for k in range(len(rows))]
 
@@ -192,7 +192,7 @@ class _Cifar10:
     def part(self, part: Part) -> Rows:
         images, labels = self._arrays["test" if part == "test" else "train"]
         rows = ArrayRows({"image": images, "label": labels})
-        return rows if part == "test" else held_out(_shuffled(rows), part, _apart(rows), self.name)
+        return rows if part == "test" else held_out(_shuffled(rows), part, _one_recording_per_row(rows), self.name)
 
 
 def _shuffled(rows: ArrayRows) -> ArrayRows:
@@ -224,7 +224,7 @@ class _Folders:
         raise NotImplementedError
 
     def _recordings(self, rows: Rows) -> Sequence[str]:
-        return _apart(rows)
+        return _one_recording_per_row(rows)
 
 
 class _Classes(_Folders):

@@ -134,7 +134,7 @@ def test_a_file_that_is_no_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_builtin(capsys: pytest.CaptureFixture[str]) -> None:
     found = inspected(capsys, "builtin:object")
-    assert (found["decoder"], found["why"], found["labels_from"]) == ("yolo", "the model says so", "model")
+    assert (found["decoder"], found["why"], found["labels_from"]) == ("yolo", "named by the model", "model")
     assert "decoder" not in found["yaml"]
     assert "labels" not in found["yaml"]
 

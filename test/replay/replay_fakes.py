@@ -18,6 +18,7 @@ from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.replay.frame_runner import EngineRunner
 from multi_dnn_ros.replay.outputs import decode_message, result_messages
 from multi_dnn_ros.replay.replay import Replay, msgtype_of
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
@@ -102,10 +103,12 @@ def parsed(message: BagMessage) -> Any:
     return deserialize_message(message.data, getattr(importlib.import_module(f"{package}.msg"), name))
 
 
-def make_replay(tasks: list[DnnTask], topics: dict[str, str] | None = None, **kwargs: Any) -> Replay:
+def make_replay(
+    tasks: list[DnnTask], topics: dict[str, str] | None = None, max_failures: int = 5, **kwargs: Any
+) -> Replay:
     kinds = {task.name: RESULT_KINDS.get("lanes" if task.decode is find_lanes else "detections") for task in tasks}
     return Replay(
-        tasks,
+        EngineRunner(tasks, max_failures=max_failures),
         topics or {"front": TOPIC},
         decode=lambda camera, message: decode_message(message, 10_000_000),
         to_messages=partial(result_messages, kinds),

@@ -29,7 +29,7 @@ _OWN = ("labels", "input_width", "input_height", "resize", "color", "mean", "std
 
 
 @dataclass(frozen=True)
-class Described:
+class Metadata:
     """Metadata of a model.
 
     labels: class names by index. size: (width, height) for sides that the graph leaves free. preprocess: keyword
@@ -45,13 +45,13 @@ class Described:
     stride: int = 1
 
 
-def describe(path: Path, properties: Mapping[str, str]) -> Described:
+def describe(path: Path, properties: Mapping[str, str]) -> Metadata:
     """The metadata in `properties` (of the ONNX file `path`) and in the files beside it. Of two files, one that has the
     name of the model has precedence.
 
     Raises Refusal, which names the file and the key, for values of the wrong kind.
     """
-    found = Described()
+    found = Metadata()
     if "names" in properties and ("task" in properties or "stride" in properties or "imgsz" in properties):
         values = {key: _literal(properties[key], key) for key in ("names", "imgsz", "stride") if key in properties}
         found = _ultralytics({**values, "task": properties.get("task", "")}, "metadata")
@@ -67,7 +67,7 @@ def _files_beside(path: Path) -> list[Path]:
     return [file for file in (*others, *named) if file.is_file()]
 
 
-def _merged(first: Described, second: Described) -> Described:
+def _merged(first: Metadata, second: Metadata) -> Metadata:
     return replace(
         second,
         labels=second.labels or first.labels,
@@ -79,7 +79,7 @@ def _merged(first: Described, second: Described) -> Described:
     )
 
 
-def _read(file: Path) -> Described:
+def _read(file: Path) -> Metadata:
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise Refusal(f"{file} has more than {_MAX_BYTES} bytes; expected a description of the model")
@@ -91,7 +91,7 @@ def _read(file: Path) -> Described:
         raise Refusal(f"{file} beside it cannot be read: {summarize_error(error)}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         if file.name in _BY_EXPORTERS:
-            return Described()
+            return Metadata()
         raise Refusal(f"{file} beside it holds {type(values).__name__}; expected keys: {', '.join(_OWN)}")
     where = str(file)
     if "names" in values:
@@ -101,11 +101,11 @@ def _read(file: Path) -> Described:
     if "id2label" in values or "image_mean" in values or "image_processor_type" in values:
         return _hugging_face(values, where)
     if file.name in _BY_EXPORTERS:  # describes something else
-        return Described()
+        return Metadata()
     return _own(values, where)
 
 
-def _own(values: Mapping[str, Any], where: str) -> Described:
+def _own(values: Mapping[str, Any], where: str) -> Metadata:
     unknown = sorted(set(values) - set(_OWN))
     if unknown:
         raise Refusal(f"{where}: unknown key {unknown[0]!r}; allowed: {', '.join(_OWN)}")
@@ -126,10 +126,10 @@ def _own(values: Mapping[str, Any], where: str) -> Described:
     decoder = values.get("decoder", "")
     if not isinstance(decoder, str):
         raise Refusal(f"{where}: decoder is {str(decoder)[:80]!r}; expected its name")
-    return Described(_labels(values.get("labels", []), f"{where}: labels"), size, preprocess, decoder)
+    return Metadata(_labels(values.get("labels", []), f"{where}: labels"), size, preprocess, decoder)
 
 
-def _ultralytics(values: Mapping[str, Any], where: str) -> Described:
+def _ultralytics(values: Mapping[str, Any], where: str) -> Metadata:
     """Ultralytics trains on letterboxed RGB images, 0..1."""
     side = values.get("imgsz") or [0, 0]
     sides = [side, side] if isinstance(side, int) else side
@@ -139,13 +139,13 @@ def _ultralytics(values: Mapping[str, Any], where: str) -> Described:
     stride = values.get("stride", 1)
     if not isinstance(stride, int) or not 1 <= stride <= 1024:
         raise Refusal(f"{where}: stride is {str(stride)[:80]!r}; expected a whole number")
-    return Described(
+    return Metadata(
         _labels(values["names"], f"{where}: names"), (width, height), {"fit": "letterbox"},
         task=str(values.get("task", ""))[:40], stride=stride,
     )  # fmt: skip
 
 
-def _hugging_face(values: Mapping[str, Any], where: str) -> Described:
+def _hugging_face(values: Mapping[str, Any], where: str) -> Metadata:
     """config.json names the classes; preprocessor_config.json gives size and normalization."""
     preprocess: dict[str, Any] = {}
     if "image_mean" in values or "image_processor_type" in values:
@@ -161,10 +161,10 @@ def _hugging_face(values: Mapping[str, Any], where: str) -> Described:
     sides = (0, 0)
     if isinstance(size, dict) and "width" in size and "height" in size:
         sides = (_side(size["width"], f"{where}: size"), _side(size["height"], f"{where}: size"))
-    return Described(_labels(values.get("id2label") or [], f"{where}: id2label"), sides, preprocess)
+    return Metadata(_labels(values.get("id2label") or [], f"{where}: id2label"), sides, preprocess)
 
 
-def _paddle(values: Mapping[str, Any], where: str) -> Described:
+def _paddle(values: Mapping[str, Any], where: str) -> Metadata:
     """PaddleDetection's list of preprocessing steps."""
     preprocess: dict[str, Any] = {}
     sides = (0, 0)
@@ -185,7 +185,7 @@ def _paddle(values: Mapping[str, Any], where: str) -> Described:
                 std = _numbers(step.get("std", [1, 1, 1]), f"{where}: std")
             preprocess["mean"] = tuple(each / scale for each in mean)
             preprocess["std"] = tuple(each / scale for each in std)
-    return Described(_labels(values.get("label_list") or [], f"{where}: label_list"), sides, preprocess)
+    return Metadata(_labels(values.get("label_list") or [], f"{where}: label_list"), sides, preprocess)
 
 
 def _literal(text: str, key: str) -> Any:

@@ -11,7 +11,7 @@ from multi_dnn_ros.models.onnx_intake.cutting import output_names
 from multi_dnn_ros.models.onnx_intake.folding import Folded, fold
 from multi_dnn_ros.models.onnx_intake.inputs import ImageInput, fix_inputs
 from multi_dnn_ros.models.onnx_intake.memory import check_memory
-from multi_dnn_ros.models.onnx_intake.metadata import Described, describe
+from multi_dnn_ros.models.onnx_intake.metadata import Metadata, describe
 from multi_dnn_ros.models.onnx_intake.padding import make_pads_explicit
 from multi_dnn_ros.models.onnx_intake.precision import to_float32
 from multi_dnn_ros.models.onnx_intake.reading import read_model
@@ -35,7 +35,7 @@ class Prepared:
     model: Any
     image: ImageInput
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
-    described: Described
+    described: Metadata
     cut: bool
     half: bool
     operators: dict[str, int]

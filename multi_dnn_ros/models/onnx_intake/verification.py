@@ -171,11 +171,11 @@ def _compare(
     found: dict[str, float] = {}
     for (name, _), values, reference in zip(prepared.outputs, own, expected, strict=True):
         if values.shape != reference.shape:
-            raise Refusal(_told(name, what, f"shape {values.shape}, that of ONNX Runtime {reference.shape}"))
+            raise Refusal(_message(name, what, f"shape {values.shape}, that of ONNX Runtime {reference.shape}"))
         found[name], share = _difference(values, reference, tolerance)
         if share > exchanged:
             raise Refusal(
-                _told(
+                _message(
                     name,
                     what,
                     f"{share:.1%} of its values differ by more than {tolerance:g} of the largest value, "
@@ -199,7 +199,7 @@ def _difference(values: np.ndarray, reference: np.ndarray, tolerance: float) -> 
     return float(gap.max()), float((gap > tolerance).mean())
 
 
-def _told(name: str, what: str, difference: Any) -> str:
+def _message(name: str, what: str, difference: Any) -> str:
     return (
         f"the converted network does not give what ONNX Runtime gives: output {name[:80]!r} on {what}: {difference}; "
         "export it with another opset, or as a .pt2 file"

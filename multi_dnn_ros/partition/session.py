@@ -1,0 +1,219 @@
+"""Compute batch after batch of one network on several units. Outputs have the order of the inputs, and are complete."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.partition import messages
+from multi_dnn_ros.partition.blocks import Block, BlockForm
+from multi_dnn_ros.partition.executor import Array, NetworkRequest, OutputForm
+from multi_dnn_ros.partition.unit_process import PREPARE_TIMEOUT_S, UnitFailure, UnitProcesses
+from multi_dnn_ros.planning.batch_plan import SEARCHES, Plan, PlanError, UnitTimes, capacity
+from multi_dnn_ros.planning.batch_units import Unit
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The images that one unit computed. Times in milliseconds from the start of the batch."""
+
+    unit: str
+    first: int
+    count: int
+    begin_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True)
+class Computed:
+    """How a batch was computed.
+
+    shares: of the units that succeeded at once. repeated_images: number of images that another unit than the planned
+    one computed, because the planned one failed. recovery_ms: time that this took.
+    """
+
+    shares: tuple[Share, ...]
+    repeated_images: int
+    recovery_ms: float
+
+
+class BatchSession:
+    """Units with a network loaded on each; a context manager that ends their processes.
+
+    A unit that fails is not used again: its images are divided among the others by their tables, in several steps if
+    necessary. failures: one message per failed unit.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        tables: Mapping[str, UnitTimes],
+        plan: Plan,
+        network: NetworkRequest,
+        precision: str,
+        *,
+        timeout_s: float = 600.0,
+    ) -> None:
+        """plan: of full batches. timeout_s: time limit per batch; a unit that exceeds it has failed.
+
+        Raises UnitFailure when a unit cannot load the network.
+        """
+        self.failures: list[str] = []
+        self._tables = tables
+        self._plan = plan
+        self._timeout_s = timeout_s
+        self._blocks: list[Block] = []
+        self._forms: tuple[OutputForm, ...] = ()
+        self._attached: set[str] = set()
+        self._prepared: dict[str, int] = {}
+        self._processes = UnitProcesses([unit for unit in units if unit.name in plan.images])
+        self._left = list(self._processes.handles)
+        try:
+            self._processes.open(network, precision)
+            opened = [handle.opened for handle in self._processes.handles.values() if handle.opened is not None]
+            #: Shape of one image, (3, height, width).
+            self.shape = opened[0].shape
+            #: The largest tolerance of the units, see Executor.
+            self.tolerance = max(each.tolerance for each in opened)
+            self._blocks.append(Block(BlockForm((plan.batch, *self.shape), "float32")))
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self, images: Array) -> None:
+        """Set the images of the next batch: (N, 3, height, width) float32, N up to the plan's batch.
+
+        Raises CommandError for images of another shape.
+        """
+        if tuple(images.shape[1:]) != self.shape or len(images) > self._plan.batch:
+            raise CommandError(
+                f"images have the shape {tuple(images.shape)}; the network expects up to {self._plan.batch} images of "
+                f"the shape {self.shape}"
+            )
+        self._blocks[0].array[: len(images)] = images
+
+    def compute(self) -> Computed:
+        """Run the network on the images that were loaded.
+
+        A partial batch is computed as a full one, whose other images are those of the batch before it: preparing a unit
+        for another size can take much longer. Raises CommandError when no unit is left.
+        """
+        if self.failures:
+            self._recover([(0, self._plan.batch)])
+            return Computed((), 0, 0.0)
+        shares = _ranges(self._plan.images, 0)
+        failed: dict[str, tuple[int, int]] = {}
+        ready = self._prepare(shares, failed)
+        done = self._once(ready, failed)
+        began = time.monotonic()
+        repeated = sum(count for _, count in failed.values())
+        self._recover(list(failed.values()))
+        return Computed(done, repeated, 1e3 * (time.monotonic() - began) if repeated else 0.0)
+
+    def outputs(self, images: int) -> tuple[Array, ...]:
+        """Copies of the outputs of the first `images` images: (images, ...) each."""
+        return tuple(np.array(block.array[:images]) for block in self._blocks[1:])
+
+    def run(self, images: Array) -> tuple[Array, ...]:
+        """The outputs of these images. Raises what `load` and `compute` raise."""
+        self.load(images)
+        self.compute()
+        return self.outputs(len(images))
+
+    def close(self) -> None:
+        """End the processes and free the memory."""
+        self._processes.close()
+        for block in self._blocks:
+            block.close()
+
+    def __enter__(self) -> BatchSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _prepare(
+        self, shares: Mapping[str, tuple[int, int]], failed: dict[str, tuple[int, int]]
+    ) -> dict[str, tuple[int, int]]:
+        """Prepare the units one after another. Returns the ranges of those that succeed; adds the rest to `failed`."""
+        ready = {}
+        for name, (first, count) in shares.items():
+            try:
+                if self._prepared.get(name) != count:
+                    self._prepare_one(name, count)
+                ready[name] = (first, count)
+            except UnitFailure as failure:
+                self._lose(failure)
+                failed[name] = (first, count)
+        return ready
+
+    def _prepare_one(self, name: str, count: int) -> None:
+        handle = self._processes.handles[name]
+        self._prepared.pop(name, None)
+        forms = handle.ask(messages.Prepare(count), messages.Prepared, PREPARE_TIMEOUT_S).outputs
+        if len(self._blocks) == 1:
+            self._forms = forms
+            self._blocks += [Block(BlockForm((self._plan.batch, *form.shape), form.dtype)) for form in forms]
+        elif forms != self._forms:
+            raise CommandError(f"unit {name} has outputs {forms}; expected those of the other units, {self._forms}")
+        if name not in self._attached:
+            inputs, *outputs = self._blocks
+            attach = messages.Attach(inputs.form, tuple(block.form for block in outputs))
+            handle.ask(attach, messages.Attached, PREPARE_TIMEOUT_S, self._blocks)
+            self._attached.add(name)
+        self._prepared[name] = count
+
+    def _once(self, shares: Mapping[str, tuple[int, int]], failed: dict[str, tuple[int, int]]) -> tuple[Share, ...]:
+        answers, failures, begin = self._processes.run(shares, self._timeout_s)
+        for name, failure in failures.items():
+            self._lose(failure)
+            failed[name] = shares[name]
+        return tuple(
+            Share(name, *shares[name], (of.begin_ns - begin) / 1e6, (of.end_ns - begin) / 1e6)
+            for name, of in answers.items()
+        )
+
+    def _lose(self, failure: UnitFailure) -> None:
+        self._left.remove(failure.unit)
+        self.failures.append(str(failure))
+        log.warning("%s; its images go to: %s", failure, ", ".join(self._left) or "no unit is left")
+
+    def _recover(self, ranges: list[tuple[int, int]]) -> None:
+        """Compute these ranges of images on the remaining units, in steps of as many images as they hold."""
+        while ranges:
+            first, count = ranges.pop(0)
+            tables = {name: self._tables[name] for name in self._left}
+            most = min(count, capacity(tables))
+            if not most:
+                reasons = "; ".join(self.failures)
+                raise CommandError(f"no unit is left for {count} images; no outputs were written: {reasons}")
+            if most < count:
+                ranges.insert(0, (first + most, count - most))
+            try:
+                plan = SEARCHES["exact"](tables, most)
+            except PlanError as error:
+                raise CommandError(f"the images of a failed unit cannot be divided: {error}") from None
+            failed: dict[str, tuple[int, int]] = {}
+            ready = self._prepare(_ranges(plan.images, first), failed)
+            self._once(ready, failed)
+            ranges.extend(failed.values())
+
+
+def _ranges(images: Mapping[str, int], first: int) -> dict[str, tuple[int, int]]:
+    """Consecutive ranges (first, count) of the units that have images."""
+    ranges = {}
+    for name, count in images.items():
+        if count:
+            ranges[name] = (first, count)
+            first += count
+    return ranges

@@ -1,0 +1,58 @@
+"""Batch after batch on several units: partial batches, units that fail between batches, images of another shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from partition_fakes import SHAPE, expected, table
+
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.partition.executor import NetworkRequest, random_images
+from multi_dnn_ros.partition.session import BatchSession
+from multi_dnn_ros.planning.batch_plan import plan_exact
+from multi_dnn_ros.planning.batch_units import parse_units
+
+
+def open_session(names: str, batch: int) -> BatchSession:
+    units = parse_units(names)
+    tables = {unit.name: table(unit.name, 1.0) for unit in units}
+    return BatchSession(units, tables, plan_exact(tables, batch), NetworkRequest("fake"), "auto", timeout_s=60.0)
+
+
+@pytest.fixture(scope="module")
+def session():
+    with open_session("fake:a/ms=0.01,fake:b/ms=0.01", 7) as opened:
+        yield opened
+
+
+@given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_batches_of_any_size_up_to_the_plans_give_their_own_outputs(session, sizes: list[int], seed: int) -> None:
+    for size in sizes:
+        images = random_images(SHAPE, size, seed)
+        outputs = session.run(images)
+        for own, right in zip(outputs, expected(images), strict=True):
+            assert len(own) == size
+            np.testing.assert_allclose(own, right, rtol=1e-6)
+    assert not session.failures
+
+
+def test_a_unit_that_failed_is_not_used_for_later_batches() -> None:
+    with open_session("fake:a,fake:bad/die=1,fake:c", 12) as session:
+        for seed in range(3):
+            images = random_images(SHAPE, 12, seed)
+            for own, right in zip(session.run(images), expected(images), strict=True):
+                np.testing.assert_allclose(own, right, rtol=1e-6)
+            assert len(session.failures) == 1
+
+
+def test_no_unit_left_is_an_error() -> None:
+    with open_session("fake:a/die=1,fake:b/fail=1", 4) as session, pytest.raises(CommandError, match="no unit is left"):
+        session.run(random_images(SHAPE, 4))
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 4, 5), (8, *SHAPE)])
+def test_images_of_another_shape_or_too_many_are_refused(session, shape: tuple[int, ...]) -> None:
+    with pytest.raises(CommandError, match=r"up to 7 images of the shape \(3, 4, 4\)"):
+        session.load(np.zeros(shape, np.float32))

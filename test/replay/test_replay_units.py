@@ -1,0 +1,133 @@
+"""``multi-dnn replay --units`` and ``evaluate --units``: the results of an engine, computed in batches by CPU units."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from replay_fakes import parsed, read_bag
+from road_bag import CORRUPT, scenes, write_road
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.task import Drop, DropReason, Result
+from multi_dnn_ros.replay.batch_runner import BatchedDnn, BatchRunner
+
+FRAMES = 10
+UNITS = "cpu:1,cpu:1/torchscript"
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tables of builtin:object on two units."""
+    folder = tmp_path_factory.mktemp("tables")
+    command = ["partition", "profile", "builtin:object", "--units", UNITS, "--tables", str(folder)]
+    assert main([*command, "--max-batch", "4", "--samples", "1", "--limit", "1"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_dnn(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("parameters") / "one.yaml"
+    path.write_text("/**:\n  ros__parameters: {dnns: [object]}\n")
+    return str(path)
+
+
+def test_results_are_those_of_an_engine(tables: Path, one_dnn: str, tmp_path: Path) -> None:
+    recording = str(write_road(tmp_path / "drive", scenes(FRAMES)))
+    assert main(["replay", recording, str(tmp_path / "one"), "--params-file", one_dnn, "--device", "cpu"]) == 0
+    several = ["--units", UNITS, "--tables", str(tables), "--batch", "4"]
+    assert main(["replay", recording, str(tmp_path / "several"), "--params-file", one_dnn, *several]) == 0
+    own, other = (read_bag(tmp_path / name) for name in ("several", "one"))
+    assert [(message.topic, message.stamp_ns) for message in own] == [
+        (message.topic, message.stamp_ns) for message in other
+    ]
+    found = 0
+    for here, there in zip(own[1:], other[1:], strict=True):
+        boxes, right = parsed(here).detections, parsed(there).detections
+        assert [box.results[0].hypothesis.class_id for box in boxes] == [
+            box.results[0].hypothesis.class_id for box in right
+        ]
+        for box, of in zip(boxes, right, strict=True):
+            assert box.bbox.size_x == pytest.approx(of.bbox.size_x, abs=0.1)
+            assert box.results[0].hypothesis.score == pytest.approx(of.results[0].hypothesis.score, abs=1e-3)
+        found += len(boxes)
+    assert found > FRAMES
+    (stream,) = json.loads((tmp_path / "several" / "summary.json").read_text())["streams"]
+    assert (stream["offered"], stream["published"], stream["dropped"]) == (FRAMES, FRAMES - 1, {"bad_image": 1})
+    assert CORRUPT < FRAMES
+
+
+def test_evaluate_scores_the_network_on_the_units(
+    tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", f"road:{tmp_path / 'road'}", "--scenes", "8", "--limit", "6", "--device", "cpu"]
+    units = ["--units", UNITS, "--tables", str(tables), "--batch-size", "4"]
+    assert main(["evaluate", "builtin:object", *data, *units, "--report", str(tmp_path / "out")]) == 0
+    assert "images/s" in capsys.readouterr().out
+    (content,) = (json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json"))
+    plain, several = content["networks"]
+    assert several["served"]["backend"] == "cpu:1+cpu:1/torchscript"
+    assert several["served"]["images_per_s"] > 0
+    (score,), (alone,) = several["scores"].values(), plain["scores"].values()
+    assert score["images"] == alone["images"] == 6
+    assert score["map50"] == pytest.approx(alone["map50"], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--units", "gpu7"], "unit 'gpu7'"),
+        (["--batch", "4"], "--batch needs --units"),
+        (["--units", "cpu:1", "--device", "cpu"], "--device is for an engine"),
+        (["--units", "cpu:1", "--live"], "--units computes in this command"),
+        (["--units", "cpu:1"], "there is no table of builtin:"),
+        (["--units", UNITS, "--batch", "400", "--tables", "{tables}"], "400"),
+    ],
+)
+def test_bad_options_name_what_is_wrong(
+    options: list[str], said: str, tables: Path, one_dnn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = str(write_road(tmp_path / "drive", scenes(1)))
+    given = [option.format(tables=tables) for option in options]
+    if "--tables" not in given and "--batch" not in given:
+        given += ["--tables", str(tmp_path / "none")] if "--live" not in given else []
+    try:
+        code = main(["replay", recording, str(tmp_path / "out"), "--params-file", one_dnn, *given])
+    except SystemExit as ended:
+        code = ended.code
+    assert code in (1, 2)
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_frame_ends_once_also_when_some_cannot_be_preprocessed_or_decoded() -> None:
+    ends: list[Result | Drop] = []
+
+    def preprocess(image: Any) -> Any:
+        if int(image[0, 0, 0]) == 3:
+            raise ValueError("no such image")
+        return (image.float().mean().reshape(1, 1, 1, 1).expand(1, 3, 1, 1),)
+
+    def decode(outputs: Any, size: tuple[int, int]) -> float:
+        if float(outputs[0]) == 5.0:
+            raise ValueError("NaN")
+        return float(outputs[0])
+
+    dnn = BatchedDnn("one", ("front",), preprocess, decode, lambda images: [images[:, 0, 0, 0]])
+    runner = BatchRunner([dnn], 4)
+    runner.start(ends.append)
+    for value in range(10):
+        assert runner.submit(Frame("front", value, np.full((4, 6, 3), value, np.uint8)), 1.0)
+    assert len(ends) == 8  # two full batches
+    runner.finish()
+    assert sorted(end.frame.stamp_ns for end in ends) == list(range(10))
+    for end in ends:
+        if isinstance(end, Result):
+            assert end.output == end.frame.stamp_ns
+        else:
+            assert end.reason == {3: DropReason.DNN_ERROR, 5: DropReason.BAD_OUTPUT}[end.frame.stamp_ns]
+    assert sum(isinstance(end, Drop) for end in ends) == 2
