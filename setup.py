@@ -47,7 +47,9 @@ setup(
         "onnx": ["onnx2torch>=1.5.15,<2"],
         # Pictures of reports and benchmarks.
         "plots": ["matplotlib>=3.5"],
-        "all": ["multi_dnn_ros[offline,onnx,plots]"],
+        # Many recordings on several hosts.
+        "cluster": ["ray>=2.9,<3"],
+        "all": ["multi_dnn_ros[cluster,offline,onnx,plots]"],
         "test": [
             "multi_dnn_ros[all]",
             "hypothesis>=6.80",

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli.arguments import positive, positive_float
+from multi_dnn_ros.cli.arguments import natural, not_negative, positive, positive_float
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import add_device, add_params_file, read_config
 from multi_dnn_ros.cli.partition_arguments import add_tables, add_units, plan_session, tables_folder
@@ -41,6 +41,11 @@ With --units the networks are computed in batches of --batch frames by several p
 `multi-dnn partition run`, instead of frame by frame by an engine: for long recordings. It needs the tables of
 `multi-dnn partition profile` for each model.
 
+With --cluster, IN_BAG is a folder: every recording in it is replayed, each as a task of a Ray cluster, or of processes
+of this machine. OUT_BAG gets a recording of the same name for each, its log, and manifest.json with the outcome and
+checksums. One that fails does not stop the others. The same command again replays only what is missing, failed or has
+changed. On several hosts the folders must have the same paths everywhere.
+
 With --live the frames go through a running node, which must have been started with parameter `autostart` false. The
 replay sets its cameras to reliable QoS, configures and activates it, and publishes /clock and the frames one at a time:
 the next one when all results of the last one have arrived. At the end the node is unconfigured again. The new recording
@@ -54,6 +59,7 @@ multi-dnn replay drive.mcap results --overlay results.mp4
 multi-dnn replay drive results --params-file robot.yaml --topic front:=/camera/color/image_raw
 multi-dnn replay drive results --with-input --storage sqlite3
 multi-dnn replay drive results --units cuda:0,cpu:8 --batch 64
+multi-dnn replay drives/ results --cluster --cpus 4 --gpus 0.25
 multi-dnn run --ros-args -p autostart:=false     the node for the next line, in another terminal
 multi-dnn replay drive results --live
 """
@@ -66,8 +72,18 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         details=_DETAILS, examples=_EXAMPLES, run=run, takes_ros_args=True,
     )  # fmt: skip
     add = parser.add_argument
-    add("in_bag", type=Path, metavar="IN_BAG", help="recording to read: a rosbag2 folder, .mcap or .db3 file")
-    add("out_bag", type=Path, metavar="OUT_BAG", help="folder of the new recording; must not exist")
+    add(
+        "in_bag",
+        type=Path,
+        metavar="IN_BAG",
+        help="recording to read: a rosbag2 folder, .mcap or .db3 file; with --cluster, a folder of them",
+    )
+    add(
+        "out_bag",
+        type=Path,
+        metavar="OUT_BAG",
+        help="folder of the new recording; must not exist, except with --cluster",
+    )
     add_params_file(parser)
     add("--topic", type=_assignment, action="append", default=[], metavar="CAMERA:=TOPIC",
         help="recorded topic of a camera; may be repeated (default: the camera's topic, or the only image "
@@ -85,6 +101,16 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add_tables(several)
     several.add_argument("--batch", type=positive, metavar="N",
                          help="with --units: images per batch (default: 32)")  # fmt: skip
+    add = parser.add_argument_group("many recordings").add_argument
+    add("--cluster", nargs="?", const="local", metavar="ADDRESS",
+        help="replay every recording under IN_BAG on the Ray cluster at ADDRESS (HOST:PORT, or auto: the one of this "
+        "machine); without ADDRESS, in processes of this machine")  # fmt: skip
+    add("--cpus", type=positive_float, metavar="N", help="with --cluster: cores per recording (default: 1)")
+    add("--gpus", type=not_negative, metavar="X",
+        help="with --cluster: GPUs, or a part of one, per recording (default: 0)")  # fmt: skip
+    add("--retries", type=natural, metavar="N",
+        help="with --cluster: replay a recording up to N times more if its process or host is lost "
+        "(default: 2)")  # fmt: skip
     add = parser.add_argument_group("through a running node").add_argument
     add("--live", action="store_true", help="use the running node instead of an engine of this command")
     add("--rate", type=positive_float, metavar="X",
@@ -95,9 +121,13 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay and report. Returns 1 if the input was damaged."""
-    if args.out_bag.exists():
+    if args.cluster is None and args.out_bag.exists():
         raise UsageError(f"OUT_BAG {args.out_bag} exists already; nothing is overwritten: name a new folder")
     _check_options(args)
+    if args.cluster is not None:
+        from multi_dnn_ros.cli.replay_cluster import run_cluster
+
+        return run_cluster(args)
     configure_malloc()
     if args.live:
         from multi_dnn_ros.cli.replay_live import run_live
@@ -135,9 +165,9 @@ def run(args: argparse.Namespace) -> int:
 def _check_options(args: argparse.Namespace) -> None:
     """UsageError for an option that does not apply with, or without, --live."""
     if args.live:
-        for name in ("units", "batch", "tables"):
+        for name in ("units", "batch", "tables", "cluster"):
             if getattr(args, name) is not None:
-                raise UsageError(f"--{name} computes in this command; it cannot be used with --live")
+                raise UsageError(f"--{name} does not use a running node; it cannot be used with --live")
         for name in ("params_file", "device", "overlay"):
             if getattr(args, name) is not None:
                 raise UsageError(
@@ -149,6 +179,11 @@ def _check_options(args: argparse.Namespace) -> None:
     for name in ("batch", "tables"):
         if getattr(args, name) is not None and not args.units:
             raise UsageError(f"--{name} needs --units")
+    for name in ("cpus", "gpus", "retries"):
+        if getattr(args, name) is not None and args.cluster is None:
+            raise UsageError(f"--{name} needs --cluster")
+    if args.cluster is not None and args.overlay is not None:
+        raise UsageError("--overlay is for one recording; it cannot be used with --cluster")
     for name in ("rate", "start_timeout"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} needs --live")

@@ -87,7 +87,7 @@ def extras(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     distribution = metadata.Distribution.at(folder / "multi_dnn_ros.egg-info")
     texts = distribution.requires or []
     given = set(distribution.metadata.get_all("Provides-Extra") or [])
-    assert given == {"offline", "onnx", "plots", "all", "test"}
+    assert given == {"cluster", "offline", "onnx", "plots", "all", "test"}
 
     def of(extra: str) -> Iterator[str]:
         for requirement in map(Requirement, texts):
@@ -110,7 +110,7 @@ def names(requirements: set[str]) -> set[str]:
 
 
 def test_all_is_the_union_and_test_brings_it(extras: dict[str, set[str]]) -> None:
-    assert extras["all"] == extras["offline"] | extras["onnx"] | extras["plots"]
+    assert extras["all"] == extras["cluster"] | extras["offline"] | extras["onnx"] | extras["plots"]
     assert extras["all"] < extras["test"]
     assert extras["plots"] < extras["offline"]  # its reports hold pictures
 

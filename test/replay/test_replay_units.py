@@ -83,7 +83,7 @@ def test_evaluate_scores_the_network_on_the_units(
         (["--units", "gpu7"], "unit 'gpu7'"),
         (["--batch", "4"], "--batch needs --units"),
         (["--units", "cpu:1", "--device", "cpu"], "--device is for an engine"),
-        (["--units", "cpu:1", "--live"], "--units computes in this command"),
+        (["--units", "cpu:1", "--live"], "--units does not use a running node"),
         (["--units", "cpu:1"], "there is no table of builtin:"),
         (["--units", UNITS, "--batch", "400", "--tables", "{tables}"], "400"),
     ],

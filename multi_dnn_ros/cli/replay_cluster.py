@@ -1,0 +1,139 @@
+"""``multi-dnn replay --cluster``: every recording under a folder, on a Ray cluster."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import socket
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multi_dnn_ros import __version__
+from multi_dnn_ros.common.errors import UsageError
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.replay.manifest import Entry, Recording
+
+_RETRIES = 2
+#: Options of each replay: attribute of the arguments -> option.
+_PASSED = ("params_file", "node", "device", "storage", "batch", "tables")
+
+
+def run_cluster(args: argparse.Namespace) -> int:
+    """Replay every recording that has no complete results yet. Returns 1 if one failed or is damaged."""
+    from tqdm import tqdm
+
+    from multi_dnn_ros.common.reporting import provenance
+    from multi_dnn_ros.replay.cluster import LOCAL, Needs, connected, replay_all
+    from multi_dnn_ros.replay.manifest import MANIFEST, find_recordings, is_complete, open_manifest
+
+    output = args.out_bag.absolute()
+    recordings = find_recordings(args.in_bag.absolute())
+    manifest = open_manifest(output, _identity(args))
+    left = [
+        recording for recording in recordings
+        if not is_complete(manifest.recordings.get(recording.name), recording, output / recording.name)
+    ]  # fmt: skip
+    if len(left) < len(recordings):
+        print(f"{len(recordings) - len(left)} of {len(recordings)} recordings have their results already")
+    manifest.provenance = provenance()
+    retries = _RETRIES if args.retries is None else args.retries
+    needs = Needs(args.cpus or 1.0, args.gpus or 0.0, retries)
+    with connected(args.cluster or LOCAL) as ray, tqdm(total=len(left), unit="recording", disable=None) as bar:
+        manifest.write(output)
+
+        def settled(recording: Recording, entry: Entry) -> None:
+            manifest.recordings[recording.name] = entry
+            manifest.write(output)
+            bar.update(1)
+            if entry.status != "done":
+                bar.write(f"{recording.name}: {entry.status}: {entry.message}", file=sys.stderr)
+
+        for recording in left:
+            _remove_results(output / recording.name)
+        replay_all(ray, left, output, _options(args), needs, settled, replay_one)
+    entries = [manifest.recordings[recording.name] for recording in recordings]
+    counts = {status: sum(entry.status == status for entry in entries) for status in ("done", "damaged", "failed")}
+    print(f"{len(entries)} recordings: {', '.join(f'{count} {status}' for status, count in counts.items())}")
+    print(f"written to {output}; {MANIFEST} lists the recordings with checksums")
+    return 0 if counts["done"] == len(entries) else 1
+
+
+def _options(args: argparse.Namespace) -> list[str]:
+    """The options of each replay. Relative paths become absolute, as other processes have other folders."""
+    options: list[str] = []
+    for name in _PASSED:
+        value = getattr(args, name)
+        if value is not None:
+            options += [f"--{name.replace('_', '-')}", str(value.absolute() if isinstance(value, Path) else value)]
+    for camera, topic in args.topic:
+        options += ["--topic", f"{camera}:={topic}"]
+    if args.units:
+        options += ["--units", ",".join(unit.name for unit in args.units)]
+    return options + ["--with-input"] * args.with_input
+
+
+def _identity(args: argparse.Namespace) -> dict[str, Any]:
+    """What the results depend on, as far as the options say."""
+    from multi_dnn_ros.replay.manifest import checksums
+
+    passed = _options(args)
+    if args.params_file is None:
+        return {"options": passed}
+    try:
+        (digest,) = checksums([args.params_file]).values()
+    except OSError as error:
+        raise UsageError(f"--params-file {args.params_file}: {error.strerror}") from None
+    return {"options": passed, "params_file_sha256": digest}
+
+
+def _remove_results(folder: Path) -> None:
+    """Remove results that are incomplete or of another recording; only folders that a replay wrote."""
+    import shutil
+
+    if not folder.exists():
+        return
+    if not (folder / "summary.json").is_file():
+        raise UsageError(f"{folder} exists and holds no results of a replay; nothing is overwritten")
+    shutil.rmtree(folder)
+
+
+def replay_one(recording: str, output: str, options: list[str], version: str) -> dict[str, Any]:
+    """One replay, in a process of the cluster; see :data:`multi_dnn_ros.replay.cluster.ReplayOne`.
+
+    What it prints is appended to a log file beside the results.
+    """
+    from multi_dnn_ros.cli.main import main
+    from multi_dnn_ros.replay.manifest import checksums
+
+    began = time.monotonic()
+    entry: dict[str, Any] = {"host": socket.gethostname()}
+    if version != __version__:
+        reason = f"host {entry['host']} has multi_dnn_ros {__version__}, this command is of {version}"
+        return {**entry, "status": "failed", "message": reason}
+    target, source = Path(output), Path(recording)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    log = target.with_name(f"{target.name}.log")
+    with log.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        print(f"{datetime.now(timezone.utc).isoformat(timespec='seconds')} {entry['host']}: replay {recording}")
+        try:
+            code: object = main(["replay", recording, output, *options])
+        except SystemExit as ended:
+            code = ended.code
+    entry["seconds"] = round(time.monotonic() - began, 3)
+    if not target.is_dir():
+        lines = [line.strip() for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return {**entry, "status": "failed", "message": f"{lines[-1]} (exit code {code}; {log.name})"}
+    damage = json.loads((target / "summary.json").read_text(encoding="utf-8"))["input_damage"]
+    files = sorted(source.iterdir()) if source.is_dir() else [source]
+    return {
+        **entry,
+        "status": "damaged" if damage else "done",
+        "message": "; ".join(damage),
+        "input_sha256": checksums([file for file in files if file.is_file()]),
+        "output_sha256": checksums(sorted(target.iterdir())),
+    }

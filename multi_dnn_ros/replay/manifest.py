@@ -1,0 +1,144 @@
+"""The manifest of many replays: what became of each recording. It makes them resumable."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.reporting import write_json
+
+MANIFEST = "manifest.json"
+_SUFFIXES = (".mcap", ".db3")
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording under the input folder. name: of its results, relative to the output folder."""
+
+    name: str
+    path: Path
+
+    def files(self) -> list[Path]:
+        """Its files, sorted."""
+        return sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
+
+    def state(self) -> dict[str, list[int]]:
+        """Size and time of change (ns) of each file: another content has another state."""
+        return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in self.files() if file.is_file()}
+
+
+class Entry(BaseModel):
+    """What became of one recording.
+
+    status: `damaged`: everything readable was replayed; `failed`: nothing was written. input: see Recording.state.
+    input_sha256, output_sha256: by file name. message: why it failed, or the damage. seconds: of the last attempt. host:
+    where it ran.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    status: Literal["done", "damaged", "failed"]
+    input: dict[str, list[int]]
+    input_sha256: dict[str, str] = Field(default_factory=dict)
+    output_sha256: dict[str, str] = Field(default_factory=dict)
+    message: str = ""
+    seconds: float = 0.0
+    host: str = ""
+
+
+class Manifest(BaseModel):
+    """The file `manifest.json` in the output folder.
+
+    options: the options of every replay, and the digest of its parameter file. recordings: by name.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal["multi_dnn_ros replays 1"] = "multi_dnn_ros replays 1"
+    options: dict[str, Any]
+    provenance: dict[str, Any] = Field(default_factory=dict)
+    recordings: dict[str, Entry] = Field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Write it atomically into the output folder."""
+        write_json(folder / MANIFEST, self.model_dump())
+
+
+def open_manifest(folder: Path, options: Mapping[str, Any]) -> Manifest:
+    """The manifest of an output folder, or an empty one for a new folder.
+
+    Raises UsageError for a folder that is not empty and has none, or whose replays had other options, and CommandError
+    for a file that is not a manifest.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"OUT_BAG {folder} exists already and has no {MANIFEST}; name a new folder")
+        return Manifest(options=dict(options))
+    try:
+        manifest = Manifest.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, ValidationError) as error:
+        raise CommandError(f"{path} is not a manifest: {str(error).splitlines()[0]}") from None
+    differing = sorted(key for key in {*options, *manifest.options} if options.get(key) != manifest.options.get(key))
+    if differing:
+        key = differing[0]
+        raise UsageError(
+            f"{path} is of replays with {key} {manifest.options.get(key)!r}, not {options.get(key)!r}; name a new folder"
+        )
+    return manifest
+
+
+def find_recordings(folder: Path) -> list[Recording]:
+    """All recordings under a folder, sorted by name: rosbag2 folders, and single .mcap and .db3 files outside them.
+
+    Raises UsageError if there is none, or if two would have results of one name.
+    """
+    found: dict[str, Recording] = {}
+    if not folder.is_dir():
+        raise UsageError(f"IN_BAG is {folder}; with --cluster it is a folder of recordings")
+    for path in _recordings(folder):
+        relative = path.relative_to(folder)
+        name = (relative if path.is_dir() else relative.with_suffix("")).as_posix()
+        if name in found:
+            raise UsageError(f"the results of {found[name].path} and {path} would have one name, {name}")
+        found[name] = Recording(name, path)
+    if not found:
+        raise UsageError(f"{folder} holds no recording: no folder with metadata.yaml, no .mcap and no .db3 file")
+    return [found[name] for name in sorted(found)]
+
+
+def _recordings(folder: Path) -> Iterable[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            if (path / "metadata.yaml").is_file():
+                yield path
+            else:
+                yield from _recordings(path)
+        elif path.suffix in _SUFFIXES:
+            yield path
+
+
+def is_complete(entry: Entry | None, recording: Recording, output: Path) -> bool:
+    """Whether the recording has been replayed as it is now, and its results are as they were written."""
+    if entry is None or entry.status == "failed" or entry.input != recording.state():
+        return False
+    return output.is_dir() and checksums(sorted(output.iterdir())) == entry.output_sha256
+
+
+def checksums(files: Sequence[Path]) -> dict[str, str]:
+    """SHA-256 of each file by its name."""
+    found = {}
+    for file in files:
+        digest = hashlib.sha256()
+        with file.open("rb") as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+        found[file.name] = digest.hexdigest()
+    return found

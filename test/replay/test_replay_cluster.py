@@ -1,0 +1,195 @@
+"""``multi-dnn replay --cluster``: every recording under a folder, on a local Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from replay_fakes import read_bag
+from road_bag import scenes, write_road
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.replay.manifest import Entry, Manifest, Recording, find_recordings, is_complete, open_manifest
+
+FRAMES = 3
+
+
+def touch(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+def test_recordings_are_found_at_any_depth_and_not_inside_each_other(tmp_path: Path) -> None:
+    touch(tmp_path / "a" / "metadata.yaml")
+    touch(tmp_path / "a" / "a_0.mcap")
+    touch(tmp_path / "day" / "one.db3")
+    touch(tmp_path / "day" / "night" / "two.mcap")
+    touch(tmp_path / "notes.txt")
+    assert [recording.name for recording in find_recordings(tmp_path)] == ["a", "day/night/two", "day/one"]
+
+
+def test_two_results_of_one_name_and_a_folder_without_recordings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no recording"):
+        find_recordings(tmp_path)
+    touch(tmp_path / "a.mcap")
+    touch(tmp_path / "a.db3")
+    with pytest.raises(UsageError, match="would have one name, a"):
+        find_recordings(tmp_path)
+    with pytest.raises(UsageError, match="is a folder of recordings"):
+        find_recordings(tmp_path / "a.mcap")
+
+
+def test_a_manifest_of_other_options_and_a_foreign_folder_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    open_manifest(out, {"options": ["--storage", "mcap"]}).write(out)
+    assert open_manifest(out, {"options": ["--storage", "mcap"]}).recordings == {}
+    with pytest.raises(UsageError, match=r"is of replays with options \['--storage', 'mcap'\], not \[\]"):
+        open_manifest(out, {"options": []})
+    (out / "manifest.json").write_text("{")
+    with pytest.raises(CommandError, match="is not a manifest"):
+        open_manifest(out, {})
+    touch(tmp_path / "other" / "file")
+    with pytest.raises(UsageError, match=r"has no manifest.json"):
+        open_manifest(tmp_path / "other", {})
+
+
+def test_results_are_complete_until_the_recording_or_they_change(tmp_path: Path) -> None:
+    recording = Recording("a", touch(tmp_path / "a.mcap"))
+    result = touch(tmp_path / "out" / "a" / "recording.mcap")
+    from multi_dnn_ros.replay.manifest import checksums
+
+    entry = Entry(status="done", input=recording.state(), output_sha256=checksums([result]))
+    assert is_complete(entry, recording, result.parent)
+    assert not is_complete(None, recording, result.parent)
+    assert not is_complete(entry.model_copy(update={"status": "failed"}), recording, result.parent)
+    result.write_text("changed")
+    assert not is_complete(entry, recording, result.parent)
+    result.write_text("")
+    assert is_complete(entry, recording, result.parent)
+    recording.path.write_text("longer")
+    assert not is_complete(entry, recording, result.parent)
+
+
+@pytest.fixture(scope="module")
+def drives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two good recordings, a damaged and an unreadable one."""
+    folder = tmp_path_factory.mktemp("drives")
+    for name in ("monday", "week/tuesday"):
+        write_road(folder / name, scenes(FRAMES))
+    (whole,) = (folder / "monday").glob("*.mcap")
+    (folder / "cut.mcap").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    (folder / "noise.mcap").write_bytes(b"no recording at all")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_dnn(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("parameters") / "one.yaml"
+    path.write_text("/**:\n  ros__parameters: {dnns: [object]}\n")
+    return str(path)
+
+
+@pytest.mark.long
+def test_every_recording_is_replayed_and_one_that_fails_does_not_stop_the_others(
+    drives: Path, one_dnn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["replay", str(drives), str(out), "--cluster", "--params-file", one_dnn, "--device", "cpu"]
+    assert main(command) == 1
+    printed = capsys.readouterr()
+    assert "4 recordings: 2 done, 1 damaged, 1 failed" in printed.out
+    assert "noise: failed: multi-dnn replay: error:" in printed.err
+    manifest = Manifest.model_validate_json((out / "manifest.json").read_text())
+    assert {name: entry.status for name, entry in manifest.recordings.items()} == {
+        "monday": "done", "week/tuesday": "done", "cut": "damaged", "noise": "failed"
+    }  # fmt: skip
+    assert "truncated" in manifest.recordings["cut"].message
+    assert read_bag(out / "monday") == read_bag(out / "week" / "tuesday")
+    alone = tmp_path / "alone"
+    assert main(["replay", str(drives / "monday"), str(alone), "--params-file", one_dnn, "--device", "cpu"]) == 0
+    assert read_bag(alone) == read_bag(out / "monday")
+
+    # Again: only what failed, and what was deleted since, is replayed.
+    capsys.readouterr()
+    changed = {name: (out / name / "summary.json").stat().st_mtime_ns for name in ("monday", "week/tuesday", "cut")}
+    (out / "week" / "tuesday" / "summary.json").write_text("{}")
+    assert main(command) == 1
+    assert "2 of 4 recordings have their results already" in capsys.readouterr().out
+    for name, before in changed.items():
+        assert ((out / name / "summary.json").stat().st_mtime_ns == before) == (name != "week/tuesday")
+    assert json.loads((out / "week" / "tuesday" / "summary.json").read_text())["streams"]
+
+
+@pytest.mark.long
+def test_a_killed_process_is_replaced(drives: Path, one_dnn: str, tmp_path: Path) -> None:
+    """SIGKILL the first process that replays; its recording is complete in the end."""
+    killed: list[int] = []
+    stop = threading.Event()
+
+    def kill_one() -> None:
+        while not stop.is_set() and not killed:
+            for process in psutil.Process().children(recursive=True):
+                try:
+                    if "replay_one" in " ".join(process.cmdline()) and (tmp_path / "out" / "monday.log").exists():
+                        os.kill(process.pid, signal.SIGKILL)
+                        killed.append(process.pid)
+                        return
+                except psutil.Error:
+                    continue
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=kill_one)
+    thread.start()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "monday").symlink_to(drives / "monday", target_is_directory=True)
+    try:
+        command = ["replay", str(tmp_path / "in"), str(tmp_path / "out"), "--cluster", "--params-file", one_dnn]
+        assert main([*command, "--device", "cpu"]) == 0
+    finally:
+        stop.set()
+        thread.join()
+    assert killed
+    assert (tmp_path / "out" / "monday.log").read_text().count(": replay ") == 2
+    assert read_bag(tmp_path / "out" / "monday")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--cluster", "127.0.0.1:1"], "the Ray cluster 127.0.0.1:1 cannot be reached"),
+        (["--cluster", "--gpus", "99"], "no host of the cluster has the 1 CPUs and 99 GPUs of one replay"),
+    ],
+)
+def test_an_unreachable_or_too_small_cluster_is_one_line(
+    options: list[str], said: str, drives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(drives), str(tmp_path / "out"), *options]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--cpus", "2"], "--cpus needs --cluster"),
+        (["--cluster", "--live"], "--cluster does not use a running node"),
+        (["--cluster", "--overlay", "o.mp4"], "--overlay is for one recording"),
+        (["--cluster", "--params-file", "absent.yaml"], "--params-file absent.yaml: No such file or directory"),
+    ],
+)
+def test_options_that_do_not_apply_are_refused(
+    options: list[str], said: str, drives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--live" in options:
+        options = ["--live", "--cluster"]
+    assert main(["replay", str(drives), str(tmp_path / "out"), *options]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
