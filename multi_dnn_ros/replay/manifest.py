@@ -38,8 +38,8 @@ class Entry(BaseModel):
     """What became of one recording.
 
     status: `damaged`: everything readable was replayed; `failed`: nothing was written. input: see Recording.state.
-    input_sha256, output_sha256: by file name. message: why it failed, or the damage. seconds: of the last attempt. host:
-    where it ran.
+    input_sha256, output_sha256: by file name. message: why it failed, or the damage. seconds: of the last attempt.
+    host: where it ran.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -90,7 +90,8 @@ def open_manifest(folder: Path, options: Mapping[str, Any]) -> Manifest:
     if differing:
         key = differing[0]
         raise UsageError(
-            f"{path} is of replays with {key} {manifest.options.get(key)!r}, not {options.get(key)!r}; name a new folder"
+            f"{path} is of replays with {key} {manifest.options.get(key)!r}, not {options.get(key)!r}; "
+            "name a new folder"
         )
     return manifest
 

@@ -1,4 +1,4 @@
-"""Publishes each image with the results drawn on it, while the topic has a subscription.
+"""Publishes each image with the results drawn on it, raw and as JPEG, while the topic has a subscription.
 
 Drawing runs in a thread of its own, so that no DNN waits for it. The memory of a frame's image is reused once its last
 DNN has finished, so the image is copied before that.
@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from std_msgs.msg import Header
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, Result
-from multi_dnn_ros.ros.result_messages import image_message
+from multi_dnn_ros.ros.result_messages import image_message, jpeg_message
 from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.result_kind import Layer, ResultKind
 
@@ -47,6 +48,26 @@ class _Overlay:
     image: npt.NDArray[np.uint8] | None = None
 
 
+@dataclass(frozen=True)
+class OverlayTopics:
+    """The publishers of one camera's overlay. compressed: of sensor_msgs/CompressedImage."""
+
+    raw: Any
+    compressed: Any
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether one of them has a subscription."""
+        return bool(self.raw.get_subscription_count() or self.compressed.get_subscription_count())
+
+    def publish(self, pixels: npt.NDArray[np.uint8], header: Header) -> None:
+        """Publish (H, W, 3) uint8 RGB on those that have a subscription."""
+        if self.raw.get_subscription_count():
+            self.raw.publish(image_message(pixels, "rgb8", header))
+        if self.compressed.get_subscription_count():
+            self.compressed.publish(jpeg_message(pixels, header))
+
+
 class OverlayPublisher:
     """Collects the results of a frame until every DNN of its camera has published or dropped it, then draws.
 
@@ -58,7 +79,7 @@ class OverlayPublisher:
 
     def __init__(
         self,
-        publishers: Mapping[str, Any],
+        publishers: Mapping[str, OverlayTopics],
         dnns: Mapping[str, tuple[str, ...]],
         kinds: Mapping[str, ResultKind],
         report: Callable[[str], None],
@@ -97,7 +118,7 @@ class OverlayPublisher:
     def _finish(self, dnn: str, frame: Frame, last: _LastResult | None) -> None:
         camera = frame.camera
         with self._wake:
-            if self._publishers[camera].get_subscription_count() == 0:
+            if not self._publishers[camera].subscribed:
                 self._open[camera].clear()
                 self._latest[camera].clear()
                 return
@@ -140,7 +161,7 @@ class OverlayPublisher:
             try:
                 assert overlay.image is not None
                 pixels = draw(overlay.image, layers)
-                self._publishers[camera].publish(image_message(pixels, "rgb8", overlay.frame.context))
+                self._publishers[camera].publish(pixels, overlay.frame.context)
             except Exception as error:  # one failed overlay must not end the thread
                 self._report(f"overlay of camera {camera}: {type(error).__name__}: {error}")
             del overlay, layers  # keep no reference to the frame while waiting

@@ -6,9 +6,10 @@ import array
 from collections.abc import Sequence
 from typing import Any
 
+import cv2
 import numpy as np
 import numpy.typing as npt
-from sensor_msgs.msg import Image, PointCloud2, PointField
+from sensor_msgs.msg import CompressedImage, Image, PointCloud2, PointField
 from std_msgs.msg import Header
 from vision_msgs.msg import Detection2D, Detection2DArray, ObjectHypothesisWithPose
 
@@ -22,6 +23,8 @@ except ImportError:  # vision_msgs before 4.0
 
 #: All fields have the same type, which sensor_msgs_py.point_cloud2.read_points_numpy requires.
 POINT_FIELDS = ("u", "v", "lane", "score")
+#: Of overlays: docs/overlay.png, 640x480, takes 46 kB.
+_JPEG_QUALITY = 85
 
 
 def detections_message(detections: Detections, header: Header) -> Detection2DArray:
@@ -84,6 +87,12 @@ def image_message(pixels: npt.NDArray[np.uint8], encoding: str, header: Header) 
     message.step = pixels.size // height
     message.data = _bytes(pixels)
     return message
+
+
+def jpeg_message(pixels: npt.NDArray[np.uint8], header: Header) -> CompressedImage:
+    """(H, W, 3) uint8 RGB as sensor_msgs/CompressedImage."""
+    coded = cv2.imencode(".jpg", pixels[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY))[1]
+    return CompressedImage(header=header, format="jpeg", data=_bytes(coded))
 
 
 def _detection(box: Sequence[float], score: float, class_id: str, header: Header) -> Detection2D:

@@ -6,20 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
-from sensor_msgs.msg import Image
+from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.ros.message_types import message_class
+from multi_dnn_ros.ros.overlay_publisher import OverlayTopics
 from multi_dnn_ros.ros.qos import IMAGES, LATCHED, RESULTS
 from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
 from multi_dnn_ros.vision.result_kind import ResultKind, Topic
 
 
 class ResultPublishers:
-    """``~/<camera>/<dnn>/...`` for each stream, ``~/<camera>/overlay``, and ``~/<dnn>/label_info``.
+    """``~/<camera>/<dnn>/...`` for each stream, ``~/<camera>/overlay`` with ``/compressed``, and
+    ``~/<dnn>/label_info``.
 
     streams: cameras of each DNN. kinds: result kind of each DNN. labels: class names of each DNN; published if its
     result kind has labels. Each DNN publishes from a thread of its own, with publishers of its own.
@@ -44,14 +46,19 @@ class ResultPublishers:
                     self._add(_message_class(kinds[dnn], topic, dnn), qos, camera, dnn, topic.name)
         for camera in dict.fromkeys(camera for cameras in streams.values() for camera in cameras):
             self._add(Image, IMAGES, camera, "overlay")
+            self._add(CompressedImage, IMAGES, camera, "overlay", "compressed")
         if LabelInfo is not None:
             for dnn in self._labels:
                 self._add(LabelInfo, LATCHED, dnn, "label_info")
 
     @property
-    def overlays(self) -> dict[str, Any]:
-        """The overlay publisher of each camera."""
-        return {key[0]: publisher for key, publisher in self._publishers.items() if key[-1] == "overlay"}
+    def overlays(self) -> dict[str, OverlayTopics]:
+        """The overlay publishers of each camera."""
+        return {
+            key[0]: OverlayTopics(publisher, self._publishers[(*key, "compressed")])
+            for key, publisher in self._publishers.items()
+            if key[-1] == "overlay"
+        }
 
     @property
     def kinds(self) -> Mapping[str, ResultKind]:

@@ -366,6 +366,28 @@ def test_the_overlay_is_drawn_while_it_has_a_subscription(bench: Bench) -> None:
     assert (pictures[0].width, pictures[0].height, pictures[0].encoding) == (64, 48, "rgb8")
 
 
+def test_the_compressed_overlay_is_the_overlay_as_jpeg(bench: Bench) -> None:
+    start(bench, {"dnns": ["object"]})
+    camera = bench.camera()
+    raw = bench.listen("/multi_dnn/front/overlay", Image)
+    compressed = bench.listen("/multi_dnn/front/overlay/compressed", CompressedImage)
+    stamps = iter(range(1, 100_000))
+
+    def both() -> bool:
+        camera.publish(image(stamp=next(stamps), size=(64, 48)))
+        return bool({message.header.stamp.sec for message in raw} & {each.header.stamp.sec for each in compressed})
+
+    bench.until(both, "an overlay on both topics")
+    coded = {message.header.stamp.sec: message for message in compressed}
+    plain = next(message for message in raw if message.header.stamp.sec in coded)
+    message = coded[plain.header.stamp.sec]
+    assert (message.format, message.header) == ("jpeg", plain.header)
+    pixels = cv2.imdecode(np.frombuffer(bytes(message.data), np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+    expected = np.frombuffer(bytes(plain.data), np.uint8).reshape(48, 64, 3)
+    assert pixels.shape == expected.shape
+    assert np.abs(pixels.astype(int) - expected).mean() < 12.0
+
+
 def test_two_nodes_in_namespaces_are_independent(bench: Bench) -> None:
     for namespace in ("left_robot", "right_robot"):
         bench.node(namespace=namespace)

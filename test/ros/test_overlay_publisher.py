@@ -13,7 +13,7 @@ from std_msgs.msg import Header
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.ros import overlay_publisher
-from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
+from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher, OverlayTopics
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import Lanes
 
@@ -47,6 +47,16 @@ class Publisher:
             assert self.came.wait_for(lambda: (self.name, frame_id) in self.order, WAIT_S), self.order
 
 
+class Unwatched:
+    """A publisher without subscriptions."""
+
+    def get_subscription_count(self) -> int:
+        return 0
+
+    def publish(self, message: Any) -> None:
+        raise AssertionError("nobody is subscribed")
+
+
 class Overlay:
     """An overlay of two cameras with the DNNs `quick` and `slow`.
 
@@ -69,7 +79,8 @@ class Overlay:
         self.publishers = {name: Publisher(name, self.order) for name in ("front", "rear")}
         dnns = dict.fromkeys(self.publishers, ("quick", "slow"))
         kinds = dict.fromkeys(("quick", "slow"), RESULT_KINDS.get("lanes"))
-        self.overlay = OverlayPublisher(self.publishers, dnns, kinds, self.errors.append)
+        topics = {name: OverlayTopics(publisher, Unwatched()) for name, publisher in self.publishers.items()}
+        self.overlay = OverlayPublisher(topics, dnns, kinds, self.errors.append)
 
     def answer(self, dnn: str, frame: Frame, at_ms: int = 0) -> None:
         timing = Timing(frame.received_ns, frame.received_ns, at_ms * _MS, 0, 0, 0, 0)
