@@ -118,7 +118,11 @@ def replay_one(recording: str, output: str, options: list[str], version: str) ->
     target, source = Path(output), Path(recording)
     target.parent.mkdir(parents=True, exist_ok=True)
     log = target.with_name(f"{target.name}.log")
-    with log.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+    with (
+        log.open("a", buffering=1, encoding="utf-8") as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
         print(f"{datetime.now(timezone.utc).isoformat(timespec='seconds')} {entry['host']}: replay {recording}")
         try:
             code: object = main(["replay", recording, output, *options])

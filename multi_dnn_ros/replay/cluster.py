@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros import __version__
-from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.replay.manifest import Entry, Recording
 
 #: Value of --cluster for processes of this machine alone.
 LOCAL = "local"
+_CONNECT_S = 5.0
 
 
 #: (recording, folder of its results, options of ``multi-dnn replay``, version of this package) -> the fields of Entry,
@@ -42,9 +44,12 @@ def connected(address: str) -> Iterator[Any]:
         import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet = {"include_dashboard": False} if address == LOCAL else {}
+    _check_address(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="error", **quiet)
+        ray.init(
+            address=address, log_to_driver=False, logging_level="error",
+            include_dashboard=False if address == LOCAL else None,
+        )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CommandError(f"the Ray cluster {address} cannot be reached: {first}") from error
@@ -52,6 +57,19 @@ def connected(address: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Raise CommandError unless something listens at HOST:PORT; ray itself tries for minutes."""
+    if address in (LOCAL, "auto"):
+        return
+    host, separator, port = address.rpartition(":")
+    if not (separator and host and port.isdigit()):
+        raise UsageError(f"--cluster is '{address}'; expected HOST:PORT, auto, or nothing")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise CommandError(f"the Ray cluster {address} cannot be reached: {error}") from None
 
 
 def replay_all(

@@ -161,19 +161,27 @@ def test_a_killed_process_is_replaced(drives: Path, one_dnn: str, tmp_path: Path
     assert read_bag(tmp_path / "out" / "monday")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("address", "code", "said"),
     [
-        (["--cluster", "127.0.0.1:1"], "the Ray cluster 127.0.0.1:1 cannot be reached"),
-        (["--cluster", "--gpus", "99"], "no host of the cluster has the 1 CPUs and 99 GPUs of one replay"),
+        ("127.0.0.1:1", 1, "the Ray cluster 127.0.0.1:1 cannot be reached: [Errno 111] Connection refused"),
+        ("127.0.0.1:99999", 1, "the Ray cluster 127.0.0.1:99999 cannot be reached"),
+        ("somewhere", 2, "--cluster is 'somewhere'; expected HOST:PORT"),
     ],
 )
-def test_an_unreachable_or_too_small_cluster_is_one_line(
-    options: list[str], said: str, drives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_unreachable_cluster_is_one_line(
+    address: str, code: int, said: str, drives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["replay", str(drives), str(tmp_path / "out"), *options]) == 1
+    assert main(["replay", str(drives), str(tmp_path / "out"), "--cluster", address]) == code
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_cluster_that_is_too_small_is_one_line(
+    drives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(drives), str(tmp_path / "out"), "--cluster", "--gpus", "99"]) == 1
+    assert "no host of the cluster has the 1 CPUs and 99 GPUs of one replay" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
