@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +48,7 @@ def connected(address: str) -> Iterator[Any]:
     _check_address(address)
     try:
         ray.init(
-            address=address, log_to_driver=False, logging_level="error",
+            address=address, log_to_driver=False, logging_level=logging.ERROR,
             include_dashboard=False if address == LOCAL else None,
         )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
