@@ -9,8 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from fork_server import ForkServer
 from hypothesis import HealthCheck, settings
 
+from multi_dnn_ros.common import processes
 from multi_dnn_ros.common.processes import reserved_domain
 
 # What an example takes says more about the computer than about the code.
@@ -72,3 +74,18 @@ def domain() -> Iterator[int]:
     """A ROS domain of the test's own."""
     with reserved_domain() as domain:
         yield domain
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """Starts programs that need PyTorch in a tenth of a second; with a GPU, in new interpreters."""
+    server = ForkServer(forks=not torch.cuda.is_available())
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def forked_children(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Processes of common.processes.Child are forks; the module that is the command with forked engine processes."""
+    monkeypatch.setattr(processes, "subprocess", fork_server.subprocess)
+    return "fork_server"
