@@ -84,8 +84,9 @@ def fork_server() -> Iterator[ForkServer]:
     server.close()
 
 
-@pytest.fixture
-def forked_children(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Processes of common.processes.Child are forks; the module that is the command with forked engine processes."""
-    monkeypatch.setattr(processes, "subprocess", fork_server.subprocess)
-    return "fork_server"
+@pytest.fixture(scope="module")
+def forked_children(fork_server: ForkServer) -> Iterator[None]:
+    """Processes of common.processes.Child, and the engine processes of nodes among them, are forks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "subprocess", fork_server.subprocess)
+        yield

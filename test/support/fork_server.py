@@ -1,6 +1,6 @@
 """Starts Python programs as forks of a process that has imported PyTorch: a new interpreter needs 3 s of CPU time.
 
-``python -m fork_server VERB ...`` is the command ``multi-dnn``, whose engine processes are forks, too.
+A node that is started so forks its engine processes, too; ``python -m fork_server run ...`` does this without a server.
 
 The processes become children of this one, as those that subprocess starts: the server forks twice and ends the process
 in between, so that the kernel hands its child to the nearest subreaper, which is this process (prctl(2)).
@@ -80,10 +80,12 @@ class ForkServer:
         if not self._forks:
             path = {"PYTHONPATH": os.pathsep.join(sys.path), "FORK_SERVER": "off"}
             return subprocess.Popen(arguments, **{**options, "env": {**(options.get("env") or os.environ), **path}})
-        words = [word for word in arguments[:3] if word != "-u"]
+        words = [word for word in arguments if word != "-u"]
         if words[0] != _PYTHON or words[1] not in ("-c", "-m") or options.get("preexec_fn") is not None:
             return subprocess.Popen(arguments, **options)
-        return _Forked(self._start, arguments, **options)
+        if words[2:4] == ["multi_dnn_ros.cli.main", "run"]:
+            words[2] = __name__
+        return _Forked(self._start, words, **options)
 
     def run(self, arguments: Sequence[str], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
         """As subprocess.run with captured text."""
@@ -173,7 +175,7 @@ def serve(descriptor: int, modules: str) -> NoReturn:
             os._exit(0)
         request = pickle.loads(message)  # noqa: S301, sent by this process's own tests
         _prepare(request, connection, descriptors)
-        _run([word for word in request["arguments"] if word != "-u"])
+        _run(request["arguments"])
 
 
 def _prepare(request: dict[str, Any], connection: socket.socket, descriptors: list[int]) -> None:
