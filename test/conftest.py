@@ -90,3 +90,11 @@ def forked_children(fork_server: ForkServer) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "subprocess", fork_server.subprocess)
         yield
+
+
+@pytest.fixture(scope="module")
+def forked_spawns(fork_server: ForkServer) -> Iterator[None]:
+    """Processes that multiprocessing spawns are forks of the server."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("multiprocessing.util.spawnv_passfds", fork_server.spawn)
+        yield

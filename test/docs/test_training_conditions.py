@@ -102,7 +102,14 @@ def network_row(name: str) -> list[str]:
 
 def test_the_built_in_networks_have_their_training_beside_their_scores() -> None:
     names = sorted(path.stem for path in (ROOT / "multi_dnn_ros" / "weights").glob("*.safetensors"))
-    header = ("network", "data: who labelled it", "last training: epochs, optimizer, lr", "teacher, weight", "batch", "seed")
+    header = (
+        "network",
+        "data: who labelled it",
+        "last training: epochs, optimizer, lr",
+        "teacher, weight",
+        "batch",
+        "seed",
+    )
     expected = table(header, [network_row(name) for name in names])
     assert expected in PAGES["docs/models.md"], f"docs/models.md#training lacks this table:\n{expected}"
 

@@ -21,7 +21,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.util import spawnv_passfds as _spawn
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -98,6 +99,15 @@ class ForkServer:
                 raise
         return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
+    def spawn(self, path: bytes, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
+        """As multiprocessing.util.spawnv_passfds, which starts whatever is not a process of the method spawn."""
+        words = [os.fsdecode(word) for word in arguments]
+        if not self._forks or "--multiprocessing-fork" not in words:
+            return int(_spawn(path, arguments, descriptors))
+        targets = [0, 1, 2, *descriptors]
+        at = words.index("-c")
+        return self._start(_request([_PYTHON, *words[at:]], targets), targets)
+
     @property
     def subprocess(self) -> SimpleNamespace:
         """For a module's `subprocess`."""
@@ -142,18 +152,30 @@ class _Forked(subprocess.Popen):
         streams = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         targets = {number: fd if fd != -1 else number for number, fd in enumerate(streams)}
         targets |= {fd: fd for fd in given["pass_fds"]}
-        request = {
-            "parent": os.getpid(),
-            "arguments": list(map(str, given["args"])),
-            "descriptors": list(targets),
-            "environment": dict(given["env"] or os.environ),
-            "folder": str(given["cwd"] or Path.cwd()),
-            "new_session": given["start_new_session"],
-        }
+        request = _request(
+            list(map(str, given["args"])), list(targets), given["env"], given["cwd"], given["start_new_session"]
+        )
         self.pid = self._start(request, list(targets.values()))
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(given[name] for name in pipes))
+
+
+def _request(
+    arguments: list[str],
+    descriptors: list[int],
+    environment: Mapping[str, str] | None = None,
+    folder: Any = None,
+    new_session: bool = False,
+) -> dict[str, Any]:
+    return {
+        "parent": os.getpid(),
+        "arguments": arguments,
+        "descriptors": descriptors,
+        "environment": dict(environment or os.environ),
+        "folder": str(folder or Path.cwd()),
+        "new_session": new_session,
+    }
 
 
 def serve(descriptor: int, modules: str) -> NoReturn:
