@@ -9,8 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from fork_server import ForkServer
 from hypothesis import HealthCheck, settings
 
+from multi_dnn_ros.common import processes
 from multi_dnn_ros.common.processes import reserved_domain
 
 # What an example takes says more about the computer than about the code.
@@ -72,3 +74,27 @@ def domain() -> Iterator[int]:
     """A ROS domain of the test's own."""
     with reserved_domain() as domain:
         yield domain
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """Starts programs that need PyTorch in a tenth of a second; with a GPU, in new interpreters."""
+    server = ForkServer(forks=not torch.cuda.is_available())
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def forked_children(fork_server: ForkServer) -> Iterator[None]:
+    """Processes of common.processes.Child, and the engine processes of nodes among them, are forks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "subprocess", fork_server.subprocess)
+        yield
+
+
+@pytest.fixture(scope="module")
+def forked_spawns(fork_server: ForkServer) -> Iterator[None]:
+    """Processes that multiprocessing spawns are forks of the server."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("multiprocessing.util.spawnv_passfds", fork_server.spawn)
+        yield

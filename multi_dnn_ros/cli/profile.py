@@ -20,6 +20,7 @@ from multi_dnn_ros.common.extras import require
 if TYPE_CHECKING:
     from multi_dnn_ros.graph.cut import NodeCost
     from multi_dnn_ros.planning.measure import Traced
+    from multi_dnn_ros.planning.predictor import Predictor
     from multi_dnn_ros.planning.profile import Profile
     from multi_dnn_ros.planning.timing import Target
 
@@ -31,9 +32,9 @@ _EXAMPLES = """\
 multi-dnn profile layers builtin:object
 multi-dnn profile layers torchvision:resnet50 --jobs 8 --cut measured --output out/profile
 multi-dnn profile layers people.onnx --device cuda --backend cuda_graph --precision fp16
-multi-dnn profile contention torchvision:resnet18 torchvision:mobilenet_v2 builtin:lane --output samples.csv
+multi-dnn profile contention torchvision:resnet18 builtin:lane builtin:object --output samples.csv
 multi-dnn profile learn samples.csv --output out/learnt
-multi-dnn profile layers torchvision:resnet152 --jobs 8 --cut predicted --predictor out/learnt/predictor.json
+multi-dnn profile layers torchvision:resnet34 --jobs 8 --cut predicted --predictor out/learnt/predictor.json
 multi-dnn profile fit --params-file config/multi_dnn.yaml --rate front=30
 """
 _LAYERS = """\
@@ -71,7 +72,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         "measured or predicted times (default: %(default)s)")  # fmt: skip
     add("--predictor", type=Path, metavar="JSON",
         help="for --cut predicted: predictor.json of `multi-dnn profile learn`")  # fmt: skip
-    add_target(layers)
+    add_target(layers, threads=None, default="0; with --predictor: as many as it was trained with")
     add("--realtime", action="store_true",
         help="measure with real-time priority, on a CPU that other processes use too; needs CAP_SYS_NICE")  # fmt: skip
     add("--longest", type=positive, default=15, metavar="N", help="layers to print (default: %(default)s)")
@@ -94,7 +95,8 @@ def _layers(args: argparse.Namespace) -> int:
     for option, file in (("--output", args.output and args.output / "profile.json"), ("--summary", args.summary)):
         if file is not None:
             check_writable(option, file)
-    with open_target(args) as target:
+    predictor = _predictor(args)
+    with open_target(args, threads=predictor.threads if predictor is not None else 0) as target:
         networks = [
             load(model, weights=args.weights, num_classes=args.num_classes, size=args.size) for model in args.models
         ]
@@ -112,7 +114,7 @@ def _layers(args: argparse.Namespace) -> int:
                     limits,
                     jobs=args.jobs,
                     cut_by="estimate" if args.cut == "predicted" else args.cut,
-                    costs=_predicted(args, target),
+                    costs=_predicted(predictor, target, args.seed),
                     seed=args.seed,
                     warnings=(busy,) if busy else (),
                     progress=progress,
@@ -135,21 +137,26 @@ def _layers(args: argparse.Namespace) -> int:
     return 0
 
 
-def _predicted(args: argparse.Namespace, target: Target) -> Callable[[Traced], NodeCost] | None:
-    """The costs for --cut predicted. Layers that the predictor does not know are measured."""
-    from multi_dnn_ros.planning.measure import measure
-    from multi_dnn_ros.planning.predictor import predicted_costs, read_predictor
-    from multi_dnn_ros.profiling.network import measured_costs
+def _predictor(args: argparse.Namespace) -> Predictor | None:
+    from multi_dnn_ros.planning.predictor import read_predictor
 
     if (args.cut == "predicted") != (args.predictor is not None):
         raise UsageError("--cut predicted and --predictor must be given together")
-    if args.predictor is None:
+    return None if args.predictor is None else read_predictor(args.predictor)
+
+
+def _predicted(predictor: Predictor | None, target: Target, seed: int) -> Callable[[Traced], NodeCost] | None:
+    """The costs for --cut predicted. Layers that the predictor does not know are measured."""
+    from multi_dnn_ros.planning.measure import measure
+    from multi_dnn_ros.planning.predictor import predicted_costs
+    from multi_dnn_ros.profiling.network import measured_costs
+
+    if predictor is None:
         return None
-    predictor = read_predictor(args.predictor)
 
     def costs(traced: Traced) -> NodeCost:
         def measured() -> NodeCost:
-            return measured_costs(traced, measure(traced, target, jobs=1, seed=args.seed), "the network")
+            return measured_costs(traced, measure(traced, target, jobs=1, seed=seed), "the network")
 
         return predicted_costs(predictor, traced, target, measured=measured)[0]
 

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from multi_dnn_ros.planning.timing import Target
 
 
-def add_target(parser: argparse.ArgumentParser, *, repeats: int = 25, threads: int = 0) -> None:
-    """Declare device, backend, precision, threads, repeats, seed and cache."""
+def add_target(
+    parser: argparse.ArgumentParser, *, repeats: int = 25, threads: int | None = 0, default: str = "%(default)s"
+) -> None:
+    """Declare device, backend, precision, threads, repeats, seed and cache. default: of --threads, in the help."""
     group = parser.add_argument_group("how to measure")
     add = group.add_argument
     add_device(group)
@@ -29,7 +31,7 @@ def add_target(parser: argparse.ArgumentParser, *, repeats: int = 25, threads: i
     add("--precision", choices=("auto", "fp16", "bf16"), default="auto", help="precision (default: %(default)s)")
     add("--batch", type=positive, default=1, metavar="N", help="images per inference (default: %(default)s)")
     add("--threads", type=natural, default=threads, metavar="N",
-        help="threads inside one CPU operation; 0: one per core (default: %(default)s)")  # fmt: skip
+        help=f"threads inside one CPU operation; 0: one per core (default: {default})")  # fmt: skip
     add("--repeats", type=positive, default=repeats, metavar="N",
         help="repeats, of which medians are reported (default: %(default)s)")  # fmt: skip
     add_seed(group, "inputs and the order of measurements")
@@ -38,8 +40,11 @@ def add_target(parser: argparse.ArgumentParser, *, repeats: int = 25, threads: i
 
 
 @contextmanager
-def open_target(args: argparse.Namespace) -> Iterator[Target]:
-    """The device and backend of the options. PyTorch uses --threads threads inside the context."""
+def open_target(args: argparse.Namespace, threads: int = 0) -> Iterator[Target]:
+    """The device and backend of the options. PyTorch uses --threads threads inside the context.
+
+    threads: if the option has no default and is not given; 0: one per core.
+    """
     import torch
 
     from multi_dnn_ros.common.reporting import cpu_count
@@ -50,7 +55,8 @@ def open_target(args: argparse.Namespace) -> Iterator[Target]:
     check_backend(args)
     device = choose_device(args.device)
     name = backend_name(args.backend, device, precision=args.precision)
-    threads = args.threads or (cpu_count() if device.type == "cpu" else torch.get_num_threads())
+    wanted = threads if args.threads is None else args.threads
+    threads = wanted or (cpu_count() if device.type == "cpu" else torch.get_num_threads())
     with torch_threads(threads):
         yield Target(device, name, lambda: choose_backend(name, device), args.precision, args.batch, args.repeats)
 

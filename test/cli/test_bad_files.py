@@ -71,6 +71,7 @@ def test_a_wrong_parameter_file(
     assert [word for word in words if word not in error] == []
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_the_node_stays_up_with_a_wrong_parameter_file(domain: int, tmp_path: Path) -> None:
     """As a process: all mistakes are in its log, it stays unconfigured and ends on a signal."""
     path = tmp_path / "robot.yaml"
@@ -88,6 +89,7 @@ def test_the_node_stays_up_with_a_wrong_parameter_file(domain: int, tmp_path: Pa
         assert node.exit_code() == 0
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_the_node_names_a_file_that_is_not_a_parameter_file(domain: int, tmp_path: Path) -> None:
     path = tmp_path / "robot.yaml"
     path.write_text(HEAD + "    cameras: [a]\n    cameras: [b]\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fork_server import ForkServer
 
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.cli.main import main
@@ -27,9 +28,9 @@ def _own_domain(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(fork_server: ForkServer, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "demo", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return fork_server.popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 240.0) -> tuple[int, str, str]:
@@ -86,8 +87,8 @@ def test_a_failed_configuration_is_reported_with_its_reason(tmp_path: Path, capf
     assert not (output / "bag").exists()
 
 
-def test_a_signal_also_ends_the_child_processes(tmp_path: Path) -> None:
-    process = start("--output", str(tmp_path / "demo"), "--seconds", "100", "--size", "320x240")
+def test_a_signal_also_ends_the_child_processes(tmp_path: Path, fork_server: ForkServer) -> None:
+    process = start(fork_server, "--output", str(tmp_path / "demo"), "--seconds", "100", "--size", "320x240")
     try:
         wait_for(lambda: len(psutil.Process(process.pid).children()) == 2)
         children = psutil.Process(process.pid).children()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from pages import BLOCKS, MARKS, OWN_TESTS, PAGES, ROOT, RUN, SHOWN, Block
 
+from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.settings.params_file import read_params_file
 
@@ -53,11 +56,32 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
+def simple_commands(block: Block) -> list[list[str]] | None:
+    """The arguments of each `multi-dnn` of a block that has nothing else; None for another block."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    commands = [shlex.split(line, comments=True) for line in lines]
+    if any(words[:1] not in ([], ["multi-dnn"]) for words in commands) or re.search(r"[|&;<>$*?~`(]", block.text):
+        return None
+    return [words[1:] for words in commands if words]
+
+
 @pytest.mark.parametrize("page", sorted({block.page for block in unmarked("bash")}))
-def test_the_commands_of_a_page_run(page: str, shell: dict[str, str], domain: int, tmp_path: Path) -> None:
-    """One after another in one folder, so that a block may use what an earlier one of its page has written."""
+def test_the_commands_of_a_page_run(
+    page: str, shell: dict[str, str], domain: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after another in one folder, so that a block may use what an earlier one of its page has written.
+
+    Blocks of `multi-dnn` alone run in this process, where they need not import PyTorch again.
+    """
     shutil.copytree(ROOT / "config", tmp_path / "config")
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"XDG_CACHE_HOME": shell["XDG_CACHE_HOME"], **loopback_environment(domain)}.items():
+        monkeypatch.setenv(name, value)
     for block in (block for block in unmarked("bash") if block.page == page):
+        commands = simple_commands(block)
+        if commands is not None:
+            assert [main(words) for words in commands] == [0] * len(commands), block.where
+            continue
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block.text],
             cwd=tmp_path, env={**shell, **loopback_environment(domain)}, capture_output=True, text=True,
@@ -65,6 +89,19 @@ def test_the_commands_of_a_page_run(page: str, shell: dict[str, str], domain: in
             check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{block.where}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("multi-dnn a b \\\n  --c  # why\n\nmulti-dnn d\n", [["a", "b", "--c"], ["d"]]),
+        ("multi-dnn a > b\n", None),
+        ("cd x\nmulti-dnn a\n", None),
+        ("multi-dnn a $HOME\n", None),
+    ],
+)
+def test_what_needs_a_shell_gets_one(text: str, expected: list[list[str]] | None) -> None:
+    assert simple_commands(Block("page", 1, "bash", (), text)) == expected
 
 
 @pytest.mark.parametrize("block", unmarked("python"), ids=lambda block: block.where)

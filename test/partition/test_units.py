@@ -90,6 +90,7 @@ def test_a_unit_that_the_machine_does_not_have_is_named(unit: str, said: str) ->
         identity(parse_unit(unit), "auto")
 
 
+@pytest.mark.usefixtures("forked_spawns")
 def test_the_command_names_a_unit_that_the_machine_does_not_have(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
     begin = ["partition", "profile", "builtin:lane_small", "--max-batch", "2", "--tables", str(tmp_path), "--units"]
     assert main([*begin, "cpu:1000"]) == 1  # told by the unit's process

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from profiling_fakes import CPU, SETTING, SHAPE, Small, law, target
+from profiling_fakes import CPU, SETTING, law, target
+from torch import nn
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.planning.features import ideal_ms, linear_features
@@ -265,27 +266,50 @@ def test_an_unusable_table_is_rejected() -> None:
         learn(rows + other)
 
 
-def test_contention_and_learn_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    models = []
-    for channels in (4, 8):
-        path = tmp_path / f"small{channels}.pt2"
-        torch.export.save(torch.export.export(Small(channels), (torch.zeros(SHAPE),)), path)
-        models.append(str(path))
+def detector(path: Path, channels: int) -> Path:
+    """An exported network of three layers with the outputs of decoder yolo, for the role object."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, channels, 3, 2, 1), nn.ReLU(), nn.Conv2d(channels, 6, 1), nn.Flatten(2))
+    torch.export.save(torch.export.export(network.eval(), (torch.zeros(1, 3, 32, 32),)), path)
+    return path
+
+
+def test_contention_and_learn_through_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in docs/profiling.md: no command refuses the predictor that the one before has learned."""
+    models = [str(detector(tmp_path / f"small{channels}.pt2", channels)) for channels in (4, 8)]
     table, out = tmp_path / "samples.csv", tmp_path / "learnt"
     arguments = ["--device", "cpu", "--backend", "eager", "--repeats", "4", "--levels", "0,1", "--load-dnn", models[0]]
     assert main(["profile", "contention", *models, "--output", str(table), *arguments]) == 0
     rows = read_samples(table)
     assert {str(row.load) for row in rows} == {"alone", "1 x compute", "1 x memory", "1 x dnn"}
     assert {row.rounds for row in rows} == {4}
-    assert len(rows) == 2 * 7 * 4
+    assert len(rows) == 2 * 3 * 4
     assert main(["profile", "learn", str(table), "--output", str(out)]) == 0
     text = capsys.readouterr().out
     assert "| unloaded time" in text
     assert {path.name for path in out.iterdir()} == {"predictor.json", "learnt.json", "importances.png"}
     assert json.loads((out / "learnt.json").read_text())["command"]
-    cut = ["profile", "layers", models[1], "--device", "cpu", "--backend", "eager", "--repeats", "2", "--threads", "1"]
-    assert main([*cut, "--cut", "predicted", "--predictor", str(out / "predictor.json")]) == 0
+
+    # Predictions need as many threads as the measurements had, which is not the default of `layers`.
+    predictor = ["--predictor", str(out / "predictor.json")]
+    cut = ["profile", "layers", models[1], "--device", "cpu", "--backend", "eager", "--repeats", "2"]
+    assert main([*cut, "--cut", "predicted", *predictor]) == 0
+    assert "does not cover" not in caplog.text
+    assert ", 1 threads; " in capsys.readouterr().out
+    assert main([*cut, "--cut", "predicted", *predictor, "--threads", "3"]) == 0
+    assert "does not cover them: it was trained on " in caplog.text
     assert main([*cut, "--cut", "predicted"]) == 2
+    (tmp_path / "robot.yaml").write_text(
+        "/**:\n  ros__parameters:\n    device: cpu\n    workers: 2\n    cpu_threads: 1\n    dnns: [object]\n    dnn:\n"
+        f"      object: {{model: {models[1]}, decoder: yolo, labels: [car, truck], backend: eager, jobs: 1}}\n"
+    )
+    fit = ["profile", "fit", "--params-file", str(tmp_path / "robot.yaml"), "--rate", "front=1", *predictor]
+    capsys.readouterr()
+    assert main(fit) == 0
+    assert "measured, because" not in capsys.readouterr().out
+
     assert main(["profile", "contention", models[0], "--output", str(table), "--slices", "16", "--device", "cpu"]) == 1
     assert (
         "a slice of 16 SMs is asked for; only an NVIDIA GPU can be partitioned; the device is cpu"

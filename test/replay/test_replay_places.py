@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 from road_bag import scenes, write_road
 
 from multi_dnn_ros.cli.main import main
@@ -16,12 +16,10 @@ from multi_dnn_ros.cli.main import main
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def replay(folder: Path, home: Path, *arguments: str) -> None:
+def replay(fork_server: ForkServer, folder: Path, home: Path, *arguments: str) -> None:
     """In a process of another user."""
-    done = subprocess.run(
+    done = fork_server.run(
         [sys.executable, "-m", "multi_dnn_ros.cli.main", "replay", *arguments],
-        capture_output=True,
-        text=True,
         timeout=200,
         cwd=folder,
         env={**os.environ, "HOME": str(home), "USER": home.name, "HOSTNAME": home.name, "PYTHONPATH": str(ROOT)},
@@ -36,7 +34,11 @@ def files(output: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("storage", ["mcap", pytest.param("sqlite3", marks=pytest.mark.long)])
 def test_two_outputs_are_equal_file_by_file(
-    tmp_path: Path, storage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    storage: str,
+    fork_server: ForkServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     outputs = []
     for place, name in (("here", "results"), ("there/in a folder", "other name")):
@@ -53,7 +55,7 @@ def test_two_outputs_are_equal_file_by_file(
         )
         arguments = (bag, name, "--storage", storage, "--with-input", "--params-file", "one.yaml", "--device", "cpu")
         if place == "here":
-            replay(folder, home, *arguments)
+            replay(fork_server, folder, home, *arguments)
         else:  # once in this process
             monkeypatch.chdir(folder)
             assert main(["replay", *arguments]) == 1, capsys.readouterr().err

@@ -53,6 +53,14 @@ def one_dnn(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
+def quick_dnn(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A parameter file, with the backend that is ready soonest."""
+    path = tmp_path_factory.mktemp("parameters") / "quick.yaml"
+    path.write_text("/**:\n  ros__parameters: {dnns: [object], dnn: {object: {backend: eager, jobs: 1}}}\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
 def results(replayed: Path) -> list[BagMessage]:
     return read_bag(replayed / "results")
 
@@ -155,7 +163,7 @@ def test_recording_cut_short_is_replayed_as_far_as_it_goes(
 
 
 def test_topic_by_name_and_its_errors(
-    drive: list[Scene], one_dnn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    drive: list[Scene], quick_dnn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import road_bag
 
@@ -172,7 +180,7 @@ def test_topic_by_name_and_its_errors(
         assert main(["replay", bag, out, *topic]) == 1
         assert text in capsys.readouterr().err
         assert not Path(out).exists()
-    chosen = ["--topic", "front:=/right", "--device", "cpu", "--node", "/car/dnn", "--params-file", one_dnn]
+    chosen = ["--topic", "front:=/right", "--device", "cpu", "--node", "/car/dnn", "--params-file", quick_dnn]
     assert main(["replay", bag, out, *chosen]) == 0
     assert {message.topic[: len("/car/dnn/")] for message in read_bag(Path(out))} == {"/car/dnn/"}
     assert {message.stamp_ns for message in read_bag(Path(out))} == {2}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import filecmp
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 from replay_fakes import parsed, read_bag
 from road_bag import CORRUPT, TOPIC, scenes, write_road
 
@@ -60,15 +60,10 @@ def node(
         yield child
 
 
-def replay(environment: dict[str, str], *arguments: str | Path) -> tuple[int, list[str], str]:
+def replay(fork_server: ForkServer, environment: dict[str, str], *arguments: str | Path) -> tuple[int, list[str], str]:
     """Exit code, lines of the output, and errors of a live replay."""
-    done = subprocess.run(
-        [sys.executable, "-m", "multi_dnn_ros.cli.main", "replay", *map(str, arguments), "--live", "--rate", "100"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, **environment},
-    )
+    command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "replay", *map(str, arguments)]
+    done = fork_server.run([*command, "--live", "--rate", "100"], timeout=200, env={**os.environ, **environment})
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 
@@ -80,10 +75,13 @@ def same_files(one: Path, two: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def live(node: Child, environment: dict[str, str], recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def live(
+    fork_server: ForkServer, node: Child, environment: dict[str, str], recording: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:  # fmt: skip
     """Replayed at a hundred times its speed, too fast for any CPU."""
     output = tmp_path_factory.mktemp("live") / "results"
-    code, lines, errors = replay(environment, recording, output)
+    code, lines, errors = replay(fork_server, environment, recording, output)
     assert code == 0, errors + node.last_lines(20)
     assert lines[-1] == f"{CORRUPT} of {CORRUPT} frames"
     return output
@@ -108,15 +106,17 @@ def test_it_is_the_recording_that_a_replay_without_ros_writes(
 
 
 def test_again_it_is_the_same_in_every_byte_and_the_node_is_as_before(
-    node: Child, environment: dict[str, str], live: Path, recording: Path, tmp_path: Path
+    fork_server: ForkServer, node: Child, environment: dict[str, str], live: Path, recording: Path, tmp_path: Path
 ) -> None:
-    code, _, errors = replay(environment, recording, tmp_path / "another name")  # of the same node, set up anew
+    code, _, errors = replay(
+        fork_server, environment, recording, tmp_path / "another name"
+    )  # of the same node, set up anew
     assert code == 0, errors
     assert same_files(live, tmp_path / "another name")
 
 
 def test_frames_that_the_node_drops_are_counted_and_the_next_are_played(
-    node: Child, environment: dict[str, str], tmp_path: Path
+    fork_server: ForkServer, node: Child, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """One that the recording's writer damaged, one whose bytes are no image."""
     whole = read_bag(write_road(tmp_path / "whole", scenes(FRAMES), "sqlite3"))
@@ -125,7 +125,9 @@ def test_frames_that_the_node_drops_are_counted_and_the_next_are_played(
         for index, message in enumerate(whole):
             writer.write(TOPIC, message.stamp_ns, message.data[:40] if index == 1 else message.data)
     drive = tmp_path / "drive"
-    code, lines, _ = replay(environment, drive, tmp_path / "results", "--storage", "sqlite3", "--with-input")
+    code, lines, _ = replay(
+        fork_server, environment, drive, tmp_path / "results", "--storage", "sqlite3", "--with-input"
+    )
     assert code == 1
     assert lines[-1] == f"{FRAMES - 2} of {FRAMES} frames"
     summary = json.loads((tmp_path / "results" / "summary.json").read_text())
@@ -136,17 +138,21 @@ def test_frames_that_the_node_drops_are_counted_and_the_next_are_played(
 
 
 def test_a_recording_without_the_camera_is_an_error_that_lists_what_there_is(
-    node: Child, environment: dict[str, str], recording: Path, tmp_path: Path
+    fork_server: ForkServer, node: Child, environment: dict[str, str], recording: Path, tmp_path: Path
 ) -> None:
-    code, _, errors = replay(environment, recording, tmp_path / "results", "--topic", "front:=/up")
+    code, _, errors = replay(fork_server, environment, recording, tmp_path / "results", "--topic", "front:=/up")
     assert code == 1
     assert "no topic /up for camera 'front'; it has /front/image_raw" in errors
     assert not (tmp_path / "results").exists()
 
 
-def test_without_a_node_it_says_which_service_it_waited_for(recording: Path, tmp_path: Path) -> None:
+def test_without_a_node_it_says_which_service_it_waited_for(
+    fork_server: ForkServer, recording: Path, tmp_path: Path
+) -> None:
     with reserved_domain() as domain:
-        code, _, errors = replay(loopback_environment(domain), recording, tmp_path / "results", "--start-timeout", "1")
+        code, _, errors = replay(
+            fork_server, loopback_environment(domain), recording, tmp_path / "results", "--start-timeout", "1"
+        )
     assert code == 1
     assert "no service /multi_dnn/get_state after 1 s" in errors
     assert not (tmp_path / "results").exists()

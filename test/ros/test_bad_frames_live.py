@@ -128,7 +128,7 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(tmp_path_factory: pytest.TempPathFactory, forked_children: None) -> Iterator[Rig]:
     with reserved_domain() as domain:
         rig = Rig(tmp_path_factory.mktemp("rig"), domain)
         yield rig

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import rclpy
+import torch
 from diagnostic_msgs.msg import DiagnosticArray
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
@@ -72,7 +73,11 @@ class Robot:
         self.process: subprocess.Popen[bytes] | None = None
         self._seen: set[psutil.Process] = set()
 
-    def start(self, *parameters: str, autostart: bool) -> None:
+    def start(self, *parameters: str, autostart: bool, forks: bool = False) -> None:
+        """forks: engine processes are forks of a child of the node that has imported PyTorch."""
+        if forks:
+            self._command[2] = "fork_server"
+            self._environment["PYTHONPATH"] = os.pathsep.join(sys.path)
         arguments = [f"autostart:={str(autostart).lower()}", *parameters]
         command = [*self._command, "--ros-args", *(word for argument in arguments for word in ("-p", argument))]
         with self.log.open("wb") as log:
@@ -126,9 +131,10 @@ class Robot:
         return ""
 
     def engines(self) -> list[psutil.Process]:
-        """Descendants of the node's process."""
+        """Descendants of the node's process, without a server that forks them."""
         assert self.process is not None
-        found = psutil.Process(self.process.pid).children(recursive=True)
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        found = [process for process in family if "fork_server" not in _program(process)]
         self._seen.update(found)
         return found
 
@@ -167,6 +173,14 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
+def _program(process: psutil.Process) -> str:
+    """Of `python -u -c PROGRAM ...`; empty if the process has ended."""
+    try:
+        return "".join(process.cmdline()[3:4])
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def _maps(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/maps").read_text()
@@ -188,7 +202,7 @@ def robot(domain: int, tmp_path: Path) -> Iterator[Robot]:
 
 
 def test_the_life_cycle_leaves_no_process_and_can_be_repeated_after_failures(robot: Robot) -> None:
-    robot.start(autostart=False)
+    robot.start(autostart=False, forks=not torch.cuda.is_available())
     for size in (1, 2):
         robot.set("workers", size)
         assert robot.change("configure")
@@ -222,10 +236,9 @@ def _configuring_that_fails_leaves_nothing_behind(robot: Robot) -> None:
 
 
 def test_services_and_diagnostics_respond_while_configuring(robot: Robot) -> None:
-    as_users_have_it = (
-        f"dnn.{dnn}.{name}" for dnn in ("object", "pedestrian") for name in ("backend:=auto", "jobs:=4")
-    )
-    robot.start("dnns:=[object, pedestrian]", *as_users_have_it, autostart=False)
+    as_users_have_it = ("dnn.object.backend:=auto", "dnn.object.jobs:=4")
+    quickly = ("dnn.pedestrian.backend:=eager", "dnn.pedestrian.jobs:=1")
+    robot.start("dnns:=[object, pedestrian]", *as_users_have_it, *quickly, autostart=False)
     get_state, get_parameters = robot.client(GetState, "get_state"), robot.client(GetParameters, "get_parameters")
     asked = GetParameters.Request(names=["workers", "dnns"])
     configured = robot.ask("configure")

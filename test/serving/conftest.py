@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 from engine_rig import Rig
 from fake_pipelines import settings
+from fork_server import ForkServer
+
+from multi_dnn_ros.serving import engine_process
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +32,17 @@ def rig() -> Iterator[Callable[..., Rig]]:
     yield make
     for one in rigs:
         one.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_engine_processes(fork_server: ForkServer) -> Iterator[None]:
+    """Engine processes are forks of one that has imported PyTorch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_process, "subprocess", fork_server.subprocess)
+        yield
+
+
+@pytest.fixture
+def new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine processes are new interpreters, as on a robot: for tests of what happens while they import."""
+    monkeypatch.setattr(engine_process, "subprocess", subprocess)

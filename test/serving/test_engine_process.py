@@ -23,10 +23,12 @@ from multi_dnn_ros.vision.results import Detections, Lanes
 Make = Callable[..., Rig]
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_the_whole_life_of_a_process(rig: Make) -> None:
     """One process for many checks, because starting one takes seconds."""
     engine = rig("object", "mask", cameras=("front", "rear"))
     assert engine.ready().versions["torch"]
+    assert "torchvision" not in Path(f"/proc/{engine.process.pid}/maps").read_text()  # which only other builds need
     _check_settings(engine)
     _check_configuring(engine)
     engine.answer(wire.Start({"object": {"score_threshold": 0.3}}), wire.Started)

@@ -9,6 +9,7 @@ from multi_dnn_ros.benchmark.chaos import ChaosPlan, chaos_table, measure_chaos
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("new_interpreters")
 @pytest.mark.parametrize(("standby", "seed"), [("hot", 1), ("none", 2)])
 def test_every_frame_is_answered_once_under_random_faults(standby: str, seed: int) -> None:
     config = fake_pipelines.settings(

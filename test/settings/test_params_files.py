@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,14 +71,12 @@ def test_a_file_that_is_missing_empty_or_not_yaml(
     ],
 )
 def test_a_file_without_a_section_for_the_node(
-    tmp_path: Path, domain: int, text: str, arguments: list[str], words: list[str]
+    tmp_path: Path, domain: int, text: str, arguments: list[str], words: list[str], fork_server: ForkServer
 ) -> None:
     """Of the executable of the node, so for every way to start it."""
     path = written(tmp_path, text)
-    done = subprocess.run(
-        [sys.executable, "-c", EXECUTABLE, "--ros-args", "--params-file", str(path), *arguments],
-        env={**os.environ, **loopback_environment(domain)}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-c", EXECUTABLE, "--ros-args", "--params-file", str(path), *arguments]
+    done = fork_server.run(command, env={**os.environ, **loopback_environment(domain)}, timeout=120)
     assert done.returncode == 1, done.stderr
     error = done.stderr.splitlines()[-1]
     assert error.startswith(f"multi_dnn_node: parameter file {path}: ")
@@ -97,6 +95,7 @@ def log_until_configured(command: list[str], folder: Path, domain: int) -> str:
     return log
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_files_for_several_nodes(tmp_path: Path, domain: int) -> None:
     """`parameters=[common.yaml, robot.yaml]` of a launch file: sections of other nodes are allowed.
 
@@ -110,7 +109,8 @@ def test_files_for_several_nodes(tmp_path: Path, domain: int) -> None:
         "dnn: {object: {backend: eager, jobs: 1}}, zoom_level: 3, threshold: 0.3}\n",
     )
     files = ["--params-file", str(common), "--params-file", str(own)]
-    log = log_until_configured(["run", "--ros-args", "-r", "__ns:=/robot", *files], tmp_path, domain)
+    command = ["run", "--ros-args", "-r", "__ns:=/robot", *files]
+    log = log_until_configured(command, tmp_path, domain)
     assert re.search(r"zoom_level: not a parameter of this node, ignored; the most similar name is \S+", log)
     assert "threshold: not a parameter of this node, ignored; the most similar name is dnn.object.iou_threshold" in log
     (line,) = (line for line in log.splitlines() if "no parameters for node" in line)

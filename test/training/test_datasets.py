@@ -110,6 +110,7 @@ class Killing(RenderSpec):
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.usefixtures("forked_spawns")
 def test_a_rendering_process_that_is_killed_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="set: one of 2 rendering processes was killed"):
         render(Killing(33, 6, (64, 64), (64, 64)), tmp_path / "set", workers=2)

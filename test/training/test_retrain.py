@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from fork_server import ForkServer
 from torch import nn
 
 from multi_dnn_ros.cli.main import main
@@ -192,14 +194,16 @@ def test_the_first_epochs_see_smaller_images_and_only_of_classes(colours: Path) 
 # --- killed, and in several processes ---------------------------------------------------------------------------------
 
 
-def test_a_run_killed_in_the_middle_ends_with_the_same_weights(colours: Path, tmp_path: Path) -> None:
+def test_a_run_killed_in_the_middle_ends_with_the_same_weights(
+    colours: Path, tmp_path: Path, fork_server: ForkServer
+) -> None:
     model = small_classifier(tmp_path / "in.pt2")
     run = ["--decoder", "classification", "--epochs", "40", "--batch-size", "4", "--lr", "0.01"]
     data = f"classes:{colours}"
     assert main(arguments(model, tmp_path / "whole.pt2", data, *run)) == 0
     checkpoint = tmp_path / "run.ckpt"
     killed = arguments(model, tmp_path / "killed.pt2", data, *run, "--checkpoint", str(checkpoint))
-    process = subprocess.Popen(
+    process = fork_server.popen(
         [sys.executable, "-m", "multi_dnn_ros.cli.main", *killed], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     limit = time.monotonic() + 120
@@ -247,7 +251,8 @@ def learn() -> nn.Module:
     return network
 
 
-def test_two_processes_learn_what_one_learns(colours: Path, tmp_path: Path) -> None:
+def test_two_processes_learn_what_one_learns(colours: Path, tmp_path: Path, fork_server: ForkServer) -> None:
+    """With the environment that torchrun gives them; a long test in test_controlled.py starts it."""
     out = tmp_path / "out.pt2"
     run = [
         "--decoder",
@@ -260,18 +265,26 @@ def test_two_processes_learn_what_one_learns(colours: Path, tmp_path: Path) -> N
         str(tmp_path / "c.ckpt"),
     ]
     command = arguments(small_classifier(tmp_path / "in.pt2"), out, f"classes:{colours}", *run)
-    script = tmp_path / "two.py"
-    script.write_text(_TWO.format(folder=str(Path(__file__).parent), out=str(tmp_path), arguments=command))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    )  # fmt: skip
+    program = _TWO.format(folder=str(Path(__file__).parent), out=str(tmp_path), arguments=command)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        fork_server.popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
     try:
-        said, told = process.communicate(timeout=200)
+        told = [process.communicate(timeout=200) for process in processes]
     finally:
-        process.terminate()  # it ends its two
-    assert process.returncode == 0, told[-2000:]
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], told
+    said = "".join(output for output, _ in told)
     alone = learn().state_dict()
     for rank in range(2):
         together = torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)

@@ -1,0 +1,134 @@
+"""Figures of other pages than docs/measured.md: each is computed from the file that it comes from."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pages import PAGES, ROOT
+from test_figure_values import content, is_in, is_rounded, long_figures, values_of
+from test_figures import figures
+
+#: Figures of docs/host-cost.md that are settings, versions, targets or rounded, or that the page says are in no file.
+_NO_RESULTS = {"1280", "0.1.0", "640", "2000", "3.4", "0.7"}
+
+
+def section(page: str, title: str) -> str:
+    """Text under a heading, with what is below deeper ones."""
+    text = PAGES[page]
+    match = re.search(rf"^(#+) {re.escape(title)}\n", text, re.M)
+    assert match is not None, f"{page} has no section '{title}'"
+    end = re.search(rf"^#{{1,{len(match[1])}}} ", text[match.end() :], re.M)
+    return text[match.end() :][: end.start() if end is not None else None]
+
+
+def test_the_cost_of_the_host() -> None:
+    names = sorted(path.name for path in (ROOT / "results").glob("host_*.json"))
+    values = {value for name in names for value in values_of(content(name))}
+    text = section("docs/host-cost.md", "Measured")
+    written = long_figures(text)
+    assert len(written) > 40
+    assert {figure for figure in written - _NO_RESULTS if not is_in(figure, values)} == set()
+
+
+def test_the_table_of_cameras_is_that_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ROOT / "test" / "real_ros" / "measure_cameras.py"
+    spec = importlib.util.spec_from_file_location("measure_cameras", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # its dataclasses look there
+    spec.loader.exec_module(module)
+    rows = content("cameras_ros2.json")["rows"]
+    assert module.table(rows) in PAGES["docs/cameras.md"], module.table(rows)
+
+
+# -- built-in networks on real roads
+
+
+def operating_point(network: str, data: str, threshold: float, part: str = "networks") -> dict[str, Any]:
+    points = content("builtin_real_roads.json")[part][network]["operating_points"][data]
+    (point,) = [each for each in points if each["threshold"] == threshold]
+    return dict(point)
+
+
+def test_precision_and_recall_at_the_thresholds() -> None:
+    rows = re.findall(r"^\| `builtin:(\w+)` \| (\w+) \|(.+) \|$", section("docs/models.md", "Score thresholds"), re.M)
+    networks = content("builtin_real_roads.json")["networks"]
+    assert {(network, data) for network, data, _ in rows} == {
+        (network, data) for network, of in networks.items() for data in of["operating_points"]
+    }
+    for network, data, cells in rows:
+        threshold, *written = (cell.strip() for cell in cells.split("|"))
+        point = operating_point(network, data, float(threshold))
+        for figure, name in zip(written, ("precision", "recall", "false_per_image"), strict=True):
+            if figure == "-":
+                assert point[name] is None, (network, data, name)
+            else:
+                assert is_rounded(figure, point[name]), (network, data, name)
+
+
+_BEFORE = "before_retraining_with_real_roads"
+#: Figure, as it is written in the text; network, data, threshold and part of the file; the score.
+POINTS = [
+    ("0.60", ("pedestrian", "streets", 0.5), "precision"),
+    ("0.18", ("pedestrian", "highway", 0.5), "false_per_image"),
+    ("2.5", ("pedestrian", "highway", 0.4, _BEFORE), "false_per_image"),
+    ("0.35", ("pedestrian", "highway", 0.4), "false_per_image"),
+    ("0.39", ("object", "highway", 0.4, _BEFORE), "precision"),
+    ("0.45", ("object", "highway", 0.4, _BEFORE), "recall"),
+    ("0.80", ("object", "highway", 0.4), "precision"),
+    ("0.62", ("object", "highway", 0.4), "recall"),
+]
+
+
+@pytest.mark.parametrize(("figure", "point", "score"), POINTS, ids=[f"{of[0]} {of[2]}" for of in POINTS])
+def test_precision_and_recall_in_the_text(figure: str, point: tuple, score: str) -> None:
+    assert figure in figures(section("docs/models.md", "Score thresholds"))
+    assert is_rounded(figure, operating_point(*point)[score])
+
+
+# -- figures in the text of other pages
+
+
+def _gaps(result: Any, fault: str) -> list[float]:
+    """Seconds without a result of the DNNs that are not at fault."""
+    return [gap for run in result["hot"] for dnn, gap in run["longest_gap_s"][fault].items() if dnn != "object"]
+
+
+def _p99_ratio(result: Any, case: str) -> float:
+    return float(result["rows"][0]["cases"][case]["p99_ratio"])
+
+
+def _macs_gone(result: Any, dnn: str) -> float:
+    return float(100 * (1 - result["decomposed"][dnn]["macs"] / result["original"][dnn]["macs"]))
+
+
+_STANDBY = "How fast: parameter `standby`"
+#: Page, heading, figure as it is written, file, and how the figure is computed from it.
+COMPUTED: list[tuple[str, str, str, str, Callable[[Any], float]]] = [
+    ("scheduling", "On a GPU", "1.16", "important_gpu", lambda it: _p99_ratio(it, "priority, at most 2 launched")),
+    ("scheduling", "On a GPU", "2.43", "important_gpu", lambda it: _p99_ratio(it, "priority")),
+    ("isolation", _STANDBY, "0.20", "gpu_faults", lambda it: min(_gaps(it, "1: assert"))),
+    ("isolation", _STANDBY, "0.24", "gpu_faults", lambda it: max(_gaps(it, "1: assert"))),
+    ("isolation", _STANDBY, "0.63", "gpu_faults", lambda it: min(_gaps(it, "2: illegal address"))),
+    ("isolation", _STANDBY, "0.66", "gpu_faults", lambda it: max(_gaps(it, "2: illegal address"))),
+    ("isolation", _STANDBY, "5", "gpu_faults", lambda it: it["warm"][0]["longest_gap_s"]["lane"]),
+    ("isolation", _STANDBY, "7", "gpu_faults", lambda it: it["warm"][1]["longest_gap_s"]["lane"]),
+    *(
+        ("decomposition", "In three commands", "45", "demo_comparison", lambda it, dnn=dnn: _macs_gone(it, dnn))
+        for dnn in ("lane", "object", "pedestrian")
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "figure", "name", "compute"), COMPUTED, ids=[f"{it[0]} {it[2]}" for it in COMPUTED]
+)
+def test_computed_figures(page: str, heading: str, figure: str, name: str, compute: Callable[[Any], float]) -> None:
+    assert figure in figures(section(f"docs/{page}.md", heading))
+    assert is_rounded(figure, compute(content(f"{name}.json")))

@@ -1,0 +1,133 @@
+"""Teacher, augmentation, epochs and labels of a network are beside its scores, as its file has them.
+
+If a table differs, the message of the failed test is the table that belongs there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import safetensors
+from pages import PAGES, ROOT
+
+#: Who made the labels, by the kind of a data set.
+_LABELS = {"road": "the scene generator", "coco": "YOLOX-nano and COCO", "drive": "a public lane network"}
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)).replace(
+        "| --- ", "|---"
+    )
+
+
+def schedule(of: Mapping[str, Any]) -> str:
+    return f"{of['epochs']}, {of['optimizer']}, {of['lr']:g}"
+
+
+def curve_row(name: str) -> list[str]:
+    content = json.loads((ROOT / "results" / name).read_text(encoding="utf-8"))
+    settings = content["settings"]
+    original, retraining = settings["original"], settings["retraining"]
+    assert original["mix"] == retraining["mix"]
+    assert original["seed"] == retraining["seed"]
+    points = any(point.get("epochs") for point in content["points"])
+    return [
+        f"[`{name}`](../results/{name})",
+        settings["model"].partition(":")[2],
+        f"{settings['size'][0]} px",
+        f"{content['data'].partition(':')[0]}, {settings['num_classes']} classes",
+        schedule(original),
+        schedule(retraining) if points else "not retrained",
+        f"original, {settings['teacher_weight']:g}" if points else "",
+        f"{100 * original['mix']:.0f} %",
+        str(settings["batch_size"]),
+        str(original["seed"]),
+    ]
+
+
+def curves() -> list[str]:
+    """Files of `python -m multi_dnn_ros.training curve`."""
+    return [
+        path.name
+        for path in sorted((ROOT / "results").glob("*.json"))
+        if " curve " in str(json.loads(path.read_text(encoding="utf-8"))["command"])
+    ]
+
+
+def test_every_curve_has_its_training_beside_it() -> None:
+    assert len(curves()) > 10
+    header = ("file", "network", "input", "labels", "original: epochs, optimizer, lr", "retrained", "teacher, weight",
+              "mixed", "batch", "seed")  # fmt: skip
+    expected = table(header, [curve_row(name) for name in curves()])
+    page = PAGES["docs/measured.md"]
+    section = page[page.index("\n## Accuracy against MACs\n") : page.index("\n### Proofs of the decomposition\n")]
+    assert expected in section, f"docs/measured.md#accuracy-against-macs lacks this table:\n{expected}"
+
+
+def training_of(name: str) -> dict[str, Any]:
+    """Of a network of the package: as its file says."""
+    path = ROOT / "multi_dnn_ros" / "weights" / f"{name}.safetensors"
+    with safetensors.safe_open(path, "numpy") as file:
+        metadata = file.metadata()
+    training: dict[str, Any] = (
+        json.loads(metadata["training"]) if "training" in metadata else json.loads(metadata["provenance"])["training"]
+    )
+    return training
+
+
+def sources_of(data: Any) -> list[str]:
+    """Kinds of data: of a list as `--data` takes it, or of a description by parts."""
+    if isinstance(data, list):
+        return [name.partition(":")[0] for name in data]
+    names = {"train": "road", "real": "coco", "road": "drive"}
+    return [names[key] for key in data if key in names]
+
+
+def network_row(name: str) -> list[str]:
+    training = training_of(name)
+    data, teacher = training["data"], training.get("teacher")
+    return [
+        f"`builtin:{name}`",
+        "; ".join(f"{source}: {_LABELS[source]}" for source in sources_of(data)),
+        schedule(training["schedule"]),
+        f"`{teacher['model']}`, {teacher['weight']:g}" if teacher else "none",
+        str(training["batch_size"]),
+        str(training["schedule"]["seed"]),
+    ]
+
+
+def test_the_built_in_networks_have_their_training_beside_their_scores() -> None:
+    names = sorted(path.stem for path in (ROOT / "multi_dnn_ros" / "weights").glob("*.safetensors"))
+    header = (
+        "network",
+        "data: who labelled it",
+        "last training: epochs, optimizer, lr",
+        "teacher, weight",
+        "batch",
+        "seed",
+    )
+    expected = table(header, [network_row(name) for name in names])
+    assert expected in PAGES["docs/models.md"], f"docs/models.md#training lacks this table:\n{expected}"
+
+
+@pytest.mark.parametrize(
+    ("name", "phrases"),
+    [
+        ("lane", ["24,000 generated scenes"]),
+        ("object", ["then 9,000 (4,000)", "679 real images", "16 (10) epochs"]),
+        ("pedestrian", ["again 6,000 (4,000)", "854 real images", "22 (10) epochs"]),
+    ],
+)
+def test_figures_of_the_training_are_those_of_the_weights(name: str, phrases: list[str]) -> None:
+    """The first number of a phrase is of the network, the one in brackets of the small one."""
+    training, small = training_of(name), training_of(f"{name}_small")
+    data, epochs = training["data"], (training["schedule"]["epochs"], small["schedule"]["epochs"])
+    known = {f"{data['train']['count']:,}", str(data.get("real", {}).get("images")), *map(str, epochs), "4,000"}
+    rows = [row for row in PAGES["docs/models.md"].splitlines() if row.startswith(f"| {name}, {name}_small |")]
+    for phrase in phrases:
+        assert phrase in rows[0]
+        assert set(re.findall(r"\d[\d,]*", phrase)) <= known, phrase
