@@ -75,7 +75,7 @@ class BranchedGraph(nn.Module):
         self._lanes = lanes
         nodes = list(graph_module.graph.nodes)
         self._inputs = [node for node in nodes if node.op == "placeholder"]
-        self._output = graph_module.graph.output_node()
+        self._results: Any = graph_module.graph.output_node().args[0]
         self._constants = {node: attribute(graph_module, node) for node in nodes if node.op == "get_attr"}
         origin = origins(graph_module.graph)
         views: dict[fx.Node, list[fx.Node]] = {node: [] for node in origin.values()}
@@ -111,8 +111,7 @@ class BranchedGraph(nn.Module):
                 events[step.name] = lanes.signal(step.stream)
         for name in self.plan.joins:
             lanes.wait(0, events[name])
-        (results,) = self._output.args
-        outputs: Tensors = fx.node.map_arg(results, run.values.__getitem__)
+        outputs: Tensors = fx.node.map_arg(self._results, run.values.__getitem__)
         return outputs
 
 
@@ -156,6 +155,12 @@ def branched(stage: nn.Module, streams: int, make_lanes: Callable[[int], Lanes])
     shared: dict[int, Any] = {id(each): each for each in itertools.chain(stage.parameters(), stage.buffers())}
     shared[id(graph_module)] = own
     return copy.deepcopy(stage, shared)
+
+
+def streams_used(stage: object) -> int:
+    """Number of streams that a stage uses: above 1 for what `branched` returned."""
+    parts = stage.modules() if isinstance(stage, nn.Module) else ()
+    return max((part.plan.streams for part in parts if isinstance(part, BranchedGraph)), default=1)
 
 
 def operations_of(stage: nn.Module) -> tuple[DeviceOperation, ...]:

@@ -15,7 +15,7 @@ import torch
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.branch_choice import check_repeatable
-from multi_dnn_ros.backends.branched_graph import Lanes, StreamLanes
+from multi_dnn_ros.backends.branched_graph import Lanes, StreamLanes, streams_used
 from multi_dnn_ros.backends.branched_stages import BranchedStages
 from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
@@ -105,20 +105,17 @@ class CudaGraph:
         """The captured stage, with branches in parallel if that is wanted, possible and correct."""
         pool, stream = shared.pool, shared.stream
         title = f"job {index} of {self._dnn}"
-        parallel = self._with_branches(title, stage, carried, stream)
-        if parallel is not stage:
-            try:
+        try:
+            parallel = self._with_branches(title, stage, carried, stream)
+            if parallel is not stage:
                 captured = Captured(parallel, carried, before, pool, stream, self._tolerance, expected_of=stage)
                 kept = tuple(tensor.clone() for tensor in captured.inputs)
                 check_repeatable(captured, carried)
                 _copy_to(kept, captured.inputs)
-            except Exception as error:  # whatever it raises, the operations can still run in order
-                if is_out_of_memory(error):
-                    raise
-                torch.cuda.synchronize(stream.device)
-                log.warning("%s runs on one stream, because its branches fail: %s", title, summarize_error(error))
-            else:
                 return captured
+        except Exception as error:  # whatever it raises, also for lack of memory: in order the stage may still work
+            torch.cuda.synchronize(stream.device)
+            log.warning("%s runs on one stream, because its branches fail: %s", title, summarize_error(error))
         return Captured(stage, carried, before, pool, stream, self._tolerance)
 
     def _with_branches(self, title: str, stage: Stage, carried: Tensors, stream: torch.cuda.Stream) -> Stage:
@@ -162,8 +159,8 @@ class Captured:
     """A stage as one graph.
 
     inputs, outputs: the memory that it reads and writes. before: outputs of the previous captured stage, which become
-    its inputs. single_launch: of a first stage, all stages as one graph. expected_of: the stage whose results the graph
-    must have; None: `stage` itself.
+    its inputs. single_launch: of a first stage, all stages as one graph. streams: on which its branches run.
+    expected_of: the stage whose results the graph must have; None: `stage` itself.
     """
 
     def __init__(
@@ -178,6 +175,7 @@ class Captured:
     ) -> None:
         self.stage = stage  # kept alive: the graph reads its parameters
         self.pool, self.stream = pool, stream
+        self.streams = streams_used(stage)
         self.single_launch: _CapturedChain | None = None
         self.inputs = before if before is not None else tuple(tensor.clone() for tensor in carried)
         expected = tuple(tensor.clone() for tensor in (expected_of or stage)(carried))

@@ -15,16 +15,10 @@ from torch import nn
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import noise_like
 from multi_dnn_ros.backends.branch_choice import ChoiceCache, check_repeatable, choose_streams, measure_in_turn
-from multi_dnn_ros.backends.branched_graph import BranchedGraph
+from multi_dnn_ros.backends.branched_graph import streams_used
 from multi_dnn_ros.backends.branched_stages import BranchedStages
 
 IMAGE = noise_like(EXAMPLE)
-
-
-def lanes_of(stage: Stage) -> int:
-    """Streams that a stage uses."""
-    assert isinstance(stage, nn.Module)
-    return max((part.plan.streams for part in stage.modules() if isinstance(part, BranchedGraph)), default=1)
 
 
 class Device:
@@ -39,7 +33,7 @@ class Device:
         self.running = 1
 
     def capture(self, stage: Stage) -> Stage:
-        streams = lanes_of(stage)
+        streams = streams_used(stage)
         self.captured.append(streams)
         if streams in self.wrong:
             raise ValueError("result 0 is off by 1")
@@ -57,7 +51,7 @@ class Device:
     def choose(self, setting: str, folder: Path, stage: nn.Module | None = None) -> int:
         stages = BranchedStages(setting, lambda count: FakeLanes(), self.capture, self.ms, ChoiceCache(folder))
         with torch.inference_mode():
-            return lanes_of(stages.choose("job 0 of a", stage or blocks(), IMAGE, "a GPU"))
+            return streams_used(stages.choose("job 0 of a", stage or blocks(), IMAGE, "a GPU"))
 
 
 def test_the_fastest_number_of_streams_is_kept(tmp_path):

@@ -384,7 +384,7 @@ def test_branches_without_effect_are_a_warning() -> None:
         "same time on a GPU with backend cuda_graph"
     )
     (problem,) = read_parameters({**flat, "dnn.object.branches": 4}).problems
-    assert "dnn.object.branches is 4; allowed: auto, \"1\"" in problem
+    assert 'dnn.object.branches is 4; allowed: auto, "1"' in problem
 
 
 def test_a_file_without_read_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

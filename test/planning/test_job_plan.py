@@ -103,6 +103,21 @@ def test_jobs_of_equal_predicted_time_and_their_remaining_times() -> None:
     )
 
 
+class Forked(nn.Module):
+    """Two branches of an input."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return value.exp() + value.tanh()
+
+
+def test_the_remaining_time_counts_branches_on_several_streams_once() -> None:
+    stages = cut(Forked().eval(), (torch.zeros(4),), 1)
+    plan = JobPlan(1, costs=lambda node: 10e-3)
+    stages[0].cost_s = 35e-3  # with 5 ms that no operation of the graph has, such as preprocessing
+    assert plan.remaining_ns(stages) == plan.remaining_ns(stages, [1]) == (35_000_000,)
+    assert plan.remaining_ns(stages, [2]) == (pytest.approx(25e6, rel=0.01),)
+
+
 def test_fewest_jobs_for_a_bound_and_their_summary(caplog: pytest.LogCaptureFixture) -> None:
     plan = planner(None, 3.3, launch_ms=0.1).plan(dnn(), 1, target())
     stages = stages_of(plan)
