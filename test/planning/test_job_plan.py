@@ -12,14 +12,14 @@ import torch
 from profiling_fakes import Small, target
 from torch import nn
 
-from multi_dnn_ros.graph.cut import split
+from multi_dnn_ros.graph.cut import cut, split
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.pipeline.fit_check import measure_fit
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.planning.device import device_name
 from multi_dnn_ros.planning.features import LINEAR_FEATURES
-from multi_dnn_ros.planning.job_plan import JobPlanner, in_precision
+from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner, in_precision
 from multi_dnn_ros.planning.launch_cost import launch_cost_s
 from multi_dnn_ros.planning.measure import Times, Traced, trace_for
 from multi_dnn_ros.planning.predictor import Linear, Predictor, layers_of, trained_range, write_predictor
