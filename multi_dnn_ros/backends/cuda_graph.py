@@ -178,7 +178,8 @@ class Captured:
         self.streams = streams_used(stage)
         self.single_launch: _CapturedChain | None = None
         self.inputs = before if before is not None else tuple(tensor.clone() for tensor in carried)
-        expected = tuple(tensor.clone() for tensor in (expected_of or stage)(carried))
+        reference = stage if expected_of is None else expected_of
+        expected = tuple(tensor.clone() for tensor in reference(carried))
         stream.wait_stream(torch.cuda.current_stream())
         self.outputs: Tensors = ()
         self._graph = capture_graph(self._run, pool, stream)
