@@ -14,10 +14,15 @@ import torch
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.branch_choice import check_repeatable
+from multi_dnn_ros.backends.branched_graph import Lanes, StreamLanes, streams_used
+from multi_dnn_ros.backends.branched_stages import BranchedStages
 from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.fused_activations import FusedActivations
+from multi_dnn_ros.backends.gpu_time import gpu_ms
+from multi_dnn_ros.backends.green_contexts import current_sms
 from multi_dnn_ros.backends.registry import ALL_PRECISIONS, BackendRequest, BackendSpec
 from multi_dnn_ros.backends.stream_priority import capture_stream
 from multi_dnn_ros.common.error_text import summarize_error
@@ -34,16 +39,23 @@ class CudaGraph:
 
     tolerance: largest error of a captured stage compared with the stage itself, relative to the scale of its results.
     kernels: the backend whose stages are captured; None: eager. dnn: its name, for the log. single_launch: also capture
-    all stages as one graph.
+    all stages as one graph. branches: parameter `dnn.<dnn>.branches`; "1" unless the kernels are eager.
     """
 
     def __init__(
-        self, tolerance: float = 1e-2, *, kernels: Backend | None = None, dnn: str = "", single_launch: bool = True
+        self,
+        tolerance: float = 1e-2,
+        *,
+        kernels: Backend | None = None,
+        dnn: str = "",
+        single_launch: bool = True,
+        branches: str = "1",
     ) -> None:
         self._tolerance = tolerance
         self._dnn = dnn or "the DNN"
         self._kernels = kernels or Eager()
         self._single_launch = single_launch
+        self._branches = branches
 
     def prepare(
         self,
@@ -71,7 +83,7 @@ class CudaGraph:
                 try:
                     # Read the previous stage's outputs in place; anything else is copied to memory of this stage.
                     before = ready[-1].outputs if ready and isinstance(ready[-1], Captured) else None
-                    ready.append(Captured(stage, carried, before, shared.pool, shared.stream, self._tolerance))
+                    ready.append(self._capture(index, stage, carried, before, shared))
                 except Exception as error:  # whatever the capture raises, the stage still runs eager
                     if is_out_of_memory(error):
                         raise
@@ -88,6 +100,43 @@ class CudaGraph:
             if self._single_launch:
                 self._join(ready, device)
         return tuple(ready)
+
+    def _capture(self, index: int, stage: Stage, carried: Tensors, before: Tensors | None, shared: Shared) -> Captured:
+        """The captured stage, with branches in parallel if that is wanted, possible and correct."""
+        pool, stream = shared.pool, shared.stream
+        title = f"job {index} of {self._dnn}"
+        try:
+            parallel = self._with_branches(title, stage, carried, stream)
+            if parallel is not stage:
+                captured = Captured(parallel, carried, before, pool, stream, self._tolerance, expected_of=stage)
+                kept = tuple(tensor.clone() for tensor in captured.inputs)
+                check_repeatable(captured, carried)
+                _copy_to(kept, captured.inputs)
+                return captured
+        except Exception as error:  # whatever it raises, also for lack of memory: in order the stage may still work
+            torch.cuda.synchronize(stream.device)
+            log.warning("%s runs on one stream, because its branches fail: %s", title, summarize_error(error))
+        return Captured(stage, carried, before, pool, stream, self._tolerance)
+
+    def _with_branches(self, title: str, stage: Stage, carried: Tensors, stream: torch.cuda.Stream) -> Stage:
+        if self._branches == "1" or not isinstance(stage, torch.nn.Module):
+            return stage
+
+        def capture(candidate: Stage) -> Captured:
+            pool = torch.cuda.graph_pool_handle()  # its own: the memory of a candidate that loses is freed
+            return Captured(candidate, carried, None, pool, stream, self._tolerance, expected_of=stage)
+
+        def make_lanes(count: int) -> Lanes:
+            return StreamLanes(stream, count)
+
+        device = stream.device
+        # The tolerance differs between float32 with and without TF32, which the stage does not show.
+        name = f"{torch.cuda.get_device_name(device)}, {current_sms(device)} SMs, tolerance {self._tolerance}"
+        try:
+            return BranchedStages(self._branches, make_lanes, capture, gpu_ms).choose(title, stage, carried, name)
+        finally:
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
 
     def _join(self, stages: Sequence[Stage], device: torch.device) -> None:
         """Capture all stages as one graph, too; see static_stages.single_launches."""
@@ -110,7 +159,8 @@ class Captured:
     """A stage as one graph.
 
     inputs, outputs: the memory that it reads and writes. before: outputs of the previous captured stage, which become
-    its inputs. single_launch: of a first stage, all stages as one graph.
+    its inputs. single_launch: of a first stage, all stages as one graph. streams: on which its branches run.
+    expected_of: the stage whose results the graph must have; None: `stage` itself.
     """
 
     def __init__(
@@ -121,12 +171,15 @@ class Captured:
         pool: Any,
         stream: torch.cuda.Stream,
         tolerance: float,
+        expected_of: Stage | None = None,
     ) -> None:
         self.stage = stage  # kept alive: the graph reads its parameters
         self.pool, self.stream = pool, stream
+        self.streams = streams_used(stage)
         self.single_launch: _CapturedChain | None = None
         self.inputs = before if before is not None else tuple(tensor.clone() for tensor in carried)
-        expected = tuple(tensor.clone() for tensor in stage(carried))
+        reference = stage if expected_of is None else expected_of
+        expected = tuple(tensor.clone() for tensor in reference(carried))
         stream.wait_stream(torch.cuda.current_stream())
         self.outputs: Tensors = ()
         self._graph = capture_graph(self._run, pool, stream)
@@ -174,7 +227,9 @@ def _copy_to(carried: Tensors, targets: Tensors) -> None:
 
 
 def _make(request: BackendRequest) -> Backend:
-    captured = CudaGraph(request.tolerance, dnn=request.dnn, single_launch=request.single_launch)
+    captured = CudaGraph(
+        request.tolerance, dnn=request.dnn, single_launch=request.single_launch, branches=request.branches
+    )
     return FusedActivations(captured, request.tolerance, request.dnn)
 
 
@@ -185,4 +240,5 @@ SPEC = BackendSpec(
     captures=("cuda",),
     fuses=("cuda",),
     timing_marks=True,
+    branches=("cuda",),
 )

@@ -75,6 +75,21 @@ def make_stream(device: torch.device, sms: int = 0, priority: int = 0) -> torch.
         return stream
 
 
+def streams_beside(stream: torch.cuda.Stream, device: torch.device, count: int) -> list[torch.cuda.Stream]:
+    """`count` streams with the SMs of `stream`, all different from it and from each other.
+
+    count: at most 15, because a share has 16 streams. Streams of PyTorch's pool may also be in use elsewhere.
+    """
+    sms = _sms_of.get(stream.cuda_stream, 0)
+    found: dict[int, torch.cuda.Stream] = {}
+    for _ in range(_STREAMS + count):  # round-robin, so each is offered
+        if len(found) < count and (offered := make_stream(device, sms)).cuda_stream != stream.cuda_stream:
+            found[offered.cuda_stream] = offered
+    if len(found) < count:
+        raise RuntimeError(f"{device} provides {len(found)} further streams; required: {count}")
+    return list(found.values())
+
+
 def computing_on(device: torch.device, sms: int = 0) -> AbstractContextManager[Any]:
     """Context manager: the calling thread's current stream is one of the share's; with 0 SMs it is unchanged.
 

@@ -25,7 +25,8 @@ class BackendRequest:
     scale of its results. dtype: of the layers. dnn: its name, for messages. progress: called with a line for each slow
     step. precision: value of the parameter `dnn.<dnn>.precision`. calibration: returns
     the DNN's inputs for images of its camera; always given with int8. single_launch: False: do not prepare all stages
-    as one launch, too (see static_stages.single_launches), because no launch may be longer than a stage.
+    as one launch, too (see static_stages.single_launches), because no launch may be longer than a stage. branches:
+    value of the parameter `dnn.<dnn>.branches`; "1" for a backend without branches on this device.
     """
 
     device: torch.device
@@ -36,6 +37,7 @@ class BackendRequest:
     precision: str = "auto"
     calibration: Callable[[], Sequence[Tensors]] | None = None
     single_launch: bool = True
+    branches: str = "1"
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class BackendSpec:
     timing_marks: the operations of a stage's graph run in order, so that time marks can stand between them.
     finish: called after the last DNN was prepared, for example to end compiler processes; None: nothing to do.
     version: of the library that determines the times, such as "onnxruntime 1.20.0"; None: PyTorch.
+    branches: types of device on which independent branches of a DNN can run at the same time.
     """
 
     name: str
@@ -66,6 +69,7 @@ class BackendSpec:
     timing_marks: bool = False
     finish: Callable[[], None] | None = None
     version: Callable[[], str] | None = None
+    branches: tuple[str, ...] = ()
 
 
 BACKENDS = extensions.Registry(BackendSpec, extensions.BACKENDS)

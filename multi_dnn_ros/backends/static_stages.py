@@ -20,6 +20,11 @@ def single_launches(chains: Mapping[int, Sequence[Stage]]) -> dict[int, Stage]:
     return {size: stage for size, stage in found.items() if stage is not None}
 
 
+def streams_of(stage: Stage) -> int:
+    """Number of streams on which the branches of a prepared stage run at the same time."""
+    return int(getattr(stage, "streams", 1))
+
+
 def stack_inputs(images: Sequence[Tensors], first: Stage) -> Tensors:
     """Concatenate inputs for one image each, in the memory that `first` reads if it is a static stage.
 

@@ -18,7 +18,7 @@ from multi_dnn_ros.backends.green_contexts import computing_on, with_own_cudnn_p
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.backends.static_stages import single_launches
+from multi_dnn_ros.backends.static_stages import single_launches, streams_of
 from multi_dnn_ros.common.cpu_features import has_bf16_products
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.progress_lines import DnnReady
@@ -79,6 +79,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 progress=progress,
                 calibration=partial(_calibration, name, settings, dnns[name]),
                 single_launch=single_launch,
+                branches=settings.branches,
             )
             plan, task = with_own_cudnn_plans(
                 settings.sms,
@@ -191,7 +192,7 @@ def make_task(
         max_age_ns=milliseconds(settings.max_age_ms) or None,
         specialize=graph.specialize if graph else None,
         in_place=graph is not None,
-        remaining_ns=plan.remaining_ns(stages),
+        remaining_ns=plan.remaining_ns(stages, [streams_of(stage) for stage in ready]),
         batches=batches,
         batch_delay_ns=milliseconds(settings.batch_delay_ms),
         condense=condense,

@@ -103,12 +103,14 @@ def choose_backend(
     progress: Callable[[str], None] = lambda text: None,
     calibration: Callable[[], Sequence[Tensors]] | None = None,
     single_launch: bool = True,
+    branches: str = "1",
 ) -> Backend:
     """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
 
     dnn: the DNN's name, for messages. progress: called with a line for each slow step. calibration: returns the DNN's
-    inputs for images of its camera; required for int8. single_launch: see BackendRequest. Raises ConfigError if the
-    backend cannot run on this device.
+    inputs for images of its camera; required for int8. single_launch: see BackendRequest. branches: parameter
+    `dnn.<dnn>.branches`; ignored by a backend without branches on this device. Raises ConfigError if the backend cannot
+    run on this device.
     """
     name = check_backend(name, device, precision, dnn)
     if precision == "int8" and calibration is None:
@@ -117,8 +119,9 @@ def choose_backend(
         )
     spec, chosen = _spec(name, dnn), PRECISIONS[precision]
     request = BackendRequest(
-        device, chosen.tolerance(device), chosen.dtype, dnn, progress, precision, calibration, single_launch
-    )
+        device, chosen.tolerance(device), chosen.dtype, dnn, progress, precision, calibration, single_launch,
+        branches if device.type in spec.branches else "1",
+    )  # fmt: skip
     backend = spec.factory(request)
     if precision != "auto":
         backend = InPrecision(chosen, backend, dnn)

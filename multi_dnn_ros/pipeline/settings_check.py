@@ -23,7 +23,7 @@ from multi_dnn_ros.models.load import check_dnn
 from multi_dnn_ros.models.registry import MODEL_SOURCES
 from multi_dnn_ros.pipeline.bf16_check import missing_instructions
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_files
-from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_device
+from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, check_backend, choose_device
 from multi_dnn_ros.planning.predictor import Predictor, read_predictor
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
@@ -75,6 +75,7 @@ def check_settings(config: NodeConfig) -> Findings:
         warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
         if device is not None and (warning := missing_instructions(name, settings.precision, device)):
             warnings.append(warning)
+        warnings.extend(_branch_warnings(name, settings, device))
         try:
             check_dnn(name, settings)
         except ModelError as error:
@@ -110,6 +111,21 @@ def _batch_warnings(name: str, settings: DnnConfig, cameras: int) -> Iterator[st
         yield (
             f"parameter dnn.{name}.batch_delay_ms is {settings.batch_delay_ms:g}, but max_batch is 1: no DNN waits for "
             "frames that it cannot take together"
+        )
+
+
+def _branch_warnings(name: str, settings: DnnConfig, device: torch.device | None) -> Iterator[str]:
+    if settings.branches == "1" or device is None:
+        return
+    try:
+        backend = backend_name(settings.backend, device, name, settings.precision)
+    except ConfigError:
+        return  # reported as a problem
+    if device.type not in BACKENDS.get(backend).branches:
+        have = ", ".join(spec.name for spec in BACKENDS.usable() if "cuda" in spec.branches)
+        yield (
+            f"parameter dnn.{name}.branches is '{settings.branches}' and has no effect with backend {backend} on "
+            f"{device}: branches run at the same time on a GPU with backend {have}"
         )
 
 

@@ -20,6 +20,7 @@ from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.graph.cut import GraphStage, NodeCost
 from multi_dnn_ros.graph.job_length import LAUNCH_SHARE, MOST_JOBS, JobLength, job_length
+from multi_dnn_ros.graph.stream_plan import time_saved_s
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.planning.launch_cost import launch_cost_s, synchronize
@@ -55,11 +56,16 @@ class JobPlan:
     known: str = ""
     bound_s: float | None = None
 
-    def remaining_ns(self, jobs: Sequence[GraphStage]) -> tuple[int, ...] | None:
-        """For each job, the time from its start to the end of the last job while nothing else runs; None: unknown."""
+    def remaining_ns(self, jobs: Sequence[GraphStage], streams: Sequence[int] = ()) -> tuple[int, ...] | None:
+        """For each job, the time from its start to the end of the last job while nothing else runs; None: unknown.
+
+        streams: of each job, on which its branches run at the same time; empty: one for each job.
+        """
         if self.costs is None:
             return None
-        times = [round((job.cost_s + self.launch_s) * 1e9) for job in jobs]
+        counts = streams or (1,) * len(jobs)
+        saved_s = [time_saved_s(job.graph, self.costs, count) for job, count in zip(jobs, counts, strict=True)]
+        times = [round((job.cost_s - saved + self.launch_s) * 1e9) for job, saved in zip(jobs, saved_s, strict=True)]
         return tuple(accumulate(reversed(times)))[::-1]
 
     def summary(self, dnn: str, remaining_ns: Sequence[int]) -> str:

@@ -249,6 +249,13 @@ class DnnConfig(_Section):
         "too_old. 0: no limit.",
         json_schema_extra=RUNTIME,
     )
+    branches: Literal["auto", "1", "2", "4", "8"] = Field(
+        "1",
+        description="Number of streams on which independent branches of the DNN run at the same time. Effective on a "
+        "GPU with backend cuda_graph. auto: 1, 2, 4 and 8 are measured while configuring, and the fastest is cached in "
+        "~/.cache/multi_dnn_ros/branches. Results are compared with those of one stream.",
+        json_schema_extra={"allowed": 'auto, "1", "2", "4", "8" (strings: quote the numbers)'},
+    )
 
 
 class NodeConfig(_Section):

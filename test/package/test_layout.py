@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "vision": {"common"},
     "graph": {"common"},
     "models": {"common", "settings", "vision"},
-    "backends": {"common"},
+    "backends": {"common", "graph"},
     "engine": {"backends"},
     "planning": {"common", "graph", "models", "backends", "engine"},
     "pipeline": {"common", "settings", "vision", "graph", "models", "backends", "engine", "planning"},

@@ -23,7 +23,7 @@ from multi_dnn_ros.models.sources import load_network, load_source, outline_sour
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.pipeline.settings_check import check_settings
-from multi_dnn_ros.settings.flat_parameters import to_config
+from multi_dnn_ros.settings.flat_parameters import read_parameters, to_config
 from multi_dnn_ros.settings.schema import DnnConfig
 
 SSD = "ssdlite320_mobilenet_v3_large"
@@ -374,6 +374,17 @@ def test_values_without_effect_are_warnings(caplog: pytest.LogCaptureFixture, mo
         build(to_config({"device": "cpu", "dnns": ["object"], "dnn.object.batch_delay_ms": 2.0}))
     assert "parameter dnn.object.batch_delay_ms is 2, but max_batch is 1" in caplog.text
     assert check_settings(to_config({"device": "cpu", "camera.front.rate_hz": 5.0})).warnings == ()
+
+
+def test_branches_without_effect_are_a_warning() -> None:
+    flat = {"device": "cpu", "dnns": ["object", "lane"], "dnn.object.branches": "4"}
+    (warning,) = check_settings(to_config(flat)).warnings
+    assert warning == (
+        "parameter dnn.object.branches is '4' and has no effect with backend onnxruntime on cpu: branches run at the "
+        "same time on a GPU with backend cuda_graph"
+    )
+    (problem,) = read_parameters({**flat, "dnn.object.branches": 4}).problems
+    assert 'dnn.object.branches is 4; allowed: auto, "1"' in problem
 
 
 def test_a_file_without_read_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

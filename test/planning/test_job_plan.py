@@ -12,14 +12,14 @@ import torch
 from profiling_fakes import Small, target
 from torch import nn
 
-from multi_dnn_ros.graph.cut import split
+from multi_dnn_ros.graph.cut import cut, split
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.pipeline.fit_check import measure_fit
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.planning.device import device_name
 from multi_dnn_ros.planning.features import LINEAR_FEATURES
-from multi_dnn_ros.planning.job_plan import JobPlanner, in_precision
+from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner, in_precision
 from multi_dnn_ros.planning.launch_cost import launch_cost_s
 from multi_dnn_ros.planning.measure import Times, Traced, trace_for
 from multi_dnn_ros.planning.predictor import Linear, Predictor, layers_of, trained_range, write_predictor
@@ -101,6 +101,21 @@ def test_jobs_of_equal_predicted_time_and_their_remaining_times() -> None:
         plan.summary("object", remaining)
         == "object: 3 jobs, longest 7 ms, launch cost 17.6 %, by predicted layer times"
     )
+
+
+class Forked(nn.Module):
+    """Two branches of an input."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return value.exp() + value.tanh()
+
+
+def test_the_remaining_time_counts_branches_on_several_streams_once() -> None:
+    stages = cut(Forked().eval(), (torch.zeros(4),), 1)
+    plan = JobPlan(1, costs=lambda node: 10e-3)
+    stages[0].cost_s = 35e-3  # with 5 ms that no operation of the graph has, such as preprocessing
+    assert plan.remaining_ns(stages) == plan.remaining_ns(stages, [1]) == (35_000_000,)
+    assert plan.remaining_ns(stages, [2]) == (pytest.approx(25e6, rel=0.01),)
 
 
 def test_fewest_jobs_for_a_bound_and_their_summary(caplog: pytest.LogCaptureFixture) -> None:

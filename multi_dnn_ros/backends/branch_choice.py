@@ -1,0 +1,123 @@
+"""Chooses on how many streams the branches of a captured stage run: by measurement, cached on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends.agreement import noise_like
+from multi_dnn_ros.common.atomic_files import atomic_write
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.resources import cache_folder
+
+log = logging.getLogger(__name__)
+
+#: Values of the parameter `dnn.<dnn>.branches`, and the numbers of streams that `auto` tries besides one.
+BRANCHES = ("auto", "1", "2", "4", "8")
+TRIED = (2, 4, 8)
+
+#: Largest time relative to one stream at which more streams are used: smaller gains may be noise.
+_WORTH = 0.98
+_ROUNDS = 9
+#: Comparisons of two runs with the same input, each after a run with another input.
+_REPEATS = 8
+_FORMAT = "multi_dnn_ros branches 1"
+
+
+def check_repeatable(stage: Callable[[Tensors], Tensors], inputs: Tensors, repeats: int = _REPEATS) -> None:
+    """Raise ValueError unless runs with the same input give bit-equal results, with other inputs in between.
+
+    inputs: example inputs; noise of their shapes is used. An operation that overwrites memory which another branch
+    still reads would show here.
+    """
+    image = noise_like(inputs)
+    other = tuple(-2.0 * tensor if tensor.is_floating_point() else tensor for tensor in image)
+    expected = tuple(tensor.clone() for tensor in stage(image))
+    for _ in range(repeats):
+        stage(other)
+        for index, (result, right) in enumerate(zip(stage(image), expected, strict=True)):
+            if not _same_bits(result, right):
+                raise ValueError(f"result {index} differs between two runs with the same input")
+
+
+def choose_streams(times: Mapping[int, Sequence[float]]) -> int:
+    """The number of streams with the smallest median time; 1 unless another one is clearly faster.
+
+    times: milliseconds by number of streams, 1 among them. At equal times fewer streams.
+    """
+    medians = {streams: statistics.median(ms) for streams, ms in times.items()}
+    best = min(medians, key=lambda streams: (medians[streams], streams))
+    return best if medians[best] <= _WORTH * medians[1] else 1
+
+
+def measure_in_turn(
+    candidates: Mapping[int, Callable[[], object]], ms: Callable[[Callable[[], object]], float], rounds: int = _ROUNDS
+) -> dict[int, list[float]]:
+    """Milliseconds of each candidate in each round; in a round every candidate is measured once by `ms`."""
+    times: dict[int, list[float]] = {streams: [] for streams in candidates}
+    for _ in range(rounds):
+        for streams, call in candidates.items():
+            times[streams].append(ms(call))
+    return times
+
+
+class ChoiceCache:
+    """Chosen numbers of streams by stage and device: a file for each in `folder`.
+
+    folder: None: `branches` in the user's cache folder. A file that is invalid or cannot be read or written is logged
+    and ignored.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or cache_folder() / "branches"
+
+    def get(self, key: str) -> int | None:
+        """The choice for a key of choice_key(); None if there is none."""
+        path = self._folder / f"{key}.json"
+        try:
+            content: Any = json.loads(path.read_text(encoding="utf-8"))
+            if (
+                not isinstance(content, dict)
+                or content.get("format") != _FORMAT
+                or content["streams"] not in (1, *TRIED)
+            ):
+                raise ValueError("not a choice of streams")
+            return int(content["streams"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            log.warning("the number of streams in %s is not used: %s", path, summarize_error(error))
+            return None
+
+    def put(self, key: str, streams: int, times: Mapping[int, Sequence[float]]) -> None:
+        """Store a choice with the median times that it was made by."""
+        medians = {str(count): statistics.median(ms) for count, ms in times.items()}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with atomic_write(self._folder / f"{key}.json") as temporary:
+                text = json.dumps({"format": _FORMAT, "streams": streams, "ms": medians}, indent=1)
+                temporary.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            log.warning("the number of streams is not kept: %s cannot be written: %s", self._folder, error)
+
+
+def choice_key(graph: Sequence[str], inputs: Tensors, device: str) -> str:
+    """Key of a choice. graph: of graph_key(). device: name, SMs and whatever else determines its times."""
+    shapes = [(tuple(tensor.shape), tensor.stride(), str(tensor.dtype)) for tensor in inputs]
+    text = "\n".join((*graph, str(shapes), device, torch.__version__))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _same_bits(result: torch.Tensor, expected: torch.Tensor) -> bool:
+    if (result.shape, result.dtype) != (expected.shape, expected.dtype):
+        return False
+    one, other = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (result, expected))
+    return torch.equal(one, other)

@@ -1,0 +1,194 @@
+"""Independent branches of a network at the same time, compared with all operations in order."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from multi_dnn_ros.backends import Stage, StaticStage, Tensors
+from multi_dnn_ros.backends.agreement import check_agreement
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.gpu_time import gpu_ms
+from multi_dnn_ros.backends.precision import PRECISIONS
+from multi_dnn_ros.backends.static_stages import streams_of
+from multi_dnn_ros.benchmark.branch_networks import BranchNetwork, make_network
+from multi_dnn_ros.benchmark.branch_threads import ThreadedStage
+from multi_dnn_ros.common.reporting import cpu_count, distribution
+from multi_dnn_ros.common.torch_threads import torch_threads
+from multi_dnn_ros.graph.branches import branches, critical_path, device_operations
+from multi_dnn_ros.graph.cut import GraphStage, cut
+from multi_dnn_ros.graph.stream_plan import plan_streams
+from multi_dnn_ros.pipeline.choices import choose_backend
+
+SERIAL = "serial"
+MERGED = "merged"
+INDUCTOR = "inductor"
+
+
+def measure_branches(
+    names: Sequence[str],
+    device: torch.device,
+    *,
+    streams: Sequence[int] = (2, 4, 8),
+    precision: str = "auto",
+    size: tuple[int, int] | None = None,
+    rounds: int = 200,
+    seed: int = 0,
+    inductor: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Milliseconds of one image, for each network in order and on each number of streams.
+
+    On a GPU each condition is one captured graph, and a sample is the mean of ten replays without gaps. On a CPU the
+    streams are threads, which divide the cores; the serial baseline uses all cores in each operation. Every condition
+    runs once per round, in random order. streams: besides the serial baseline. size: (width, height) of the images;
+    None: that of each network. inductor: also Inductor's graph, without branches. Raises ValueError if a condition's
+    outputs differ from the serial ones, or if branches cannot be used.
+    """
+    for name in names:
+        network = make_network(name, size, seed)
+        yield _measure(network, device, streams, precision, rounds, random.Random(seed), inductor)
+
+
+def _measure(
+    network: BranchNetwork,
+    device: torch.device,
+    streams: Sequence[int],
+    precision: str,
+    rounds: int,
+    order: random.Random,
+    inductor: bool,
+) -> dict[str, Any]:
+    load = os.getloadavg()[0]
+    structure = _structure(network, streams)
+    prepare = _on_gpu if device.type == "cuda" else _on_cpu
+    with contextlib.ExitStack() as stack:
+        conditions, used = prepare(network, device, streams, precision, stack, inductor)
+        inputs = tuple(tensor.to(device) for tensor in network.inputs)
+        tolerance = PRECISIONS[precision].tolerance(device)
+        times: dict[str, list[float]] = {name: [] for name in conditions}
+        with torch.inference_mode():
+            expected = tuple(tensor.clone() for tensor in conditions[SERIAL](inputs))
+            for name, run in conditions.items():
+                try:
+                    check_agreement(run(inputs), expected, 2 * tolerance)  # both may be off by the tolerance
+                except ValueError as error:
+                    raise ValueError(f"{network.name}, {name}: {error}") from None
+            for _ in tqdm(range(rounds), desc=network.name, unit="round", disable=None):
+                for name in order.sample(list(conditions), len(conditions)):
+                    times[name].append(_ms(conditions[name], inputs, device))
+    serial_ms = statistics.median(times[SERIAL])
+    medians = {name: statistics.median(samples) for name, samples in times.items()}
+    figures: dict[str, Any] = {
+        "network": network.name,
+        "inputs": [list(tensor.shape) for tensor in network.inputs],
+        "precision": precision,
+        "load_average": [load, os.getloadavg()[0]],
+        **structure,
+        "streams_used": used,
+        "ms": {name: distribution(samples) for name, samples in times.items()},
+        "over_serial": {name: median / serial_ms for name, median in medians.items() if name != SERIAL},
+    }
+    if network.frames:
+        figures["frames_per_s"] = {name: 1e3 / median for name, median in medians.items()}
+    return figures
+
+
+def _structure(network: BranchNetwork, streams: Sequence[int]) -> dict[str, Any]:
+    """Size of the graph and, by estimated costs of the operations, the times that it allows relative to serial."""
+    operations = device_operations(_stage(network.module, network.inputs).graph)
+    total_s = sum(operation.cost_s for operation in operations)
+    return {
+        "operations": len(operations),
+        "branches": len(branches(operations)),
+        "critical_path_over_serial": critical_path(operations)[1] / total_s,
+        "predicted_over_serial": {
+            str(count): plan_streams(operations, count).duration_s / total_s for count in streams
+        },
+    }
+
+
+def _stage(module: nn.Module, inputs: Tensors) -> GraphStage:
+    (stage,) = cut(module, inputs, 1, fold_batch_norm=True)
+    return stage
+
+
+def _name(count: int) -> str:
+    return f"{count} streams"
+
+
+def _on_gpu(
+    network: BranchNetwork,
+    device: torch.device,
+    streams: Sequence[int],
+    precision: str,
+    stack: contextlib.ExitStack,
+    inductor: bool,
+) -> tuple[dict[str, Stage], dict[str, int]]:
+    """(stage by condition, streams that it uses)."""
+    stack.enter_context(torch.cuda.device(device))
+    made: dict[str, Stage] = {}
+    used: dict[str, int] = {}
+    wanted = [(SERIAL, "cuda_graph", network.module, 1)]
+    wanted += [(_name(count), "cuda_graph", network.module, count) for count in streams]
+    wanted += [(MERGED, "cuda_graph", network.merged, 1)] if network.merged is not None else []
+    wanted += [(INDUCTOR, "inductor", network.module, 1)] if inductor else []
+    for name, backend, module, count in wanted:
+        module = copy.deepcopy(module)  # preparing moves the weights, which graphs that were captured before still read
+        chosen = choose_backend(backend, device, precision, dnn=f"{network.name}, {name}", branches=str(count))
+        (stage,) = chosen.prepare([_stage(module, network.inputs)], network.inputs, device)
+        if not isinstance(stage, StaticStage):
+            raise ValueError(f"{network.name}, {name}: the network cannot be captured; the log has the reason")
+        used[name], made[name] = streams_of(stage), stage
+    if streams and max(used.values()) == 1:
+        raise ValueError(f"{network.name}: no branches run at the same time; the log has the reason")
+    return made, used
+
+
+def _on_cpu(
+    network: BranchNetwork,
+    device: torch.device,
+    streams: Sequence[int],
+    precision: str,
+    stack: contextlib.ExitStack,
+    inductor: bool,
+) -> tuple[dict[str, Stage], dict[str, int]]:
+    """As _on_gpu, with threads in place of streams."""
+    if precision not in ("auto", "fp32"):
+        raise ValueError(f"precision {precision} is measured on a GPU only; allowed on a CPU: auto, fp32")
+    if inductor:
+        raise ValueError("Inductor is compared on a GPU only")
+    stack.enter_context(torch_threads(cpu_count()))
+    stage = _stage(network.module, network.inputs)
+    made: dict[str, Stage] = {SERIAL: _eager(stage, network.inputs, device)}
+    used = {SERIAL: 1}
+    for count in streams:
+        threads = ThreadedStage(stage, count, max(1, cpu_count() // count))
+        stack.callback(threads.close)
+        made[_name(count)], used[_name(count)] = threads, threads.threads
+    if network.merged is not None:
+        made[MERGED] = _eager(_stage(network.merged, network.inputs), network.inputs, device)
+        used[MERGED] = 1
+    return made, used
+
+
+def _eager(stage: GraphStage, inputs: Tensors, device: torch.device) -> Stage:
+    (ready,) = Eager().prepare([stage], inputs, device)
+    return ready
+
+
+def _ms(stage: Callable[[Tensors], Tensors], inputs: Tensors, device: torch.device) -> float:
+    if device.type == "cuda":
+        return gpu_ms(lambda: stage(inputs))
+    begin = time.perf_counter()
+    stage(inputs)
+    return (time.perf_counter() - begin) * 1e3

@@ -1,0 +1,116 @@
+"""``multi-dnn benchmark branches``: independent branches of a network at the same time."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from multi_dnn_ros.cli.arguments import positive, size
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.network_arguments import MODEL_HELP
+from multi_dnn_ros.cli.options import add_device, add_output, add_plot, add_seed, check_files, write_figures
+from multi_dnn_ros.common.errors import CommandError
+
+_DETAILS = """\
+One image at a time. On a GPU every condition is one captured graph; on a CPU the streams are threads that divide the
+cores. The outputs of all conditions must agree with the serial ones.
+
+Without names the networks are InceptionV3, GoogLeNet, RetinaNet, SSD300, DeepLabV3 and those of ours: encoder-windows
+and tracker-windows have attention heads with windows of 1, 2, 4 and 8 features, encoder-equal and tracker-equal have
+equal heads, which are also measured merged into one product.
+"""
+_EXAMPLES = """\
+multi-dnn benchmark branches --precision fp16 --output branches.json --plot branches.png
+multi-dnn benchmark branches torchvision:googlenet --device cpu --size 96x96 --rounds 20
+"""
+
+
+def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
+    """Declare branches."""
+    parser = add_command(
+        scenarios, "branches", "compare a network's branches at the same time with all operations in order",
+        details=_DETAILS, examples=_EXAMPLES, run=_run,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("networks", nargs="*", metavar="MODEL",
+        help=f"network to measure: a name from above, or {MODEL_HELP}")  # fmt: skip
+    add_device(parser)
+    add("--precision", choices=("auto", "fp32", "tf32", "fp16", "bf16"), default="auto",
+        help="number format of the layers (default: %(default)s)")  # fmt: skip
+    add("--streams", nargs="+", type=int, choices=(2, 4, 8), default=(2, 4, 8),
+        help="numbers of streams to compare with one (default: 2 4 8)")  # fmt: skip
+    add("--size", type=size, metavar="WxH", help="size of the images in pixels (default: that of each network)")
+    add("--rounds", type=positive, default=200, metavar="N", help="samples per condition (default: %(default)s)")
+    add("--inductor", action="store_true", help="also measure Inductor's graph without branches, on a GPU")
+    add_seed(parser, "the weights, the images and the order of runs")
+    add_output(parser)
+    add_plot(parser, "time of each condition relative to serial")
+
+
+def _run(args: argparse.Namespace) -> int:
+    check_files(args, "output", "plot")
+    import torch
+
+    from multi_dnn_ros.benchmark.branch_networks import SIZES
+    from multi_dnn_ros.benchmark.branches import measure_branches
+    from multi_dnn_ros.benchmark.branches_plot import plot_branches
+    from multi_dnn_ros.graph.branches import SerialGraphError
+    from multi_dnn_ros.graph.trace import TraceError
+    from multi_dnn_ros.models.errors import ModelError
+    from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_device
+
+    try:
+        device = choose_device(args.device)
+        check_backend("cuda_graph" if device.type == "cuda" else "eager", device, args.precision, "<dnn>")
+    except ConfigError as error:
+        raise CommandError(str(error)) from None
+    measured: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    for name in args.networks or SIZES:
+        try:
+            measured.extend(
+                measure_branches(
+                    [name], device, streams=args.streams, precision=args.precision, size=args.size,
+                    rounds=args.rounds, seed=args.seed, inductor=args.inductor,
+                )
+            )  # fmt: skip
+        except (ConfigError, ModelError, TraceError, SerialGraphError, ValueError, RuntimeError) as error:
+            failed[name] = str(error)
+            print(f"{name} is not measured: {error}", flush=True)
+        else:
+            print(_table(measured[-1:]), flush=True)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    if not measured:
+        raise CommandError("no network could be measured")
+    print(_table(measured))
+    write_figures(
+        args.output, {"networks": measured, "failed": failed}, scenario="branches", device=str(device),
+        streams=list(args.streams), rounds=args.rounds,
+    )  # fmt: skip
+    if args.plot is not None:
+        plot_branches(measured, args.plot)
+        print(f"written to {args.plot}")
+    return 1 if failed else 0
+
+
+def _table(networks: Sequence[Mapping[str, Any]]) -> str:
+    from multi_dnn_ros.common.reporting import table, three_digits
+
+    conditions = list(dict.fromkeys(name for each in networks for name in each["over_serial"]))
+    rows = []
+    for each in networks:
+        cells = [
+            f"{three_digits(each['ms'][name]['p50'])} ({each['over_serial'][name]:.2f})"
+            if name in each["over_serial"]
+            else "-"
+            for name in conditions
+        ]
+        rates = each.get("frames_per_s", {})
+        fastest = max(rates, key=rates.__getitem__) if rates else ""
+        speed = f"{rates['serial']:.0f}, {fastest}: {rates[fastest]:.0f}" if rates else "-"
+        least = f"{each['critical_path_over_serial']:.2f}"
+        rows.append([each["network"], three_digits(each["ms"]["serial"]["p50"]), *cells, least, speed])
+    header = ["network, one image", "serial, ms", *(f"{name}, ms (/ serial)" for name in conditions)]
+    return table([*header, "critical path / serial (estimated)", "frames per s"], rows)

@@ -1,0 +1,138 @@
+"""Assigns the operations of a graph to streams: what runs in which order, and which event each operation waits for."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from multi_dnn_ros.graph.branches import DeviceOperation, SerialGraphError, device_operations, readers, remaining_s
+
+#: Time from the end of an operation to the start of one on another stream, beyond that on the same stream. Weighs
+#: against a wait for a busy stream, so that short branches stay where they are.
+EVENT_S = 1.5e-6
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation. stream: number of its stream; the inputs are ready on stream 0.
+
+    waits: operations on other streams whose events its stream waits for first. signals: whether an event is recorded
+    after it. The first step of another stream than 0 that waits for no operation must wait for the start.
+    """
+
+    name: str
+    stream: int
+    waits: tuple[str, ...] = ()
+    signals: bool = False
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """steps: in an order that respects all dependencies. streams: number that is used.
+
+    joins: the last operation of each stream other than 0; stream 0 waits for their events at the end. duration_s: from
+    the first to the last operation if streams did not slow each other.
+    """
+
+    steps: tuple[Step, ...]
+    streams: int
+    joins: tuple[str, ...]
+    duration_s: float
+
+
+def plan_streams(operations: Sequence[DeviceOperation], streams: int, event_s: float = EVENT_S) -> StreamPlan:
+    """Assign operations to at most `streams` streams. Deterministic; ValueError for streams < 1.
+
+    Method: list scheduling by the longest remaining chain (critical path first; Topcuoglu et al. 2002, HEFT, without
+    insertion). Each operation goes to the stream on which it starts first, at equal times to that of a source. Events
+    are the fewest for this assignment: none is implied by stream order and the others.
+    """
+    if streams < 1:
+        raise ValueError(f"streams = {streams}: must be at least 1")
+    place, order, duration_s = _schedule(operations, streams, event_s)
+    waits, last = _waits(order, place, streams)
+    joins = tuple(last[stream] for stream in sorted(last) if stream)
+    signals = {source for sources in waits.values() for source in sources} | set(joins)
+    steps = tuple(Step(each.name, place[each.name], waits[each.name], each.name in signals) for each in order)
+    return StreamPlan(steps, len(last), joins, duration_s)
+
+
+def time_saved_s(graph_module: fx.GraphModule, cost: Callable[[fx.Node], float], streams: int) -> float:
+    """Predicted seconds by which a graph is shorter on `streams` streams than on one; 0 if it must run in order.
+
+    cost: seconds of an operation. At most down to the critical path; what streams take from each other is not included.
+    """
+    if streams == 1:
+        return 0.0
+    try:
+        operations = device_operations(graph_module, cost)
+    except SerialGraphError:
+        return 0.0
+    return max(0.0, sum(each.cost_s for each in operations) - plan_streams(operations, streams).duration_s)
+
+
+def _schedule(
+    operations: Sequence[DeviceOperation], streams: int, event_s: float
+) -> tuple[dict[str, int], list[DeviceOperation], float]:
+    """(stream of each operation, order of issue, predicted duration)."""
+    left, after = remaining_s(operations), readers(operations)
+    number = {operation.name: index for index, operation in enumerate(operations)}
+    missing = {operation.name: len(operation.sources) for operation in operations}
+    ready = [(-left[each.name], number[each.name]) for each in operations if not each.sources]
+    heapq.heapify(ready)
+    place: dict[str, int] = {}
+    end_s: dict[str, float] = {}
+    free_s = [0.0] * streams
+    order: list[DeviceOperation] = []
+    while ready:
+        operation = operations[heapq.heappop(ready)[1]]
+        choices = []
+        for stream in range(min(streams, len(set(place.values())) + 1)):  # at most one that is not used yet
+            crossing = [source for source in operation.sources if place[source] != stream]
+            start_s = max(free_s[stream], 0.0 if operation.sources or not stream else event_s)
+            for source in operation.sources:
+                start_s = max(start_s, end_s[source] + (event_s if place[source] != stream else 0.0))
+            choices.append((start_s, len(crossing), stream))
+        start_s, _, stream = min(choices)
+        place[operation.name] = stream
+        end_s[operation.name] = free_s[stream] = start_s + operation.cost_s
+        order.append(operation)
+        for reader in after[operation.name]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, (-left[reader], number[reader]))
+    return place, order, max(end_s.values(), default=0.0)
+
+
+def _waits(
+    order: Sequence[DeviceOperation], place: Mapping[str, int], streams: int
+) -> tuple[dict[str, tuple[str, ...]], dict[int, str]]:
+    """(for each operation the events to wait for, the last operation of each stream).
+
+    clock[name][stream]: how many operations of that stream are finished when the operation is (a vector clock). A
+    source needs no event if its number is in the clock of the stream's previous operation or of another source.
+    """
+    clock: dict[str, list[int]] = {}
+    count = [0] * streams
+    number: dict[str, int] = {}
+    last: dict[int, str] = {}
+    waits: dict[str, tuple[str, ...]] = {}
+    for operation in order:
+        stream = place[operation.name]
+        known = list(clock[last[stream]]) if stream in last else [0] * streams
+        crossing = [each for each in operation.sources if place[each] != stream]
+        crossing = [each for each in crossing if known[place[each]] < number[each]]
+        needed = tuple(
+            each
+            for each in crossing
+            if not any(other != each and clock[other][place[each]] >= number[each] for other in crossing)
+        )
+        for each in needed:
+            known = [max(pair) for pair in zip(known, clock[each], strict=True)]
+        count[stream] += 1
+        known[stream] = number[operation.name] = count[stream]
+        clock[operation.name], last[stream], waits[operation.name] = known, operation.name, needed
+    return waits, last

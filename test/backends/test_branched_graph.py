@@ -1,0 +1,241 @@
+"""Branches on several lanes compute the same, in a safe order, with safe memory. On a GPU: test/gpu/backends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.branched_graph import BranchedGraph, branched, operations_of
+from multi_dnn_ros.backends.fused_activations import fuse
+from multi_dnn_ros.backends.precision import cast_stage
+from multi_dnn_ros.graph.branches import SerialGraphError
+from multi_dnn_ros.graph.cut import GraphStage, cut
+
+
+class FakeLanes:
+    """Lanes on a CPU, which compute at once. log: (what, lane, event) in the order of the calls; an event is its index
+    in the log.
+    """
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, int, Any]] = []
+        self.current = 0
+
+    def begin(self) -> None:
+        self.log.clear()
+
+    @contextlib.contextmanager
+    def on(self, lane: int) -> Iterator[None]:
+        before, self.current = self.current, lane
+        yield
+        self.current = before
+
+    def signal(self, lane: int) -> int:
+        self.log.append(("signal", lane, None))
+        return len(self.log) - 1
+
+    def wait(self, lane: int, event: int) -> None:
+        self.log.append(("wait", lane, event))
+
+
+class Watched(TorchDispatchMode):
+    """Logs each operation in the log of the lanes, as ("run", lane, (addresses read, addresses written)).
+
+    storages: by address, a weak reference to each result's memory. With `keep` results stay alive, so that addresses
+    are unique.
+    """
+
+    def __init__(self, lanes: FakeLanes, keep: bool) -> None:
+        super().__init__()
+        self.lanes = lanes
+        self.kept: list[Any] | None = [] if keep else None
+        self.storages: list[tuple[StorageWeakRef, int, set[int]]] = []  # (memory, its lane, lanes that read it)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        read, result = addresses((args, kwargs)), function(*args, **(kwargs or {}))
+        written = addresses(result) - read
+        lane = self.lanes.current
+        self.lanes.log.append(("run", lane, (read, written)))
+        for reference, _, readers in self.storages:
+            if not reference.expired() and reference.cdata in storages((args, kwargs)):
+                readers.add(lane)
+        for tensor in tensors(result):
+            if tensor.untyped_storage().data_ptr() in written:
+                self.storages.append((StorageWeakRef(tensor.untyped_storage()), lane, set()))
+        if self.kept is not None:
+            self.kept.append(result)
+        return result
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def addresses(values: Any) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors(values)}
+
+
+def storages(values: Any) -> set[int]:
+    return {tensor.untyped_storage()._cdata for tensor in tensors(values)}
+
+
+class Block(nn.Module):
+    """As in Inception: 1x1, 3x3, double 3x3 and pooling, then a concatenation."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(channels, 4, 1)
+        self.three = nn.Sequential(nn.Conv2d(channels, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())
+        self.five = nn.Sequential(
+            nn.Conv2d(channels, 4, 1), nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
+        )
+        self.pool = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(channels, 4, 1))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.one(image), self.three(image), self.five(image), self.pool(image)], 1)
+
+
+class Blocks(nn.Module):
+    """Two blocks with views, a reshape that shares memory, and two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Block(3), Block(16)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
+        middle = self.first(image)
+        left, right = torch.chunk(middle, 2, 1)
+        flat = torch.ops.aten.reshape.default(right.contiguous(), [right.shape[0], -1])
+        result = self.second(middle)
+        return {"class": self.head(result.mean((2, 3))), "sum": left.flatten(1).exp() + flat.tanh() * flat.sigmoid()}
+
+
+EXAMPLE = (torch.zeros(2, 3, 16, 20),)
+
+
+def stage_of(module: nn.Module, example: Tensors = EXAMPLE) -> GraphStage:
+    (stage,) = cut(module.eval(), example, 1, fold_batch_norm=True)
+    return stage
+
+
+def blocks() -> GraphStage:
+    torch.manual_seed(0)
+    return stage_of(Blocks())
+
+
+@pytest.mark.parametrize("streams", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["plain", "fused", "bf16"])
+def test_branches_compute_the_same_as_the_stage(kind: str, streams: int):
+    stage: nn.Module = blocks()
+    if kind == "fused":
+        stage = fuse(stage)
+    elif kind == "bf16":
+        stage = cast_stage(stage, torch.bfloat16)
+    parallel = branched(stage, streams, lambda count: FakeLanes())
+    assert parallel is not None
+    image = noise_like(EXAMPLE)
+    with torch.inference_mode():
+        for _ in range(2):
+            check_agreement(parallel(image), stage(image), 1e-6)
+    shared = {id(tensor) for tensor in stage.parameters()}
+    assert {id(tensor) for tensor in parallel.parameters()} <= shared
+
+
+def test_googlenet_has_four_branches():
+    torch.manual_seed(0)
+    example = (torch.zeros(1, 3, 64, 64),)
+    stage = stage_of(torchvision.models.googlenet(weights=None, init_weights=False), example)
+    counts: list[int] = []
+
+    def make_lanes(count: int) -> FakeLanes:
+        counts.append(count)
+        return FakeLanes()
+
+    parallel = branched(stage, 8, make_lanes)
+    assert parallel is not None
+    assert counts[0] >= 4
+    with torch.inference_mode():
+        check_agreement(parallel(noise_like(example)), stage(noise_like(example)), 1e-6)
+
+
+@pytest.mark.parametrize("streams", [2, 4, 8])
+def test_the_device_would_run_no_operation_before_what_it_reads(streams: int):
+    """The order that streams and events guarantee, from a log of what was launched, recorded and waited for."""
+    lanes = FakeLanes()
+    parallel = branched(blocks(), streams, lambda count: lanes)
+    assert parallel is not None
+    with torch.inference_mode(), Watched(lanes, keep=True):
+        outputs = parallel(noise_like(EXAMPLE))
+    log = lanes.log
+    before: list[set[int]] = []  # by entry of the log: all entries that the device finishes first
+    last: dict[int, int] = {}
+    writers: dict[int, int] = {}
+    for index, (what, lane, value) in enumerate(log):
+        known = set() if lane not in last else before[last[lane]] | {last[lane]}
+        if what == "wait":
+            known |= before[value] | {value}
+        before.append(known)
+        if what == "run":
+            read, written = value
+            for address in read & writers.keys():
+                assert writers[address] in known
+            writers.update(dict.fromkeys(written, index))
+            if lane:
+                assert 0 in known  # the start, after which the inputs are ready
+        last[lane] = index
+    end = before[last[0]] | {last[0]}
+    assert all(index in end for index, (what, _, _) in enumerate(log) if what == "run")
+    assert all(writers[address] in end for address in addresses(outputs) & writers.keys())
+    assert sum(what == "run" and lane > 0 for what, lane, _ in log) > 0
+
+
+def test_memory_that_another_lane_reads_lives_until_the_lanes_have_joined():
+    """And only that: the memory of a branch is freed while it runs."""
+    lanes = FakeLanes()
+    parallel = branched(blocks(), 4, lambda count: lanes)
+    assert parallel is not None
+    freed_at_join: list[bool] = []
+    with torch.inference_mode(), Watched(lanes, keep=False) as watched:
+        wait = lanes.wait
+
+        def at_wait(lane: int, event: int) -> None:
+            wait(lane, event)
+            for memory, own, readers in watched.storages:
+                assert readers <= {own} or not memory.expired()
+            freed_at_join.append(any(memory.expired() for memory, _, _ in watched.storages))
+
+        lanes.wait = at_wait  # type: ignore[method-assign]
+        parallel(noise_like(EXAMPLE))
+    assert freed_at_join[-1]
+    assert any(readers - {own} for _, own, readers in watched.storages)
+
+
+def test_a_stage_without_branches_gets_no_lanes():
+    torch.manual_seed(0)
+    chain = stage_of(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
+    assert branched(chain, 8, lambda count: pytest.fail("no lanes are needed")) is None
+
+
+def test_a_stage_that_is_no_single_graph_is_rejected():
+    with pytest.raises(SerialGraphError, match="consists of 0 traced graphs instead of one"):
+        branched(nn.Sequential(nn.ReLU()), 2, lambda count: FakeLanes())
+
+
+def test_the_operations_of_a_stage_are_those_of_its_graph():
+    stage = blocks()
+    parallel = branched(stage, 2, lambda count: FakeLanes())
+    assert parallel is not None
+    (graph,) = (part for part in parallel.modules() if isinstance(part, BranchedGraph))
+    assert {step.name for step in graph.plan.steps} == {each.name for each in operations_of(stage)}

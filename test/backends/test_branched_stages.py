@@ -1,0 +1,133 @@
+"""The number of streams: measured, kept only where faster and correct, cached."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from test_branched_graph import EXAMPLE, FakeLanes, blocks
+from torch import nn
+
+from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends.agreement import noise_like
+from multi_dnn_ros.backends.branch_choice import ChoiceCache, check_repeatable, choose_streams, measure_in_turn
+from multi_dnn_ros.backends.branched_graph import streams_used
+from multi_dnn_ros.backends.branched_stages import BranchedStages
+
+IMAGE = noise_like(EXAMPLE)
+
+
+class Device:
+    """Captures nothing; a stage takes as long as `times` says for its number of streams, otherwise 9 ms.
+
+    wrong: numbers of streams whose capture raises. captured: numbers of streams in the order of the captures.
+    """
+
+    def __init__(self, times: dict[int, float], wrong: tuple[int, ...] = ()) -> None:
+        self.times, self.wrong = times, wrong
+        self.captured: list[int] = []
+        self.running = 1
+
+    def capture(self, stage: Stage) -> Stage:
+        streams = streams_used(stage)
+        self.captured.append(streams)
+        if streams in self.wrong:
+            raise ValueError("result 0 is off by 1")
+
+        def run(carried: Tensors) -> Tensors:
+            self.running = streams
+            return stage(carried)
+
+        return run
+
+    def ms(self, call: Callable[[], object]) -> float:
+        call()
+        return self.times.get(self.running, 9.0)
+
+    def choose(self, setting: str, folder: Path, stage: nn.Module | None = None) -> int:
+        stages = BranchedStages(setting, lambda count: FakeLanes(), self.capture, self.ms, ChoiceCache(folder))
+        with torch.inference_mode():
+            return streams_used(stages.choose("job 0 of a", stage or blocks(), IMAGE, "a GPU"))
+
+
+def test_the_fastest_number_of_streams_is_kept(tmp_path):
+    assert Device({1: 3.0, 2: 2.0, 4: 1.0}).choose("auto", tmp_path) == 4
+    assert Device({1: 3.0, 2: 1.0, 4: 2.0}).choose("auto", tmp_path / "other") == 2
+
+
+def test_more_streams_are_kept_only_where_they_are_clearly_faster(tmp_path):
+    device = Device({1: 1.0, 2: 0.99, 4: 1.5})
+    assert device.choose("auto", tmp_path) == 1
+    assert device.captured == [1, 2, 4, 6]  # with 8, the stage uses 6
+
+
+def test_the_choice_is_cached_by_stage_and_device(tmp_path, caplog):
+    first = Device({1: 3.0, 2: 2.0, 4: 1.0})
+    assert first.choose("auto", tmp_path) == 4
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_text())["ms"] == {"1": 3.0, "2": 2.0, "4": 1.0, "8": 9.0}
+    again = Device({})
+    assert again.choose("auto", tmp_path) == 4
+    assert again.captured == []
+    file.write_text('{"format": "multi_dnn_ros branches 1", "streams": 3}')
+    assert Device({1: 1.0, 2: 2.0, 4: 2.0}).choose("auto", tmp_path) == 1
+    assert "streams is 3; allowed: 1, 2, 4, 8" in caplog.text
+
+
+def test_a_cached_choice_of_one_stream_measures_nothing(tmp_path):
+    assert Device({1: 1.0, 2: 2.0, 4: 2.0}).choose("auto", tmp_path) == 1
+    again = Device({})
+    assert again.choose("auto", tmp_path) == 1
+    assert again.captured == []
+
+
+def test_a_number_is_used_without_measuring(tmp_path):
+    for setting, streams in (("2", 2), ("4", 4), ("1", 1)):
+        device = Device({})
+        assert device.choose(setting, tmp_path) == streams
+        assert device.captured == []
+
+
+def test_wrong_results_rule_a_number_of_streams_out(tmp_path, caplog):
+    assert Device({1: 3.0, 2: 2.0, 4: 1.0}, wrong=(4,)).choose("auto", tmp_path) == 2
+    assert "job 0 of a is not run on 4 streams: result 0 is off by 1" in caplog.text
+    assert not list(tmp_path.glob("*"))  # measured again next time
+
+
+def test_a_stage_whose_order_matters_runs_on_one_stream(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    assert Device({}).choose("auto", tmp_path, nn.Sequential(nn.ReLU())) == 1
+    assert "job 0 of a runs on one stream: it consists of 0 traced graphs" in caplog.text
+
+
+def test_results_that_depend_on_earlier_runs_are_noticed():
+    kept: list[torch.Tensor] = [torch.zeros(EXAMPLE[0].shape)]
+
+    def overwritten(carried: Tensors) -> Tensors:
+        kept.append(carried[0])
+        return (carried[0] + 1e-6 * kept[-2],)
+
+    with pytest.raises(ValueError, match="result 0 differs between two runs with the same input"):
+        check_repeatable(overwritten, EXAMPLE)
+    check_repeatable(lambda carried: (carried[0] / 0.0, carried[0].bool()), EXAMPLE)
+
+
+def test_candidates_are_measured_in_turn():
+    calls: list[int] = []
+    times = measure_in_turn({1: lambda: calls.append(1), 2: lambda: calls.append(2)}, lambda call: call() or 1.0, 3)
+    assert calls == [1, 2, 1, 2, 1, 2]
+    assert times == {1: [1.0] * 3, 2: [1.0] * 3}
+
+
+def test_at_equal_times_fewer_streams_are_chosen():
+    assert choose_streams({1: [2.0], 4: [1.0], 2: [1.0], 8: [1.0]}) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_reported(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    ChoiceCache(tmp_path / "file" / "folder").put("key", 2, {1: [2.0], 2: [1.0]})
+    assert "the number of streams is not kept" in caplog.text
