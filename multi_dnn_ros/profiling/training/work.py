@@ -38,8 +38,8 @@ _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_
 _OVERWRITES = {"fill_", "zero_", "copy_", "_foreach_zero_", "_foreach_copy_"}
 _MOVES = _OVERWRITES | {
     "cat", "stack", "clone", "_to_copy", "contiguous", "constant_pad_nd", "index", "index_select", "gather",
-    "zeros_like", "zeros", "new_zeros", "ones_like", "ones", "full", "full_like", "scalar_tensor", "roll", "flip", "repeat",
-    "select_backward", "slice_backward", "_local_scalar_dense",
+    "zeros_like", "zeros", "new_zeros", "ones_like", "ones", "full", "full_like", "scalar_tensor", "roll", "flip",
+    "repeat", "select_backward", "slice_backward", "_local_scalar_dense",
 }  # fmt: skip
 
 
