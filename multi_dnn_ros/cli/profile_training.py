@@ -123,7 +123,7 @@ def _training(args: argparse.Namespace) -> int:
         return 0
     profile = make_profile(
         args.model, args.batch, measured, inside=_as_link(args.link, Link), between=_as_link(args.host_link, Link),
-        per_host=args.per_host, predict_to=args.predict_to,
+        per_host=args.per_host, predict_to=args.predict_to, bucket_mib=args.bucket_mib,
     )  # fmt: skip
     print(f"{profile.model}: {profile.processes} processes, {profile.batch} images each, {profile.target}\n")
     for text in (layer_table(profile, args.longest), method_table(profile)):

@@ -147,21 +147,21 @@ def measure_overlap(
 
     def both() -> tuple[float, float]:
         """(until the messages are done, until both are done)."""
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
         started = time.perf_counter()
+        if events:
+            events[0].record()
         works = [dist.all_reduce(buffer, async_op=True) for buffer in buffers]
         last = works[-1]
         assert last is not None
         ended: list[float] = []
-        if device.type == "cuda":
-            side = torch.cuda.Stream(device)
-            with torch.cuda.stream(side):
+        if events:
+            with torch.cuda.stream(torch.cuda.Stream(device)):
                 last.wait()
-                first, event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                event.record()
-            first.record()
+                events[1].record()
             compute()
             _synchronize(device)
-            return max(0.0, first.elapsed_time(event) / 1e3), time.perf_counter() - started
+            return events[0].elapsed_time(events[1]) / 1e3, time.perf_counter() - started
         last.get_future().add_done_callback(lambda _: ended.append(time.perf_counter() - started))
         compute()
         whole = time.perf_counter() - started

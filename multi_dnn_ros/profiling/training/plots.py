@@ -107,8 +107,6 @@ def plot_scaling(path: Path, profile: TrainingProfile) -> None:
     axis.plot(counts, [one * count for count in counts], color="#999999", linewidth=1.0, label="ideal")
     for name, color, style in (("layers", "#f58518", "o--"), ("ddp", "#4c78a8", "s--")):
         seconds = [of.layers_s if name == "layers" else of.ddp_s for of in profile.scaling]
-        if name == "ddp" and "ddp" not in profile.methods:
-            continue
         rates = [profile.batch * count / time for count, time in zip(counts, seconds, strict=True)]
         axis.plot(counts, rates, style, color=color, markersize=3, label=f"predicted: {_TITLES[name]}")
         if name in profile.methods:

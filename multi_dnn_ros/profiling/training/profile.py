@@ -125,6 +125,7 @@ def make_profile(
     between: Link | None = None,
     per_host: int | None = None,
     predict_to: int = 64,
+    bucket_mib: float = 25.0,
     progress: Callable[[], None] = lambda: None,
 ) -> TrainingProfile:
     """measured: of all processes. inside, between: links to predict with, in place of the measured one.
@@ -138,7 +139,7 @@ def make_profile(
     main: Method = "layers" if first.processes > 1 else "alone"
     link = inside or fitted
     topology = Topology(link, between, per_host or 1 << 30) if link is not None else None
-    model_of_step = _step_model(measured)
+    model_of_step = _step_model(measured, bucket_mib)
     layers = tuple(
         _layer(measured, number, main, fitted)
         for number in range(len(first.names))
@@ -168,8 +169,8 @@ def make_profile(
     )  # fmt: skip
 
 
-def _step_model(measured: Sequence[Measured]) -> StepModel:
-    """From the steps without communication."""
+def _step_model(measured: Sequence[Measured], bucket_mib: float) -> StepModel:
+    """From the steps without communication. bucket_mib: size of DDP's buckets, if it did not run."""
     first = measured[0]
 
     def seconds(layer: int, phase: Phase) -> float:
@@ -190,11 +191,26 @@ def _step_model(measured: Sequence[Measured]) -> StepModel:
         for number in order
     )  # fmt: skip
     buckets = tuple(tuple(place_of[layer] for layer in bucket) for bucket, _ in first.buckets)
+    buckets = buckets or _as_ddp_would([layer.gradient_bytes for layer in layers], bucket_mib)
     launches = [
         value for (_, phase), value in (first.times["layers"].seconds.items() if "layers" in first.times else ())
         if phase == "reduce"
     ]  # fmt: skip
     return StepModel(layers, buckets, first.overlap, statistics.median(launches) if launches else 0.0)
+
+
+def _as_ddp_would(sizes: Sequence[int], bucket_mib: float) -> tuple[tuple[int, ...], ...]:
+    """Places of layers by bucket: a bucket is closed as soon as it has the size, the first with 1 MiB."""
+    buckets: list[list[int]] = [[]]
+    held = 0
+    for place, size in enumerate(sizes):
+        if size:
+            buckets[-1].append(place)
+            held += size
+        if held >= (bucket_mib if len(buckets) > 1 else min(1.0, bucket_mib)) * 2**20:
+            buckets.append([])
+            held = 0
+    return tuple(tuple(bucket) for bucket in buckets if bucket)
 
 
 def _layer(measured: Sequence[Measured], number: int, main: Method, link: Link | None) -> LayerProfile:
