@@ -88,7 +88,7 @@ def _training(args: argparse.Namespace) -> int:
     from multi_dnn_ros.planning.device import busy_warning, default_path
     from multi_dnn_ros.profiling.training.interconnect import Link
     from multi_dnn_ros.profiling.training.measure import Request, measure_training
-    from multi_dnn_ros.profiling.training.processes import check_processes, inside_torchrun, run_here, run_processes
+    from multi_dnn_ros.profiling.training.processes import check_processes, local_processes, run_here, run_processes
     from multi_dnn_ros.profiling.training.profile import make_profile
     from multi_dnn_ros.profiling.training.report import (
         closing_lines,
@@ -99,7 +99,7 @@ def _training(args: argparse.Namespace) -> int:
     )
 
     device = choose_device(args.device)
-    processes = args.processes or _default_processes(device)
+    processes = local_processes() or args.processes or _default_processes(device)
     check_processes(processes, device)
     if args.per_host is not None and args.per_host < args.predict_to and args.host_link is None:
         raise UsageError(
@@ -107,7 +107,7 @@ def _training(args: argparse.Namespace) -> int:
         )
     if args.sweep_to * 2**20 < 16 << 10:
         raise UsageError(f"--sweep-to is {args.sweep_to:g} MiB: at least 0.0157 (two sizes)")
-    busy = "" if inside_torchrun() else busy_warning(device)
+    busy = "" if local_processes() else busy_warning(device)
     request = Request(
         args.model, args.weights, args.num_classes, args.size, args.batch,
         args.precision if device.type == "cuda" else "fp32", args.repeats,
@@ -115,7 +115,7 @@ def _training(args: argparse.Namespace) -> int:
         args.limits or default_path(),
     )  # fmt: skip
     with progress_bar(args.model, "step") as progress:
-        if processes == 1 or inside_torchrun():
+        if processes == 1 or local_processes():
             measured = run_here(measure_training, request, device, progress)
         else:
             measured = run_processes(measure_training, request, processes, device, progress)

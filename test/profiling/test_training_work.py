@@ -24,7 +24,7 @@ F32 = 4
 
 
 class Between(nn.Module):
-    """Puts a layer between a convolution, so that it gets gradients, and a plain sum."""
+    """Puts a layer between a convolution, so that it gets gradients, and a sum of squares, whose gradient occupies memory."""
 
     def __init__(self, layer: nn.Module, *, tokens: bool = False) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Between(nn.Module):
             if isinstance(self.layer, nn.MultiheadAttention)
             else self.layer(x)
         )
-        return y.flatten(1).sum(1)
+        return y.flatten(1).square().sum(1)
 
 
 def counted(layer: nn.Module, *, tokens: bool = False) -> dict[str, Work]:

@@ -27,7 +27,7 @@ from multi_dnn_ros.profiling.training.interconnect import (
 )
 from multi_dnn_ros.profiling.training.layers import Phase, check_trainable
 from multi_dnn_ros.profiling.training.processes import Member, Report
-from multi_dnn_ros.profiling.training.step import Batch, Method, Replica, make_batch
+from multi_dnn_ros.profiling.training.step import Batch, Method, Replica, loss_in, make_batch
 from multi_dnn_ros.profiling.training.trace import Timeline, exposed_by_message
 from multi_dnn_ros.profiling.training.work import Work, WorkCounter
 
@@ -120,7 +120,7 @@ def _measure(member: Member, request: Request, report: Report) -> list[Measured]
 
     network, shape = _network(request, member)
     batch = make_batch(shape, request.batch, request.seed * 1009 + member.rank, device)
-    unused = check_trainable(request.model, network, lambda: Replica(network, request.precision).forward(batch))
+    unused = check_trainable(request.model, network, lambda: loss_in(network, batch, request.precision))
     replicas = {"layers": Replica(network, request.precision)}
     if several:
         replicas["ddp"] = Replica(copy.deepcopy(network), request.precision, request.bucket_mib)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -24,6 +25,8 @@ _TIMEOUT = timedelta(minutes=10)
 #: After the first failure the others are given this long to end by themselves: the cause may be one of them.
 _GRACE_S = 1.0
 _JOIN_S = 5.0
+#: Errors of a process because another one has ended.
+_LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited")
 
 Report = Callable[[int, int], None]
 
@@ -61,16 +64,18 @@ def check_processes(count: int, device: torch.device, option: str = "--processes
         raise UsageError(f"{option} is {count}, but PyTorch sees {gpus} GPUs here; at most one process per GPU")
 
 
-def inside_torchrun() -> bool:
-    """Whether torchrun has started this process as one of a group."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+def local_processes() -> int:
+    """Number of processes that torchrun has started on this host, with this one; 0 without torchrun."""
+    several = "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if several else 0
 
 
 def run_here(work: Work, argument: Any, device: torch.device, report: Report) -> Any:
     """`work` in this process: as one of torchrun's, or alone. The result of rank 0; None on others."""
-    if not inside_torchrun():
+    per_host = local_processes()
+    if not per_host:
         return work(Member(0, 1, 1, device), argument, report)
-    local, per_host = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    local = int(os.environ["LOCAL_RANK"])
     device = _own_device(device, local)
     dist.init_process_group(_backend(device), timeout=_TIMEOUT)
     try:
@@ -129,7 +134,7 @@ def _wait(group: list[_Process], report: Report) -> None:
             break
     failures = [each for each in group if each.failure is not None]
     # A killed process is the cause of the errors of the others, which lose their connection to it.
-    order = ("killed", "model", "error")
+    order = ("killed", "model", "error", "lost")
     for kind in order:
         for each in failures:
             if each.failure is not None and each.failure[0] == kind:
@@ -190,7 +195,7 @@ def _serve(work: Work, argument: Any, member: Member, port: int, pipe: Any) -> N
         if os.environ.get("MULTI_DNN_DEBUG", "") not in ("", "0"):
             traceback.print_exc()
         named = isinstance(error, (ValueError, CommandError, UsageError, OSError))
-        kind = "model" if named else "error"
+        kind = "model" if named else "lost" if _LOST.search(str(error)) else "error"
         text = summarize_error(error) if named else f"failed: {type(error).__name__}: {summarize_error(error)}"
         pipe.send((kind, text))
         os._exit(1)  # another thread of gloo or NCCL may still wait

@@ -49,6 +49,13 @@ def loss_of(outputs: Any, batch: Batch) -> Tensor:
     return torch.stack([leaf.float().square().mean() for leaf in leaves]).sum()
 
 
+def loss_in(network: nn.Module, batch: Batch, precision: str) -> Tensor:
+    """The loss of a forward pass; on a GPU in mixed precision."""
+    with autocast(batch.images.device, precision):
+        outputs = network(batch.images)
+    return loss_of(outputs, batch)
+
+
 class Replica:
     """A network with an optimizer per layer (SGD with momentum, as in the layers' own update of Kim 2020).
 
@@ -78,9 +85,7 @@ class Replica:
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss."""
-        with autocast(batch.images.device, self._precision):
-            outputs = (self._ddp or self.network)(batch.images)
-        return loss_of(outputs, batch)
+        return loss_in(self._ddp or self.network, batch, self._precision)
 
     def step(self, batch: Batch, method: Method) -> float:
         """Seconds of one step, until its last kernel has finished."""
