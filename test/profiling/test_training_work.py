@@ -24,7 +24,7 @@ F32 = 4
 
 
 class Between(nn.Module):
-    """Puts a layer between a convolution, so that it gets gradients, and a sum of squares, whose gradient occupies memory."""
+    """A layer after a convolution, which needs its gradient, and before a sum of squares, whose gradient has memory."""
 
     def __init__(self, layer: nn.Module, *, tokens: bool = False) -> None:
         super().__init__()

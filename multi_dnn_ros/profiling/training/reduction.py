@@ -87,7 +87,7 @@ class _Flight:
     """One all-reduce under way."""
 
     def __init__(self, buffer: Tensor, recorder: Recorder | None, layers: tuple[int, ...], stream: Any) -> None:
-        self._stream, self._work = stream, None
+        self._work: Any = None
         count = buffer.numel() * buffer.element_size()
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(buffer.device))
@@ -100,7 +100,6 @@ class _Flight:
             return
         stamps = recorder.launch(layers, count) if recorder is not None else None
         self._work = dist.all_reduce(buffer, async_op=True)
-        assert self._work is not None
         if recorder is not None and stamps is not None:
             append_end(self._work.get_future(), recorder, stamps)
 
