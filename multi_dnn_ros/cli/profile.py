@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli import profile_fit, profile_learning
+from multi_dnn_ros.cli import profile_fit, profile_learning, profile_training
 from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command, add_subcommands
 from multi_dnn_ros.cli.network_arguments import add_loading, add_model
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _DETAILS = """\
 `layers` shows where a network's time goes. `contention` and `learn` build a predictor of layer times under load. `fit`
-uses measured or predicted times to decide whether a parameter file can be served at given camera rates.
+uses measured or predicted times to decide whether a parameter file can be served at given camera rates. `training`
+times the layers of a distributed training step.
 """
 _EXAMPLES = """\
 multi-dnn profile layers builtin:object
@@ -36,6 +37,7 @@ multi-dnn profile contention torchvision:resnet18 builtin:lane builtin:object --
 multi-dnn profile learn samples.csv --output out/learnt
 multi-dnn profile layers torchvision:resnet34 --jobs 8 --cut predicted --predictor out/learnt/predictor.json
 multi-dnn profile fit --params-file config/multi_dnn.yaml --rate front=30
+multi-dnn profile training torchvision:resnet50 --gpus 2 --batch 64
 """
 _LAYERS = """\
 Every layer is timed in its place in the running network, with the data and cache contents that it finds there. Printed
@@ -81,6 +83,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--summary", type=Path, metavar="JSON", help="write the totals of all models to this file")
     profile_learning.add_actions(actions)
     profile_fit.add_action(actions)
+    profile_training.add_action(actions)
 
 
 def _layers(args: argparse.Namespace) -> int:

@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "serving": {"common", "settings", "backends", "engine", "planning", "pipeline"},
     "compression": {"common", "models", "planning"},
     "training": {"common", "settings", "vision", "models", "compression", "planning"},
-    "profiling": {"common", "graph", "models", "backends", "planning"},
+    "profiling": {"common", "graph", "models", "backends", "planning", "training"},
     "partition": {"common", "backends", "planning", "pipeline", "serving", "profiling"},
     "ros": {"common", "settings", "vision", "standalone", "engine", "serving"},
     "bags": {"common", "ros"},

@@ -1,0 +1,209 @@
+"""The interconnect of training processes: its all-reduce measured over message sizes, and latency and bandwidth fitted.
+
+Model: a ring all-reduce of n bytes between N processes takes 2 (N - 1) steps of latency a, and moves 2 (N - 1) / N n
+bytes at bandwidth b (Hockney 1994; Thakur, Rabenseifner, Gropp 2005). Between K hosts of G processes each, the ring
+runs inside each host, and between the hosts on one G-th per process; the processes of a host share its link.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+_REPEATS = 5
+_BLOCK_BYTES = 1 << 22
+_MOST_CALLS = 16
+_SMALLEST = 4 << 10
+
+
+@dataclass(frozen=True)
+class Sample:
+    """All-reduce of `bytes` between `processes`, in seconds (median)."""
+
+    bytes: int
+    processes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """latency_s: of one step of the ring. bytes_per_s: in one direction, of one process."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, count: float, processes: int) -> float:
+        """Duration of an all-reduce of `count` bytes between `processes`; 0 for one."""
+        if processes < 2 or count <= 0:
+            return 0.0
+        return 2 * (processes - 1) * (self.latency_s + count / processes / self.bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """inside: the link between the `per_host` processes of a host. between: that of the hosts; None: only one host."""
+
+    inside: Link
+    between: Link | None = None
+    per_host: int = 1 << 30
+
+    def seconds(self, count: float, processes: int) -> float:
+        """Duration of an all-reduce. Raises ValueError for several hosts without a link between them."""
+        if processes <= self.per_host:
+            return self.inside.seconds(count, processes)
+        if self.between is None:
+            raise ValueError(f"{processes} processes, {self.per_host} per host: the link between hosts is not known")
+        hosts = -(-processes // self.per_host)
+        return self.inside.seconds(count, self.per_host) + self.between.seconds(count, hosts)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How much longer computation and communication take while both are under way; at least 1 each."""
+
+    compute: float = 1.0
+    communication: float = 1.0
+
+
+def message_sizes(largest: int) -> list[int]:
+    """4 kB to `largest` bytes, each four times the one before it."""
+    sizes = [_SMALLEST]
+    while sizes[-1] * 4 <= largest:
+        sizes.append(sizes[-1] * 4)
+    return sizes
+
+
+def measure_all_reduce(sizes: Sequence[int], device: torch.device, progress: Callable[[], None]) -> list[Sample]:
+    """Called by all processes; each gets its own times. progress: called after each size."""
+    samples = []
+    for size in sizes:
+        buffer = torch.zeros(max(1, size // 4), device=device)
+        calls = max(1, min(_MOST_CALLS, _BLOCK_BYTES // size))
+        times = []
+        for _ in range(_REPEATS + 1):
+            dist.barrier()
+            _synchronize(device)
+            started = time.perf_counter()
+            for _ in range(calls):
+                dist.all_reduce(buffer)
+            _synchronize(device)
+            times.append((time.perf_counter() - started) / calls)
+        samples.append(Sample(buffer.numel() * 4, dist.get_world_size(), statistics.median(times[1:])))
+        progress()
+    return samples
+
+
+def fit_link(samples: Sequence[Sample]) -> Link:
+    """Least squares of the relative error; latency and bandwidth are not negative. Exact for samples of one Link.
+
+    Raises ValueError for fewer than two sizes or one process.
+    """
+    if len({sample.bytes for sample in samples}) < 2 or any(sample.processes < 2 for sample in samples):
+        raise ValueError("latency and bandwidth need all-reduces of two sizes between at least two processes")
+    # seconds = latency * steps + inverse bandwidth * moved; each equation divided by its seconds
+    rows = [
+        (2 * (of.processes - 1) / of.seconds, 2 * (of.processes - 1) / of.processes * of.bytes / of.seconds)
+        for of in samples
+    ]
+    aa, bb = sum(a * a for a, _ in rows), sum(b * b for _, b in rows)
+    ab, a1, b1 = sum(a * b for a, b in rows), sum(a for a, _ in rows), sum(b for _, b in rows)
+    determinant = aa * bb - ab * ab
+    latency = (a1 * bb - b1 * ab) / determinant if determinant > 0 else 0.0
+    inverse = (b1 * aa - a1 * ab) / determinant if determinant > 0 else 0.0
+    if latency < 0.0 or inverse <= 0.0:
+        latency, inverse = 0.0, b1 / bb
+    return Link(latency, 1.0 / inverse)
+
+
+def measure_overlap(
+    compute: Callable[[], object], device: torch.device, samples: Sequence[Sample], message: int = 1 << 22
+) -> Overlap:
+    """Run `compute` alone, messages alone, and both at once. Called by all processes.
+
+    compute: launches the computation, longer than the messages. samples: of the all-reduce; they give the number of
+    messages, which take about a third of the computation.
+    """
+    size = min(message, max(sample.bytes for sample in samples))
+    once = min(sample.seconds for sample in samples if sample.bytes >= size)
+    alone_s = _least(lambda: _timed(compute, device))
+    box = torch.tensor([max(1.0, alone_s / 3 / once)], device=device)
+    dist.broadcast(box, src=0)
+    buffers = [torch.zeros(max(1, size // 4), device=device) for _ in range(min(64, int(box)))]
+
+    def messages() -> float:
+        """Until all are done."""
+        started = time.perf_counter()
+        works = [dist.all_reduce(buffer, async_op=True) for buffer in buffers]
+        for work in works:
+            assert work is not None
+            work.wait()
+        _synchronize(device)
+        return time.perf_counter() - started
+
+    def both() -> tuple[float, float]:
+        """(until the messages are done, until both are done)."""
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
+        started = time.perf_counter()
+        if events:
+            events[0].record()
+        works = [dist.all_reduce(buffer, async_op=True) for buffer in buffers]
+        last = works[-1]
+        assert last is not None
+        ended: list[float] = []
+        if events:
+            with torch.cuda.stream(torch.cuda.Stream(device)):
+                last.wait()
+                events[1].record()
+            compute()
+            _synchronize(device)
+            return events[0].elapsed_time(events[1]) / 1e3, time.perf_counter() - started
+        last.get_future().add_done_callback(lambda _: ended.append(time.perf_counter() - started))
+        compute()
+        whole = time.perf_counter() - started
+        for work in works:
+            assert work is not None
+            work.wait()
+        return (ended[0] if ended else whole), whole
+
+    communication_s = _least(messages)
+    runs = []
+    for _ in range(3):
+        dist.barrier()
+        _synchronize(device)
+        runs.append(both())
+    together_s, whole_s = sorted(runs)[1]
+    together_s = min(together_s, whole_s)
+    # The computation advanced by together_s / slow-down while the messages were under way, then at its own speed.
+    advanced = max(alone_s - (whole_s - together_s), together_s / 100)
+    slower = max(1.0, together_s / advanced)
+    longer = max(1.0, together_s / communication_s)
+    # At worst one waits for the other.
+    if 1 / slower + 1 / longer < 1.0:
+        longer = slower / (slower - 1.0)
+    return Overlap(slower, longer)
+
+
+def _least(timed: Callable[[], float]) -> float:
+    found = []
+    for _ in range(4):
+        dist.barrier()
+        found.append(timed())
+    return statistics.median(found[1:])
+
+
+def _timed(compute: Callable[[], object], device: torch.device) -> float:
+    _synchronize(device)
+    started = time.perf_counter()
+    compute()
+    _synchronize(device)
+    return time.perf_counter() - started
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,169 @@
+"""The layers of a network in training: which of them is at work, in the forward and in the backward pass.
+
+A layer is a module. What a module computes between the calls of its submodules is its own. In the backward pass the
+autograd nodes are told apart by their sequence numbers: those made during a module's forward pass belong to it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from multi_dnn_ros.models.errors import ModelError
+
+#: reduce: what launching a reduction costs the backward pass. wait: for its end.
+Phase = Literal["forward", "backward", "reduce", "wait", "optimizer"]
+PHASES: tuple[Phase, ...] = ("forward", "backward", "reduce", "wait", "optimizer")
+#: Called when another layer or phase begins; None: our own bookkeeping.
+Switch = Callable[[int, Phase | None], None]
+
+
+class Layers:
+    """The modules of a network, numbered in the order of `named_modules`; the last number is the loss.
+
+    names: qualified; "(network)" is the network itself. kinds: names of classes. parameters: per layer those that are
+    trained, without those of its submodules; a parameter that several modules share belongs to the first.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._modules = list(dict(network.named_modules()).values())
+        self.names = (*(name or "(network)" for name, _ in network.named_modules()), "(loss)")
+        self.kinds = (*(type(module).__name__ for module in self._modules), "")
+        self.loss = len(self._modules)
+        self.parameters: list[list[nn.Parameter]] = []
+        self._owner: dict[int, int] = {}
+        for number, module in enumerate((*self._modules, nn.Identity())):
+            own = [
+                parameter
+                for parameter in module.parameters(recurse=False)
+                if parameter.requires_grad and id(parameter) not in self._owner
+            ]
+            self._owner.update((id(parameter), number) for parameter in own)
+            self.parameters.append(own)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def owner(self, parameter: Tensor) -> int:
+        """The layer of a trained parameter."""
+        return self._owner[id(parameter)]
+
+    def gradient_bytes(self, layer: int) -> int:
+        """Size of the gradients of a layer."""
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters[layer])
+
+    @contextmanager
+    def followed(self, switch: Switch) -> Iterator[Callable[[Tensor], None]]:
+        """Context that calls `switch` in a forward pass; it yields a function of the loss that adds the backward pass.
+
+        Any number of passes may run inside, each forward pass followed by the function and its backward pass.
+        """
+        followed = _Followed(self, switch)
+        handles = []
+        for number, module in enumerate(self._modules):
+            handles.append(module.register_forward_pre_hook(followed.enter(number)))
+            handles.append(module.register_forward_hook(followed.leave(number)))
+        try:
+            yield followed.add_backward
+        finally:
+            for handle in (*handles, *followed.handles):
+                handle.remove()
+
+
+class _Followed:
+    def __init__(self, layers: Layers, switch: Switch) -> None:
+        self._layers = layers
+        self._switch = switch
+        self._stack: list[int] = []
+        self._begins: list[tuple[int, int]] = []  # (first sequence number, layer)
+        self.handles: list[Any] = []
+
+    def enter(self, number: int) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any) -> None:
+            if not self._stack:
+                self._begins.clear()
+            self._stack.append(number)
+            self._to(number)
+
+        return hook
+
+    def leave(self, number: int) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            self._stack.pop()
+            self._to(self._stack[-1] if self._stack else self._layers.loss)
+
+        return hook
+
+    def _to(self, layer: int) -> None:
+        self._begins.append((torch._C._autograd._get_sequence_nr(), layer))
+        self._switch(layer, "forward")
+
+    def add_backward(self, loss: Tensor) -> None:
+        self._switch(self._layers.loss, None)
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        firsts = [first for first, _ in self._begins]
+        waiting, seen = [loss.grad_fn], {loss.grad_fn}
+        while waiting:
+            node: Any = waiting.pop()
+            if node is None:
+                continue
+            layer = self._layer_of(node, firsts)
+            if layer is not None:
+                self.handles.append(node.register_prehook(self._hook(layer)))
+            for following, _ in node.next_functions:
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    waiting.append(following)
+        self._switch(self._layers.loss, "backward")
+
+    def _layer_of(self, node: Any, firsts: Sequence[int]) -> int | None:
+        parameter = getattr(node, "variable", None)
+        if parameter is not None:  # accumulates a gradient; has no sequence number of its own
+            return self._layers._owner.get(id(parameter))
+        place = bisect_right(firsts, node._sequence_nr())
+        return self._begins[place - 1][1] if place else self._layers.loss
+
+    def _hook(self, layer: int) -> Callable[[Any], None]:
+        def hook(gradients: Any) -> None:
+            self._switch(layer, "backward")
+
+        return hook
+
+
+def check_trainable(name: str, network: nn.Module, step: Callable[[], Tensor]) -> list[str]:
+    """Exclude parameters that get no gradient from training, and return their names.
+
+    step: runs a forward pass and returns the loss. Raises ModelError, which names the network, if it cannot be trained.
+    """
+    trained = {key: parameter for key, parameter in network.named_parameters() if parameter.requires_grad}
+    if not trained:
+        raise ModelError(f"{name} cannot be trained: it has no parameters of floating point")
+    try:
+        loss = step()
+        if loss.grad_fn is None:
+            raise ModelError(f"{name} cannot be trained: its outputs do not depend on its parameters")
+        loss.backward()
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        from multi_dnn_ros.backends.device_errors import is_out_of_memory
+        from multi_dnn_ros.common.error_text import summarize_error
+
+        if isinstance(error, ModelError):
+            raise
+        if is_out_of_memory(error):
+            raise ModelError(f"{name} does not fit: {summarize_error(error)}; choose a smaller --batch") from None
+        raise ModelError(f"{name} cannot be trained: {summarize_error(error)}") from error
+    unused = [key for key, parameter in trained.items() if parameter.grad is None]
+    for key in unused:
+        trained[key].requires_grad_(False)
+    for parameter in trained.values():
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise ModelError(f"{name} cannot be profiled: it has sparse gradients, which are not reduced by layers")
+        parameter.grad = None
+    return unused

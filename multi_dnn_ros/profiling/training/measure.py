@@ -1,0 +1,247 @@
+"""What each process of a distributed training profile does: measures its steps, layers and messages."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.common.torch_threads import torch_threads
+from multi_dnn_ros.planning.device import Limits, limits_of
+from multi_dnn_ros.planning.timing import Target
+from multi_dnn_ros.profiling.network import load
+from multi_dnn_ros.profiling.training.interconnect import (
+    Overlap,
+    Sample,
+    measure_all_reduce,
+    measure_overlap,
+    message_sizes,
+)
+from multi_dnn_ros.profiling.training.layers import Phase, check_trainable
+from multi_dnn_ros.profiling.training.processes import Member, Report
+from multi_dnn_ros.profiling.training.step import Batch, Method, Replica, loss_in, make_batch
+from multi_dnn_ros.profiling.training.trace import Timeline, exposed_by_message
+from multi_dnn_ros.profiling.training.work import Work, WorkCounter
+
+_WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure. batch: images per process. threads: of one CPU operation. sweep_bytes: largest message.
+
+    limits: file of measured device limits; None: measured, not stored.
+    """
+
+    model: str
+    weights: str = ""
+    num_classes: int = 0
+    size: tuple[int, int] | None = None
+    batch: int = 8
+    precision: str = "fp32"
+    repeats: int = 10
+    threads: int = 1
+    seed: int = 0
+    bucket_mib: float = 25.0
+    sweep_bytes: int = 1 << 28
+    limits: Path | None = None
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of one method. steps_s: without time stamps. traced: with them. exposed_s: by layer, the median of the steps.
+
+    seconds: by layer and phase, the median of the traced steps.
+    """
+
+    steps_s: tuple[float, ...]
+    traced: Timeline
+    seconds: dict[tuple[int, Phase], float]
+    exposed_s: dict[int, float]
+
+    @property
+    def step_s(self) -> float:
+        """Median."""
+        return statistics.median(self.steps_s)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one process. work: by layer and phase. order: layers as their backward passes end. buckets: of DDP.
+
+    messages: all-reduces of the sweep; layer_messages: of the sizes of the layers' gradients.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    parameters: tuple[int, ...]
+    gradient_bytes: tuple[int, ...]
+    unused: tuple[str, ...]
+    shape: tuple[int, ...]
+    limits: Limits
+    target: str
+    processes: int
+    per_host: int
+    work: dict[tuple[int, str], Work]
+    times: dict[Method, Times]
+    order: tuple[int, ...]
+    buckets: tuple[tuple[tuple[int, ...], int], ...] = ()
+    messages: tuple[Sample, ...] = ()
+    layer_messages: tuple[Sample, ...] = ()
+    overlap: Overlap = field(default_factory=Overlap)
+
+
+def measure_training(member: Member, argument: Any, report: Report) -> list[Measured] | None:
+    """All processes' measurements, on rank 0. argument: a Request. Raises ModelError for a network without training."""
+    request: Request = argument
+    with torch_threads(request.threads):
+        return _measure(member, request, report)
+
+
+def _measure(member: Member, request: Request, report: Report) -> list[Measured] | None:
+    device, several = member.device, member.processes > 1
+    methods: tuple[Method, ...] = ("alone", "layers", "ddp") if several else ("alone",)
+    sweep = message_sizes(request.sweep_bytes) if several else []
+    total = 3 + len(sweep) + len(methods) * (request.repeats + _WARM_UP)
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        report(min(done, total), total)
+
+    network, shape = _network(request, member)
+    batch = make_batch(shape, request.batch, request.seed * 1009 + member.rank, device)
+    unused = check_trainable(request.model, network, lambda: loss_in(network, batch, request.precision))
+    replicas = {"layers": Replica(network, request.precision)}
+    if several:
+        replicas["ddp"] = Replica(copy.deepcopy(network), request.precision, request.bucket_mib)
+    step()
+    work = count_work(replicas["layers"], batch)
+    target = Target(device, "eager", Eager, "auto" if request.precision == "fp32" else request.precision)
+    limits = _limits(target, request, member)
+    step()
+    samples = measure_all_reduce(sweep, device, step)
+    own = replicas["layers"].layers
+    sizes = sorted({own.gradient_bytes(number) for number in range(len(own)) if own.parameters[number]})
+    layer_samples = measure_all_reduce(sizes, device, lambda: None) if several else []
+    times = measure_steps(replicas, batch, methods, request.repeats, step)
+    overlap = Overlap()
+    if several:
+        alone = replicas["layers"]
+        overlap = measure_overlap(lambda: alone.launch(batch), device, samples)
+    step()
+    measured = Measured(
+        own.names, own.kinds, tuple(sum(p.numel() for p in each) for each in own.parameters),
+        tuple(own.gradient_bytes(number) for number in range(len(own))), tuple(unused), shape, limits, target.name(),
+        member.processes, member.per_host, work, times, tuple(replicas["layers"].order),
+        tuple(replicas["ddp"].buckets) if several else (), tuple(samples), tuple(layer_samples), overlap,
+    )  # fmt: skip
+    for replica in replicas.values():
+        replica.close()
+    if not several:
+        return [measured]
+    everyone: list[Any] | None = [None] * member.processes if member.rank == 0 else None
+    dist.gather_object(measured, everyone)
+    return everyone
+
+
+def _network(request: Request, member: Member) -> tuple[nn.Module, tuple[int, ...]]:
+    """The network in training mode on the process's device, with the weights of rank 0."""
+    loaded = load(request.model, weights=request.weights, num_classes=request.num_classes, size=request.size)
+    network = loaded.module
+    for part in network.modules():  # train() raises for exported programs
+        part.training = True
+    for parameter in network.parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_(True)
+    if member.device.type == "cuda":
+        network = network.to(member.device, memory_format=torch.channels_last)
+    if member.processes > 1:
+        for tensor in (*network.parameters(), *network.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+    return network, loaded.shape
+
+
+def _limits(target: Target, request: Request, member: Member) -> Limits:
+    """Measured by rank 0 while the others wait."""
+    box: list[Any] = [limits_of(target, request.limits) if member.rank == 0 else None]
+    if member.processes > 1:
+        dist.broadcast_object_list(box, src=0)
+    limits: Limits = box[0]
+    return limits
+
+
+def count_work(replica: Replica, batch: Batch) -> dict[tuple[int, str], Work]:
+    """Work by layer and phase of one step without communication."""
+    at: tuple[int, str] = (0, "forward")
+
+    def switch(layer: int, phase: Phase | None) -> None:
+        nonlocal at
+        at = (layer, phase or "")
+
+    counter = WorkCounter(lambda: at)
+    with replica.layers.followed(switch) as add_backward, counter:
+        replica.run(batch, "alone", switch, add_backward)
+    return {key: work for key, work in counter.counted.items() if key[1]}
+
+
+def measure_steps(
+    replicas: dict[str, Replica], batch: Batch, methods: Sequence[Method], repeats: int, progress: Callable[[], None]
+) -> dict[Method, Times]:
+    """Rounds of one plain and one traced step of each method, in turn, so that a disturbance meets all alike."""
+    plain: dict[Method, list[float]] = {method: [] for method in methods}
+    traced: dict[Method, list[Timeline]] = {method: [] for method in methods}
+    for turn in range(-_WARM_UP, repeats):
+        for method in methods:
+            replica = replicas["ddp" if method == "ddp" else "layers"]
+            _together()
+            seconds = replica.step(batch, method)
+            _together()
+            timeline = replica.traced_step(batch, method)
+            if turn >= 0:
+                plain[method].append(seconds)
+                traced[method].append(timeline)
+            progress()
+    return {method: _times(plain[method], traced[method], method) for method in methods}
+
+
+def _together() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def _times(plain: Sequence[float], traced: Sequence[Timeline], method: Method) -> Times:
+    keys = {key for timeline in traced for key in timeline.seconds()}
+    sums = [timeline.seconds() for timeline in traced]
+    seconds = {key: statistics.median(each.get(key, 0.0) for each in sums) for key in keys}
+    exposed: dict[int, float] = {}
+    if method == "layers":
+        exposed = {layer: value for (layer, phase), value in seconds.items() if phase == "wait"}
+    elif method == "ddp":
+        found = [_exposed_by_layer(timeline) for timeline in traced]
+        layers = {layer for each in found for layer in each}
+        exposed = {layer: statistics.median(each.get(layer, 0.0) for each in found) for layer in layers}
+    middle = sorted(traced, key=lambda timeline: timeline.total_s)[len(traced) // 2]
+    return Times(tuple(plain), middle, seconds, exposed)
+
+
+def _exposed_by_layer(timeline: Timeline) -> dict[int, float]:
+    """Of a step with DDP, whose backward pass waits for its last bucket; a bucket's delay is shared by its layers."""
+    if not timeline.messages:
+        return {}
+    since = max(message.start_s for message in timeline.messages)
+    until = max(segment.end_s for segment in timeline.segments if segment.phase == "backward")
+    found: dict[int, float] = {}
+    for message, delay in zip(timeline.messages, exposed_by_message(timeline, since, until), strict=True):
+        for layer in message.layers:
+            found[layer] = found.get(layer, 0.0) + delay / len(message.layers)
+    return found

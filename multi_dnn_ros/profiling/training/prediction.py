@@ -1,0 +1,147 @@
+"""Predicts the duration of a distributed training step from layer times, the interconnect, and how they disturb.
+
+A step is simulated: the computation runs in order, reductions one at a time in the order of their launches. While both
+are under way, each takes longer by its factor (:class:`multi_dnn_ros.profiling.training.interconnect.Overlap`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from multi_dnn_ros.profiling.training.interconnect import Overlap, Topology
+
+_TINY_S = 1e-15
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Seconds of a layer in one process without communication, and the size of its gradients."""
+
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    gradient_bytes: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """A part of the computation. after: number of the message that must have ended. releases: messages launched at its
+    end.
+    """
+
+    seconds: float
+    after: int | None = None
+    releases: int = 0
+
+
+def simulate(tasks: Sequence[Task], messages: Sequence[float], overlap: Overlap) -> float:
+    """Seconds until all tasks, in order, and all messages, in order, are done. messages: seconds of each.
+
+    Raises ValueError if a task waits for a message that no earlier task launches.
+    """
+    now, task, message, launched = 0.0, 0, 0, 0
+    left = tasks[0].seconds if tasks else 0.0
+    message_left = messages[0] if messages else 0.0
+    while task < len(tasks) or message < len(messages):
+        after = tasks[task].after if task < len(tasks) else None
+        computing = task < len(tasks) and (after is None or after < message)
+        communicating = message < min(launched, len(messages))
+        if not computing and not communicating:
+            raise ValueError(f"task {task} waits for message {after}, which no earlier task launches")
+        slower = overlap.compute if computing and communicating else 1.0
+        longer = overlap.communication if computing and communicating else 1.0
+        spans = ([left * slower] if computing else []) + ([message_left * longer] if communicating else [])
+        span = min(spans)
+        now += span
+        if computing:
+            left -= span / slower
+        if communicating:
+            message_left -= span / longer
+        if computing and left <= _TINY_S:
+            launched += tasks[task].releases
+            task += 1
+            left = tasks[task].seconds if task < len(tasks) else 0.0
+        if communicating and message_left <= _TINY_S:
+            message += 1
+            message_left = messages[message] if message < len(messages) else 0.0
+    return now
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """layers: in the order in which their backward passes end. buckets: their places in `layers`, per message of DDP.
+
+    launch_s: what launching one all-reduce costs the computation.
+    """
+
+    layers: tuple[LayerTimes, ...]
+    buckets: tuple[tuple[int, ...], ...] = ()
+    overlap: Overlap = field(default_factory=Overlap)
+    launch_s: float = 0.0
+
+    def alone_s(self) -> float:
+        """Step of one process."""
+        return sum(layer.forward_s + layer.backward_s + layer.optimizer_s for layer in self.layers)
+
+    def layers_s(self, topology: Topology, processes: int) -> float:
+        """Step in which each layer reduces its own gradients."""
+        if processes < 2:
+            return self.alone_s()
+        tasks = [Task(sum(layer.forward_s for layer in self.layers))]
+        messages: list[float] = []
+        updates = []
+        for layer in self.layers:
+            sends = layer.gradient_bytes > 0
+            tasks.append(Task(layer.backward_s + sends * self.launch_s, releases=int(sends)))
+            updates.append(Task(layer.optimizer_s, after=len(messages) if sends else None))
+            if sends:
+                messages.append(topology.seconds(layer.gradient_bytes, processes))
+        return simulate([*tasks, *updates], messages, self.overlap)
+
+    def ddp_s(self, topology: Topology, processes: int) -> float:
+        """Step with DDP's buckets, after which all layers are updated."""
+        if processes < 2:
+            return self.alone_s()
+        sizes = [sum(self.layers[place].gradient_bytes for place in bucket) for bucket in self.buckets]
+        # A bucket is launched with its last gradient, and not before the buckets ahead of it.
+        last, ends = -1, []
+        for bucket in self.buckets:
+            last = max(last, *bucket)
+            ends.append(last)
+        tasks = [Task(sum(layer.forward_s for layer in self.layers))]
+        for place, layer in enumerate(self.layers):
+            count = ends.count(place)
+            tasks.append(Task(layer.backward_s + count * self.launch_s, releases=count))
+        update_s = sum(layer.optimizer_s for layer in self.layers)
+        tasks.append(Task(update_s, after=len(sizes) - 1 if sizes else None))
+        return simulate(tasks, [topology.seconds(size, processes) for size in sizes], self.overlap)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Predicted for `processes`, each with its own batch. efficiency: images per second per process against one."""
+
+    processes: int
+    hosts: int
+    layers_s: float
+    ddp_s: float
+    layers_efficiency: float
+    ddp_efficiency: float
+
+
+def predict_scaling(
+    model: StepModel,
+    topology: Topology,
+    counts: Sequence[int],
+    progress: Callable[[], None] = lambda: None,
+) -> list[Scaling]:
+    """One row per number of processes."""
+    rows = []
+    alone = model.alone_s()
+    for count in counts:
+        layers_s, ddp_s = model.layers_s(topology, count), model.ddp_s(topology, count)
+        hosts = -(-count // topology.per_host)
+        rows.append(Scaling(count, hosts, layers_s, ddp_s, alone / layers_s, alone / ddp_s))
+        progress()
+    return rows

@@ -1,0 +1,212 @@
+"""Starts the processes of a group on this machine, and ends all of them as soon as one fails or the parent ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing import connection
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import CommandError, UsageError
+
+_TIMEOUT = timedelta(minutes=10)
+#: After the first failure the others are given this long to end by themselves: the cause may be one of them.
+_GRACE_S = 1.0
+_JOIN_S = 5.0
+#: Errors of a process because another one has ended.
+_LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited")
+
+Report = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process of the group. per_host: number of processes on its host. device: its own."""
+
+    rank: int
+    processes: int
+    per_host: int
+    device: torch.device
+
+
+class Work(Protocol):
+    """What every process runs. Module-level, so that it can be imported; what rank 0 returns is the group's result."""
+
+    def __call__(self, member: Member, argument: Any, report: Report) -> Any: ...
+
+
+@dataclass
+class _Process:
+    rank: int
+    process: Any
+    pipe: Any
+    done: bool = False
+    result: Any = None
+    failure: tuple[str, str] | None = field(default=None)
+
+
+def check_processes(count: int, device: torch.device, option: str = "--processes") -> None:
+    """UsageError if the machine has fewer GPUs than `count`: two processes on one GPU would measure their conflict."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and count > gpus:
+        raise UsageError(f"{option} is {count}, but PyTorch sees {gpus} GPUs here; at most one process per GPU")
+
+
+def local_processes() -> int:
+    """Number of processes that torchrun has started on this host, with this one; 0 without torchrun."""
+    several = "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if several else 0
+
+
+def run_here(work: Work, argument: Any, device: torch.device, report: Report) -> Any:
+    """`work` in this process: as one of torchrun's, or alone. The result of rank 0; None on others."""
+    per_host = local_processes()
+    if not per_host:
+        return work(Member(0, 1, 1, device), argument, report)
+    local = int(os.environ["LOCAL_RANK"])
+    device = _own_device(device, local)
+    dist.init_process_group(_backend(device), timeout=_TIMEOUT)
+    try:
+        quiet: Report = report if dist.get_rank() == 0 else lambda done, total: None
+        return work(Member(dist.get_rank(), dist.get_world_size(), per_host, device), argument, quiet)
+    finally:
+        dist.destroy_process_group()
+
+
+def run_processes(work: Work, argument: Any, count: int, device: torch.device, report: Report) -> Any:
+    """`work` in `count` new processes of this machine; the result of rank 0. argument: can be pickled.
+
+    report: called with the progress of rank 0. Raises CommandError, in one line, if a process fails or is killed. No
+    process is left behind, also if this one is killed.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+    context = multiprocessing.get_context("spawn")
+    group: list[_Process] = []
+    try:
+        for rank in range(count):
+            ours, theirs = context.Pipe(duplex=False)
+            member = Member(rank, count, count, _own_device(device, rank))
+            process = context.Process(
+                target=_serve, args=(work, argument, member, store.port, theirs), name=f"training {rank}", daemon=True
+            )
+            process.start()
+            theirs.close()
+            group.append(_Process(rank, process, ours))
+        _wait(group, report)
+        return group[0].result
+    finally:
+        for each in group:
+            if each.process.is_alive() and not each.done:
+                each.process.kill()
+        for each in group:
+            each.process.join(_JOIN_S)
+            if each.process.is_alive():
+                each.process.kill()
+                each.process.join()
+            each.pipe.close()
+
+
+def _wait(group: list[_Process], report: Report) -> None:
+    failed_at: float | None = None
+    while not all(each.done for each in group):
+        waiting = [each for each in group if not each.done]
+        sources = [each.pipe for each in waiting] + [each.process.sentinel for each in waiting]
+        connection.wait(sources, timeout=0.2)
+        for each in waiting:
+            _receive(each, report)
+        failures = [each for each in group if each.failure is not None]
+        if failures and failed_at is None:
+            failed_at = time.monotonic()
+        killed = any(each.failure is not None and each.failure[0] == "killed" for each in failures)
+        if failed_at is not None and (killed or time.monotonic() - failed_at > _GRACE_S):
+            break
+    failures = [each for each in group if each.failure is not None]
+    # A killed process is the cause of the errors of the others, which lose their connection to it.
+    order = ("killed", "model", "error", "lost")
+    for kind in order:
+        for each in failures:
+            if each.failure is not None and each.failure[0] == kind:
+                text = each.failure[1]
+                where = f"process {each.rank} of {len(group)} " if kind != "model" else ""
+                raise CommandError(f"{where}{text}")
+
+
+def _receive(each: _Process, report: Report) -> None:
+    ended = not each.process.is_alive()
+    try:
+        while each.pipe.poll():
+            kind, value = each.pipe.recv()
+            if kind == "progress":
+                report(*value)
+            elif kind == "result":
+                each.result, each.done = value, True
+            elif each.failure is None:
+                each.failure, each.done = (kind, value), True
+    except (EOFError, OSError):
+        ended = True
+        each.process.join(_JOIN_S)
+    if ended and not each.done:
+        code = each.process.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
+        each.failure, each.done = ("killed", how), True
+
+
+def _own_device(device: torch.device, local: int) -> torch.device:
+    return torch.device("cuda", local) if device.type == "cuda" else device
+
+
+def _backend(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def _serve(work: Work, argument: Any, member: Member, port: int, pipe: Any) -> None:
+    """The main function of a process of the group."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent ends us
+    _end_with_parent()
+    try:
+        if member.device.type == "cuda":
+            torch.cuda.set_device(member.device)
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=_TIMEOUT)
+        dist.init_process_group(
+            _backend(member.device), store=store, rank=member.rank, world_size=member.processes, timeout=_TIMEOUT
+        )
+
+        def report(done: int, total: int) -> None:
+            if member.rank == 0:
+                pipe.send(("progress", (done, total)))
+
+        result = work(member, argument, report)
+        pipe.send(("result", result if member.rank == 0 else None))
+        dist.barrier()
+        dist.destroy_process_group()
+    except Exception as error:
+        if os.environ.get("MULTI_DNN_DEBUG", "") not in ("", "0"):
+            traceback.print_exc()
+        named = isinstance(error, (ValueError, CommandError, UsageError, OSError))
+        kind = "model" if named else "lost" if _LOST.search(str(error)) else "error"
+        text = summarize_error(error) if named else f"failed: {type(error).__name__}: {summarize_error(error)}"
+        pipe.send((kind, text))
+        os._exit(1)  # another thread of gloo or NCCL may still wait
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            connection.wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=watch, name="parent watch", daemon=True).start()

@@ -1,0 +1,135 @@
+"""A distributed training profile as text, CSV, JSON and pictures."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from multi_dnn_ros.common.atomic_files import atomic_write
+from multi_dnn_ros.common.reporting import table, three_digits, write_json
+from multi_dnn_ros.profiling.training.plots import plot_scaling, plot_timeline
+from multi_dnn_ros.profiling.training.profile import LayerProfile, PhaseProfile, TrainingProfile
+
+_PHASES = ("forward", "backward", "all_reduce", "optimizer")
+_METHODS = {"alone": "no communication", "layers": "reduction by layers", "ddp": "DDP with buckets"}
+
+
+def layer_table(profile: TrainingProfile, most: int) -> str:
+    """The `most` longest layers, in the order of the network."""
+    longest = set(sorted(profile.layers, key=lambda layer: -layer.ms)[:most])
+    rows = [_row(layer) for layer in profile.layers if layer in longest]
+    header = (
+        "layer", "kind", "forward ms", "backward ms", "all-reduce ms", "optimizer ms", "exposed ms", "DDP exposed ms",
+        "GFLOP", "MB", "FLOP/B", "bound ms",
+    )  # fmt: skip
+    return table(header, rows)
+
+
+def _row(layer: LayerProfile) -> list[str]:
+    local = (layer.forward, layer.backward, layer.optimizer)
+    flops, moved = sum(of.flops for of in local), sum(of.bytes for of in local)
+    times = [getattr(layer, phase).ms for phase in _PHASES]
+    return [
+        layer.name, layer.kind, *map(three_digits, (*times, layer.exposed_ms, layer.ddp_exposed_ms)),
+        three_digits(flops / 1e9), three_digits(moved / 1e6), three_digits(flops / moved if moved else 0.0),
+        three_digits(sum(of.bound_ms for of in local)),
+    ]  # fmt: skip
+
+
+def method_table(profile: TrainingProfile) -> str:
+    """One row per method."""
+    header = ("method", "step ms", "sum of the layers", "exposed ms", "messages", "predicted ms", "images/s")
+    rows = [
+        [
+            _METHODS[name], three_digits(of.step_ms), f"{three_digits(of.sum_ms)} ({of.closure - 1:+.1%})",
+            three_digits(of.exposed_ms), str(of.messages),
+            f"{three_digits(of.predicted_ms)} ({of.predicted_ms / of.step_ms - 1:+.1%})",
+            three_digits(profile.processes * profile.batch / of.step_ms * 1e3),
+        ]
+        for name, of in profile.methods.items()
+    ]  # fmt: skip
+    return table(header, rows)
+
+
+def scaling_table(profile: TrainingProfile) -> str:
+    """Predicted steps by number of processes."""
+    header = ("processes", "hosts", "layers ms", "efficiency", "DDP ms", "efficiency")
+    rows = [
+        [str(of.processes), str(of.hosts), three_digits(1e3 * of.layers_s), f"{of.layers_efficiency:.1%}",
+         three_digits(1e3 * of.ddp_s), f"{of.ddp_efficiency:.1%}"]
+        for of in profile.scaling
+    ]  # fmt: skip
+    return table(header, rows)
+
+
+def closing_lines(profile: TrainingProfile) -> list[str]:
+    """Device limits, interconnect, which method is faster and for which layers, warnings."""
+    limits = profile.limits
+    lines = [
+        f"{limits.name}: {limits.flops_per_s / 1e9:.1f} GFLOP/s, {limits.bytes_per_s / 1e9:.1f} GB/s; arithmetic is "
+        f"the limit above {limits.ridge:.1f} operations per byte"
+    ]
+    link, errors = profile.link, profile.fit_errors()
+    if link is not None:
+        how = "given" if "link" in profile.given else "fitted"
+        lines.append(
+            f"interconnect ({how}): {link.latency_s * 1e6:.1f} us per step of the ring, "
+            f"{link.bytes_per_s / 1e9:.2f} GB/s"
+            + (f"; error of the fit up to {max(map(abs, errors)):.0%}" if errors and how == "fitted" else "")
+        )
+    if profile.processes > 1:
+        overlap = profile.overlap
+        lines.append(
+            f"at the same time, computation takes {overlap.compute:.2f} times as long, communication "
+            f"{overlap.communication:.2f} times"
+        )
+        layers, ddp = profile.methods["layers"], profile.methods["ddp"]
+        faster = "reduction by layers" if layers.step_ms < ddp.step_ms else "DDP"
+        reduced = [layer for layer in profile.layers if layer.gradient_bytes]
+        fewer = [layer for layer in reduced if layer.exposed_ms < layer.ddp_exposed_ms]
+        lines.append(
+            f"{faster} is faster by {abs(ddp.step_ms / layers.step_ms - 1):.1%}; {len(fewer)} of {len(reduced)} layers "
+            "are waited for less with reduction by layers"
+        )
+    off = profile.methods[profile.main].closure - 1
+    if abs(off) > 0.10:
+        lines.append(f"warning: the layers' sum differs from the step by {off:+.1%}; repeat on an idle machine")
+    if profile.unused:
+        lines.append(f"warning: {len(profile.unused)} parameters get no gradient, such as {profile.unused[0]}")
+    return lines
+
+
+def write_profile(folder: Path, profile: TrainingProfile, **origin: Any) -> None:
+    """training.json, layers.csv, timeline.png and, if scaling was predicted, scaling.png."""
+    write_json(folder / "training.json", {**origin, **profile.for_json()})
+    _write_csv(folder / "layers.csv", profile)
+    plot_timeline(folder / "timeline.png", profile)
+    if profile.scaling:
+        plot_scaling(folder / "scaling.png", profile)
+
+
+def _write_csv(path: Path, profile: TrainingProfile) -> None:
+    with atomic_write(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        columns = list(PhaseProfile.__dataclass_fields__)
+        writer.writerow(
+            ["layer", "kind", "parameters", "gradient_bytes"]
+            + [f"{phase}_{column}" for phase in _PHASES for column in columns]
+            + ["launch_ms", "in_flight_ms", "exposed_ms", "ddp_exposed_ms"]
+        )
+        for layer in profile.layers:
+            phases = [getattr(getattr(layer, phase), column) for phase in _PHASES for column in columns]
+            writer.writerow(
+                [
+                    layer.name,
+                    layer.kind,
+                    layer.parameters,
+                    layer.gradient_bytes,
+                    *phases,
+                    layer.launch_ms,
+                    layer.in_flight_ms,
+                    layer.exposed_ms,
+                    layer.ddp_exposed_ms,
+                ]
+            )
