@@ -102,23 +102,29 @@ def own_units(allocation: Mapping[str, Shares], slow_downs: Mapping[str, float],
     left over are spread over the jobs.
 
     The job with the largest slow-down takes first. Each unit that is left goes to the job whose slow-down, divided by
-    its number of units, is largest. Shares that give every job units of its own, and leave none idle that a job could
-    use, stay: moving jobs between equal units gains nothing.
+    its number of units, is largest. A job takes units that it uses already before others, and shares that give every
+    job units of its own, and leave none idle that a job could use, stay: moving jobs between equal units gains nothing.
     """
     count = len(use)
     holders = [sum(1 for shares in allocation.values() if shares[unit]) for unit in range(count)]
     possible = min(count, TENTHS * len(allocation))
     if max(holders) <= 1 and sum(holders) == possible:
         return dict(allocation)
-    left = sorted(range(count), key=lambda unit: use[unit])
-    units: dict[str, list[int]] = {}
-    for job in sorted(allocation, key=lambda name: -slow_downs[name]):
-        units[job] = [left.pop(0)]
+    left = list(range(count))
+    units: dict[str, list[int]] = {job: [] for job in sorted(allocation, key=lambda name: -slow_downs[name])}
+
+    def take(job: str) -> None:
+        chosen = min(left, key=lambda unit: (not allocation[job][unit], use[unit]))
+        left.remove(chosen)
+        units[job].append(chosen)
+
+    for job in units:
+        take(job)
     while left:
         open_jobs = [job for job in units if len(units[job]) < TENTHS]
         if not open_jobs:
             break
-        units[max(open_jobs, key=lambda name: slow_downs[name] / len(units[name]))].append(left.pop(0))
+        take(max(open_jobs, key=lambda name: slow_downs[name] / len(units[name])))
     return {job: even(units[job], count) for job in allocation}
 
 

@@ -56,6 +56,7 @@ class Sharing:
 
     thresholds: Thresholds = field(default_factory=Thresholds)
     gain: float = 0.02
+    waste: float = 0.0
     _jobs: frozenset[str] = frozenset()
     _rejected: set[tuple[tuple[str, Shares], ...]] = field(default_factory=set)
     _trial: _Trial | None = None
@@ -69,8 +70,8 @@ class Sharing:
     ) -> Decision:
         """The shares of the next period.
 
-        allocation: shares by job, of which those of a new job are all 0. slow_downs: by job, times its priority; that of
-        a new job is ignored. use: 0..1 of each unit. limits: most tenths per unit of some jobs, which ran out of
+        allocation: shares by job, of which those of a new job are all 0. slow_downs: by job, times its priority; those
+        of new jobs are not used. use: 0..1 of each unit. limits: most tenths per unit of some jobs, which ran out of
         memory with more.
         """
         limits = limits or {}
@@ -115,12 +116,15 @@ class Sharing:
             return max(now.values()) < max(before.values()) * (1.0 - self.gain)
         harmed = [job for job in now if job not in trial.jobs and now[job] > before[job] * (1.0 + self.gain)]
         limit = worst * (1.0 - self.gain)
-        return now[trial.jobs[0]] < limit and all(now[job] < limit for job in harmed)
+        # Spreading a job costs the others more than it gains once its parts are small: without this, job after job
+        # spreads, and all become slower.
+        wasteful = sum(now.values()) > sum(before.values()) * (1.0 + self.waste)
+        return now[trial.jobs[0]] < limit and all(now[job] < limit for job in harmed) and not wasteful
 
     def _proposals(
         self, allocation: Mapping[str, Shares], slow_downs: Mapping[str, float], use: Sequence[float]
     ) -> Iterator[tuple[Allocation, str]]:
-        """What Algorithm 1 proposes; where that was tried already, other moves of the same job, then of the next ones."""
+        """What Algorithm 1 proposes; where that was tried, other moves of the same job, then of others."""
         few = len(allocation) < len(use)
         proposed = manage(allocation, slow_downs, use, self.thresholds)
         yield proposed, "own units" if few else "algorithm"
