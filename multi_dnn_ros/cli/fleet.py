@@ -48,7 +48,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="units, such as cuda:0,cuda:1 or cpu:1,cpu:1 (processes with one thread each) (default: all GPUs, or two "
         "processes of a CPU)")  # fmt: skip
     add("--folder", type=Path, metavar="DIR",
-        help="folder for checkpoints, logs and trained networks (default: the name of the file with .fleet)")  # fmt: skip
+        help="folder for checkpoints, logs and trained networks (default: YAML with .fleet)")  # fmt: skip
     add_output(parser, "write all decisions, or the simulated figures, to this JSON file")
     add_plot(parser, "slow-downs over time")
     mode = parser.add_argument_group("measure and simulate").add_argument
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.measure is not None:
         check_writable("--measure", args.measure)
         return _measure(args, file, units)
-    raise UsageError("running a fleet is not implemented yet; use --measure or --simulate")
+    return _run(args, units)
 
 
 def _units(text: str) -> tuple[Unit, ...]:
@@ -107,6 +107,29 @@ def default_units() -> tuple[Unit, ...]:
     if torch.cuda.is_available():
         return parse_units(",".join(f"cuda:{k}" for k in range(torch.cuda.device_count())))
     return parse_units(f"cpu:{max(1, cpu_count() // 2)}") * 2
+
+
+def _run(args: argparse.Namespace, units: tuple[Unit, ...]) -> int:
+    from multi_dnn_ros.common.processes import Interrupts
+    from multi_dnn_ros.fleet.display import Display, fleet_table
+    from multi_dnn_ros.fleet.plot import write_slow_down_plot
+    from multi_dnn_ros.fleet.supervisor import Supervisor
+    from multi_dnn_ros.training.distributed import existing_device
+
+    for unit in units:
+        existing_device(unit.device)
+    folder = args.folder or args.jobs.with_suffix(".fleet")
+    with Interrupts():
+        supervisor = Supervisor(args.jobs, units, folder, watch=Display())
+        try:
+            complete = supervisor.run()
+        finally:
+            print(fleet_table(supervisor))
+            write_figures(args.output, supervisor.figures())
+            if args.plot is not None:
+                write_slow_down_plot(args.plot, f"{len(units)} units", {"fair": supervisor.slow_down_points()})
+                print(f"written to {args.plot}")
+    return 0 if complete else 1
 
 
 def _measure(args: argparse.Namespace, file: JobsFile, units: tuple[Unit, ...]) -> int:
