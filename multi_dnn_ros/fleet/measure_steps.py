@@ -73,18 +73,29 @@ def _step(module: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Ten
 def _time_steps(
     once: Callable[[], None], device: torch.device, samples: int, threads: int
 ) -> tuple[list[float], list[float]]:
-    """Seconds of steps, and of them those in which the unit computed: CPU time per thread, or kernel time."""
+    """Seconds of steps, and of them those in which the unit computed: CPU time per thread, or kernel time.
+
+    On a CPU without the time that the process waited for a core, which other programs had.
+    """
     for _ in range(2):
         once()
     walls, busies = [], []
     for _ in range(samples):
         _wait(device)
-        cpu, begin = time.process_time(), time.monotonic()
+        cpu, waited, begin = time.process_time(), _waited_s(), time.monotonic()
         once()
         _wait(device)
-        walls.append(time.monotonic() - begin)
+        walls.append(time.monotonic() - begin - (_waited_s() - waited))
         busies.append((time.process_time() - cpu) / threads)
     return walls, [_kernel_s(once)] if device.type == "cuda" else busies
+
+
+def _waited_s() -> float:
+    """Seconds that this thread has waited for a core; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _kernel_s(once: Callable[[], None]) -> float:

@@ -1,0 +1,112 @@
+"""The ranks of one job: shares change between steps, and change no result."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from multi_dnn_ros.fleet.job_processes import JobProcesses, wait_for_messages
+from multi_dnn_ros.fleet.job_training import JobTraining
+from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.messages import Ended, Failed, Held, Message, Report
+from multi_dnn_ros.planning.batch_units import parse_unit
+
+UNITS = (parse_unit("cpu:1"),) * 2
+_PATIENCE_S = 240.0
+
+
+@pytest.fixture
+def ranks(job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobProcesses]:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = JobProcesses(job, UNITS, tmp_path, store.port, "a")
+    yield processes
+    processes.kill()
+
+
+def wait_for(ranks: JobProcesses, wanted: Callable[[Message], bool]) -> Message:
+    """The first message of this kind."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        wait_for_messages([ranks], 0.1)
+        for _, message in ranks.receive():
+            if wanted(message):
+                return message
+            assert not isinstance(message, Failed), message.text
+    raise AssertionError("no such message")
+
+
+def test_losses_are_those_of_one_process_whatever_the_shares(
+    ranks: JobProcesses, job: FleetJob, tmp_path: Path
+) -> None:
+    for shares in ((10, 0), (5, 5), (2, 8), (0, 10), (7, 3)):
+        before = cpu_s(ranks.pids[1])
+        ranks.send(shares)
+        report = wait_for(ranks, lambda m: isinstance(m, Report) and m.number == ranks.number and m.count >= 2)
+        if shares == (10, 0):
+            idle = before, cpu_s(ranks.pids[1])
+        assert isinstance(report, Report)
+        assert report.done < report.total, "the job has ended before all shares were tried"
+    ended = wait_for(ranks, lambda m: isinstance(m, Ended))
+    assert isinstance(ended, Ended)
+    assert ended.finished
+    assert (tmp_path / "a.safetensors").is_file()
+    alone = JobTraining(job, torch.device("cpu"))
+    alone.take((10,), 0)
+    while alone.done < alone.total:
+        alone.step()
+    assert len(ended.losses) == job.steps
+    assert ended.losses == pytest.approx(alone.losses, rel=0.01)
+    assert alone.losses[-1] < 0.9 * alone.losses[0]
+    # Importing the libraries is all that a rank without a share has done; it has no network and joins no step.
+    assert idle[1] - idle[0] < 30.0
+
+
+def test_a_rank_without_a_share_uses_no_cpu(ranks: JobProcesses) -> None:
+    ranks.send((0, 10))
+    wait_for(ranks, lambda m: isinstance(m, Report))
+    ranks.send((10, 0))
+    first = wait_for(ranks, lambda m: isinstance(m, Report) and m.number == 2)
+    before = [cpu_s(pid) for pid in ranks.pids]
+    assert isinstance(first, Report)
+    wait_for(ranks, lambda m: isinstance(m, Report) and m.done >= first.done + 8)
+    used = [cpu_s(pid) - start for pid, start in zip(ranks.pids, before, strict=True)]
+    assert used[1] < 0.05 * used[0]
+
+
+def test_a_job_holds_and_stops_with_a_checkpoint(ranks: JobProcesses, tmp_path: Path) -> None:
+    ranks.send((5, 5))
+    wait_for(ranks, lambda m: isinstance(m, Report))
+    ranks.send((5, 5), hold=True)
+    wait_for(ranks, lambda m: isinstance(m, Held) and m.number == 2)
+    ranks.send((5, 5), stop=True)
+    ended = wait_for(ranks, lambda m: isinstance(m, Ended))
+    assert isinstance(ended, Ended)
+    assert not ended.finished
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert state["done"] == ended.done == len(state["losses"])
+
+
+def test_the_end_of_a_rank_is_reported(ranks: JobProcesses) -> None:
+    ranks.send((5, 5))
+    wait_for(ranks, lambda m: isinstance(m, Report))
+    psutil.Process(ranks.pids[1]).send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + _PATIENCE_S
+    found: list[tuple[int, Message]] = []
+    while not any(rank == 1 for rank, _ in found) and time.monotonic() < deadline:
+        wait_for_messages([ranks], 0.1)
+        found += [(rank, message) for rank, message in ranks.receive() if isinstance(message, Failed)]
+    texts = [message.text for rank, message in found if rank == 1 and isinstance(message, Failed)]
+    assert texts == ["was killed by SIGKILL (the kernel does this when memory runs out)"]
+
+
+def cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
