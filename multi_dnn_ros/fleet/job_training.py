@@ -23,7 +23,7 @@ from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, sav
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.checkpoint import TrainingError
-from multi_dnn_ros.training.checks import check_data
+from multi_dnn_ros.training.checks import CheckedData, check_data
 from multi_dnn_ros.training.data import DataRequest, open_data
 from multi_dnn_ros.training.loop import Schedule, make_optimizer, set_rate
 from multi_dnn_ros.training.precision import autocast
@@ -36,24 +36,26 @@ _CLIP = 10.0
 
 
 class JobTraining:
-    """done: steps so far. total: steps in all. losses: of every step, of the global batch."""
+    """done: steps so far. total: steps in all. losses: of every step, of the global batch. data: as it was read."""
 
-    def __init__(self, job: FleetJob, device: torch.device) -> None:
-        """Loads the network and the data. Raises TrainingError, ModelError, DatasetError."""
+    def __init__(self, job: FleetJob, device: torch.device, data: CheckedData | None = None) -> None:
+        """Loads the network, and the data unless given. Raises TrainingError, ModelError, DatasetError."""
         self.job = job
         self.device = device
         self._trainable = load_trainable(job)
         if self._trainable.loss is None:
             raise TrainingError(f"the outputs of {job.model} have no loss; the fleet trains without a teacher")
-        wanted = DataRequest(self._trainable.task, self._trainable.framing, self._trainable.labels, 0)
-        data = open_data(job.data, wanted)
-        check_labels(self._trainable, data)
-        self._data = check_data(data, progress=False)
+        if data is None:
+            own = self._trainable
+            opened = open_data(job.data, DataRequest(own.task, own.framing, own.labels, job.scenes))
+            check_labels(own, opened)
+            data = check_data(opened, progress=False)
+        self.data = data
         self.network = self._trainable.network.to(device)
         if job.batch_norm == "global":
             with_global_batch_norm(self.network)
         self._batches = make_batches(
-            [self._data.part("train")], self._trainable.task, self._trainable.inputs, job.global_batch, job.seed, device
+            [self.data.part("train")], self._trainable.task, self._trainable.inputs, job.global_batch, job.seed, device
         )
         if self._batches.batch_size < job.global_batch:
             raise TrainingError(f"global_batch = {job.global_batch}: {job.data} has {self._batches.batch_size} rows")
@@ -139,7 +141,7 @@ class JobTraining:
         self.network.eval()
         own = self._trainable
         scores = score_rows(
-            self.network, own.task, self._data.part("test"), own.inputs, own.decoder, own.labels, kind=own.kind
+            self.network, own.task, self.data.part("test"), own.inputs, own.decoder, own.labels, kind=own.kind
         )
         before = own.source.description
         training = {"job": self.job.model_dump(mode="json"), "steps": self.total, "test_scores": scores}
@@ -149,7 +151,7 @@ class JobTraining:
             own.source.module.eval(),
             Description(
                 model=self._origin(), num_classes=before.num_classes if before else self.job.num_classes,
-                input_size=own.size, labels=self._data.labels if own.task == "classes" else own.labels,
+                input_size=own.size, labels=self.data.labels if own.task == "classes" else own.labels,
                 plan=dict(before.plan) if before else {}, provenance={**provenance(), "training": training},
             ),
         )  # fmt: skip
@@ -181,6 +183,6 @@ class JobTraining:
 
     def _identity(self) -> dict[str, Any]:
         job = {key: value for key, value in self.job.model_dump(mode="json").items() if key not in _FREE}
-        data = {"images": self._data.counts, "digest": self._data.digest}
+        data = {"images": self.data.counts, "digest": self.data.digest}
         versions = {"multi_dnn_ros": __version__, "torch": torch.__version__}
         return {"job": job, "data": data, "schedule": asdict(self._schedule), "versions": versions}

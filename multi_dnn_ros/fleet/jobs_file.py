@@ -34,6 +34,7 @@ class FleetJob(_Checked):
     size: tuple[int, int] | None = Field(default=None, description="input [width, height]; null: the model's own")
     decoder: str = Field(default="auto", description="decoder of the outputs, if the model does not name one")
     labels: tuple[str, ...] = Field(default=(), description="class names; empty: those of the model or the data")
+    scenes: int = Field(default=6000, ge=1, description="for data `road`: number of training images to render")
     global_batch: int = Field(ge=TENTHS, description="images per step, over all units")
     epochs: int | None = Field(default=None, ge=1, description="length in epochs; either this or `steps`")
     steps: int | None = Field(default=None, ge=1, description="length in steps")

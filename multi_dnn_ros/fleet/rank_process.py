@@ -28,8 +28,10 @@ from multi_dnn_ros.fleet.job_training import JobTraining
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Held, Report
 from multi_dnn_ros.planning.batch_units import Unit
+from multi_dnn_ros.training.checks import CheckedData
 
-_TIMEOUT = timedelta(minutes=5)
+#: Longest wait for another rank, which may be reading its data.
+_TIMEOUT = timedelta(minutes=30)
 _REPORT_S, _WINDOW = 0.25, 20
 
 
@@ -81,6 +83,7 @@ class Rank:
     def __init__(self, setup: RankSetup, connection: Connection[Any, Any]) -> None:
         self.setup = setup
         self.training: JobTraining | None = None
+        self._data: CheckedData | None = None  # stays when the network goes: reading and checking it takes long
         self._connection = connection
         self._device = torch.device(setup.unit.device)
         self._times: deque[float] = deque(maxlen=_WINDOW)
@@ -137,7 +140,8 @@ class Rank:
             self.training.take(command.shares, rank)
 
     def _begin(self, *, fresh: bool) -> None:
-        self.training = JobTraining(self.setup.job, self._device)
+        self.training = JobTraining(self.setup.job, self._device, self._data)
+        self._data = self.training.data
         if fresh and self.setup.checkpoint.exists():
             self.training.load(self.setup.checkpoint)
 

@@ -21,8 +21,9 @@ from multi_dnn_ros.fleet.sharing import Sharing
 from multi_dnn_ros.fleet.unit_use import UnitUse
 from multi_dnn_ros.planning.batch_units import Unit
 
-#: Steps of a measurement; failures in a row without progress after which a job is given up; seconds for a checkpoint.
-_ALONE_STEPS, _ATTEMPTS, _STOP_S = 4, 3, 60.0
+#: Steps of a measurement; failures in a row without progress after which a job is given up; seconds for a checkpoint,
+#: and for ranks to end.
+_ALONE_STEPS, _ATTEMPTS, _STOP_S, _END_S = 4, 3, 60.0, 5.0
 _TICK_S, _GRACE_S = 0.1, 0.5
 Watch = Callable[["Supervisor", str], None]
 
@@ -265,7 +266,8 @@ class Supervisor:
 
     def _ended(self, job: RunningJob, message: Ended) -> None:
         assert job.processes is not None
-        job.processes.join(_STOP_S)
+        # A rank that was to join waits for the others, which have ended.
+        job.processes.join(_END_S)
         job.processes = None
         job.memory.status, job.losses = "finished", message.losses
         if job.report is not None:
@@ -277,7 +279,7 @@ class Supervisor:
         self._release_measurement(job)
 
     def _failed(self, job: RunningJob, failures: Sequence[tuple[int, Failed]]) -> None:
-        """Out of memory: the job loses tenths of that unit. Otherwise its checkpoint is used, or it is given up."""
+        """Out of memory: the job loses half of its tenths there. Otherwise its checkpoint is used, or it is given up."""
         assert job.processes is not None
         deadline = time.monotonic() + _GRACE_S  # the first message may be of a rank whose peer has the cause
         found = list(failures)
@@ -291,7 +293,7 @@ class Supervisor:
         unit = self.units[rank].name
         if failure.out_of_memory:
             limits = list(job.memory.limits)
-            limits[rank] = max(0, min(limits[rank], shares[rank]) - 1)
+            limits[rank] = min(limits[rank], shares[rank] // 2)
             job.memory.limits = tuple(limits)
             self.say(f"{job.name}: out of memory on unit {rank} ({unit}) with {shares[rank]} tenths: {failure.text}; "
                      f"at most {limits[rank]} from now on")  # fmt: skip

@@ -59,7 +59,7 @@ def test_a_fleet_with_an_added_a_cancelled_a_bad_and_a_too_large_job(job: FleetJ
     for decision in figures["decisions"]:
         assert all(sum(shares) == 10 for shares in decision["shares"].values())
         assert decision["shares"].get("b", [0, 10])[0] <= supervisor.jobs["b"].memory.limits[0]
-    assert supervisor.jobs["b"].memory.limits[0] >= ROOM
+    assert 0 < supervisor.jobs["b"].memory.limits[0] <= ROOM
     assert json.dumps(figures)
     assert "| a " in fleet_table(supervisor)
 
