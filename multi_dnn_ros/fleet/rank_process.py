@@ -151,6 +151,7 @@ class Rank:
         assert training is not None
         leads = self.setup.rank == command.active[0]
         self._times.clear()
+        self._reported = 0.0  # report the first measured step at once
         count = 0
         while training.done < training.total:
             begin = time.monotonic()

@@ -279,7 +279,7 @@ class Supervisor:
         self._release_measurement(job)
 
     def _failed(self, job: RunningJob, failures: Sequence[tuple[int, Failed]]) -> None:
-        """Out of memory: the job loses half of its tenths there. Otherwise its checkpoint is used, or it is given up."""
+        """Out of memory: the job loses half of its tenths there. Otherwise it is tried again, or given up."""
         assert job.processes is not None
         deadline = time.monotonic() + _GRACE_S  # the first message may be of a rank whose peer has the cause
         found = list(failures)

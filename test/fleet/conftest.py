@@ -37,7 +37,7 @@ def job(colours: Path) -> FleetJob:
         size=(32, 32),
         data=f"classes:{colours}",
         global_batch=20,
-        steps=40,
+        steps=60,
         lr=2e-3,
         optimizer="sgd",
     )
