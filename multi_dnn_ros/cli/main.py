@@ -27,7 +27,7 @@ GROUPS = {
     "try it without a camera": ("demo",),
     "run DNNs on cameras and recordings": ("run", "camera", "replay"),
     "bring a model": ("inspect",),
-    "reduce a DNN's cost offline": ("decompose", "retrain", "evaluate"),
+    "reduce a DNN's cost offline": ("decompose", "retrain", "evaluate", "fleet"),
     "measure and plan": ("devices", "profile", "partition", "benchmark"),
 }
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)

@@ -32,7 +32,7 @@ def read_params_file(path: str | Path, node: str = "/multi_dnn") -> NodeConfig:
     except ValueError as error:
         raise ParameterError([f"{path}: {error}"]) from None
     try:
-        document = yaml.load(text, _Loader)
+        document = yaml.load(text, StrictLoader)
         flat = _flat_parameters(document, node)
         config = to_config(flat)
     except ParameterError as error:
@@ -45,7 +45,7 @@ def read_params_file(path: str | Path, node: str = "/multi_dnn") -> NodeConfig:
     return config
 
 
-class _Loader(yaml.SafeLoader):
+class StrictLoader(yaml.SafeLoader):
     """Rejects aliases, as the parser of ROS does, and repeated keys, which that parser accepts without a message."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:

@@ -90,6 +90,35 @@ class _Batches:
                 batch = self.vary(batch, dice)
             yield {**batch, "image": inputs(batch["image"])}
 
+    def tenths(self, number: int, step: int, first: int, last: int) -> Iterator[Batch]:
+        """Batches of an epoch from `step` on, and of each the tenths `first` to `last` (0..10, exclusive).
+
+        Every tenth is augmented with random numbers of its own, so that a batch is the same however its tenths are
+        divided over processes. A tenth has batch_size / 10 images, rounded up or down.
+        """
+        shuffle = torch.Generator().manual_seed(self.seed * 100_003 + number)
+        order = self.rows[torch.randperm(len(self.rows), generator=shuffle)]
+        places = [self.batch_size * tenth // 10 for tenth in range(11)]
+        chosen = [
+            order[k * self.batch_size + places[first] : k * self.batch_size + places[last]]
+            for k in range(step, len(self))
+        ]
+        inputs = self.inputs.at(number)
+        for k, batch in enumerate(self._read(chosen), step):
+            parts = []
+            for tenth in range(first, last):
+                begin, end = places[tenth] - places[first], places[tenth + 1] - places[first]
+                if begin == end:
+                    continue
+                part = {name: tensor[begin:end] for name, tensor in batch.items()}
+                part["image"] = part["image"].float() / 255.0
+                if self.vary is not None:
+                    seed = ((self.seed * 100_003 + number) * 1_000_003 + k) * 11 + tenth
+                    part = self.vary(part, torch.Generator(part["image"].device).manual_seed(seed % (1 << 63)))
+                parts.append(part)
+            whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            yield {**whole, "image": inputs(whole["image"])}
+
     def _read(self, chosen: Sequence[Tensor]) -> Iterator[Batch]:
         raise NotImplementedError
 

@@ -140,7 +140,7 @@ def train(
     first_process = distributed.rank() == 0
     device = next(network.parameters()).device
     average = copy.deepcopy(network) if schedule.ema else network
-    optimizer = _optimizer(network, schedule)
+    optimizer = make_optimizer(network, schedule)
     scaler = GradScaler(device.type, enabled=schedule.precision == "fp16" and device.type == "cuda")
     outcome = Outcome()
     best_weights = checkpoints.weights(average)
@@ -177,7 +177,7 @@ def train(
         )  # fmt: skip
         for k, batch in enumerate(bar):
             step = epoch * steps + k
-            _set_rate(optimizer, schedule, step / steps)
+            set_rate(optimizer, schedule, step / steps)
             image = _channels_last(batch["image"])
             if capturing and image.shape != captured_for:
                 passes, captured_for = capture_passes(replica, image, schedule.precision), image.shape
@@ -282,7 +282,7 @@ def _set_training(network: nn.Module, mode: bool) -> None:
             part.training = False
 
 
-def _optimizer(network: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
+def make_optimizer(network: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
     """Weight decay applies to matrices and kernels but, as usual, not to biases and normalization."""
     groups = [
         {"params": [p for p in network.parameters() if p.ndim > 1], "weight_decay": schedule.weight_decay},
@@ -295,7 +295,8 @@ def _optimizer(network: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=schedule.lr, fused=fused)
 
 
-def _set_rate(optimizer: torch.optim.Optimizer, schedule: Schedule, epoch: float) -> None:
+def set_rate(optimizer: torch.optim.Optimizer, schedule: Schedule, epoch: float) -> None:
+    """Set the learning rate that the schedule has at `epoch`, which counts steps as parts of an epoch."""
     warm = min(schedule.warmup_epochs, schedule.epochs / 2)
     if epoch < warm:
         share = 0.02 + 0.98 * epoch / warm

@@ -51,7 +51,7 @@ class TrainingSetup:
 def make_batches(
     sets: Sequence[Rows], task: Task, inputs: Inputs, batch_size: int, seed: int, device: torch.device,
     least_share: float = 0.2, mix: float = 0.0,
-) -> Batches:  # fmt: skip
+) -> ArrayBatches | FileBatches:  # fmt: skip
     """Augmented batches of all sets; a small set is repeated until it makes up `least_share` of each epoch.
 
     Sets in memory are copied to the device, others are read while training. mix: of classes, see augment_classes.

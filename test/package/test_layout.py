@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"common", "settings", "vision", "models", "compression", "planning"},
     "profiling": {"common", "graph", "models", "backends", "planning", "training"},
     "partition": {"common", "backends", "planning", "pipeline", "serving", "profiling"},
+    "fleet": {"common", "settings", "models", "backends", "planning", "training"},
     "ros": {"common", "settings", "vision", "standalone", "engine", "serving"},
     "bags": {"common", "ros"},
     "camera": {"common", "vision", "training", "ros", "bags"},

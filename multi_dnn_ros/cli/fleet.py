@@ -1,0 +1,202 @@
+"""``multi-dnn fleet``: several trainings share the GPUs of a machine fairly."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multi_dnn_ros.cli.arguments import positive
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.options import add_output, add_plot, add_seed, check_files, check_writable, write_figures
+from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_units
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFile
+
+_DETAILS = """\
+Every training of the file runs as one process per unit. Its mini-batch is divided over the units in tenths, and every
+period the tenths of the training with the largest slow-down may change, so that all are slowed down alike. Which unit
+computes an image does not change what is learned.
+
+The file is read again when it changes: new jobs are added, jobs that are no longer in it are cancelled. An interrupted
+fleet continues from its checkpoints when the same command is given again. All units are on this machine.
+
+With --measure, training steps of the file's networks are timed on the first unit; with --simulate, the file is
+simulated with such times, beside two baselines: even shares of all units, and one unit per job.
+"""
+_EXAMPLES = """\
+multi-dnn fleet jobs.yaml --folder runs
+multi-dnn fleet jobs.yaml --folder runs --units cuda:0,cuda:1 --plot slow_downs.png --output decisions.json
+multi-dnn fleet jobs.yaml --folder runs --units cpu:1,cpu:1
+multi-dnn fleet jobs.yaml --units cuda:0,cuda:1 --measure times.json
+multi-dnn fleet jobs.yaml --simulate times.json --gpus 4 8 64 --copies 200 --output simulated.json
+"""
+
+
+def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
+    """Declare the verb."""
+    parser = add_command(
+        subparsers, "fleet", "train several DNNs at once, with fair shares of the GPUs",
+        details=_DETAILS, examples=_EXAMPLES, run=run,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("jobs", type=Path, metavar="YAML", help="file of trainings, see docs/fleet.md")
+    add("--units", type=_units, metavar="UNIT,...",
+        help="units, such as cuda:0,cuda:1 or cpu:1,cpu:1 (processes with one thread each) (default: all GPUs, or two "
+        "processes of a CPU)")  # fmt: skip
+    add("--folder", type=Path, metavar="DIR",
+        help="folder for checkpoints, logs and trained networks (default: YAML with .fleet)")  # fmt: skip
+    add_output(parser, "write all decisions, or the simulated figures, to this JSON file")
+    add_plot(parser, "slow-downs over time")
+    mode = parser.add_argument_group("measure and simulate").add_argument
+    mode("--measure", type=Path, metavar="JSON", help="time training steps, write them to this file and stop")
+    mode("--simulate", type=Path, metavar="JSON", help="file of --measure; nothing is trained")
+    mode("--gpus", type=positive, nargs="+", default=[4], metavar="N",
+         help="numbers of units to simulate (default: 4)")  # fmt: skip
+    mode("--copies", type=int, default=0, metavar="N",
+         help="simulate N jobs, made from those of the file, with random lengths and arrivals (default: 0, the jobs of "
+         "the file)")  # fmt: skip
+    add_seed(parser.add_argument_group("simulation"), "lengths and arrivals of copies")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run, measure or simulate the fleet."""
+    from multi_dnn_ros.fleet.jobs_file import read_jobs_file
+
+    if args.measure is not None and args.simulate is not None:
+        raise UsageError("--measure and --simulate exclude each other")
+    if args.copies < 0 or (args.copies and args.simulate is None):
+        raise UsageError(f"--copies {args.copies}: must be at least 0, and is for --simulate")
+    check_files(args, "output", "plot")
+    file = read_jobs_file(args.jobs)
+    if args.simulate is not None:
+        return _simulate(args, file)
+    units = args.units or default_units()
+    if args.measure is not None:
+        check_writable("--measure", args.measure)
+        return _measure(args, file, units)
+    return _run(args, units)
+
+
+def _units(text: str) -> tuple[Unit, ...]:
+    """The type of --units. The same unit may be named twice: each name is a unit of its own, with its own process."""
+    try:
+        units = tuple(parse_units(part)[0] for part in text.split(","))
+    except UnitError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    for unit in units:
+        if unit.sms or unit.backend != "auto" or unit.device.partition(":")[0] not in ("cpu", "cuda"):
+            raise argparse.ArgumentTypeError(f"unit '{unit.name}': training runs on cpu[:THREADS] and cuda:NUMBER")
+    gpus = [unit.name for unit in units if unit.device.startswith("cuda")]
+    if len(set(gpus)) < len(gpus):
+        raise argparse.ArgumentTypeError(f"units '{text}' name a GPU twice")
+    if len({unit.device.partition(":")[0] for unit in units}) > 1:
+        raise argparse.ArgumentTypeError(f"units '{text}' mix CPUs and GPUs; gradients are exchanged among equals")
+    return units
+
+
+def default_units() -> tuple[Unit, ...]:
+    """All GPUs; without one, two CPU units with half of the cores each."""
+    import torch
+
+    from multi_dnn_ros.common.reporting import cpu_count
+
+    if torch.cuda.is_available():
+        return parse_units(",".join(f"cuda:{k}" for k in range(torch.cuda.device_count())))
+    return parse_units(f"cpu:{max(1, cpu_count() // 2)}") * 2
+
+
+def _run(args: argparse.Namespace, units: tuple[Unit, ...]) -> int:
+    from multi_dnn_ros.common.processes import Interrupts
+    from multi_dnn_ros.fleet.display import Display, fleet_table
+    from multi_dnn_ros.fleet.plot import write_slow_down_plot
+    from multi_dnn_ros.fleet.supervisor import Supervisor
+    from multi_dnn_ros.training.distributed import existing_device
+
+    for unit in units:
+        existing_device(unit.device)
+    folder = args.folder or args.jobs.with_suffix(".fleet")
+    with Interrupts():
+        supervisor = Supervisor(args.jobs, units, folder, watch=Display())
+        try:
+            complete = supervisor.run()
+        finally:
+            print(fleet_table(supervisor))
+            write_figures(args.output, supervisor.figures())
+            if args.plot is not None:
+                write_slow_down_plot(args.plot, f"{len(units)} units", {"fair": supervisor.slow_down_points()})
+                print(f"written to {args.plot}")
+    return 0 if complete else 1
+
+
+def _measure(args: argparse.Namespace, file: JobsFile, units: tuple[Unit, ...]) -> int:
+    from multi_dnn_ros.common.reporting import provenance, table, write_text
+    from multi_dnn_ros.fleet.measure_steps import measure_interconnect, measure_network
+    from multi_dnn_ros.fleet.networks import load_trainable
+    from multi_dnn_ros.fleet.step_times import StepTimes
+
+    if len(units) < 2:
+        raise UsageError("--measure needs two units, between which the exchange of gradients is timed")
+    networks = []
+    jobs: dict[str, FleetJob] = {}
+    for job in file.jobs:
+        first = jobs.setdefault(job.model, job)
+        if first.global_batch != job.global_batch or first.size != job.size:
+            raise UsageError(f"--measure: jobs {first.name} and {job.name} train {job.model} at different sizes")
+    for job in jobs.values():
+        print(f"{job.model}, {job.global_batch} images", file=sys.stderr)
+        networks.append(measure_network(load_trainable(job), units[0], job.global_batch, job.precision))
+    times = StepTimes(
+        unit=units[0].name, interconnect=measure_interconnect(units),
+        interconnect_source=f"measured between {units[0].name} and {units[1].name}", networks=tuple(networks),
+        provenance=provenance(),
+    )  # fmt: skip
+    write_text(args.measure, times.model_dump_json(indent=2) + "\n")
+    rows = [
+        [network.model, str(step.batch), f"{step.step_ms:.1f}", f"{step.busy_ms:.1f}"]
+        for network in networks
+        for step in network.steps
+    ]
+    print(table(["model", "images", "step ms", "busy ms"], rows))
+    link = times.interconnect
+    print(f"all-reduce: {link.latency_us:.0f} us, {link.bandwidth_gb_s:.2f} GB/s; written to {args.measure}")
+    return 0
+
+
+def _simulate(args: argparse.Namespace, file: JobsFile) -> int:
+    from multi_dnn_ros.common.reporting import table
+    from multi_dnn_ros.fleet.plot import write_slow_down_plot
+    from multi_dnn_ros.fleet.scenario import (
+        Scenario,
+        run_scenario,
+        scenario_figures,
+        scenario_table,
+        slow_down_points,
+    )
+    from multi_dnn_ros.fleet.step_times import read_step_times
+
+    times = read_step_times(args.simulate)
+    done = []
+    for units in args.gpus:
+        scenario = Scenario(units, args.copies, args.seed)
+        done.append((scenario, run_scenario(file, times, scenario)))
+    print("simulated:")
+    print(table(*scenario_table(done)))
+    write_figures(
+        args.output,
+        {
+            "simulated": True,
+            "step_times": times.model_dump(mode="json"),
+            "jobs_file": file.model_dump(mode="json"),
+            "scenarios": [scenario_figures(scenario, results) for scenario, results in done],
+        },
+    )
+    if args.plot is not None:
+        scenario, results = done[0]
+        panels = {policy: slow_down_points(result) for policy, result in results.items()}
+        write_slow_down_plot(args.plot, f"Simulated: {scenario.units} units", panels)
+        print(f"written to {args.plot}")
+    return 0

@@ -1,0 +1,55 @@
+"""Batch normalization over the parts of a batch that several processes hold."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class GlobalBatchNorm(_BatchNorm):
+    """Batch normalization (Ioffe and Szegedy 2015) with mean and variance of the whole batch, however it is divided.
+
+    As torch.nn.SyncBatchNorm, which has no CPU version. Without a process group it equals the layer that it replaces.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  the name in PyTorch
+        if input.dim() < 2:
+            raise ValueError(f"expected (images, channels, ...), got {input.dim()} dimensions")
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
+            return super().forward(input)
+        axes = [axis for axis in range(input.dim()) if axis != 1]
+        values = input.float()
+        count = values.new_full((1,), values.numel() / values.shape[1])
+        sums = all_reduce(torch.cat([values.sum(axes), count]))
+        total = sums[-1].detach()
+        mean = sums[:-1] / total
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        centred = values - mean.view(shape)
+        # A second exchange: the difference of mean squares loses digits.
+        variance = all_reduce((centred * centred).sum(axes)) / total
+        self._update(mean.detach(), variance.detach() * total / (total - 1))
+        result = centred * torch.rsqrt(variance + self.eps).view(shape)
+        if self.weight is not None:
+            result = result * self.weight.view(shape) + self.bias.view(shape)
+        return result.to(input.dtype)
+
+    @torch.no_grad()
+    def _update(self, mean: Tensor, variance: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        factor = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean, factor)
+        self.running_var.lerp_(variance, factor)
+
+
+def with_global_batch_norm(network: nn.Module) -> None:
+    """Replace all batch normalization layers of `network` in place; their weights and statistics stay."""
+    for module in network.modules():
+        if isinstance(module, _BatchNorm):
+            module.__class__ = GlobalBatchNorm

@@ -1,0 +1,130 @@
+"""The file of a fleet: its trainings, and how they share the units."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from multi_dnn_ros.fleet.shares import TENTHS, Thresholds
+from multi_dnn_ros.settings.params_file import StrictLoader
+from multi_dnn_ros.settings.params_sections import read_text
+
+
+class JobsFileError(ValueError):
+    """The file of a fleet cannot be used; the message names the file, the job, the key and what is allowed."""
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class FleetJob(_Checked):
+    """One training. The keys mean what the options of `multi-dnn retrain` with these names mean."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=64, description="unique; names its folder and log")
+    model: str = Field(min_length=1, description="as MODEL of `multi-dnn retrain`")
+    data: str = Field(min_length=1, description="KIND:PATH, as --data of `multi-dnn retrain`")
+    weights: str = Field(default="default", description="of a torchvision network: a file, a name, or random")
+    num_classes: int = Field(default=0, ge=0, description="classes of a torchvision network; 0: those of its weights")
+    size: tuple[int, int] | None = Field(default=None, description="input [width, height]; null: the model's own")
+    decoder: str = Field(default="auto", description="decoder of the outputs, if the model does not name one")
+    labels: tuple[str, ...] = Field(default=(), description="class names; empty: those of the model or the data")
+    scenes: int = Field(default=6000, ge=1, description="for data `road`: number of training images to render")
+    global_batch: int = Field(ge=TENTHS, description="images per step, over all units")
+    epochs: int | None = Field(default=None, ge=1, description="length in epochs; either this or `steps`")
+    steps: int | None = Field(default=None, ge=1, description="length in steps")
+    priority: float = Field(default=1.0, gt=0, le=100, description="weight of the job's slow-down")
+    optimizer: Literal["adamw", "sgd"] = Field(default="adamw", description="optimizer")
+    lr: float = Field(default=1e-3, gt=0, le=100, description="highest learning rate")
+    weight_decay: float = Field(default=0.02, ge=0, description="weight decay")
+    warm_up: float = Field(default=1.0, ge=0, description="epochs over which the learning rate rises")
+    label_smoothing: float = Field(default=0.1, ge=0, le=1, description="of classifiers")
+    precision: Literal["fp32", "bf16"] = Field(default="bf16", description="of the forward pass on a GPU")
+    batch_norm: Literal["global", "local"] = Field(
+        default="global",
+        description="statistics of batch normalization over the global batch, or each unit's part",
+    )
+    seed: int = Field(default=0, ge=0, description="of order, augmentation and dropout")
+    checkpoint_every_s: float = Field(default=60.0, gt=0, description="seconds between checkpoints")
+    start_after_s: float = Field(default=0.0, ge=0, description="seconds from the fleet's start until the job is added")
+    output: Path | None = Field(default=None, description="file for the trained network; null: in the job's folder")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> FleetJob:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give either epochs or steps")
+        return self
+
+
+class JobsFile(_Checked):
+    """The whole file."""
+
+    period_s: float = Field(default=30.0, gt=0, le=86400, description="seconds between decisions")
+    slow_down_threshold: float = Field(
+        default=0.1, ge=0, description="part by which the largest slow-down must exceed the mean of the others"
+    )
+    use_threshold: float = Field(
+        default=0.2, ge=0, le=1, description="difference between the busiest and the least used unit that matters"
+    )
+    gain: float = Field(
+        default=0.02, gt=0, lt=1, description="least reduction of a slow-down for which a change is kept"
+    )
+    jobs: tuple[FleetJob, ...] = Field(min_length=1, description="the trainings")
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(self.slow_down_threshold, self.use_threshold)
+
+    @model_validator(mode="after")
+    def _unique_names(self) -> JobsFile:
+        names = [job.name for job in self.jobs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"several jobs are named {', '.join(twice)}")
+        return self
+
+
+def read_jobs_file(path: Path) -> JobsFile:
+    """Raises JobsFileError with every problem of the file."""
+    try:
+        document = yaml.load(read_text(path), StrictLoader)
+    except OSError as error:
+        raise JobsFileError(f"{path}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise JobsFileError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
+    if not isinstance(document, Mapping):
+        raise JobsFileError(f"{path}: expected a mapping with the key `jobs`, found {type(document).__name__}")
+    try:
+        return JobsFile.model_validate(document)
+    except ValidationError as error:
+        problems = "; ".join(_problem(document, dict(each)) for each in error.errors())
+        raise JobsFileError(f"{path}: {problems}") from None
+
+
+def _problem(document: Mapping[str, Any], error: Mapping[str, Any]) -> str:
+    where = list(error["loc"])
+    fields, prefix = JobsFile.model_fields, ""
+    if len(where) > 1 and where[0] == "jobs" and isinstance(where[1], int):
+        prefix = f"{_job_name(document, where[1])}: "
+        fields, where = FleetJob.model_fields, where[2:]
+    key = ".".join(map(str, where))
+    if error["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(key, fields, 1)
+        hint = f"did you mean {close[0]}?" if close else f"allowed: {', '.join(fields)}"
+        return f"{prefix}unknown key '{key}'; {hint}"
+    if error["type"] == "missing":
+        return f"{prefix}key '{key}' is missing"
+    text = str(error["msg"]).removeprefix("Value error, ")
+    return f"{prefix}{key} = {error['input']!r}: {text}" if key else f"{prefix}{text}"
+
+
+def _job_name(document: Mapping[str, Any], index: int) -> str:
+    try:
+        return f"job '{document['jobs'][index]['name']}'"
+    except (KeyError, TypeError, IndexError):
+        return f"job {index + 1}"

@@ -1,0 +1,72 @@
+"""What the supervisor and the processes (ranks) of a job send each other. Every rank gets every command, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from multi_dnn_ros.fleet.shares import Shares, used
+
+
+@dataclass(frozen=True)
+class Command:
+    """The state of a job from its next step on.
+
+    number: rises by one. shares: tenths by rank. before: the ranks with a share until now, the first of which has the
+    state of the training; empty at the start. hold: keep the state and wait. stop: write a checkpoint and end.
+    """
+
+    number: int
+    shares: Shares
+    before: tuple[int, ...] = ()
+    hold: bool = False
+    stop: bool = False
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The ranks with a share."""
+        return tuple(used(self.shares))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Progress, from the first active rank.
+
+    number: of the command in force. done, total: steps of the job. count: steps under this command. step_s: median of
+    the last ones, without the first. loss: of the last step.
+    """
+
+    number: int
+    done: int
+    total: int
+    count: int
+    step_s: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Held:
+    """The command with `hold` is in force."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The job has ended: `finished`, with scores on the test part, or stopped with a checkpoint. losses: by step."""
+
+    finished: bool
+    done: int
+    losses: tuple[float, ...] = ()
+    scores: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A rank cannot continue. expected: an error of the job (model, data, loss) that would occur again."""
+
+    text: str
+    out_of_memory: bool
+    expected: bool
+
+
+Message = Report | Held | Ended | Failed

@@ -1,0 +1,206 @@
+"""The process of one job on one unit (a rank): follows the supervisor's commands between steps.
+
+Active ranks, those with a share, form a process group. The first of them looks for commands; that one has come travels
+with the gradients of the next step, so that all active ranks apply it after the same step. A rank without a share holds
+no network and waits.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from multi_dnn_ros.backends.device_errors import is_out_of_memory
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.fleet.job_training import JobTraining
+from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Held, Report
+from multi_dnn_ros.planning.batch_units import Unit
+from multi_dnn_ros.training.checks import CheckedData
+
+#: Longest wait for another rank, which may be reading its data.
+_TIMEOUT = timedelta(minutes=30)
+_REPORT_S, _WINDOW = 0.25, 20
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """job, rank and its unit; folder: of the job; port, prefix: of the TCPStore through which ranks find each other."""
+
+    job: FleetJob
+    rank: int
+    unit: Unit
+    folder: Path
+    port: int
+    prefix: str
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.pt"
+
+
+def main(setup: RankSetup, connection: Connection[Any, Any]) -> None:
+    """Run until the job ends, or the connection is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor stops us after a checkpoint
+    log = os.open(setup.folder / f"rank{setup.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        Rank(setup, connection).run()
+    except EOFError:
+        return  # the supervisor has ended
+    except Exception as error:
+        failure = Failed(summarize_error(error), is_memory_error(error), isinstance(error, ValueError | OSError))
+        try:
+            connection.send(failure)
+        except OSError:
+            return
+        raise
+
+
+def is_memory_error(error: BaseException) -> bool:
+    """Whether memory ran out, on the host or a GPU."""
+    text = str(error)
+    host = isinstance(error, MemoryError) or "can't allocate memory" in text or "bad_alloc" in text
+    return host or is_out_of_memory(error)
+
+
+class Rank:
+    """training: None while the rank has no share."""
+
+    def __init__(self, setup: RankSetup, connection: Connection[Any, Any]) -> None:
+        self.setup = setup
+        self.training: JobTraining | None = None
+        self._data: CheckedData | None = None  # stays when the network goes: reading and checking it takes long
+        self._connection = connection
+        self._device = torch.device(setup.unit.device)
+        self._times: deque[float] = deque(maxlen=_WINDOW)
+        self._reported = self._saved = time.monotonic()
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        elif setup.unit.threads:
+            torch.set_num_threads(setup.unit.threads)
+
+    def run(self) -> None:
+        command: Command = self._connection.recv()
+        while True:
+            self._apply(command)
+            if command.stop:
+                return
+            if self.setup.rank not in command.active or command.hold:
+                if command.hold and self.setup.rank == command.active[0]:
+                    self._connection.send(Held(command.number))
+                command = self._connection.recv()
+                continue
+            following = self._train(command)
+            if following is None:
+                return
+            command = following
+
+    def _apply(self, command: Command) -> None:
+        """Join, leave or keep the process group; pass the state on to ranks that join."""
+        rank, before, active = self.setup.rank, command.before, command.active
+        leader = before[0] if before else None
+        if command.stop:
+            if rank == leader and self.training is not None:
+                self._leave_group()
+                self.training.save(self.setup.checkpoint)
+                self._connection.send(Ended(False, self.training.done))
+            return
+        if active != before:
+            self._leave_group()
+            joining = [each for each in active if each not in before]
+            if rank in joining:
+                self._begin(fresh=leader is None)
+            if leader is not None and joining and rank in (leader, *joining):
+                members = sorted({leader, *joining})
+                self._join_group(members, f"{command.number}/state")
+                box = [self.training.state_bytes() if rank == leader and self.training is not None else b""]
+                dist.broadcast_object_list(box, src=members.index(leader))
+                if rank in joining and self.training is not None:
+                    self.training.load_bytes(box[0])
+                self._leave_group()
+            if rank not in active:
+                self._release()
+            elif len(active) > 1:
+                self._join_group(list(active), f"{command.number}")
+        if self.training is not None and rank in active:
+            self.training.take(command.shares, rank)
+
+    def _begin(self, *, fresh: bool) -> None:
+        self.training = JobTraining(self.setup.job, self._device, self._data)
+        self._data = self.training.data
+        if fresh and self.setup.checkpoint.exists():
+            self.training.load(self.setup.checkpoint)
+
+    def _train(self, command: Command) -> Command | None:
+        """Steps until the next command, which is returned, or the last step (None)."""
+        training = self.training
+        assert training is not None
+        leads = self.setup.rank == command.active[0]
+        self._times.clear()
+        self._reported = 0.0  # report the first measured step at once
+        count = 0
+        while training.done < training.total:
+            begin = time.monotonic()
+            flag = training.step(1.0 if leads and self._connection.poll() else 0.0)
+            count += 1
+            if count > 1:  # the first step after a change also loads data and plans kernels
+                self._times.append(time.monotonic() - begin)
+            if leads:
+                self._report(command.number, count)
+                if time.monotonic() - self._saved > self.setup.job.checkpoint_every_s:
+                    training.save(self.setup.checkpoint)
+                    self._saved = time.monotonic()
+            if flag:
+                following: Command = self._connection.recv()
+                return following
+        self._leave_group()
+        if leads:
+            self._finish(training)
+        return None
+
+    def _report(self, number: int, count: int) -> None:
+        training, now = self.training, time.monotonic()
+        if training is None or not self._times or now - self._reported < _REPORT_S:
+            return
+        self._reported = now
+        step_s = statistics.median(self._times)
+        self._connection.send(Report(number, training.done, training.total, count, step_s, training.losses[-1]))
+
+    def _finish(self, training: JobTraining) -> None:
+        training.save(self.setup.checkpoint)
+        output = self.setup.job.output or self.setup.folder / f"{self.setup.job.name}{training.suffix()}"
+        scores = training.finish(output)
+        self._connection.send(Ended(True, training.done, tuple(training.losses), tuple(scores.items())))
+
+    def _release(self) -> None:
+        """Give the memory of the network back."""
+        self.training = None
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _join_group(self, members: list[int], name: str) -> None:
+        store = dist.TCPStore("127.0.0.1", self.setup.port, is_master=False, timeout=_TIMEOUT)
+        dist.init_process_group(
+            "nccl" if self._device.type == "cuda" else "gloo",
+            store=dist.PrefixStore(f"{self.setup.prefix}/{name}", store),
+            rank=members.index(self.setup.rank), world_size=len(members), timeout=_TIMEOUT,
+        )  # fmt: skip
+
+    def _leave_group(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,109 @@
+"""What the supervisor knows about one job, and the part of it that outlives the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.reporting import write_json
+from multi_dnn_ros.fleet.job_processes import JobProcesses
+from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.messages import Report
+from multi_dnn_ros.fleet.shares import TENTHS, Shares
+from multi_dnn_ros.fleet.slowdown import Progress
+
+Status = Literal["waiting", "starting", "measured", "running", "finished", "failed", "cancelled"]
+
+
+@dataclass
+class Memory:
+    """Kept in state.json in the folder of the job. alone_s: of a step with the units for itself; 0: not measured yet.
+    elapsed_s: running time, without that of measurements. limits: most tenths per unit; empty: ten each.
+    """
+
+    status: Status = "waiting"
+    alone_s: float = 0.0
+    elapsed_s: float = 0.0
+    limits: Shares = ()
+    units: tuple[str, ...] = ()
+    scores: dict[str, float] = field(default_factory=dict)
+    text: str = ""
+
+
+class RunningJob:
+    """A job of the file. processes: None unless it is running. placed: whether it has its shares among the others."""
+
+    def __init__(self, job: FleetJob, folder: Path, units: tuple[str, ...]) -> None:
+        """Raises ValueError for a state.json that is not one."""
+        self.job = job
+        self.folder = folder
+        self.memory = _read(folder / "state.json")
+        if self.memory.units != units:  # other units: other times and limits
+            self.memory.alone_s, self.memory.limits, self.memory.units = 0.0, (TENTHS,) * len(units), units
+        self.processes: JobProcesses | None = None
+        self.report: Report | None = None
+        self.step_s = 0.0
+        self.placed = False
+        self.losses: tuple[float, ...] = ()
+        self.attempts = 0
+        self.starts = 0
+        self.done_at_start = -1
+
+    @property
+    def name(self) -> str:
+        return self.job.name
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.memory.status in ("finished", "failed", "cancelled")
+
+    @property
+    def shares(self) -> Shares:
+        return self.processes.shares if self.processes is not None else (0,) * len(self.memory.units)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the last report is of the shares in force."""
+        return self.processes is not None and self.report is not None and self.report.number == self.processes.number
+
+    @property
+    def progress(self) -> Progress | None:
+        """None until there is a report."""
+        if self.report is None or not self.step_s or not self.memory.alone_s:
+            return None
+        return Progress(
+            self.report.done, self.report.total, self.memory.elapsed_s, self.step_s, self.memory.alone_s
+        )  # fmt: skip
+
+    def save(self) -> None:
+        """Write state.json atomically."""
+        write_json(self.folder / "state.json", asdict(self.memory))
+
+    def figures(self) -> dict[str, Any]:
+        """For the JSON report."""
+        progress = self.progress
+        return {
+            "name": self.name,
+            "status": self.memory.status,
+            "text": self.memory.text,
+            "steps": self.report.done if self.report is not None else 0,
+            "slow_down": progress.slow_down if progress is not None else None,
+            "alone_step_s": self.memory.alone_s,
+            "scores": self.memory.scores,
+            "losses": list(self.losses),
+        }
+
+
+def _read(path: Path) -> Memory:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["limits"], content["units"] = tuple(content["limits"]), tuple(content["units"])
+        return Memory(**content)
+    except FileNotFoundError:
+        return Memory()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path}: not the state of a job ({summarize_error(error)}); remove it") from None

@@ -1,0 +1,191 @@
+"""Which part of its mini-batches each training computes on each unit.
+
+The method of Kim, I. M. (Improving the efficiency of DNN model inference and training through distribution mechanisms,
+Hansung University), algorithms 1 and 2. The shares of a job (the data ratio of the paper) are tenths of its mini-batch,
+one number per unit, with a sum of 10. All functions are pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+TENTHS = 10
+#: Tenths of one job on each unit.
+Shares = tuple[int, ...]
+Allocation = dict[str, Shares]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """slow_down: part by which the largest slow-down must exceed the mean of the others before shares change, 0.1 is
+    10 %. use: difference of the use (0..1) of the busiest and the least used unit from which on the use decides.
+    """
+
+    slow_down: float = 0.1
+    use: float = 0.2
+
+
+def by_largest_remainder(weights: Sequence[float], total: int = TENTHS) -> Shares:
+    """Whole numbers in proportion to `weights` (not negative, at least one above 0) with the sum `total`.
+
+    Every number is the exact part rounded down or up (Hamilton's method); of equal remainders the first is rounded up.
+    Raises ValueError for other weights.
+    """
+    if not weights or min(weights) < 0.0 or not 0.0 < sum(weights) < math.inf:
+        raise ValueError(f"weights {list(weights)}: must be at least 0, with a finite sum above 0")
+    largest = max(weights)  # divided by it first, so that neither very small nor very large weights lose digits
+    scaled = [weight / largest for weight in weights]
+    exact = [total * weight / sum(scaled) for weight in scaled]
+    parts = [math.floor(part) for part in exact]
+    order = sorted(range(len(parts)), key=lambda k: parts[k] - exact[k])
+    for k in order[: total - sum(parts)]:
+        parts[k] += 1
+    return tuple(parts)
+
+
+def even(units: Collection[int], count: int) -> Shares:
+    """Equal shares on `units`, at most the first ten of them, of `count` units in all."""
+    chosen = sorted(units)[:TENTHS]
+    parts = by_largest_remainder([1.0] * len(chosen))
+    given = dict(zip(chosen, parts, strict=True))
+    return tuple(given.get(unit, 0) for unit in range(count))
+
+
+def whole(unit: int, count: int) -> Shares:
+    """The whole batch on one unit."""
+    return even([unit], count)
+
+
+def used(shares: Shares) -> list[int]:
+    """The units with a share."""
+    return [unit for unit, tenths in enumerate(shares) if tenths]
+
+
+def start_shares(allocation: Mapping[str, Shares], use: Sequence[float]) -> Shares:
+    """Shares of a new job: whole on the unit with the fewest tenths of other jobs; of several, on the least used."""
+    taken = [sum(shares[unit] for shares in allocation.values()) for unit in range(len(use))]
+    return whole(min(range(len(use)), key=lambda unit: (taken[unit], use[unit])), len(use))
+
+
+def manage(
+    allocation: Mapping[str, Shares],
+    slow_downs: Mapping[str, float],
+    use: Sequence[float],
+    thresholds: Thresholds,
+) -> Allocation:
+    """Algorithm 1: the shares of the next period.
+
+    allocation: current shares by job. slow_downs: by job, from 1 (as fast as alone) up. use: 0..1 of each unit. With
+    fewer jobs than units every job gets units of its own, see :func:`own_units`. Otherwise only the job with the
+    largest slow-down changes, and only if that exceeds the mean of the others by the threshold.
+    """
+    now = dict(allocation)
+    if not now:
+        return now
+    if len(now) < len(use):
+        return own_units(now, slow_downs, use)
+    job = max(now, key=lambda name: slow_downs[name])
+    others = [slow_downs[name] for name in now if name != job]
+    if not others or slow_downs[job] <= (1.0 + thresholds.slow_down) * sum(others) / len(others):
+        return now
+    if max(use) - min(use) > thresholds.use:
+        changed = by_use(now[job], use)
+        if changed != now[job]:
+            return {**now, job: changed}
+    return {**now, job: by_slow_down(job, now, slow_downs)}
+
+
+def own_units(allocation: Mapping[str, Shares], slow_downs: Mapping[str, float], use: Sequence[float]) -> Allocation:
+    """Shares of fewer jobs than units: each takes the least used unit whole, which then leaves the set; units that are
+    left over are spread over the jobs.
+
+    The job with the largest slow-down takes first. Each unit that is left goes to the job whose slow-down, divided by
+    its number of units, is largest. A job takes units that it uses already before others, and shares that give every
+    job units of its own, and leave none idle that a job could use, stay: moving jobs between equal units gains nothing.
+    """
+    count = len(use)
+    holders = [sum(1 for shares in allocation.values() if shares[unit]) for unit in range(count)]
+    possible = min(count, TENTHS * len(allocation))
+    if max(holders) <= 1 and sum(holders) == possible:
+        return dict(allocation)
+    left = list(range(count))
+    units: dict[str, list[int]] = {job: [] for job in sorted(allocation, key=lambda name: -slow_downs[name])}
+
+    def take(job: str) -> None:
+        chosen = min(left, key=lambda unit: (not allocation[job][unit], use[unit]))
+        left.remove(chosen)
+        units[job].append(chosen)
+
+    for job in units:
+        take(job)
+    while left:
+        open_jobs = [job for job in units if len(units[job]) < TENTHS]
+        if not open_jobs:
+            break
+        take(max(open_jobs, key=lambda name: slow_downs[name] / len(units[name])))
+    return {job: even(units[job], count) for job in allocation}
+
+
+def by_use(shares: Shares, use: Sequence[float]) -> Shares:
+    """Algorithm 2, by use: tenths in proportion to the free part of each unit that the job uses, plus the least used
+    one. Equal parts if none has anything free.
+    """
+    least = min(range(len(use)), key=lambda unit: use[unit])
+    units = sorted({*used(shares), least})
+    free = [max(0.0, 1.0 - use[unit]) for unit in units]
+    parts = by_largest_remainder(free if sum(free) > 0.0 else [1.0] * len(units))
+    given = dict(zip(units, parts, strict=True))
+    return tuple(given.get(unit, 0) for unit in range(len(use)))
+
+
+def by_slow_down(job: str, allocation: Mapping[str, Shares], slow_downs: Mapping[str, float]) -> Shares:
+    """Algorithm 2, by slow-down: move tenths from the unit of the job's largest share to the unit with the smallest
+    mean slow-down of the jobs that use it (0 for an idle unit).
+
+    The number of tenths grows with the distance of the job's slow-down from the middle of all: the part (SD - middle) /
+    middle of the share, rounded, at least one tenth.
+    """
+    shares = allocation[job]
+    source = max(range(len(shares)), key=lambda unit: shares[unit])
+    means = mean_slow_downs(allocation, slow_downs)
+    target = min(range(len(shares)), key=lambda unit: means[unit])
+    middle = (max(slow_downs.values()) + min(slow_downs.values())) / 2
+    part = max(0.0, slow_downs[job] - middle) / middle
+    return moved(shares, source, target, math.floor(shares[source] * part + 0.5))
+
+
+def moved(shares: Shares, source: int, target: int, tenths: int) -> Shares:
+    """Shares after `tenths` (at least one, at most all of the source) have moved from one unit to another."""
+    count = min(max(1, tenths), shares[source])
+    if source == target:
+        return shares
+    changed = list(shares)
+    changed[source] -= count
+    changed[target] += count
+    return tuple(changed)
+
+
+def mean_slow_downs(allocation: Mapping[str, Shares], slow_downs: Mapping[str, float]) -> list[float]:
+    """For each unit the mean slow-down of the jobs with a share of it; 0 for an idle unit."""
+    means = []
+    for unit in range(len(next(iter(allocation.values())))):
+        here = [slow_downs[job] for job, shares in allocation.items() if shares[unit]]
+        means.append(sum(here) / len(here) if here else 0.0)
+    return means
+
+
+def within(shares: Shares, limits: Shares) -> Shares | None:
+    """The shares with what exceeds `limits` (tenths per unit) moved to units with room, those in use first; None if
+    all limits together are below ten tenths.
+    """
+    if sum(limits) < TENTHS:
+        return None
+    allowed = [min(tenths, limit) for tenths, limit in zip(shares, limits, strict=True)]
+    excess = TENTHS - sum(allowed)
+    for unit in sorted(range(len(shares)), key=lambda unit: -shares[unit]):
+        taken = min(excess, limits[unit] - allowed[unit])
+        allowed[unit] += taken
+        excess -= taken
+    return tuple(allowed)

@@ -1,0 +1,158 @@
+"""Decides the shares of every period: proposes a change, keeps it if it helped, and takes it back otherwise.
+
+Algorithms 1 and 2 (:mod:`multi_dnn_ros.fleet.shares`) look one period back, and may alternate between two allocations
+forever. Here every change is a trial of one period, and an allocation that did not help is not proposed again while
+the set of jobs is the same. A kept change lowers the slow-down of the job that moved by at least `gain`, and harms only
+jobs that stay better off than that one was, so the number of changes is finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from multi_dnn_ros.fleet.shares import (
+    TENTHS,
+    Allocation,
+    Shares,
+    Thresholds,
+    manage,
+    mean_slow_downs,
+    moved,
+    start_shares,
+    used,
+    whole,
+    within,
+)
+
+#: Jobs, from the largest slow-down down, for which changes are proposed in one period.
+_JOBS = 8
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Shares of the next period, and why: `start`, `own units`, `algorithm`, `alternative`, `taken back`, `kept` or
+    `unchanged`. jobs: whose shares change.
+    """
+
+    allocation: Allocation
+    reason: str
+    jobs: tuple[str, ...] = ()
+
+
+@dataclass
+class _Trial:
+    before: Allocation
+    tried: Allocation
+    jobs: tuple[str, ...]
+    slow_downs: dict[str, float]
+    reason: str
+
+
+@dataclass
+class Sharing:
+    """gain: least relative reduction of a slow-down for which a change is kept."""
+
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    gain: float = 0.02
+    waste: float = 0.0
+    _jobs: frozenset[str] = frozenset()
+    _rejected: set[tuple[tuple[str, Shares], ...]] = field(default_factory=set)
+    _trial: _Trial | None = None
+
+    def decide(
+        self,
+        allocation: Mapping[str, Shares],
+        slow_downs: Mapping[str, float],
+        use: Sequence[float],
+        limits: Mapping[str, Shares] | None = None,
+    ) -> Decision:
+        """The shares of the next period.
+
+        allocation: shares by job, of which those of a new job are all 0. slow_downs: by job, times its priority; those
+        of new jobs are not used. use: 0..1 of each unit. limits: most tenths per unit of some jobs, which ran out of
+        memory with more.
+        """
+        limits = limits or {}
+        jobs = frozenset(allocation)
+        if jobs != self._jobs:
+            self._jobs, self._trial = jobs, None
+            self._rejected.clear()
+        new = [job for job, shares in allocation.items() if not any(shares)]
+        if new:
+            return self._placed(allocation, new, use, limits)
+        trial, self._trial = self._trial, None
+        if trial is not None and trial.tried == allocation and not self._helped(trial, slow_downs):
+            self._rejected.add(_key(trial.tried))
+            return Decision(dict(trial.before), "taken back", trial.jobs)
+        for proposal, reason in self._proposals(allocation, slow_downs, use):
+            fitted = {job: within(shares, limits[job]) if job in limits else shares for job, shares in proposal.items()}
+            proposal = {job: shares for job, shares in fitted.items() if shares is not None}
+            changed = tuple(job for job in proposal if proposal[job] != allocation[job])
+            if len(proposal) < len(allocation) or not changed or _key(proposal) in self._rejected:
+                continue
+            self._trial = _Trial(dict(allocation), proposal, changed, dict(slow_downs), reason)
+            return Decision(proposal, reason, changed)
+        return Decision(dict(allocation), "kept" if trial is not None else "unchanged")
+
+    def _placed(
+        self, allocation: Mapping[str, Shares], new: Sequence[str], use: Sequence[float], limits: Mapping[str, Shares]
+    ) -> Decision:
+        placed = {job: shares for job, shares in allocation.items() if job not in new}
+        for job in new:
+            start = start_shares(placed, use)
+            fitted = within(start, limits[job]) if job in limits else start
+            if fitted is None:
+                raise ValueError(f"job {job}: limits {limits[job]} allow less than its whole batch")
+            placed[job] = fitted
+        return Decision({job: placed[job] for job in allocation}, "start", tuple(new))
+
+    def _helped(self, trial: _Trial, now: Mapping[str, float]) -> bool:
+        """Whether a job that changed gained enough, and no other became as slow as the slowest of them had been."""
+        before = trial.slow_downs
+        worst = max(before[job] for job in trial.jobs)
+        if len(trial.jobs) > 1:  # own units: all change at once
+            return max(now.values()) < max(before.values()) * (1.0 - self.gain)
+        harmed = [job for job in now if job not in trial.jobs and now[job] > before[job] * (1.0 + self.gain)]
+        limit = worst * (1.0 - self.gain)
+        # Spreading a job costs the others more than it gains once its parts are small: without this, job after job
+        # spreads, and all become slower.
+        wasteful = sum(now.values()) > sum(before.values()) * (1.0 + self.waste)
+        return now[trial.jobs[0]] < limit and all(now[job] < limit for job in harmed) and not wasteful
+
+    def _proposals(
+        self, allocation: Mapping[str, Shares], slow_downs: Mapping[str, float], use: Sequence[float]
+    ) -> Iterator[tuple[Allocation, str]]:
+        """What Algorithm 1 proposes; where that was tried, other moves of the same job, then of others."""
+        few = len(allocation) < len(use)
+        proposed = manage(allocation, slow_downs, use, self.thresholds)
+        yield proposed, "own units" if few else "algorithm"
+        mean = sum(slow_downs.values()) / max(1, len(slow_downs))
+        for job in sorted(allocation, key=lambda name: -slow_downs[name])[:_JOBS]:
+            if not few and slow_downs[job] <= mean:
+                return
+            for shares in _moves(job, allocation, slow_downs, use):
+                yield {**allocation, job: shares}, "alternative"
+
+
+def _moves(
+    job: str, allocation: Mapping[str, Shares], slow_downs: Mapping[str, float], use: Sequence[float]
+) -> Iterator[Shares]:
+    """Other shares of one job: whole on one unit; half of its largest share, or one tenth, to the best units."""
+    shares = allocation[job]
+    count = len(shares)
+    others = {name: own for name, own in allocation.items() if name != job}
+    means = mean_slow_downs(others, slow_downs) if others else [0.0] * count
+    targets = sorted(range(count), key=lambda unit: (means[unit], use[unit]))[: max(3, math.isqrt(count))]
+    source = max(used(shares), key=lambda unit: (means[unit], shares[unit]))
+    for target in targets:
+        yield whole(target, count)
+    for tenths in (TENTHS // 2, 1):
+        for target in targets:
+            if target != source:
+                yield moved(shares, source, target, min(tenths, shares[source]))
+
+
+def _key(allocation: Mapping[str, Shares]) -> tuple[tuple[str, Shares], ...]:
+    return tuple(sorted(allocation.items()))

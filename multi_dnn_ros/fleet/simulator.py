@@ -1,0 +1,236 @@
+"""Simulates a fleet of trainings on units that share them fairly, or by one of two baselines.
+
+Between two events (a job arrives or ends, a period ends) all step times are constant, so that time advances from event
+to event, whatever the number of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from multi_dnn_ros.fleet.contention import Load, Rates, alone_s, predict
+from multi_dnn_ros.fleet.shares import TENTHS, Allocation, Shares, Thresholds, even, start_shares, used
+from multi_dnn_ros.fleet.sharing import Decision, Sharing
+from multi_dnn_ros.fleet.slowdown import Progress
+from multi_dnn_ros.fleet.step_times import Interconnect
+
+#: What is compared: fair shares, and the baselines. `even`: every job has equal shares of all units (of ten of them,
+#: in turn, if there are more) until it ends. `one unit`: every job stays whole on the unit that had the fewest jobs.
+POLICIES = ("fair", "even", "one unit")
+
+
+@dataclass(frozen=True)
+class SimulatedJob:
+    """load: its network and batch. steps: in all. arrives_s: when it is added. priority: weight of its slow-down."""
+
+    name: str
+    load: Load
+    steps: int
+    arrives_s: float = 0.0
+    priority: float = 1.0
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """units: their number. period_s: between decisions. change_s: pause of a job whose set of units changes."""
+
+    units: int
+    interconnect: Interconnect
+    period_s: float = 30.0
+    change_s: float = 1.0
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    gain: float = 0.02
+
+
+@dataclass
+class Sample:
+    """State at the end of a period. slow_downs: predicted, by job."""
+
+    time_s: float
+    slow_downs: dict[str, float]
+    use: list[float]
+    reason: str
+
+
+@dataclass
+class Simulated:
+    """slow_downs: of each job, completion time / completion time alone. use: mean over units and time until the last
+    job ended, 0..1. total_s: until then. changes: of shares after a job's start; taken_back: of these.
+    """
+
+    policy: str
+    slow_downs: dict[str, float]
+    use: float
+    total_s: float
+    changes: int
+    taken_back: int
+    samples: list[Sample]
+
+    def figures(self) -> dict[str, Any]:
+        """For a report."""
+        values = sorted(self.slow_downs.values())
+        return {
+            "largest_slow_down": values[-1],
+            "median_slow_down": values[len(values) // 2],
+            "mean_slow_down": sum(values) / len(values),
+            "use": self.use,
+            "total_s": self.total_s,
+            "changes": self.changes,
+            "taken_back": self.taken_back,
+        }
+
+
+@dataclass
+class _Running:
+    job: SimulatedJob
+    alone_s: float
+    shares: Shares
+    done: float = 0.0
+    paused_s: float = 0.0
+
+    def progress(self, now: float, step_s: float) -> Progress:
+        total = self.job.steps
+        return Progress(min(int(self.done), total), total, now - self.job.arrives_s, step_s, self.alone_s)
+
+
+def simulate(
+    jobs: Sequence[SimulatedJob], fleet: Fleet, policy: str, watch: Callable[[Sample], None] | None = None
+) -> Simulated:
+    """Run all jobs to their end. watch: called at the end of every period. Raises ValueError for an unknown policy."""
+    if policy not in POLICIES:
+        raise ValueError(f"policy {policy!r}: not one of {', '.join(POLICIES)}")
+    simulation = _Simulation(fleet, policy)
+    return simulation.run(jobs, watch)
+
+
+class _Simulation:
+    def __init__(self, fleet: Fleet, policy: str) -> None:
+        self.fleet = fleet
+        self.policy = policy
+        self.sharing = Sharing(fleet.thresholds, fleet.gain)
+        self.running: dict[str, _Running] = {}
+        self.loads: dict[str, Load] = {}
+        self.now = 0.0
+        self.arrived = 0
+        self.changes = self.taken_back = 0
+
+    def run(self, jobs: Sequence[SimulatedJob], watch: Callable[[Sample], None] | None) -> Simulated:
+        waiting = sorted(jobs, key=lambda job: job.arrives_s)
+        ended: dict[str, float] = {}
+        samples: list[Sample] = []
+        busy_s, next_decision = 0.0, 0.0
+        rates = self._rates()
+        while waiting or self.running:
+            due = waiting[0].arrives_s if waiting else math.inf
+            if not self.running:
+                self.now = max(self.now, due)
+            end = min((self._time_to_end(run, rates) for run in self.running.values()), default=math.inf)
+            decide = next_decision if self.running and self.policy == "fair" else math.inf
+            pause = min((run.paused_s for run in self.running.values() if run.paused_s > 0.0), default=math.inf)
+            until = min(due, self.now + end, max(decide, self.now), self.now + pause)
+            step = until - self.now
+            busy_s += sum(rates.use) * step
+            self._advance(step, rates)
+            self.now = until
+            finished = [name for name, run in self.running.items() if run.done >= run.job.steps - 1e-6]
+            for name in finished:
+                run = self.running.pop(name)
+                ended[name] = (self.now - run.job.arrives_s) / (run.job.steps * run.alone_s)
+            new = 0
+            while waiting and waiting[0].arrives_s <= self.now:
+                self._admit(waiting.pop(0))
+                new += 1
+            rates = self._rates()
+            if self.policy == "fair" and self.running and (new or self.now >= next_decision):
+                decision = self._decide(rates)
+                rates = self._rates()
+                if self.now >= next_decision:
+                    next_decision = self.now + self.fleet.period_s
+                    samples.append(Sample(self.now, self._slow_downs(rates), rates.use, decision.reason))
+                    if watch is not None:
+                        watch(samples[-1])
+            elif self.policy != "fair" and self.running and (new or finished):
+                samples.append(Sample(self.now, self._slow_downs(rates), rates.use, "unchanged"))
+        use = busy_s / (self.now * self.fleet.units) if self.now else 0.0
+        return Simulated(self.policy, ended, use, self.now, self.changes, self.taken_back, samples)
+
+    def _rates(self) -> Rates:
+        moving = {name: run.shares for name, run in self.running.items() if run.paused_s <= 0.0 and any(run.shares)}
+        return predict(self.loads, moving, self.fleet.units, self.fleet.interconnect)
+
+    def _time_to_end(self, run: _Running, rates: Rates) -> float:
+        step_s = rates.step_s.get(run.job.name)
+        return math.inf if step_s is None else max(0.0, (run.job.steps - run.done) * step_s)
+
+    def _advance(self, seconds: float, rates: Rates) -> None:
+        for name, run in self.running.items():
+            if name in rates.step_s:
+                run.done += seconds / rates.step_s[name]
+            run.paused_s = max(0.0, run.paused_s - seconds)
+            if run.paused_s < 1e-9:
+                run.paused_s = 0.0
+
+    def _admit(self, job: SimulatedJob) -> None:
+        fleet = self.fleet
+        allocation = {name: run.shares for name, run in self.running.items()}
+        if self.policy == "fair":
+            shares = (0,) * fleet.units
+        elif self.policy == "one unit":
+            shares = start_shares(allocation, [0.0] * fleet.units)
+        else:
+            width = min(TENTHS, fleet.units)
+            units = range(fleet.units) if width == fleet.units else _in_turn(self.arrived * width, width, fleet.units)
+            shares = even(units, fleet.units)
+        self.arrived += 1
+        self.loads[job.name] = job.load
+        self.running[job.name] = _Running(job, alone_s(job.load, fleet.units, fleet.interconnect), shares)
+
+    def _slow_downs(self, rates: Rates) -> dict[str, float]:
+        return {
+            name: run.progress(self.now, rates.step_s[name]).slow_down
+            for name, run in self.running.items()
+            if name in rates.step_s
+        }
+
+    def _decide(self, rates: Rates) -> Decision:
+        """Decide as the supervisor of a real fleet does, from step times and use of the last period."""
+        settled = predict(
+            self.loads, {name: run.shares for name, run in self.running.items() if any(run.shares)},
+            self.fleet.units, self.fleet.interconnect,
+        )  # fmt: skip
+        slow_downs = {
+            name: value * self.running[name].job.priority for name, value in self._slow_downs(settled).items()
+        }
+        allocation: Allocation = {name: run.shares for name, run in self.running.items()}
+        decision = self.sharing.decide(allocation, slow_downs, settled.use)
+        for name in decision.jobs:
+            run, shares = self.running[name], decision.allocation[name]
+            if any(run.shares):
+                self.changes += 1
+                self.taken_back += decision.reason == "taken back"
+                if used(run.shares) != used(shares):
+                    run.paused_s = self.fleet.change_s
+            run.shares = shares
+        return decision
+
+
+def _in_turn(first: int, width: int, units: int) -> list[int]:
+    return [(first + k) % units for k in range(width)]
+
+
+def compare(results: Mapping[str, Simulated]) -> dict[str, float]:
+    """Fair shares against the baselines: by how much (0..1) the largest slow-down is lower than that of the worse and
+    of the better baseline, use relative to the better baseline's, and total time relative to the shorter one.
+    """
+    fair = results["fair"].figures()
+    others = [results[name].figures() for name in POLICIES[1:]]
+    largest = [other["largest_slow_down"] for other in others]
+    return {
+        "largest_slow_down_below_worse": 1.0 - fair["largest_slow_down"] / max(largest),
+        "largest_slow_down_below_better": 1.0 - fair["largest_slow_down"] / min(largest),
+        "use_gain": fair["use"] / max(other["use"] for other in others) - 1.0,
+        "total_time_ratio": fair["total_s"] / min(other["total_s"] for other in others),
+    }

@@ -1,0 +1,28 @@
+"""Slow-down of a training: predicted completion time, relative to that if it had the units for itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Progress:
+    """done, total: steps. elapsed_s: since the job was admitted, less the time in which it was paused while others were
+    measured. step_s: of one step now. alone_s: of one step with the units for itself.
+    """
+
+    done: int
+    total: int
+    elapsed_s: float
+    step_s: float
+    alone_s: float
+
+    @property
+    def remaining_s(self) -> float:
+        """Predicted time to the last step."""
+        return (self.total - self.done) * self.step_s
+
+    @property
+    def slow_down(self) -> float:
+        """Predicted completion time now / completion time alone; 1: as fast as alone."""
+        return (self.elapsed_s + self.remaining_s) / (self.total * self.alone_s)

@@ -1,0 +1,104 @@
+"""Measured times of training steps, as a JSON file: what the simulator is fed with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from multi_dnn_ros.planning.checked_file import read_checked
+
+FORMAT: Literal["multi_dnn_ros step times 1"] = "multi_dnn_ros step times 1"
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class StepTime(_Checked):
+    """Median times of one training step of `batch` images, alone on a unit.
+
+    step_ms: whole step without gradient exchange. busy_ms: of it, the time that the unit computes.
+    """
+
+    batch: int = Field(ge=1)
+    step_ms: float = Field(gt=0)
+    busy_ms: float = Field(gt=0)
+    samples: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _busy_within_step(self) -> StepTime:
+        if self.busy_ms > self.step_ms:
+            raise ValueError(f"busy_ms = {self.busy_ms}: must be at most step_ms = {self.step_ms}")
+        return self
+
+
+class NetworkTimes(_Checked):
+    """One network: step times by rising batch size, and the bytes of its gradients."""
+
+    model: str
+    size: tuple[int, int] | None = None
+    gradient_bytes: int = Field(ge=1)
+    steps: tuple[StepTime, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _rising(self) -> NetworkTimes:
+        batches = [step.batch for step in self.steps]
+        if batches != sorted(set(batches)):
+            raise ValueError(f"batch sizes {batches} of {self.model}: must rise")
+        return self
+
+    def at(self, batch: float) -> tuple[float, float]:
+        """(busy, idle) seconds of a step of `batch` images.
+
+        Linear between measured sizes. Below the smallest its time, because small batches take as long as the launches
+        of their operations; above the largest, busy time grows in proportion.
+        """
+        sizes = [float(step.batch) for step in self.steps]
+        busy = _interpolated(batch, sizes, [step.busy_ms for step in self.steps])
+        idle = [step.step_ms - step.busy_ms for step in self.steps]
+        return busy / 1e3 * max(1.0, batch / sizes[-1]), _interpolated(batch, sizes, idle) / 1e3
+
+
+class Interconnect(_Checked):
+    """All-reduce between units: time of the smallest message, and bus bandwidth (as NCCL's tests define it)."""
+
+    latency_us: float = Field(ge=0)
+    bandwidth_gb_s: float = Field(gt=0)
+
+    def all_reduce_s(self, count: int, bytes_: int) -> float:
+        """Seconds of one all-reduce over `count` units; a ring moves 2 (count - 1) / count of the bytes."""
+        if count < 2:
+            return 0.0
+        return self.latency_us * 1e-6 + 2 * (count - 1) / count * bytes_ / (self.bandwidth_gb_s * 1e9)
+
+
+class StepTimes(_Checked):
+    """The file. interconnect_source: where the figures of the interconnect are from."""
+
+    format: Literal["multi_dnn_ros step times 1"] = FORMAT
+    unit: str
+    interconnect: Interconnect
+    interconnect_source: str
+    networks: tuple[NetworkTimes, ...] = Field(min_length=1)
+    provenance: dict[str, Any] = Field(default_factory=dict)
+
+    def of(self, model: str) -> NetworkTimes:
+        """The network of that name. Raises ValueError that lists those measured."""
+        for network in self.networks:
+            if network.model == model:
+                return network
+        known = ", ".join(network.model for network in self.networks)
+        raise ValueError(f"no step times of {model}; measured: {known}")
+
+
+def read_step_times(path: Path) -> StepTimes:
+    """Raises ProfileError, which names the file and what is wrong with it."""
+    return read_checked(path, StepTimes, "file of step times", "`multi-dnn fleet --measure`")
+
+
+def _interpolated(at: float, places: Sequence[float], values: Sequence[float]) -> float:
+    return float(np.interp(at, places, values))

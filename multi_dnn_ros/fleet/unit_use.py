@@ -1,0 +1,78 @@
+"""Use of each unit: CPU time of the ranks there per thread, or what nvidia-smi reports."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+import psutil
+
+from multi_dnn_ros.common.reporting import cpu_count, nvidia_smi_id
+from multi_dnn_ros.planning.batch_units import Unit
+
+_GPU_SAMPLE_S = 1.0
+
+
+class UnitUse:
+    """Averages since the last :meth:`take`."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._units = units
+        self._cpu: dict[int, float] = {}
+        self._busy = [0.0] * len(units)
+        self._since = self._sampled = time.monotonic()
+        self._gpu: list[list[float]] = [[] for _ in units]
+        self._smi = shutil.which("nvidia-smi") if any(unit.device.startswith("cuda") for unit in units) else None
+
+    def sample(self, pids: Sequence[Sequence[int]]) -> None:
+        """Add what was used since the last call. pids: of the processes on each unit."""
+        for unit, processes in enumerate(pids):
+            if self._units[unit].device == "cpu":
+                self._busy[unit] += sum(self._new_cpu_s(pid) for pid in processes)
+        now = time.monotonic()
+        if self._smi is not None and now - self._sampled >= _GPU_SAMPLE_S:
+            self._sampled = now
+            for unit, value in self._gpu_use(self._smi).items():
+                self._gpu[unit].append(value)
+
+    def take(self) -> list[float]:
+        """Use 0..1 of each unit since the last call."""
+        now = time.monotonic()
+        seconds, self._since = max(1e-3, now - self._since), now
+        result = []
+        for unit, kind in enumerate(self._units):
+            if kind.device == "cpu":
+                result.append(min(1.0, self._busy[unit] / seconds / (kind.threads or cpu_count())))
+            else:
+                values = self._gpu[unit]
+                result.append(sum(values) / len(values) if values else 0.0)
+        self._busy = [0.0] * len(self._units)
+        self._gpu = [[] for _ in self._units]
+        return result
+
+    def _new_cpu_s(self, pid: int) -> float:
+        try:
+            times = psutil.Process(pid).cpu_times()
+        except psutil.Error:
+            self._cpu.pop(pid, None)
+            return 0.0
+        total = times.user + times.system
+        before = self._cpu.get(pid)
+        self._cpu[pid] = total
+        return 0.0 if before is None else total - before
+
+    def _gpu_use(self, smi: str) -> Mapping[int, float]:
+        ids = {k: nvidia_smi_id(int(unit.device.partition(":")[2])) for k, unit in enumerate(self._units)}
+        command = [
+            smi,
+            f"--id={','.join(ids.values())}",
+            "--query-gpu=utilization.gpu",
+            "--format=csv,noheader,nounits",
+        ]
+        try:
+            lines = subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.split()
+            return {unit: float(line) / 100.0 for unit, line in zip(ids, lines, strict=True)}
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            return {}  # a GPU without this figure counts as free

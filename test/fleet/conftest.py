@@ -1,0 +1,43 @@
+"""Data and jobs of the fleet tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from multi_dnn_ros.fleet.jobs_file import FleetJob
+
+
+@pytest.fixture(scope="session")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of two colours, which are the classes: 120 to train with, so that batches of 20 are not the same."""
+    root = tmp_path_factory.mktemp("colours")
+    dice = np.random.default_rng(0)
+    for part, count in (("train", 60), ("val", 6)):
+        for name, channel in (("green", 1), ("red", 2)):
+            (root / part / name).mkdir(parents=True)
+            for k in range(count):
+                image = dice.integers(0, 90, (16, 16, 3), dtype=np.uint8)
+                image[..., channel] += dice.integers(20, 120, dtype=np.uint8)
+                cv2.imwrite(str(root / part / name / f"{k}.png"), image)
+    return root
+
+
+@pytest.fixture
+def job(colours: Path) -> FleetJob:
+    """A classifier with batch normalization, without dropout."""
+    return FleetJob(
+        name="a",
+        model="torchvision:shufflenet_v2_x0_5",
+        weights="random",
+        num_classes=2,
+        size=(32, 32),
+        data=f"classes:{colours}",
+        global_batch=20,
+        steps=60,
+        lr=2e-3,
+        optimizer="sgd",
+    )

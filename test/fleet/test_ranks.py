@@ -1,0 +1,89 @@
+"""The ranks of one job: shares change between steps, and change no result."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from multi_dnn_ros.fleet.job_processes import JobProcesses, wait_for_messages
+from multi_dnn_ros.fleet.job_training import JobTraining
+from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.messages import Ended, Failed, Held, Message, Report
+from multi_dnn_ros.planning.batch_units import parse_unit
+
+UNITS = (parse_unit("cpu:1"),) * 2
+_PATIENCE_S = 240.0
+
+
+@pytest.fixture
+def ranks(job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobProcesses]:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = JobProcesses(job, UNITS, tmp_path, store.port, "a")
+    yield processes
+    processes.kill()
+
+
+def wait_for(ranks: JobProcesses, wanted: Callable[[Message], bool]) -> Message:
+    """The first message of this kind."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        wait_for_messages([ranks], 0.1)
+        for _, message in ranks.receive():
+            if wanted(message):
+                return message
+            assert not isinstance(message, Failed), message.text
+    raise AssertionError("no such message")
+
+
+def test_shares_change_no_loss_and_a_rank_without_a_share_uses_no_cpu(
+    ranks: JobProcesses, job: FleetJob, tmp_path: Path
+) -> None:
+    for shares in ((10, 0), (5, 5), (2, 8), (0, 10), (7, 3)):
+        ranks.send(shares)
+        report = wait_for(ranks, lambda m: isinstance(m, Report) and m.number == ranks.number)
+        assert isinstance(report, Report)
+        if 0 in shares:
+            before, first = [cpu_s(pid) for pid in ranks.pids], report.done
+            report = wait_for(ranks, lambda m, first=first: isinstance(m, Report) and m.done >= first + 4)
+            used = [cpu_s(pid) - start for pid, start in zip(ranks.pids, before, strict=True)]
+            assert used[shares.index(0)] < 0.1 * used[shares.index(10)]
+        assert isinstance(report, Report)
+        assert report.done < report.total, "the job has ended before all shares were tried"
+    ended = wait_for(ranks, lambda m: isinstance(m, Ended))
+    assert isinstance(ended, Ended)
+    assert ended.finished
+    assert (tmp_path / "a.safetensors").is_file()
+    alone = JobTraining(job, torch.device("cpu"))
+    alone.take((10,), 0)
+    while alone.done < alone.total:
+        alone.step()
+    assert len(ended.losses) == job.steps
+    assert ended.losses == pytest.approx(alone.losses, rel=0.01)
+    assert alone.losses[-1] < 0.9 * alone.losses[0]
+
+
+def test_a_job_holds_and_the_end_of_a_rank_is_reported(ranks: JobProcesses) -> None:
+    ranks.send((5, 5))
+    wait_for(ranks, lambda m: isinstance(m, Report))
+    ranks.send((5, 5), hold=True)
+    wait_for(ranks, lambda m: isinstance(m, Held) and m.number == 2)
+    psutil.Process(ranks.pids[1]).send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + _PATIENCE_S
+    found: list[tuple[int, Message]] = []
+    while not found and time.monotonic() < deadline:
+        wait_for_messages([ranks], 0.1)
+        found = ranks.receive()
+    assert found == [(1, Failed("was killed by SIGKILL (the kernel does this when memory runs out)", False, False))]
+
+
+def cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)

@@ -1,0 +1,182 @@
+"""Algorithms 1 and 2, and the decisions made with them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.fleet.shares import (
+    TENTHS,
+    Shares,
+    Thresholds,
+    by_largest_remainder,
+    by_slow_down,
+    by_use,
+    even,
+    manage,
+    own_units,
+    start_shares,
+    used,
+    whole,
+    within,
+)
+from multi_dnn_ros.fleet.sharing import Sharing
+
+THRESHOLDS = Thresholds()
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> tuple[dict[str, Shares], dict[str, float], list[float]]:
+    """Allocation, slow-downs and use of a fleet of up to six units and eight jobs."""
+    units = draw(st.integers(1, 6))
+    jobs = [f"job{k}" for k in range(draw(st.integers(1, 8)))]
+    weights = st.lists(st.integers(0, 10), min_size=units, max_size=units).filter(any)
+    allocation = {job: by_largest_remainder([float(w) for w in draw(weights)]) for job in jobs}
+    slow_downs = {job: draw(st.floats(1.0, 50.0)) for job in jobs}
+    use = draw(st.lists(st.floats(0.0, 1.0), min_size=units, max_size=units))
+    return allocation, slow_downs, use
+
+
+def test_the_worked_example_of_the_paper() -> None:
+    """Even shares of two units; use 90, 80, 20 and 50 %: free are 10, 20 and 80 % of these two and the least used."""
+    assert by_use((5, 5, 0, 0), [0.9, 0.8, 0.2, 0.5]) == (1, 2, 7, 0)
+
+
+def test_remainders_decide_who_gets_the_tenths_that_are_left() -> None:
+    assert by_largest_remainder([10.0, 20.0, 80.0]) == (1, 2, 7)
+    assert by_largest_remainder([1.0, 1.0, 1.0]) == (4, 3, 3)
+    with pytest.raises(ValueError, match=r"weights \[0.0, 0.0\]"):
+        by_largest_remainder([0.0, 0.0])
+
+
+@given(st.lists(st.floats(0.0, 1e300), min_size=1, max_size=70).filter(lambda weights: 0.0 < sum(weights) < 1e307))
+def test_parts_are_the_exact_ones_rounded_up_or_down(weights: list[float]) -> None:
+    parts = by_largest_remainder(weights)
+    assert sum(parts) == TENTHS
+    for part, weight in zip(parts, weights, strict=True):
+        assert abs(part - TENTHS * (weight / sum(weights))) < 1.0 + 1e-6
+
+
+@given(fleets())
+def test_every_job_keeps_ten_tenths(fleet: tuple[dict[str, Shares], dict[str, float], list[float]]) -> None:
+    """So no job starves, whatever the slow-downs and the use."""
+    allocation, slow_downs, use = fleet
+    changed = manage(allocation, slow_downs, use, THRESHOLDS)
+    assert list(changed) == list(allocation)
+    for shares in changed.values():
+        assert sum(shares) == TENTHS
+        assert min(shares) >= 0
+        assert len(shares) == len(use)
+
+
+@given(fleets())
+def test_only_the_job_with_the_largest_slow_down_changes(
+    fleet: tuple[dict[str, Shares], dict[str, float], list[float]],
+) -> None:
+    allocation, slow_downs, use = fleet
+    changed = manage(allocation, slow_downs, use, THRESHOLDS)
+    different = [job for job in allocation if changed[job] != allocation[job]]
+    if len(allocation) >= len(use):
+        assert len(different) <= 1
+        assert all(slow_downs[job] == max(slow_downs.values()) for job in different)
+
+
+@given(fleets())
+def test_few_jobs_get_units_of_their_own_and_stay_there(
+    fleet: tuple[dict[str, Shares], dict[str, float], list[float]],
+) -> None:
+    allocation, slow_downs, use = fleet
+    if len(allocation) >= len(use):
+        return
+    changed = own_units(allocation, slow_downs, use)
+    units = [unit for shares in changed.values() for unit in used(shares)]
+    assert sorted(units) == list(range(len(use)))
+    assert own_units(changed, dict.fromkeys(changed, 1.0), use[::-1]) == changed
+
+
+def test_slow_downs_that_are_nearly_equal_change_nothing() -> None:
+    allocation = {"a": (10, 0), "b": (0, 10), "c": (5, 5)}
+    assert manage(allocation, {"a": 2.0, "b": 2.1, "c": 2.0}, [1.0, 0.1], THRESHOLDS) == allocation
+
+
+def test_use_decides_before_slow_downs() -> None:
+    allocation = {"a": (10, 0), "b": (10, 0)}
+    assert manage(allocation, {"a": 4.0, "b": 2.0}, [1.0, 0.2], THRESHOLDS)["a"] == (0, 10)
+    assert manage({"a": (5, 5), "b": (10, 0)}, {"a": 4.0, "b": 2.0}, [0.9, 0.85], THRESHOLDS)["a"] == (3, 7)
+
+
+def test_more_tenths_move_the_further_the_slow_down_is_from_the_middle() -> None:
+    allocation = {"a": (10, 0), "b": (0, 10)}
+    moved = [by_slow_down("a", allocation, {"a": worst, "b": 2.0})[1] for worst in (2.1, 3.0, 6.0, 38.0)]
+    assert moved == [1, 2, 5, 9]
+
+
+def test_a_new_job_starts_on_the_unit_with_the_fewest_tenths() -> None:
+    assert start_shares({"a": (10, 0, 0), "b": (0, 4, 6)}, [0.0, 0.0, 0.0]) == whole(1, 3)
+    assert start_shares({}, [0.5, 0.1]) == whole(1, 2)
+    assert sum(even(range(64), 64)) == TENTHS
+
+
+def test_tenths_beyond_the_limits_of_memory_move_to_other_units() -> None:
+    assert within((10, 0, 0), (4, 10, 10)) == (4, 6, 0)
+    assert within((4, 6, 0), (10, 10, 10)) == (4, 6, 0)
+    assert within((10, 0), (4, 5)) is None
+
+
+@given(st.lists(st.floats(0.5, 4.0), min_size=2, max_size=7), st.integers(2, 4))
+def test_decisions_settle_without_oscillation(demands: list[float], units: int) -> None:
+    """On units that slow each job down by the demand of all jobs there, changes end, and no job is worse off than the
+    slowest was at the start.
+    """
+    jobs = {f"job{k}": demand for k, demand in enumerate(demands)}
+
+    def slow_downs(allocation: dict[str, Shares]) -> dict[str, float]:
+        load = [sum(jobs[job] * shares[unit] / TENTHS for job, shares in allocation.items()) for unit in range(units)]
+        return {job: max(load[unit] / jobs[job] for unit in used(shares)) for job, shares in allocation.items()}
+
+    sharing = Sharing(THRESHOLDS)
+    allocation = {job: whole(0, units) for job in jobs}
+    first = max(slow_downs(allocation).values())
+    quiet = 0
+    for _ in range(3000):
+        now = slow_downs(allocation)
+        top = max(sum(jobs[job] * shares[unit] for job, shares in allocation.items()) for unit in range(units))
+        use = [
+            sum(jobs[job] * shares[unit] for job, shares in allocation.items()) / max(top, 1e-9)
+            for unit in range(units)
+        ]
+        decision = sharing.decide(allocation, now, use)
+        quiet = 0 if decision.allocation != allocation else quiet + 1
+        allocation = decision.allocation
+        if quiet == 5:
+            break
+    assert quiet == 5
+    assert max(slow_downs(allocation).values()) <= first * 1.0001
+
+
+def test_a_change_that_does_not_help_is_taken_back_and_not_repeated() -> None:
+    sharing = Sharing(THRESHOLDS)
+    allocation: dict[str, Shares] = {"a": (10, 0), "b": (0, 10), "c": (10, 0)}
+    slow = {"a": 4.0, "b": 2.0, "c": 3.0}
+    assert sharing.decide(allocation, slow, [0.5, 0.5]).reason == "algorithm"  # a set of jobs never seen before
+    tried = sharing.decide(allocation, slow, [0.5, 0.5])
+    seen = [tried.allocation]
+    for _ in range(40):
+        worse = {job: value * (1.2 if tried.allocation[job] != allocation[job] else 1.0) for job, value in slow.items()}
+        back = sharing.decide(tried.allocation, worse, [0.5, 0.5])
+        assert back.allocation == allocation
+        assert back.reason == "taken back"
+        tried = sharing.decide(back.allocation, slow, [0.5, 0.5])
+        if tried.reason == "unchanged":
+            break
+        assert tried.allocation not in seen
+        seen.append(tried.allocation)
+    assert tried.reason == "unchanged"
+
+
+def test_limits_hold_in_every_decision() -> None:
+    sharing = Sharing(THRESHOLDS)
+    placed = sharing.decide({"a": (0, 0), "b": (0, 10)}, {"b": 1.0}, [0.0, 1.0], {"a": (3, 10)})
+    assert placed.allocation["a"] == (3, 7)
+    assert placed.reason == "start"

@@ -1,0 +1,134 @@
+"""The prediction of contention against a simulation of every step, and the simulated fleets."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from multi_dnn_ros.fleet.contention import Load, alone_s, predict
+from multi_dnn_ros.fleet.shares import Shares, used
+from multi_dnn_ros.fleet.simulator import POLICIES, Fleet, SimulatedJob, simulate
+from multi_dnn_ros.fleet.slowdown import Progress
+from multi_dnn_ros.fleet.step_times import Interconnect, NetworkTimes, StepTime
+
+LINK = Interconnect(latency_us=50, bandwidth_gb_s=100)
+
+
+def network(fixed_ms: float, image_ms: float, idle_ms: float, megabytes: int = 50) -> NetworkTimes:
+    rows = tuple(
+        StepTime(batch=n, busy_ms=fixed_ms + image_ms * n, step_ms=fixed_ms + image_ms * n + idle_ms, samples=1)
+        for n in (1, 10, 100)
+    )
+    return NetworkTimes(
+        model=f"{fixed_ms}-{image_ms}-{idle_ms}", gradient_bytes=megabytes * 1_000_000, steps=rows
+    )  # fmt: skip
+
+
+def every_step(loads: dict[str, Load], allocation: dict[str, Shares], units: int, seconds: float) -> dict[str, float]:
+    """Step times by processor sharing in small time slices: computing parts get equal slices of a unit, then a job
+    waits for its slowest part, exchanges gradients and is idle.
+    """
+    dice = random.Random(0)
+    left = {job: {} for job in loads}  # type: dict[str, dict[int, float]]
+    pause = {job: dice.random() * 0.01 for job in loads}
+    steps = dict.fromkeys(loads, 0)
+    slice_s = 2e-5
+    for _ in range(int(seconds / slice_s)):
+        for unit in range(units):
+            here = [job for job in loads if left[job].get(unit, 0.0) > 0.0]
+            for job in here:
+                left[job][unit] -= slice_s / len(here)
+        for job, load in loads.items():
+            if left[job]:
+                if max(left[job].values()) <= 0.0:
+                    left[job] = {}
+                    steps[job] += 1
+                    count = len(used(allocation[job]))
+                    pause[job] = load.times.at(1)[1] + LINK.all_reduce_s(count, load.times.gradient_bytes)
+            else:
+                pause[job] -= slice_s
+                if pause[job] <= 0.0:
+                    left[job] = {
+                        unit: load.times.at(load.batch * allocation[job][unit] / 10)[0]
+                        for unit in used(allocation[job])
+                    }
+    return {job: seconds / count for job, count in steps.items()}
+
+
+@pytest.mark.parametrize(
+    "allocation",
+    [
+        {"a": (10, 0), "b": (10, 0), "c": (0, 10)},
+        {"a": (5, 5), "b": (5, 5), "c": (5, 5)},
+        {"a": (2, 8), "b": (10, 0), "c": (10, 0)},
+    ],
+)
+def test_predicted_steps_are_those_of_time_slices_within_15_percent(allocation: dict[str, Shares]) -> None:
+    loads = {
+        "a": Load(network(1.0, 0.1, 1.0), 100),
+        "b": Load(network(2.0, 0.05, 0.5), 100),
+        "c": Load(network(0.5, 0.2, 3.0), 60),
+    }
+    predicted = predict(loads, allocation, 2, LINK).step_s
+    simulated = every_step(loads, allocation, 2, 1.5)
+    assert predicted == pytest.approx(simulated, rel=0.15)
+
+
+def test_equal_jobs_on_one_unit_share_it() -> None:
+    loads = {name: Load(network(0.0, 0.1, 0.0), 100) for name in "abcd"}
+    rates = predict(loads, dict.fromkeys(loads, (10,)), 1, LINK)
+    assert rates.step_s == pytest.approx(dict.fromkeys(loads, 0.04), rel=0.01)
+    assert rates.use == pytest.approx([1.0], rel=0.01)
+
+
+def test_times_between_measured_batches_are_interpolated_and_beyond_them_in_proportion() -> None:
+    times = network(2.0, 0.1, 1.0)
+    assert times.at(55) == pytest.approx((7.5e-3, 1e-3))
+    assert times.at(200) == pytest.approx((24e-3, 1e-3))
+    assert times.at(0.5) == times.at(1)
+
+
+def test_slow_down_is_predicted_time_over_time_alone() -> None:
+    assert Progress(done=50, total=100, elapsed_s=10.0, step_s=0.3, alone_s=0.1).slow_down == pytest.approx(2.5)
+
+
+def jobs(count: int) -> list[SimulatedJob]:
+    dice = random.Random(1)
+    kinds = [network(8, 0.2, 3), network(2, 0.03, 4, 240), network(5, 0.05, 8, 9), network(15, 0.35, 6)]
+    found = []
+    for k in range(count):
+        load = Load(kinds[k % len(kinds)], 100)
+        steps = round(dice.uniform(600, 1800) / alone_s(load, 1, LINK))
+        found.append(SimulatedJob(f"job{k}", load, steps, k * 200.0))
+    return found
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_job_alone_on_one_unit_is_not_slowed_down(policy: str) -> None:
+    result = simulate(jobs(1), Fleet(1, LINK), policy)
+    assert result.slow_downs == pytest.approx({"job0": 1.0}, rel=1e-3)
+    assert result.changes == 0
+
+
+def test_fair_shares_lower_the_largest_slow_down() -> None:
+    fleet = Fleet(4, LINK)
+    results = {policy: simulate(jobs(12), fleet, policy) for policy in POLICIES}
+    assert all(len(result.slow_downs) == 12 for result in results.values())
+    largest = {policy: max(result.slow_downs.values()) for policy, result in results.items()}
+    assert largest["fair"] < 0.8 * min(largest["even"], largest["one unit"])
+    assert results["fair"].total_s <= min(results[policy].total_s for policy in POLICIES)
+
+
+def test_changes_end_while_the_set_of_jobs_stays() -> None:
+    """No oscillation: after some periods nothing changes any more."""
+    same = [SimulatedJob(job.name, job.load, job.steps * 50, 0.0) for job in jobs(7)]
+    reasons: list[str] = []
+    simulate(same, Fleet(3, LINK), "fair", lambda sample: reasons.append(sample.reason))
+    settled = reasons[150:400]
+    assert set(settled) == {"unchanged"}
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match="not one of fair, even, one unit"):
+        simulate(jobs(1), Fleet(1, LINK), "none")
