@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,9 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.vision.decoders.anchor import DetectorCore
 from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
+from multi_dnn_ros.vision.view import WHOLE, View
+from multi_dnn_ros.vision.windowed import ResultDecoder, WindowDecoder, WindowPreprocess
 
 if TYPE_CHECKING:
     from multi_dnn_ros.models.description import Description
@@ -72,6 +76,7 @@ class Dnn:
     decoder: (flat raw outputs on the CPU, (H, W) of the source image) -> result; `score_threshold`, `iou_threshold` and
     `max_detections` may be set at any time.
     labels: class names by index, as in the decoder's results. result_kind: name of the kind of its results.
+    view: the part of the image that it sees, which `preprocess` and `decoder` take for the whole image.
     """
 
     name: str
@@ -81,6 +86,21 @@ class Dnn:
     decoder: Decoder
     labels: tuple[str, ...]
     result_kind: str
+    view: View = WHOLE
+
+    @property
+    def inputs(self) -> Callable[[torch.Tensor], tuple[torch.Tensor]]:
+        """(H, W, 3) uint8 RGB image on any device -> the network's input of the part of the image that it sees."""
+        return self.preprocess if self.view.is_whole else WindowPreprocess(self.preprocess, self.view)
+
+    @property
+    def results(self) -> ResultDecoder:
+        """Raw outputs for `inputs` -> the result in pixels of the image."""
+        if self.view.is_whole:
+            return self.decoder
+        place = RESULT_KINDS.get(self.result_kind).place
+        assert place is not None  # checked by load_dnn
+        return WindowDecoder(self.decoder, self.view, place)
 
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
         """Zeros of the shape and type of the inputs, (1, 3, h, w) float32 on the CPU, for tracing and warm-up."""

@@ -29,7 +29,9 @@ from multi_dnn_ros.vision.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
 from multi_dnn_ros.vision.decoders.layout import Difference, Layout
 from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import OutputError
+from multi_dnn_ros.vision.view import WHOLE, View
 
 T = TypeVar("T")
 
@@ -41,12 +43,13 @@ _MAX_LABELS = 65_536
 class Interface:
     """Preprocessing and decoder of a DNN, by its parameters and its source.
 
-    labels: class names by index.
+    labels: class names by index. view: the part of the image that the DNN sees.
     """
 
     decoder: DecoderSpec
     labels: tuple[str, ...]
     preprocess: Preprocess
+    view: View
 
 
 def load_dnn(name: str, config: DnnConfig) -> Dnn:
@@ -105,7 +108,7 @@ def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
         max_detections=config.max_detections,
     )
     module = source.module if decoder.core is None else decoder.core.eval()
-    dnn = Dnn(name, config.role, module, preprocess, decoder, labels, spec.result_kind)
+    dnn = Dnn(name, config.role, module, preprocess, decoder, labels, spec.result_kind, interface.view)
     _try(dnn, config)
     return dnn
 
@@ -133,9 +136,23 @@ def interface_of(source: Source, name: str, config: DnnConfig) -> Interface:
     preprocess = collected(_preprocess, name, config, source, decoder)
     if decoder is not None and labels is not None:
         collected(_check_classes, name, config, decoder, labels)
-    if problems or decoder is None or labels is None or preprocess is None:
+    view = collected(_view, name, config, decoder)
+    if problems or decoder is None or labels is None or preprocess is None or view is None:
         raise ModelError("\n".join(problems))
-    return Interface(decoder, labels, preprocess)
+    return Interface(decoder, labels, preprocess, view)
+
+
+def _view(name: str, config: DnnConfig, decoder: DecoderSpec | None) -> View:
+    if not config.crop:
+        return WHOLE
+    x, y, width, height = config.crop
+    view = View((x, y, width, height), where=f"parameter dnn.{name}.crop")
+    if decoder is not None and RESULT_KINDS.get(decoder.result_kind).place is None:
+        raise ModelError(
+            f"parameter dnn.{name}.crop is {config.crop}, but results of kind '{decoder.result_kind}' (decoder "
+            f"{decoder.name}) cannot be placed in the whole image; allowed: []"
+        )
+    return view
 
 
 def _check_classes(name: str, config: DnnConfig, decoder: DecoderSpec, labels: tuple[str, ...]) -> None:

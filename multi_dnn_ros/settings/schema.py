@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
 from multi_dnn_ros.common import extensions
+from multi_dnn_ros.settings.image_parts import CROP_RULE, checked_crop
 from multi_dnn_ros.settings.roles import PRESETS
 
 if TYPE_CHECKING:  # the names are read from the registries at run time
@@ -248,6 +249,12 @@ class DnnConfig(_Section):
         description="Maximum time in ms that a frame may wait for its inference to start; older frames are dropped as "
         "too_old. 0: no limit.",
         json_schema_extra=RUNTIME,
+    )
+    crop: Annotated[list[float], AfterValidator(checked_crop)] = Field(
+        default_factory=list,
+        description="Part of the image that the DNN sees: x, y, width and height, as fractions of the image if all are "
+        "at most 1, otherwise in pixels. Results are in pixels of the whole image. Empty: the whole image.",
+        json_schema_extra={"allowed": CROP_RULE},
     )
 
 
