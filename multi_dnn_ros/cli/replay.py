@@ -147,16 +147,22 @@ def _replay(
     from multi_dnn_ros.replay.outputs import decode_message, drawn, label_messages, result_messages
     from multi_dnn_ros.replay.replay import Replay
     from multi_dnn_ros.vision.result_kind import RESULT_KINDS
+    from multi_dnn_ros.vision.results import result_name
 
     pipeline = build(_without_deadlines(config), lambda line: print(line, file=sys.stderr))
     RESULT_KINDS.report_broken()
-    kinds = {name: RESULT_KINDS.get(dnn.result_kind) for name, dnn in pipeline.dnns.items()}
+    outputs = {
+        result_name(name, output): it for name, dnn in pipeline.dnns.items() for output, it in dnn.outputs.items()
+    }
+    kinds = {name: RESULT_KINDS.get(output.result_kind) for name, output in outputs.items()}
     for task in pipeline.tasks:
         for camera in task.cameras:
-            for topic in kinds[task.name].topics:
-                writer.add_topic(f"{args.node}/{camera}/{task.name}/{topic.name}", topic.msgtype)
-    labels = {name: dnn.labels for name, dnn in pipeline.dnns.items() if kinds[name].has_labels}
-    thresholds = {name: dnn.decoder.score_threshold for name, dnn in pipeline.dnns.items()}
+            for output in pipeline.dnns[task.name].outputs:
+                name = result_name(task.name, output)
+                for topic in kinds[name].topics:
+                    writer.add_topic(f"{args.node}/{camera}/{name}/{topic.name}", topic.msgtype)
+    labels = {name: output.labels for name, output in outputs.items() if kinds[name].has_labels}
+    thresholds = {name: output.decoder.score_threshold for name, output in outputs.items()}
     replay = Replay(
         pipeline.tasks,
         topics,

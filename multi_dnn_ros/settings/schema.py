@@ -87,6 +87,45 @@ class CameraConfig(_Section):
     )
 
 
+class OutputConfig(_Section):
+    """One of several results of a DNN (parameters ``dnn.<dnn>.output.<output>.*``)."""
+
+    decoder: DecoderName = Field(
+        "auto",
+        description="Converts the raw outputs into this result. auto: the decoder for raw outputs of these shapes.",
+    )
+    raw_outputs: list[str] = Field(
+        default_factory=list,
+        description="Raw outputs of the network that the decoder reads, in its order: their names in the .onnx file "
+        'or their numbers, from "0" (numbers in quotes). Empty: all.',
+    )
+    labels: list[str] = Field(
+        default_factory=list,
+        description="As `dnn.<dnn>.labels`, for this result. Empty: those of the decoder, if it has some (lane, "
+        "drivable area), otherwise those of the DNN.",
+    )
+    keep: list[str] = Field(
+        default_factory=list, description="Names of the classes in this result; others are discarded. Empty: all."
+    )
+    score_threshold: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="As `dnn.<dnn>.score_threshold`, for this result.",
+        json_schema_extra=RUNTIME,
+    )
+    iou_threshold: float = Field(
+        0.5, ge=0.0, le=1.0, description="As `dnn.<dnn>.iou_threshold`, for this result.", json_schema_extra=RUNTIME
+    )
+    max_detections: int = Field(
+        100,
+        ge=1,
+        le=10_000,
+        description="As `dnn.<dnn>.max_detections`, for this result.",
+        json_schema_extra=RUNTIME,
+    )
+
+
 class DnnConfig(_Section):
     """One DNN (parameters ``dnn.<dnn>.*``)."""
 
@@ -255,6 +294,11 @@ class DnnConfig(_Section):
         description="Part of the image that the DNN sees: x, y, width and height, as fractions of the image if all are "
         "at most 1, otherwise in pixels. Results are in pixels of the whole image. Empty: the whole image.",
         json_schema_extra={"allowed": CROP_RULE},
+    )
+    outputs: dict[Name, OutputConfig] = Field(
+        default_factory=dict,
+        description="Names of several results of one inference; each has its own parameters below "
+        "`dnn.<dnn>.output.<output>` and its own topics. Empty: one result.",
     )
 
 

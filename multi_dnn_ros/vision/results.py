@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +91,25 @@ def enlarged(
     whole = np.full(size, outside, np.uint8)
     whole[window.top : window.bottom, window.left : window.right] = values
     return whole
+
+
+@dataclass(frozen=True)
+class SeveralResults:
+    """The results of a DNN with parameter `outputs`, for one frame, by the name of the output."""
+
+    by_output: Mapping[str, Any]
+
+
+def result_name(dnn: str, output: str) -> str:
+    """Name of a result: `<dnn>`, or `<dnn>/<output>` if the DNN has several. output: empty if it has one."""
+    return f"{dnn}/{output}" if output else dnn
+
+
+def results_by_name(dnn: str, result: Any) -> dict[str, Any]:
+    """The results of one inference of a DNN by :func:`result_name`."""
+    if not isinstance(result, SeveralResults):
+        return {dnn: result}
+    return {result_name(dnn, output): value for output, value in result.by_output.items()}
 
 
 Decoded = Detections | Lanes
