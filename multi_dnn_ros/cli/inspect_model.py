@@ -114,8 +114,8 @@ def _draw(result: Inspection, image: Path, output: Path) -> dict[str, object]:
     (source,) = ImageSource(image).items()
     pixels = source.image
     with torch.inference_mode():
-        outputs = pytree.tree_leaves(dnn.module(*dnn.preprocess(torch.from_numpy(pixels))))
-    found = dnn.decoder([part for part in outputs if isinstance(part, torch.Tensor)], pixels.shape[:2])
+        outputs = pytree.tree_leaves(dnn.module(*dnn.inputs(torch.from_numpy(pixels))))
+    found = dnn.results([part for part in outputs if isinstance(part, torch.Tensor)], pixels.shape[:2])
     save_picture(output, draw(pixels, [Layer(dnn.name, RESULT_KINDS.get(dnn.result_kind), found)]))
     return {"file": str(output), "found": _found(found)}
 

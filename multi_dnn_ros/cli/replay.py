@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -205,17 +206,20 @@ def _replay(
     from multi_dnn_ros.replay.outputs import decode_message, drawn, label_messages, result_messages
     from multi_dnn_ros.replay.replay import Replay
     from multi_dnn_ros.vision.result_kind import RESULT_KINDS
+    from multi_dnn_ros.vision.results import result_name
 
     with ExitStack() as stack:
         runner, dnns = _batch_runner(args, config, stack) if args.units else _engine_runner(config)
         RESULT_KINDS.report_broken()
-        kinds = {name: RESULT_KINDS.get(dnn.result_kind) for name, dnn in dnns.items()}
-        for name, cameras in runner.streams:
-            for camera in cameras:
+        outputs = {result_name(name, output): it for name, dnn in dnns.items() for output, it in dnn.outputs.items()}
+        kinds = {name: RESULT_KINDS.get(output.result_kind) for name, output in outputs.items()}
+        for dnn, cameras in runner.streams:
+            for camera, output in product(cameras, dnns[dnn].outputs):
+                name = result_name(dnn, output)
                 for topic in kinds[name].topics:
                     writer.add_topic(f"{args.node}/{camera}/{name}/{topic.name}", topic.msgtype)
-        labels = {name: dnn.labels for name, dnn in dnns.items() if kinds[name].has_labels}
-        thresholds = {name: dnn.decoder.score_threshold for name, dnn in dnns.items()}
+        labels = {name: output.labels for name, output in outputs.items() if kinds[name].has_labels}
+        thresholds = {name: output.decoder.score_threshold for name, output in outputs.items()}
         replay = Replay(
             runner,
             topics,
@@ -266,7 +270,7 @@ def _batch_runner(
             plan_session(settings.model, settings.precision, args.units, tables_folder(args), batch, request)
         )
         cameras = tuple(settings.cameras or config.cameras)
-        batched.append(BatchedDnn(name, cameras, dnn.preprocess, dnn.decoder, session.run))
+        batched.append(BatchedDnn(name, cameras, dnn.inputs, dnn.results, session.run))
     return BatchRunner(batched, batch), dnns
 
 

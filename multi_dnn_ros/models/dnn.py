@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,10 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.vision.decoders.anchor import DetectorCore
 from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
+from multi_dnn_ros.vision.several import SelectedOutputs, SeveralDecoders
+from multi_dnn_ros.vision.view import WHOLE, View
+from multi_dnn_ros.vision.windowed import ResultDecoder, WindowDecoder, WindowPreprocess
 
 if TYPE_CHECKING:
     from multi_dnn_ros.models.description import Description
@@ -64,23 +69,73 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Output:
+    """One result of a DNN.
+
+    decoder: (flat raw outputs on the CPU, (H, W) of the source image) -> result; `score_threshold`, `iou_threshold` and
+    `max_detections` may be set at any time. labels: class names by index, as in the decoder's results. result_kind:
+    name of the kind of its results. raw_outputs: numbers of those that the decoder reads; None: all.
+    """
+
+    decoder: Decoder
+    labels: tuple[str, ...]
+    result_kind: str
+    raw_outputs: tuple[int, ...] | None = None
+
+    def results(self, view: View) -> ResultDecoder:
+        """All raw outputs for an image of which the DNN sees `view` -> the result in pixels of the image."""
+        decoder: ResultDecoder = self.decoder
+        if self.raw_outputs is not None:
+            decoder = SelectedOutputs(decoder, self.raw_outputs)
+        if view.is_whole:
+            return decoder
+        place = RESULT_KINDS.get(self.result_kind).place
+        assert place is not None  # checked by load_dnn
+        return WindowDecoder(decoder, view, place)
+
+
+@dataclass(frozen=True)
 class Dnn:
-    """One DNN with its preprocessing and its decoder.
+    """One DNN with its preprocessing and its decoders.
 
     module: eval mode, on the CPU; forward(x: (1, 3, h, w) float32) -> tensor, tuple or dict of tensors.
     preprocess: (H, W, 3) uint8 RGB image on any device -> ((1, 3, h, w) float32,).
-    decoder: (flat raw outputs on the CPU, (H, W) of the source image) -> result; `score_threshold`, `iou_threshold` and
-    `max_detections` may be set at any time.
-    labels: class names by index, as in the decoder's results. result_kind: name of the kind of its results.
+    outputs: its results; by the names of parameter `outputs`, or one with an empty name.
+    view: the part of the image that it sees, which `preprocess` and the decoders take for the whole image.
     """
 
     name: str
     role: str
     module: nn.Module
     preprocess: Preprocess
-    decoder: Decoder
-    labels: tuple[str, ...]
-    result_kind: str
+    outputs: Mapping[str, Output]
+    view: View = WHOLE
+
+    @property
+    def decoder(self) -> Decoder:
+        """Of its first result."""
+        return next(iter(self.outputs.values())).decoder
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of its first result."""
+        return next(iter(self.outputs.values())).labels
+
+    @property
+    def result_kind(self) -> str:
+        """Of its first result."""
+        return next(iter(self.outputs.values())).result_kind
+
+    @property
+    def inputs(self) -> Callable[[torch.Tensor], tuple[torch.Tensor]]:
+        """(H, W, 3) uint8 RGB image on any device -> the network's input of the part of the image that it sees."""
+        return self.preprocess if self.view.is_whole else WindowPreprocess(self.preprocess, self.view)
+
+    @property
+    def results(self) -> ResultDecoder:
+        """Raw outputs for `inputs` -> the result in pixels of the image; SeveralResults if the outputs have names."""
+        decoders = {name: output.results(self.view) for name, output in self.outputs.items()}
+        return decoders[""] if "" in decoders else SeveralDecoders(decoders)
 
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
         """Zeros of the shape and type of the inputs, (1, 3, h, w) float32 on the CPU, for tracing and warm-up."""

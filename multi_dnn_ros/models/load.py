@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -19,9 +19,10 @@ from multi_dnn_ros.models.decoder_choice import (
     is_decided,
     with_recognized_decoder,
 )
-from multi_dnn_ros.models.dnn import Dnn, Source
+from multi_dnn_ros.models.dnn import Dnn, Output, Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.label_names import configured_labels, suggestion
+from multi_dnn_ros.models.output_parts import OutputPart, output_parts
 from multi_dnn_ros.models.sources import load_source, outline_source
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
@@ -29,7 +30,9 @@ from multi_dnn_ros.vision.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
 from multi_dnn_ros.vision.decoders.layout import Difference, Layout
 from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import OutputError
+from multi_dnn_ros.vision.view import WHOLE, View
 
 T = TypeVar("T")
 
@@ -41,12 +44,13 @@ _MAX_LABELS = 65_536
 class Interface:
     """Preprocessing and decoder of a DNN, by its parameters and its source.
 
-    labels: class names by index.
+    labels: class names by index. view: the part of the image that the DNN sees.
     """
 
     decoder: DecoderSpec
     labels: tuple[str, ...]
     preprocess: Preprocess
+    view: View
 
 
 def load_dnn(name: str, config: DnnConfig) -> Dnn:
@@ -64,6 +68,17 @@ def check_dnn(name: str, config: DnnConfig) -> None:
     weights that cannot be downloaded, and outputs that only running the network shows.
     """
     source = outline_source(name, config)
+    problems: list[str] = []
+    for part in output_parts(source, name, config).values():
+        try:
+            _check_output(part.source, part.name, part.config)
+        except ModelError as error:
+            problems.extend(line for line in str(error).splitlines() if line not in problems)
+    if problems:
+        raise ModelError("\n".join(problems))
+
+
+def _check_output(source: Source, name: str, config: DnnConfig) -> None:
     if has_shapes(source):
         source = with_recognized_decoder(source, name, config, report=False)
     elif not is_decided(source, config) and input_size(source, config) is not None:
@@ -90,24 +105,51 @@ def _with_free_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
     """As `load_dnn`, of a loaded network, which is taken apart if its decoder does that."""
-    source = with_recognized_decoder(source, name, config)
-    interface = interface_of(source, name, config)
-    preprocess, labels, spec = interface.preprocess, interface.labels, interface.decoder
-    taken = () if source.detector is None else (source.detector,)
+    parts = output_parts(source, name, config)
+    interfaces = _interfaces(parts)
+    # Only the last one has the defaults of all decoders.
+    (*_, last) = interfaces.values()
+    outputs = {output: _output(part, interfaces[output], last.preprocess) for output, part in parts.items()}
+    core = next(iter(outputs.values())).decoder.core
+    module = source.module if core is None else core.eval()
+    dnn = Dnn(name, config.role, module, last.preprocess, outputs, last.view)
+    _try(dnn, config)
+    return dnn
+
+
+def _interfaces(parts: Mapping[str, OutputPart]) -> dict[str, Interface]:
+    """The interface of each result, with one preprocessing: for what neither model nor parameters define, the first
+    result whose decoder has a default decides. Raises ModelError with the problems of all results.
+    """
+    problems: list[str] = []
+    interfaces: dict[str, Interface] = {}
+    defaults: dict[str, Any] = {}
+    for output, part in parts.items():
+        try:
+            source = with_recognized_decoder(part.source, part.name, part.config)
+            source = replace(source, preprocess={**defaults, **source.preprocess})
+            interfaces[output] = interface = interface_of(source, part.name, part.config)
+            defaults = {**interface.decoder.preprocess, **defaults}
+        except ModelError as error:
+            problems.extend(line for line in str(error).splitlines() if line not in problems)
+    if problems:
+        raise ModelError("\n".join(problems))
+    return interfaces
+
+
+def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> Output:
+    spec, config, source = interface.decoder, part.config, part.source
     decoder = spec.factory(
-        *taken,
+        *(() if source.detector is None else (source.detector,)),
         preprocess,
-        labels,
+        interface.labels,
         keep=config.keep,
         score_threshold=config.score_threshold,
         own_threshold=_own_threshold(source, config.role),
         iou_threshold=config.iou_threshold,
         max_detections=config.max_detections,
     )
-    module = source.module if decoder.core is None else decoder.core.eval()
-    dnn = Dnn(name, config.role, module, preprocess, decoder, labels, spec.result_kind)
-    _try(dnn, config)
-    return dnn
+    return Output(decoder, interface.labels, spec.result_kind, part.raw_outputs)
 
 
 def _own_threshold(source: Source, role: str) -> float:
@@ -133,9 +175,23 @@ def interface_of(source: Source, name: str, config: DnnConfig) -> Interface:
     preprocess = collected(_preprocess, name, config, source, decoder)
     if decoder is not None and labels is not None:
         collected(_check_classes, name, config, decoder, labels)
-    if problems or decoder is None or labels is None or preprocess is None:
+    view = collected(_view, name, config, decoder)
+    if problems or decoder is None or labels is None or preprocess is None or view is None:
         raise ModelError("\n".join(problems))
-    return Interface(decoder, labels, preprocess)
+    return Interface(decoder, labels, preprocess, view)
+
+
+def _view(name: str, config: DnnConfig, decoder: DecoderSpec | None) -> View:
+    if not config.crop:
+        return WHOLE
+    x, y, width, height = config.crop
+    view = View((x, y, width, height), where=f"parameter dnn.{name}.crop")
+    if decoder is not None and RESULT_KINDS.get(decoder.result_kind).place is None:
+        raise ModelError(
+            f"parameter dnn.{name}.crop is {config.crop}, but results of kind '{decoder.result_kind}' (decoder "
+            f"{decoder.name}) cannot be placed in the whole image; allowed: []"
+        )
+    return view
 
 
 def _check_classes(name: str, config: DnnConfig, decoder: DecoderSpec, labels: tuple[str, ...]) -> None:
@@ -244,7 +300,9 @@ def _try(dnn: Dnn, config: DnnConfig) -> None:
             f"dnn.{dnn.name}: {config.model} fails on an image of {size}: {summarize_error(error)}"
         ) from None
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
-    _check_outputs(dnn.decoder, tensors, dnn.name, config)
+    for name, output in dnn.outputs.items():
+        picked = tensors if output.raw_outputs is None else [tensors[number] for number in output.raw_outputs]
+        _check_outputs(output.decoder, picked, f"{dnn.name}.output.{name}" if name else dnn.name, config)
 
 
 def _check_outputs(decoder: Decoder, outputs: list[torch.Tensor], name: str, config: DnnConfig) -> None:

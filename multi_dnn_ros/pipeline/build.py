@@ -126,7 +126,7 @@ def _finish_backends(config: NodeConfig, device: torch.device) -> None:
 def _calibration(name: str, settings: DnnConfig, dnn: Dnn) -> list[Tensors]:
     """The DNN's inputs for int8 calibration, one per calibration image. Raises ConfigError."""
     try:
-        return [*calibration_inputs(settings.calibration_images, dnn.preprocess)]
+        return [*calibration_inputs(settings.calibration_images, dnn.inputs)]
     except CalibrationError as error:
         where = f"parameter dnn.{name}.calibration_images is '{settings.calibration_images}'"
         raise ConfigError(f"{where}: {error}") from None
@@ -178,14 +178,14 @@ def make_task(
         single_launch = single_launches(batches)
         ready = batches.pop(1)
         graph = _preprocess_graph(dnn, settings, ready[0], device)
-        parts = dnn.decoder.in_two_parts() if device.type == "cuda" and not batches else None
+        parts = dnn.results.in_two_parts() if device.type == "cuda" and not batches else None
         condense = None if parts is None else _condense(parts, ready[-1], dnn, device)
     return DnnTask(
         name=dnn.name,
         cameras=cameras,
-        preprocess=graph or dnn.preprocess,
+        preprocess=graph or dnn.inputs,
         stages=ready,
-        decode=dnn.decoder if parts is None else parts.decode,
+        decode=dnn.results if parts is None else parts.decode,
         priority=settings.priority,
         sms=settings.sms,
         deadline_ns=milliseconds(settings.deadline_ms) or None,
@@ -197,6 +197,7 @@ def make_task(
         batch_delay_ns=milliseconds(settings.batch_delay_ms),
         condense=condense,
         single_launch=single_launch,
+        least_size=dnn.view.least_size,
     )
 
 
@@ -258,7 +259,7 @@ def _preprocess_graph(dnn: Dnn, settings: DnnConfig, first: Stage, device: torch
     """Captured preprocessing, if `capture_preprocess` is set and the first stage is captured."""
     if not settings.capture_preprocess or not isinstance(first, StaticStage):
         return None
-    return PreprocessGraph(dnn.preprocess, first.inputs, capture_on(device))
+    return PreprocessGraph(dnn.inputs, first.inputs, capture_on(device))
 
 
 def _allocated_bytes(device: torch.device) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import cv2
 import numpy as np
 import torch
-
-from multi_dnn_ros.vision.preprocess import Preprocess
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
 #: Number of images. With fewer the ranges are unreliable; more take longer and change little.
@@ -36,8 +34,10 @@ def calibration_files(folder: str) -> Sequence[Path]:
     return [found[index * len(found) // count] for index in range(count)]
 
 
-def calibration_inputs(folder: str, preprocess: Preprocess) -> list[tuple[torch.Tensor]]:
-    """Those images as a DNN's inputs, each (1, 3, height, width) float32. Raises CalibrationError."""
+def calibration_inputs(
+    folder: str, preprocess: Callable[[torch.Tensor], tuple[torch.Tensor]]
+) -> list[tuple[torch.Tensor]]:
+    """Those images as a DNN's inputs, as `preprocess` makes them. Raises CalibrationError."""
     return [preprocess(image) for image in calibration_images(folder)]
 
 

@@ -38,7 +38,7 @@ def measure_fit(
 
     sizes: (width, height) of the images by camera, if known. rates: hertz by camera.
     """
-    assumed = {camera: sizes.get(camera, ASSUMED_SIZE) for camera in config.cameras}
+    assumed = {camera: _measured_size(pipeline, camera, sizes.get(camera, ASSUMED_SIZE)) for camera in config.cameras}
     images = {camera: np.zeros((height, width, 3), np.uint8) for camera, (width, height) in assumed.items()}
     services, doubts = service_times(config, pipeline, images, _FRAMES, predictor)
     served = {camera for task in pipeline.tasks for camera in task.cameras}
@@ -58,6 +58,14 @@ def measure_fit(
         pipeline.device.type == "cuda",
         tuple(doubts),
     )
+
+
+def _measured_size(pipeline: Pipeline, camera: str, size: tuple[int, int]) -> tuple[int, int]:
+    """(width, height) of a camera's images, enlarged to what its DNNs need."""
+    for task in pipeline.tasks:
+        if camera in task.cameras:
+            size = task.enough(size[::-1])[::-1]
+    return size
 
 
 def service_times(

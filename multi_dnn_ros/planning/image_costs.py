@@ -42,6 +42,9 @@ def decode_ms(transport: str) -> float:
 
 def preprocess_ms(task: DnnTask, device: torch.device) -> float:
     """Milliseconds per additional megapixel. The DNN must be idle meanwhile."""
+    height, width = task.enough(_SMALL[::-1])
+    small = (width, height)
+    large = _LARGE if small == _SMALL else (2 * width, 2 * height)
 
     def ms(size: tuple[int, int]) -> float:
         image = torch.zeros((size[1], size[0], 3), dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -54,7 +57,7 @@ def preprocess_ms(task: DnnTask, device: torch.device) -> float:
         return _ms(once)
 
     with torch.inference_mode(), computing_on(device, task.sms):
-        return max(0.0, (ms(_LARGE) - ms(_SMALL)) / (megapixels(_LARGE) - megapixels(_SMALL)))
+        return max(0.0, (ms(large) - ms(small)) / (megapixels(large) - megapixels(small)))
 
 
 def _picture() -> npt.NDArray[np.uint8]:

@@ -219,14 +219,14 @@ def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float],
 
 
 def _preprocess_ms(dnn: Dnn, device: torch.device) -> float:
-    image = torch.zeros((_HEIGHT, _WIDTH, 3), dtype=torch.uint8, device=device)
+    image = torch.zeros((*dnn.view.enough((_HEIGHT, _WIDTH)), 3), dtype=torch.uint8, device=device)
     times = []
     with torch.inference_mode():
-        dnn.preprocess(image)
+        dnn.inputs(image)
         for _ in range(_PREPROCESS_ROUNDS):
             synchronize(device)
             begin = time.perf_counter()
-            dnn.preprocess(image)
+            dnn.inputs(image)
             synchronize(device)
             times.append((time.perf_counter() - begin) * 1e3)
     return statistics.median(times)

@@ -280,12 +280,12 @@ def _pre_and_postprocess_ms(dnn: Dnn, image: Image, device: torch.device) -> flo
     module = copy.deepcopy(dnn.module).to(device)  # its jobs may have moved parts of it to other devices
     times = []
     with torch.inference_mode():
-        leaves = pytree.tree_leaves(module(*dnn.preprocess(source)))
+        leaves = pytree.tree_leaves(module(*dnn.inputs(source)))
         outputs = tuple(leaf.cpu() for leaf in leaves if isinstance(leaf, torch.Tensor))
         for _ in range(5):
             begin = time.perf_counter()
-            dnn.preprocess(source)
+            dnn.inputs(source)
             synchronize(device)
-            dnn.decoder(outputs, (image.shape[0], image.shape[1]))
+            dnn.results(outputs, (image.shape[0], image.shape[1]))
             times.append((time.perf_counter() - begin) * 1e3)
     return statistics.median(times)

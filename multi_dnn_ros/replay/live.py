@@ -66,7 +66,7 @@ class LiveReplay:
         self._remote = remote
         self._plan = plan
         self._rate = rate
-        self._results = results = LiveResults(remote, plan.kinds, arrival_timeout_s, work_timeout_s)
+        self._results = results = LiveResults(remote, plan.topics, arrival_timeout_s, work_timeout_s)
         self._clock = node.create_publisher(Clock, "/clock", _RELIABLE)
         self._frames = {
             camera.name: node.create_publisher(message_class(camera.msgtype), camera.topic, _RELIABLE)
@@ -75,20 +75,20 @@ class LiveReplay:
         self._subscriptions = [
             node.create_subscription(
                 message_class(msgtype),
-                f"{remote.name}/{camera.name}/{dnn}/{name}",
+                f"{remote.name}/{camera.name}/{name}",
                 partial(results.receive, (dnn, camera.name), name),
                 _RELIABLE,
             )
             for camera in plan.cameras
             for dnn in camera.dnns
-            for name, msgtype in plan.kinds[dnn].msgtypes.items()
+            for name, msgtype in plan.topics(dnn).items()
         ]
-        self._with_labels = [dnn for dnn, kind in plan.kinds.items() if kind.has_labels and LabelInfo is not None]
+        self._with_labels = [name for name, kind in plan.kinds.items() if kind.has_labels and LabelInfo is not None]
         self._subscriptions += [
             node.create_subscription(
-                LabelInfo, f"{remote.name}/{dnn}/label_info", partial(results.receive_labels, dnn), _LATCHED
+                LabelInfo, f"{remote.name}/{name}/label_info", partial(results.receive_labels, name), _LATCHED
             )
-            for dnn in self._with_labels
+            for name in self._with_labels
         ]
         self._subscriptions.append(
             node.create_subscription(DiagnosticArray, "/diagnostics", results.receive_diagnostics, _RELIABLE)
@@ -173,9 +173,9 @@ class LiveReplay:
             raise
         for dnn in camera.dnns:
             stream = dnn, camera.name
-            for name, msgtype in self._plan.kinds[dnn].msgtypes.items():
+            for name, msgtype in self._plan.topics(dnn).items():
                 if name in results[stream]:
-                    topic = f"{self._remote.name}/{camera.name}/{dnn}/{name}"
+                    topic = f"{self._remote.name}/{camera.name}/{name}"
                     data = canonical(msgtype, serialize_message(results[stream][name]))
                     writer.write(topic, message.stamp_ns, data)
             if stream in lost:
@@ -192,11 +192,11 @@ class LiveReplay:
     # -- the new recording
 
     def _declare(self, writer: BagWriter) -> None:
-        for dnn, kind in self._plan.kinds.items():
+        for dnn in self._plan.dnns:
             for camera in self._plan.cameras:
                 if dnn in camera.dnns:
-                    for name, msgtype in kind.msgtypes.items():
-                        writer.add_topic(f"{self._remote.name}/{camera.name}/{dnn}/{name}", msgtype)
+                    for name, msgtype in self._plan.topics(dnn).items():
+                        writer.add_topic(f"{self._remote.name}/{camera.name}/{name}", msgtype)
 
     def _write_labels(self, first: BagMessage, camera: LiveCamera, writer: BagWriter) -> None:
         """Write the labels with the time of the first frame, whatever the clock was when the node was activated."""
@@ -205,11 +205,11 @@ class LiveReplay:
         except Exception:  # the frame itself is counted later
             stamp = nearest_time(first.stamp_ns)
         labels = self._results.labels
-        for dnn in self._with_labels:
-            topic, msgtype = f"{self._remote.name}/{dnn}/label_info", "vision_msgs/msg/LabelInfo"
-            labels[dnn].header.stamp = stamp
+        for name in self._with_labels:
+            topic, msgtype = f"{self._remote.name}/{name}/label_info", "vision_msgs/msg/LabelInfo"
+            labels[name].header.stamp = stamp
             writer.add_topic(topic, msgtype, latched=True)
-            writer.write(topic, first.stamp_ns, canonical(msgtype, serialize_message(labels[dnn])))
+            writer.write(topic, first.stamp_ns, canonical(msgtype, serialize_message(labels[name])))
 
     # -- connections
 
@@ -224,7 +224,7 @@ class LiveReplay:
             if not self._count_publishers(subscription):
                 return str(subscription.topic_name)
         labels = self._results.labels
-        silent = [dnn for dnn in self._with_labels if dnn not in labels]
+        silent = [name for name in self._with_labels if name not in labels]
         return f"{self._remote.name}/{silent[0]}/label_info" if silent else ""
 
     def _count_publishers(self, subscription: Any) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from multi_dnn_ros.replay.live_setup import LiveCamera
 from multi_dnn_ros.replay.node_accounts import StreamAccount, stream_accounts
 from multi_dnn_ros.replay.remote_node import RemoteNode
-from multi_dnn_ros.vision.result_kind import ResultKind
 
 #: (DNN, camera)
 Stream = tuple[str, str]
@@ -29,23 +28,24 @@ class LiveReplayError(RuntimeError):
 class LiveResults:
     """Collects the messages of the node `remote`. Received in the executor's thread, awaited in the player's.
 
-    kinds: result kind of each DNN. arrival_timeout_s, work_timeout_s: see LiveReplay.
+    topics: topics of a DNN's results below ``~/<camera>/``, with message types. arrival_timeout_s, work_timeout_s: see
+    LiveReplay.
     """
 
     def __init__(
         self,
         remote: RemoteNode,
-        kinds: Mapping[str, ResultKind],
+        topics: Callable[[str], Mapping[str, str]],
         arrival_timeout_s: float,
         work_timeout_s: float,
     ) -> None:
         self._remote = remote
-        self._kinds = kinds
+        self._topics = topics
         self._arrival_timeout_s = arrival_timeout_s
         self._work_timeout_s = work_timeout_s
         self._changed = threading.Condition()
         self._header: Any = None  # of the frame in progress
-        self._results: dict[Stream, dict[str, Any]] = {}  # of the frame in progress, by name below the stream's topic
+        self._results: dict[Stream, dict[str, Any]] = {}  # of the frame in progress, by topic below the camera's
         self._labels: dict[str, Any] = {}
         self._accounts: dict[Stream, StreamAccount] = {}
         # Counts that the node's accounts must show once the last frame is finished.
@@ -57,16 +57,16 @@ class LiveResults:
     # -- called in the executor's thread
 
     def receive(self, stream: Stream, name: str, message: Any) -> None:
-        """A result on the topic `name` of a DNN and camera."""
+        """A result of a DNN and camera on the topic `name` below that of the camera."""
         with self._changed:
             if stream in self._results and message.header == self._header:
                 self._results[stream][name] = message
                 self._changed.notify_all()
 
-    def receive_labels(self, dnn: str, message: Any) -> None:
-        """The class names of a DNN."""
+    def receive_labels(self, result: str, message: Any) -> None:
+        """The class names of a result."""
         with self._changed:
-            self._labels[dnn] = message
+            self._labels[result] = message
             self._changed.notify_all()
 
     def receive_diagnostics(self, message: Any) -> None:
@@ -79,7 +79,7 @@ class LiveResults:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """The class names received so far, by DNN."""
+        """The class names received so far, by name of the result."""
         with self._changed:
             return dict(self._labels)
 
@@ -138,7 +138,7 @@ class LiveResults:
             )
 
     def _is_complete(self, stream: Stream) -> bool:
-        return self._results[stream].keys() >= self._kinds[stream[0]].msgtypes.keys()
+        return self._results[stream].keys() >= self._topics(stream[0]).keys()
 
     def _lost(self, stream: Stream, waited_s: float) -> tuple[str, str] | None:
         """Why the frame in progress will have no result from this DNN; None: it may still arrive. Holds the lock."""

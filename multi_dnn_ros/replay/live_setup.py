@@ -13,8 +13,10 @@ from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.replay.expected_kind import expected_kind
 from multi_dnn_ros.replay.recorded_cameras import default_topic, recorded_topics
 from multi_dnn_ros.replay.remote_node import RemoteNode, RemoteNodeError
+from multi_dnn_ros.settings.parameter_fields import OUTPUTS
 from multi_dnn_ros.settings.schema import CameraConfig
 from multi_dnn_ros.vision.result_kind import ResultKind
+from multi_dnn_ros.vision.results import result_name
 
 #: Depth of the node's camera subscription: one frame is in progress at a time, the rest is reserve.
 _DEPTH = 10
@@ -33,12 +35,26 @@ class LiveCamera:
 
 @dataclass(frozen=True)
 class LivePlan:
-    """What is replayed. cameras: those that a DNN serves. kinds: of every DNN's results, in the order of the node's
-    parameter.
+    """What is replayed. cameras: those that a DNN serves. kinds: of every result, by its name, in the order of the
+    node's parameters.
     """
 
     cameras: tuple[LiveCamera, ...]
     kinds: Mapping[str, ResultKind]
+
+    @property
+    def dnns(self) -> tuple[str, ...]:
+        """Names of the DNNs."""
+        return tuple(dict.fromkeys(name.partition("/")[0] for name in self.kinds))
+
+    def topics(self, dnn: str) -> dict[str, str]:
+        """The topics of a DNN's results below ``~/<camera>/``, and their message types."""
+        return {
+            f"{name}/{topic}": msgtype
+            for name, kind in self.kinds.items()
+            if name.partition("/")[0] == dnn
+            for topic, msgtype in kind.msgtypes.items()
+        }
 
 
 def plan_replay(node: Node, remote: RemoteNode, bag: BagReader, chosen: Mapping[str, str]) -> LivePlan:
@@ -51,9 +67,19 @@ def plan_replay(node: Node, remote: RemoteNode, bag: BagReader, chosen: Mapping[
     cameras, dnns = (tuple(lists[name] or ()) for name in ("cameras", "dnns"))
     values = remote.parameters(
         [f"camera.{camera}.{field}" for camera in cameras for field in ("topic", "transport")]
-        + [f"dnn.{dnn}.{field}" for dnn in dnns for field in ("role", "decoder", "cameras")]
+        + [f"dnn.{dnn}.{field}" for dnn in dnns for field in ("role", "decoder", "cameras", OUTPUTS)]
     )
-    kinds = {dnn: _kind(values[f"dnn.{dnn}.role"], values[f"dnn.{dnn}.decoder"], dnn, remote) for dnn in dnns}
+    outputs = {dnn: tuple(values[f"dnn.{dnn}.{OUTPUTS}"] or ()) for dnn in dnns}
+    named = [f"dnn.{dnn}.output.{output}.decoder" for dnn in dnns for output in outputs[dnn]]
+    if named:
+        values = {**values, **remote.parameters(named)}
+    kinds: dict[str, ResultKind] = {}
+    for dnn in dnns:
+        for output in outputs[dnn]:
+            own = f"dnn.{dnn}.output.{output}"
+            kinds[result_name(dnn, output)] = _kind("", values[f"{own}.decoder"], own, remote)
+        if not outputs[dnn]:
+            kinds[dnn] = _kind(values[f"dnn.{dnn}.role"], values[f"dnn.{dnn}.decoder"], f"dnn.{dnn}", remote)
     served = {
         camera: tuple(dnn for dnn in dnns if camera in (values[f"dnn.{dnn}.cameras"] or cameras)) for camera in cameras
     }
@@ -80,12 +106,16 @@ def plan_replay(node: Node, remote: RemoteNode, bag: BagReader, chosen: Mapping[
     )
 
 
-def _kind(role: Any, decoder: Any, dnn: str, remote: RemoteNode) -> ResultKind:
-    """The result kind of a DNN. Raises RemoteNodeError, which names its parameters, if they do not determine it."""
+def _kind(role: Any, decoder: Any, where: str, remote: RemoteNode) -> ResultKind:
+    """The kind of a result. Raises RemoteNodeError, which names its parameters, if they do not determine it.
+
+    role: empty for one of several results. where: prefix of its parameters.
+    """
     try:
         return expected_kind(str(role), str(decoder))
     except ExtensionError as error:
-        raise RemoteNodeError(f"parameters dnn.{dnn}.role and .decoder of {remote.name}: {error}") from None
+        names = f"parameters {where}.role and .decoder" if role else f"parameter {where}.decoder"
+        raise RemoteNodeError(f"{names} of {remote.name}: {error}") from None
 
 
 def lossless_parameters(plan: LivePlan) -> dict[str, Any]:
@@ -95,7 +125,7 @@ def lossless_parameters(plan: LivePlan) -> dict[str, Any]:
         values[f"camera.{camera.name}.transport"] = _transport(camera.msgtype)
         values[f"camera.{camera.name}.qos"] = "reliable"
         values[f"camera.{camera.name}.depth"] = _DEPTH
-    for dnn in plan.kinds:
+    for dnn in plan.dnns:
         values[f"dnn.{dnn}.max_age_ms"] = values[f"dnn.{dnn}.deadline_ms"] = 0.0
     return values
 

@@ -15,17 +15,18 @@ from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
 from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
 from multi_dnn_ros.vision.result_kind import Layer, ResultKind
+from multi_dnn_ros.vision.results import results_by_name
 
 
 def result_messages(kinds: Mapping[str, ResultKind], result: Result, header: Header) -> Iterator[tuple[str, Any]]:
-    """Topic below `~/<camera>/<dnn>/` and message, for each message of a result. kinds: of each DNN's results.
+    """Topic below `~/<camera>/` and message, for each message of an inference. kinds: of each result, by its name.
 
-    TypeError for a result that is not of its DNN's kind.
+    TypeError for a result that is not of its kind.
     """
-    kind = kinds[result.dnn]
-    kind.check(result.dnn, result.output)
-    for topic in kind.topics:
-        yield topic.name, topic.message(result.output, header)
+    for name, output in results_by_name(result.dnn, result.output).items():
+        kinds[name].check(name, output)
+        for topic in kinds[name].topics:
+            yield f"{name}/{topic.name}", topic.message(output, header)
 
 
 def label_messages(
@@ -48,6 +49,11 @@ def decode_message(message: Any, max_pixels: int) -> npt.NDArray[np.uint8]:
 
 
 def drawn(kinds: Mapping[str, ResultKind], outcome: FrameOutcome) -> npt.NDArray[np.uint8]:
-    """The frame's image with its results on it, (H, W, 3) uint8 RGB. kinds: of each DNN's results."""
-    layers = [Layer(end.dnn, kinds[end.dnn], end.output) for end in outcome.in_order() if isinstance(end, Result)]
+    """The frame's image with its results on it, (H, W, 3) uint8 RGB. kinds: of each result, by its name."""
+    layers = [
+        Layer(name, kinds[name], output)
+        for end in outcome.in_order()
+        if isinstance(end, Result)
+        for name, output in results_by_name(end.dnn, end.output).items()
+    ]
     return draw(outcome.frame.image(), layers)

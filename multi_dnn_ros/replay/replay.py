@@ -161,7 +161,7 @@ class Replay:
         for end in outcome.in_order():
             if isinstance(end, Result):
                 for name, message in self._to_messages(end, recording.header):
-                    topic, msgtype = f"{self._node}/{outcome.frame.camera}/{end.dnn}/{name}", msgtype_of(message)
+                    topic, msgtype = f"{self._node}/{outcome.frame.camera}/{name}", msgtype_of(message)
                     writer.add_topic(topic, msgtype)
                     writer.write(topic, source.stamp_ns, canonical(msgtype, serialize_message(message)))
                 summary.publish(end.dnn, end.frame.camera)

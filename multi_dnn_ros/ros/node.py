@@ -24,9 +24,11 @@ from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
 from multi_dnn_ros.serving.host import Build, Cancelled, Description, Host
+from multi_dnn_ros.settings.dnn_parameters import assign
 from multi_dnn_ros.settings.flat_parameters import Reading
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
+from multi_dnn_ros.vision.results import result_name
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 #: Default name; a remap changes it.
@@ -191,8 +193,10 @@ class MultiDnnNode(LifecycleNode):
         self._outputs = ResultPublishers(
             self,
             streams={name: dnn.cameras for name, dnn in dnns.items()},
-            kinds={name: RESULT_KINDS.get(dnn.result_kind) for name, dnn in dnns.items()},
-            labels={name: dnn.labels for name, dnn in dnns.items()},
+            results={
+                name: {output: (RESULT_KINDS.get(it.result_kind), it.labels) for output, it in dnn.results.items()}
+                for name, dnn in dnns.items()
+            },
         )
         self._diagnostics.configured(hardware_id(description.device_name))
         self._receive_check.configured([name for name, it in config.cameras.items() if it.transport == "raw"])
@@ -217,8 +221,9 @@ class MultiDnnNode(LifecycleNode):
                 self, self._config, self._host, self._description, self._outputs, self._receive_check, self._on_size
             )
             self._diagnostics.activated()
-            for name in self._description.dnns:
-                self._outputs.publish_labels(name, self._threshold(name))
+            for name, dnn in self._description.dnns.items():
+                for output in dnn.results:
+                    self._outputs.publish_labels(result_name(name, output), self._threshold(name, output))
         except Exception as error:
             self._log_failure("activate", error)
             self._stop_serving()
@@ -268,26 +273,29 @@ class MultiDnnNode(LifecycleNode):
 
     # -- parameters
 
-    def _threshold(self, dnn: str) -> float:
+    def _threshold(self, dnn: str, output: str) -> float:
         """The score threshold in use; 0 in the parameter selects that of the model."""
         assert self._config is not None
         assert self._description is not None
-        return self._config.dnns[dnn].score_threshold or self._description.dnns[dnn].own_threshold
+        settings = self._config.dnns[dnn]
+        given = settings.outputs[output].score_threshold if output else settings.score_threshold
+        return given or self._description.dnns[dnn].results[output].own_threshold
 
     def _apply(self, name: str, value: Any) -> None:
         """Apply a changed runtime parameter; no effect before configuring, which reads all parameters."""
-        _, dnn, field = name.split(".")
+        _, dnn, field = name.split(".", 2)
         if self._config is None or dnn not in self._config.dnns:
             return
-        setattr(self._config.dnns[dnn], field, value)
+        output, own = assign(self._config.dnns[dnn], field, value)
         if self._description is None or self._host is None:
             self._changed[dnn, field] = value
         else:
             self._host.update(dnn, field, value)
             if self._session is not None:
                 self._session.update(dnn, field, value)
-            if field == "score_threshold" and self._session is not None and self._outputs is not None:
-                self._outputs.publish_labels(dnn, self._threshold(dnn))
+            changes_labels = own == "score_threshold" and output in self._description.dnns[dnn].results
+            if changes_labels and self._session is not None and self._outputs is not None:
+                self._outputs.publish_labels(result_name(dnn, output), self._threshold(dnn, output))
         self.get_logger().info(f"{name} is now {value}")
 
     # -- diagnostics

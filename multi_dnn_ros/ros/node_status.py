@@ -46,6 +46,11 @@ def node_status(report: DiagnosticsReport, view: NodeView) -> DiagnosticStatus:
             "workers": description.workers,
             "policy": config.policy,
             "DNNs": ", ".join(config.dnns),
+            "results": ", ".join(
+                f"{dnn}{output and '/'}{output} ({result.result_kind})"
+                for dnn, described in description.dnns.items()
+                for output, result in described.results.items()
+            ),
             "cameras": ", ".join(config.cameras),
         }
     level, text = _judge(view)

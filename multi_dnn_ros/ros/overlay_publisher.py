@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.ros.result_messages import image_message, jpeg_message
 from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.result_kind import Layer, ResultKind
+from multi_dnn_ros.vision.results import results_by_name
 
 #: Maximum number of unfinished frames per camera; above it the oldest is not drawn.
 _MAX_OPEN_FRAMES = 8
@@ -30,12 +32,12 @@ _HOLD_NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class _LastResult:
-    """A DNN's newest result. received_ns: arrival of its frame. finished_ns: when it was ready. size: (H, W)."""
+    """A DNN's newest results. received_ns: arrival of its frame. finished_ns: when it was ready. size: (H, W)."""
 
     received_ns: int
     finished_ns: int
     size: tuple[int, ...]
-    layer: Layer
+    layers: tuple[Layer, ...]
 
 
 @dataclass
@@ -44,7 +46,7 @@ class _Overlay:
 
     frame: Frame
     waiting: set[str]
-    layers: dict[str, Layer] = field(default_factory=dict)
+    layers: dict[str, tuple[Layer, ...]] = field(default_factory=dict)
     image: npt.NDArray[np.uint8] | None = None
 
 
@@ -71,7 +73,7 @@ class OverlayTopics:
 class OverlayPublisher:
     """Collects the results of a frame until every DNN of its camera has published or dropped it, then draws.
 
-    publishers: by camera. dnns: names of each camera's DNNs. kinds: result kind of each DNN. report: called with a
+    publishers: by camera. dnns: names of each camera's DNNs. kinds: of each result, by its name. report: called with a
     message when drawing fails.
     Only the newest complete frame of a camera is drawn, and never one older than the last. The result of a slow DNN for
     an older frame is drawn on the next frames.
@@ -99,8 +101,12 @@ class OverlayPublisher:
 
     def add(self, result: Result) -> None:
         """Add a result; to be called before the memory of the frame's image is released. Does not draw."""
-        layer = Layer(result.dnn, self._kinds[result.dnn], result.output, result.timing.end_to_end_ns / 1e6)
-        last = _LastResult(result.frame.received_ns, result.timing.finished_ns, result.frame.image().shape[:2], layer)
+        latency_ms = result.timing.end_to_end_ns / 1e6
+        layers = tuple(
+            Layer(name, self._kinds[name], output, latency_ms)
+            for name, output in results_by_name(result.dnn, result.output).items()
+        )
+        last = _LastResult(result.frame.received_ns, result.timing.finished_ns, result.frame.image().shape[:2], layers)
         self._finish(result.dnn, result.frame, last)
 
     def skip(self, drop: Drop) -> None:
@@ -134,7 +140,7 @@ class OverlayPublisher:
                     overlays.popitem(last=False)
             overlay.waiting.discard(dnn)
             if last is not None:
-                overlay.layers[dnn] = last.layer
+                overlay.layers[dnn] = last.layers
             if overlay.waiting:
                 return
             del overlays[frame]
@@ -157,7 +163,7 @@ class OverlayPublisher:
                     return
                 camera = next(iter(self._ready))  # the dict is ordered, so cameras alternate
                 overlay = self._ready.pop(camera)
-                layers = [*overlay.layers.values(), *self._held(camera, overlay)]
+                layers = [*chain(*overlay.layers.values()), *self._held(camera, overlay)]
             try:
                 assert overlay.image is not None
                 pixels = draw(overlay.image, layers)
@@ -171,9 +177,10 @@ class OverlayPublisher:
         assert overlay.image is not None
         frame, size = overlay.frame, overlay.image.shape[:2]
         return [
-            replace(last.layer, stale=True)
+            replace(layer, stale=True)
             for dnn, last in self._latest[camera].items()
             if dnn not in overlay.layers
             and last.size == size
             and last.received_ns <= frame.received_ns <= last.finished_ns + _HOLD_NS
+            for layer in last.layers
         ]

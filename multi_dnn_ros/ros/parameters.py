@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,12 @@ from multi_dnn_ros.settings.flat_parameters import Reading, read_parameters
 from multi_dnn_ros.settings.parameter_fields import (
     DEFAULT_CAMERAS,
     DEFAULT_DNNS,
+    OUTPUTS,
     ParameterError,
     ParameterField,
     checked_names,
     initial_value,
+    is_name_list,
     parameter_fields,
     shown,
 )
@@ -50,10 +52,10 @@ class NodeParameters:
             name: getattr(parameter, "value", parameter) for name, parameter in node._parameter_overrides.items()
         }
         names = self._names_or_default("cameras", DEFAULT_CAMERAS), self._names_or_default("dnns", DEFAULT_DNNS)
-        self._fields = parameter_fields(*names)
+        self._fields = parameter_fields(*names, self._outputs_of(names[1], {}))
         for name, field in self._fields.items():
             self._declare(name, field)
-        self._unknown, self._warnings = self._declare_unknown(*names)
+        self._unknown, self._warnings = self._declare_unknown(*names, self._outputs_of(names[1], {}))
         node.add_on_set_parameters_callback(self._validate)
         if hasattr(node, "add_post_set_parameters_callback"):
             node.add_post_set_parameters_callback(self._changed)
@@ -121,16 +123,18 @@ class NodeParameters:
         finally:
             self._declaring = False
 
-    def _declare_unknown(self, cameras: tuple[str, ...], dnns: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    def _declare_unknown(
+        self, cameras: tuple[str, ...], dnns: tuple[str, ...], outputs: Mapping[str, tuple[str, ...]]
+    ) -> tuple[list[str], list[str]]:
         """Declare unknown names that are errors, so that users can see and delete them; returns these, and warnings."""
         unknown = []
         for name, value in self._overrides.items():
-            errors, _ = unknown_parameters({name: value}, cameras, dnns)
+            errors, _ = unknown_parameters({name: value}, cameras, dnns, outputs)
             if errors and not self._node.has_parameter(name):
                 descriptor = ParameterDescriptor(description="No such parameter.", dynamic_typing=True)
                 self._node.declare_parameter(name, value, descriptor, ignore_override=True)
                 unknown.append(name)
-        return unknown, unknown_parameters(self._overrides, cameras, dnns)[1]
+        return unknown, unknown_parameters(self._overrides, cameras, dnns, outputs)[1]
 
     def _validate(self, parameters: list[Parameter]) -> SetParametersResult:
         """Validate without side effects. :meth:`_changed` applies the change once every callback has accepted it."""
@@ -161,7 +165,7 @@ class NodeParameters:
 
     def _checked(self, name: str, value: Any) -> Any:
         """The value in the type of the parameter, so that equal lists, tuples and arrays compare equal."""
-        return checked_names(name, value) if name in _LISTS else self._fields[name].checked(name, value)
+        return checked_names(name, value) if is_name_list(name) else self._fields[name].checked(name, value)
 
     def _check(self, name: str, value: Any) -> None:
         field = self._fields.get(name)
@@ -181,7 +185,7 @@ class NodeParameters:
     def _changed(self, parameters: list[Parameter]) -> None:
         if self._declaring:
             return
-        lists = {parameter.name: tuple(parameter.value) for parameter in parameters if parameter.name in _LISTS}
+        lists = {parameter.name: tuple(parameter.value) for parameter in parameters if is_name_list(parameter.name)}
         if lists:
             self._update_members(lists)
         for parameter in parameters:
@@ -189,10 +193,32 @@ class NodeParameters:
             if field is not None and field.runtime:
                 self._apply(parameter.name, field.checked(parameter.name, parameter.value))
 
+    def _outputs_of(self, dnns: Iterable[str], changed: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        """The outputs of each DNN; none if the value is invalid. changed: new values by parameter."""
+        outputs = {}
+        for dnn in dnns:
+            name = f"dnn.{dnn}.{OUTPUTS}"
+            if name in changed:
+                outputs[dnn] = changed[name]
+            elif self._node.has_parameter(name):
+                outputs[dnn] = self._valid_names(name, self._node.get_parameter(name).value or [])
+            else:
+                outputs[dnn] = self._valid_names(name, self._overrides.get(name) or [])
+        return outputs
+
+    def _valid_names(self, name: str, value: Any) -> tuple[str, ...]:
+        try:
+            return checked_names(name, value)
+        except ParameterError:
+            return ()
+
     def _update_members(self, changed: Mapping[str, tuple[str, ...]]) -> None:
-        """The lists of cameras or DNNs have changed: declare parameters of new members, undeclare those of others."""
+        """Lists of names have changed: declare parameters of new members, undeclare those of others."""
         lists = {name: changed[name] if name in changed else tuple(self.value(name)) for name in _LISTS}
-        before, self._fields = self._fields, parameter_fields(lists["cameras"], lists["dnns"])
+        before, self._fields = (
+            self._fields,
+            parameter_fields(lists["cameras"], lists["dnns"], self._outputs_of(lists["dnns"], changed)),
+        )
         for name in before.keys() - self._fields.keys():
             self._node.undeclare_parameter(name)
         for name, field in self._fields.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
@@ -17,14 +18,17 @@ from multi_dnn_ros.ros.overlay_publisher import OverlayTopics
 from multi_dnn_ros.ros.qos import IMAGES, LATCHED, RESULTS
 from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
 from multi_dnn_ros.vision.result_kind import ResultKind, Topic
+from multi_dnn_ros.vision.results import result_name, results_by_name
 
 
 class ResultPublishers:
-    """``~/<camera>/<dnn>/...`` for each stream, ``~/<camera>/overlay`` with ``/compressed``, and
-    ``~/<dnn>/label_info``.
+    """``~/<camera>/<result>/...`` for each stream, ``~/<camera>/overlay`` with ``/compressed``, and
+    ``~/<result>/label_info``.
 
-    streams: cameras of each DNN. kinds: result kind of each DNN. labels: class names of each DNN; published if its
-    result kind has labels. Each DNN publishes from a thread of its own, with publishers of its own.
+    The name of a result is `<dnn>`, or `<dnn>/<output>` for a DNN with parameter `outputs`.
+    streams: cameras of each DNN. results: kind and class names of each DNN's results, by the name of the output, "" for
+    the only one; class names are published if the kind has labels. Each DNN publishes from a thread of its own, with
+    publishers of its own.
     Raises ExtensionError if the message type of a result kind is not installed.
     """
 
@@ -32,24 +36,27 @@ class ResultPublishers:
         self,
         node: LifecycleNode,
         streams: Mapping[str, tuple[str, ...]],
-        kinds: Mapping[str, ResultKind],
-        labels: Mapping[str, tuple[str, ...]],
+        results: Mapping[str, Mapping[str, tuple[ResultKind, tuple[str, ...]]]],
     ) -> None:
         self._node = node
-        self._kinds = kinds
-        self._labels = {dnn: names for dnn, names in labels.items() if kinds[dnn].has_labels}
+        self._kinds: dict[str, ResultKind] = {}
+        self._labels: dict[str, tuple[str, ...]] = {}
         self._publishers: dict[tuple[str, ...], Any] = {}
         for dnn, cameras in streams.items():
-            for camera in cameras:
-                for topic in kinds[dnn].topics:
+            for output, (kind, labels) in results[dnn].items():
+                result = result_name(dnn, output)
+                self._kinds[result] = kind
+                if kind.has_labels:
+                    self._labels[result] = labels
+                for camera, topic in product(cameras, kind.topics):
                     qos = IMAGES if topic.picture else RESULTS
-                    self._add(_message_class(kinds[dnn], topic, dnn), qos, camera, dnn, topic.name)
+                    self._add(_message_class(kind, topic, result), qos, camera, result, topic.name)
         for camera in dict.fromkeys(camera for cameras in streams.values() for camera in cameras):
             self._add(Image, IMAGES, camera, "overlay")
             self._add(CompressedImage, IMAGES, camera, "overlay", "compressed")
         if LabelInfo is not None:
-            for dnn in self._labels:
-                self._add(LabelInfo, LATCHED, dnn, "label_info")
+            for result in self._labels:
+                self._add(LabelInfo, LATCHED, result, "label_info")
 
     @property
     def overlays(self) -> dict[str, OverlayTopics]:
@@ -62,32 +69,35 @@ class ResultPublishers:
 
     @property
     def kinds(self) -> Mapping[str, ResultKind]:
-        """The result kind of each DNN."""
+        """The kind of each result, by its name."""
         return self._kinds
 
     def publish(self, result: Result) -> None:
-        """Publish one result, also an empty one, with the header of its image, on the topics that have a subscription.
+        """Publish the results of an inference, also empty ones, with the header of its image, on the topics that have a
+        subscription.
 
-        Raises TypeError for a result of another kind than the DNN's.
+        Raises TypeError, before anything is published, for a result of another kind than the DNN's.
         """
-        header, camera, dnn = result.frame.context, result.frame.camera, result.dnn
-        kind = self._kinds[dnn]
-        kind.check(dnn, result.output)
-        for topic in sorted(kind.topics, key=lambda topic: topic.picture):  # small messages first
-            publisher = self._publishers[camera, dnn, topic.name]
+        header, camera = result.frame.context, result.frame.camera
+        found = results_by_name(result.dnn, result.output)
+        for name, output in found.items():
+            self._kinds[name].check(name, output)
+        topics = ((name, topic) for name in found for topic in self._kinds[name].topics)
+        for name, topic in sorted(topics, key=lambda entry: entry[1].picture):  # small messages first
+            publisher = self._publishers[camera, name, topic.name]
             if publisher.get_subscription_count():
-                publisher.publish(topic.message(result.output, header))
+                publisher.publish(topic.message(found[name], header))
 
-    def publish_labels(self, dnn: str, score_threshold: float) -> None:
-        """Publish class names and score threshold of a DNN, latched; does nothing if its result kind has no labels.
+    def publish_labels(self, result: str, score_threshold: float) -> None:
+        """Publish class names and score threshold of a result, latched; does nothing if its kind has no labels.
 
         To be called after activation, because inactive publishers drop messages, and after changes of the threshold.
         """
-        if LabelInfo is None or dnn not in self._labels:
+        if LabelInfo is None or result not in self._labels:
             return
         header = Header(stamp=self._node.get_clock().now().to_msg())
-        message = label_info_message(self._labels[dnn], score_threshold, header)
-        self._publishers[dnn, "label_info"].publish(message)
+        message = label_info_message(self._labels[result], score_threshold, header)
+        self._publishers[result, "label_info"].publish(message)
 
     def close(self) -> None:
         """Destroy the publishers."""
@@ -99,13 +109,14 @@ class ResultPublishers:
         self._publishers[path] = self._node.create_lifecycle_publisher(kind, f"~/{'/'.join(path)}", qos)
 
 
-def _message_class(kind: ResultKind, topic: Topic, dnn: str) -> type:
+def _message_class(kind: ResultKind, topic: Topic, result: str) -> type:
     """The class of the topic's messages. Also imports the function that makes them, so that its errors are seen now."""
     try:
         assert callable(topic.message)
         message: type = message_class(topic.msgtype)
     except Exception as error:  # a module of another package may raise anything
         raise ExtensionError(
-            f"DNN {dnn}: topic {topic.name} of result kind '{kind.name}' cannot be published: {summarize_error(error)}"
+            f"DNN {result}: topic {topic.name} of result kind '{kind.name}' cannot be published: "
+            f"{summarize_error(error)}"
         ) from error
     return message

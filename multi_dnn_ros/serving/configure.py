@@ -10,7 +10,7 @@ import torch
 
 from multi_dnn_ros.common.memory import freeze_heap
 from multi_dnn_ros.common.reporting import cpu_model
-from multi_dnn_ros.serving.host import Build, Description, DnnDescription, Progress
+from multi_dnn_ros.serving.host import Build, Description, DnnDescription, Progress, ResultDescription
 from multi_dnn_ros.serving.progress import ProgressReport, durations_file, keep_durations, read_durations
 from multi_dnn_ros.serving.warm_up import warm_up
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -83,9 +83,10 @@ def _describe(pipeline: Pipeline, fit: Fit | None) -> Description:
         {
             task.name: DnnDescription(
                 tuple(task.cameras),
-                tuple(pipeline.dnns[task.name].labels),
-                pipeline.dnns[task.name].decoder.own_threshold,
-                pipeline.dnns[task.name].result_kind,
+                {
+                    name: ResultDescription(tuple(output.labels), output.decoder.own_threshold, output.result_kind)
+                    for name, output in pipeline.dnns[task.name].outputs.items()
+                },
             )
             for task in pipeline.tasks
         },

@@ -48,15 +48,24 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class DnnDescription:
-    """cameras: those it serves. labels: class names by index. own_threshold: score threshold of the decoder, used if
-    the parameter score_threshold is 0. result_kind: name of the kind of its results.
+class ResultDescription:
+    """labels: class names by index. own_threshold: score threshold of the decoder, used if the parameter
+    score_threshold is 0. result_kind: name of the kind.
     """
 
-    cameras: tuple[str, ...]
     labels: tuple[str, ...]
     own_threshold: float
     result_kind: str
+
+
+@dataclass(frozen=True)
+class DnnDescription:
+    """cameras: those it serves. results: by name of the output, see parameter `outputs`; one without a name has the
+    key "".
+    """
+
+    cameras: tuple[str, ...]
+    results: Mapping[str, ResultDescription]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result, Timing
 from multi_dnn_ros.serving.pinned import PinnedImages
+from multi_dnn_ros.settings.dnn_parameters import assign
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
 if TYPE_CHECKING:
@@ -110,10 +111,13 @@ class ServedEngine:
 
 
 def set_runtime(config: NodeConfig, pipeline: Pipeline | None, dnn: str, name: str, value: Any) -> None:
-    """Set a runtime parameter in the settings, and in the decoder if it is one of its attributes."""
-    setattr(config.dnns[dnn], name, value)
-    if pipeline is not None and name in _DECODER_PARAMETERS:
-        setattr(pipeline.dnns[dnn].decoder, name, value)
+    """Set a runtime parameter in the settings, and in the decoder if it is one of its attributes.
+
+    name: without `dnn.<dnn>.`.
+    """
+    output, field = assign(config.dnns[dnn], name, value)
+    if pipeline is not None and field in _DECODER_PARAMETERS and output in pipeline.dnns[dnn].outputs:
+        setattr(pipeline.dnns[dnn].outputs[output].decoder, field, value)
 
 
 def _number(frame: Frame) -> int:

@@ -21,7 +21,7 @@ def warm_up(tasks: Sequence[DnnTask], device: torch.device, progress: Callable[[
     for task in tasks:
         begin = time.perf_counter()
         try:
-            run_on_black(task, device, _HEIGHT, _WIDTH)
+            run_on_black(task, device, *task.enough((_HEIGHT, _WIDTH)))
         except Exception as error:
             raise RuntimeError(f"DNN '{task.name}' fails on a black image: {type(error).__name__}: {error}") from error
         progress(f"DNN {task.name}: first run took {(time.perf_counter() - begin) * 1e3:.0f} ms")

@@ -10,6 +10,7 @@ from multi_dnn_ros.settings.parameter_fields import (
     DEFAULT_CAMERAS,
     DEFAULT_DNNS,
     LISTS,
+    OUTPUTS,
     SECTIONS,
     ParameterError,
     checked_names,
@@ -17,16 +18,16 @@ from multi_dnn_ros.settings.parameter_fields import (
     initial_value,
     parameter_fields,
 )
-from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.settings.schema import NodeConfig, OutputConfig
 from multi_dnn_ros.settings.unknown_parameters import unknown_parameters
 
 
-def names_in(flat: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The cameras and the DNNs of a flat configuration. Raises ParameterError."""
-    return (
-        checked_names("cameras", flat.get("cameras", list(DEFAULT_CAMERAS))),
-        checked_names("dnns", flat.get("dnns", list(DEFAULT_DNNS))),
-    )
+def names_in(flat: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """The cameras and the DNNs of a flat configuration, and the outputs of each DNN. Raises ParameterError."""
+    cameras = checked_names("cameras", flat.get("cameras", list(DEFAULT_CAMERAS)))
+    dnns = checked_names("dnns", flat.get("dnns", list(DEFAULT_DNNS)))
+    lists = {dnn: f"dnn.{dnn}.{OUTPUTS}" for dnn in dnns}
+    return cameras, dnns, {dnn: checked_names(name, flat.get(name) or []) for dnn, name in lists.items()}
 
 
 def to_config(flat: Mapping[str, Any]) -> NodeConfig:
@@ -57,11 +58,11 @@ class Reading:
 def read_parameters(flat: Mapping[str, Any]) -> Reading:
     """As :func:`to_config`, but returns the problems together with the valid part, which can be checked further."""
     try:
-        cameras, dnns = names_in(flat)
+        cameras, dnns, outputs = names_in(flat)
     except ParameterError as error:
         return Reading(None, error.problems)
-    fields = parameter_fields(cameras, dnns)
-    problems, _ = unknown_parameters(flat, cameras, dnns)
+    fields = parameter_fields(cameras, dnns, outputs)
+    problems, _ = unknown_parameters(flat, cameras, dnns, outputs)
     values: dict[str, Any] = {}
     wrong = set()
     for name, field in fields.items():
@@ -74,15 +75,22 @@ def read_parameters(flat: Mapping[str, Any]) -> Reading:
     dnns = tuple(dnn for dnn in dnns if not {f"dnn.{dnn}.role", f"dnn.{dnn}.model"} & wrong)
     if not dnns:
         return Reading(None, tuple(problems), frozenset(wrong))
-    config = NodeConfig.model_validate(_nested(values, cameras, dnns), strict=True)
+    config = NodeConfig.model_validate(_nested(values, cameras, dnns, outputs), strict=True)
     return Reading(config, tuple(problems), frozenset(wrong))
 
 
-def _nested(values: Mapping[str, Any], cameras: Iterable[str], dnns: Iterable[str]) -> dict[str, Any]:
+def _nested(
+    values: Mapping[str, Any], cameras: Iterable[str], dnns: Iterable[str], outputs: Mapping[str, Iterable[str]]
+) -> dict[str, Any]:
     nested: dict[str, Any] = {name: values[name] for name in fields_of(NodeConfig)}
     for kind, members in (("camera", cameras), ("dnn", dnns)):
         nested[LISTS[kind]] = {
             member: {name: values[f"{kind}.{member}.{name}"] for name in fields_of(SECTIONS[kind])}
             for member in members
+        }
+    for dnn, section in nested[LISTS["dnn"]].items():
+        section[OUTPUTS] = {
+            output: {name: values[f"dnn.{dnn}.output.{output}.{name}"] for name in fields_of(OutputConfig)}
+            for output in outputs[dnn]
         }
     return nested

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from multi_dnn_ros.settings.roles import PRESETS
-from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
+from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig, OutputConfig
 
 #: Cameras and DNNs of a node that is given no parameters.
 DEFAULT_CAMERAS = ("front",)
@@ -24,6 +24,10 @@ DEFAULT_DNNS = tuple(PRESETS)
 #: First part of a parameter's name -> model of the section, and name of the list of its members.
 SECTIONS: Mapping[str, type[BaseModel]] = {"camera": CameraConfig, "dnn": DnnConfig}
 LISTS: Mapping[str, str] = {"camera": "cameras", "dnn": "dnns"}
+
+#: List of the results of a DNN; their parameters are those of OutputConfig, below ``dnn.<dnn>.output.<output>``.
+OUTPUTS = "outputs"
+_OUTPUTS_OF = re.compile(r"^dnn\.\w+\.outputs$")
 
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,63}$")
 _NAME_RULE = "lower-case letters, digits and _, starting with a letter, at most 64 characters"
@@ -81,14 +85,18 @@ def fields_of(model: type[BaseModel]) -> Mapping[str, ParameterField]:
     """The fields of one section of the schema by name, in the order of the schema."""
     properties = model.model_json_schema()["properties"]
     return {
-        name: _field(properties[name], info.annotation, info.metadata)
+        name: list_field(name, ())
+        if model is DnnConfig and name == OUTPUTS
+        else _field(properties[name], info.annotation, info.metadata)
         for name, info in model.model_fields.items()
         if not (model is NodeConfig and name in LISTS.values())
     }
 
 
-def parameter_fields(cameras: Iterable[str], dnns: Iterable[str]) -> dict[str, ParameterField]:
-    """Every parameter of a node with these cameras and DNNs, by its ROS name.
+def parameter_fields(
+    cameras: Iterable[str], dnns: Iterable[str], outputs: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, ParameterField]:
+    """Every parameter of a node with these cameras and DNNs, by its ROS name. outputs: names of the results by DNN.
 
     A DNN named after a role with defaults has that role, and the model of that role, by default.
     """
@@ -100,17 +108,21 @@ def parameter_fields(cameras: Iterable[str], dnns: Iterable[str]) -> dict[str, P
         own = {"role": dnn, "model": PRESETS[dnn].model} if dnn in PRESETS else {"role": "", "model": ""}
         for name, field in fields_of(DnnConfig).items():
             fields[f"dnn.{dnn}.{name}"] = replace(field, default=own[name]) if name in own else field
+        for output in (outputs or {}).get(dnn, ()):
+            prefix = f"dnn.{dnn}.output.{output}"
+            fields.update({f"{prefix}.{name}": field for name, field in fields_of(OutputConfig).items()})
     return fields
 
 
 def list_field(name: str, default: tuple[str, ...]) -> ParameterField:
-    """The field of `cameras` or `dnns`, which are lists of names in ROS."""
+    """The field of `cameras`, `dnns` or a DNN's `outputs`, which are lists of names in ROS."""
+    model: type[BaseModel] = DnnConfig if name == OUTPUTS else NodeConfig
     adapter: TypeAdapter[Any] = TypeAdapter(list[str], config=_STRICT)
     return ParameterField(
         kind="string[]",
         default=list(default),
-        allowed=f"at least one name, all different: {_NAME_RULE}",
-        description=NodeConfig.model_fields[name].description or "",
+        allowed=f"{'names' if name == OUTPUTS else 'at least one name'}, all different: {_NAME_RULE}",
+        description=model.model_fields[name].description or "",
         runtime=False,
         minimum=None,
         maximum=None,
@@ -118,20 +130,26 @@ def list_field(name: str, default: tuple[str, ...]) -> ParameterField:
     )
 
 
+def is_name_list(name: str) -> bool:
+    """Whether the parameter lists names that have parameters of their own: `cameras`, `dnns`, `dnn.<dnn>.outputs`."""
+    return name in LISTS.values() or _OUTPUTS_OF.fullmatch(name) is not None
+
+
 def checked_names(name: str, value: Any) -> tuple[str, ...]:
-    """The entries of the parameter `cameras` or `dnns`. Raises ParameterError for an invalid or repeated entry."""
-    names = list_field(name, ()).checked(name, value)
+    """The entries of a parameter that lists names. Raises ParameterError for an invalid or repeated entry."""
+    kind = name.rpartition(".")[2]
+    names = list_field(kind, ()).checked(name, value)
     problems = [
         f"parameter {name} has the entry {shown(entry)}; allowed: {_NAME_RULE}"
         for entry in names
         if not _NAME.fullmatch(entry)
     ]
     problems += [
-        f"parameter {name} has the entry {shown(entry)} twice; each {name[:-1]} needs a name of its own"
+        f"parameter {name} has the entry {shown(entry)} twice; each {kind[:-1]} needs a name of its own"
         for entry in dict.fromkeys(entry for entry in names if names.count(entry) > 1)
     ]
-    if not names:
-        problems = [f"parameter {name} is []; allowed: {list_field(name, ()).allowed}"]
+    if not names and kind != OUTPUTS:
+        problems = [f"parameter {name} is []; allowed: {list_field(kind, ()).allowed}"]
     if problems:
         raise ParameterError(problems)
     return tuple(names)

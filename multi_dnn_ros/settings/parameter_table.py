@@ -18,7 +18,7 @@ from multi_dnn_ros.settings.parameter_fields import (
     list_field,
     parameter_fields,
 )
-from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
+from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig, OutputConfig
 
 BEGIN, END = "<!-- parameters -->", "<!-- /parameters -->"
 _ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +36,11 @@ def markdown() -> str:
             _table("Node", "", {**node, **fields_of(NodeConfig)}),
             _table("Cameras: `camera.<camera>.`", "camera.<camera>.", fields_of(CameraConfig)),
             _table("DNNs: `dnn.<dnn>.`", "dnn.<dnn>.", fields_of(DnnConfig), _SHOWN_DEFAULTS),
+            _table(
+                "Several results of a DNN: `dnn.<dnn>.output.<output>.`",
+                "dnn.<dnn>.output.<output>.",
+                fields_of(OutputConfig),
+            ),
         ]
     )
 

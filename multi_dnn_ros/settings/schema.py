@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
 from multi_dnn_ros.common import extensions
+from multi_dnn_ros.settings.image_parts import CROP_RULE, checked_crop
 from multi_dnn_ros.settings.roles import PRESETS
 
 if TYPE_CHECKING:  # the names are read from the registries at run time
@@ -83,6 +84,45 @@ class CameraConfig(_Section):
         le=1.0,
         description="Maximum share of images of the last 10 s that may be lost before they reach the node. Above it, "
         "the status of the camera in /diagnostics is WARN.",
+    )
+
+
+class OutputConfig(_Section):
+    """One of several results of a DNN (parameters ``dnn.<dnn>.output.<output>.*``)."""
+
+    decoder: DecoderName = Field(
+        "auto",
+        description="Converts the raw outputs into this result. auto: the decoder for raw outputs of these shapes.",
+    )
+    raw_outputs: list[str] = Field(
+        default_factory=list,
+        description="Raw outputs of the network that the decoder reads, in its order: their names in the .onnx file "
+        'or their numbers, from "0" (numbers in quotes). Empty: all.',
+    )
+    labels: list[str] = Field(
+        default_factory=list,
+        description="As `dnn.<dnn>.labels`, for this result. Empty: those of the decoder, if it has some (lane, "
+        "drivable area), otherwise those of the DNN.",
+    )
+    keep: list[str] = Field(
+        default_factory=list, description="Names of the classes in this result; others are discarded. Empty: all."
+    )
+    score_threshold: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="As `dnn.<dnn>.score_threshold`, for this result.",
+        json_schema_extra=RUNTIME,
+    )
+    iou_threshold: float = Field(
+        0.5, ge=0.0, le=1.0, description="As `dnn.<dnn>.iou_threshold`, for this result.", json_schema_extra=RUNTIME
+    )
+    max_detections: int = Field(
+        100,
+        ge=1,
+        le=10_000,
+        description="As `dnn.<dnn>.max_detections`, for this result.",
+        json_schema_extra=RUNTIME,
     )
 
 
@@ -255,6 +295,17 @@ class DnnConfig(_Section):
         "GPU with backend cuda_graph. auto: 1, 2, 4 and 8 are measured while configuring, and the fastest is cached in "
         "~/.cache/multi_dnn_ros/branches. Results are compared with those of one stream.",
         json_schema_extra={"allowed": 'auto, "1", "2", "4", "8" (strings: quote the numbers)'},
+    )
+    crop: Annotated[list[float], AfterValidator(checked_crop)] = Field(
+        default_factory=list,
+        description="Part of the image that the DNN sees: x, y, width and height, as fractions of the image if all are "
+        "at most 1, otherwise in pixels. Results are in pixels of the whole image. Empty: the whole image.",
+        json_schema_extra={"allowed": CROP_RULE},
+    )
+    outputs: dict[Name, OutputConfig] = Field(
+        default_factory=dict,
+        description="Names of several results of one inference; each has its own parameters below "
+        "`dnn.<dnn>.output.<output>` and its own topics. Empty: one result.",
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from multi_dnn_ros.settings.parameter_fields import LISTS, SECTIONS, fields_of, parameter_fields, shown
+from multi_dnn_ros.settings.parameter_fields import LISTS, OUTPUTS, SECTIONS, fields_of, parameter_fields, shown
+from multi_dnn_ros.settings.schema import OutputConfig
 
 #: Parameters that rclpy reads itself, and the prefix of others.
 _RCLPY = ("use_sim_time", "start_type_description_service")
@@ -14,15 +15,18 @@ _RCLPY_PREFIX = "qos_overrides."
 
 
 def unknown_parameters(
-    flat: Mapping[str, Any], cameras: Sequence[str], dnns: Sequence[str]
+    flat: Mapping[str, Any],
+    cameras: Sequence[str],
+    dnns: Sequence[str],
+    outputs: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Errors and warnings about names that are no parameters of a node with these cameras and DNNs.
+    """Errors and warnings about names that are no parameters of a node with these cameras, DNNs and outputs by DNN.
 
     A name that resembles a parameter is an error. A name that resembles none is a warning, because one file may hold
     parameters of several nodes. So is a parameter of a camera or DNN that is not in use.
     """
     members = {"camera": tuple(cameras), "dnn": tuple(dnns)}
-    known = parameter_fields(cameras, dnns)
+    known = parameter_fields(cameras, dnns, outputs)
     errors: list[str] = []
     warnings: list[str] = []
     for name, value in flat.items():
@@ -37,7 +41,9 @@ def unknown_parameters(
             else:
                 text = f"parameter {name}: not a parameter of this node, ignored"
                 warnings.append(f"{text}; the most similar name is {_most_similar(name, known)}")
-        elif member in members[kind] or field not in fields_of(SECTIONS[kind]):
+        elif kind == "dnn" and member in dnns and field.startswith("output."):
+            errors.extend(_unknown_output(name, member, field, (outputs or {}).get(member, ())))
+        elif member in members[kind] or _section_field(kind, field) not in fields_of(SECTIONS[kind]):
             fields = fields_of(SECTIONS[kind])
             meant = [f"{kind}.{member}.{match}" for match in difflib.get_close_matches(field, fields, 1)]
             errors.append(
@@ -50,6 +56,27 @@ def unknown_parameters(
             meant = [f"{kind}.{match}.{field}" for match in difflib.get_close_matches(member, untouched, 1, 0.8)]
             (errors if meant else warnings).append(text + (_did_you_mean(meant) or "; not used"))
     return errors, warnings
+
+
+def _unknown_output(name: str, dnn: str, field: str, outputs: Sequence[str]) -> Iterator[str]:
+    """An error about `dnn.<dnn>.output.<output>.<field>`, which is no parameter."""
+    _, output, own = (*field.split(".", 2), "")[:3]
+    fields = fields_of(OutputConfig)
+    if own not in fields:
+        meant = [f"dnn.{dnn}.output.{output}.{match}" for match in difflib.get_close_matches(own, fields, 1)]
+        yield (
+            f"parameter {name}: an output has no parameter {shown(own)}{_did_you_mean(meant)}; "
+            f"it has {', '.join(fields)}"
+        )
+    elif output not in outputs:
+        meant = [f"dnn.{dnn}.output.{match}.{own}" for match in difflib.get_close_matches(output, outputs, 1)]
+        listed = ", ".join(outputs) or "none"
+        yield f"parameter {name}: {shown(output)} is not in dnn.{dnn}.outputs ({listed}){_did_you_mean(meant)}"
+
+
+def _section_field(kind: str, field: str) -> str:
+    """The name in the section of a camera or DNN: `outputs` for a parameter of an output."""
+    return OUTPUTS if kind == "dnn" and field.startswith("output.") else field
 
 
 def _most_similar(name: str, known: Iterable[str]) -> str:
@@ -65,7 +92,8 @@ def _most_similar(name: str, known: Iterable[str]) -> str:
 
 def _default(name: str, kind: str, member: str) -> Any:
     names = {"camera": ((member,), ()), "dnn": ((), (member,))}[kind]
-    return parameter_fields(*names)[name].default
+    field = parameter_fields(*names).get(name)
+    return field.default if field is not None else None
 
 
 def _did_you_mean(names: Iterable[str]) -> str:

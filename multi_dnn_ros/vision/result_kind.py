@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.common import extensions
+from multi_dnn_ros.vision.view import Window
 
 Image = npt.NDArray[np.uint8]
 
@@ -55,6 +56,8 @@ class ResultKind:
     has_labels: whether class names are published on ``~/<dnn>/label_info``.
     truth: ground truth that they are compared with, a task of :mod:`multi_dnn_ros.training.data` ("boxes", "lanes");
     "": they cannot be scored.
+    place: (result of a window, window, (H, W) of the image) -> the result in pixels of the image, for DNNs with
+    parameter `crop`; None: the parameter is refused.
     score: (pairs of result and ground truth, labels) -> scores by name, or "module:function"; None: no scores.
     """
 
@@ -66,6 +69,7 @@ class ResultKind:
     has_labels: bool = False
     truth: str = ""
     score: Callable[[Iterable[tuple[Any, Any]], Sequence[str]], Mapping[str, float]] | str | None = None
+    place: Callable[[Any, Window, tuple[int, int]], Any] | None = None
 
     @property
     def msgtypes(self) -> dict[str, str]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from multi_dnn_ros.vision.view import Window
 
 
 class OutputError(ValueError):
@@ -52,11 +56,13 @@ class Lanes:
     """Lane lines of one frame.
 
     numbers: (h, w) uint8, lane number of each pixel, 0: none. size: (H, W) of the source image; None: as `numbers`.
+    window: the part of the image that `numbers` shows; None: all of it.
     """
 
     numbers: npt.NDArray[np.uint8]
     lanes: tuple[Lane, ...]
     size: tuple[int, int] | None = None
+    window: Window | None = None
 
     @property
     def mask(self) -> npt.NDArray[np.uint8]:
@@ -65,12 +71,45 @@ class Lanes:
         Computed on demand: at 1280x720 it takes as long as finding the lines. Only `numbers`, a fifteenth of its size,
         is sent from the engine process to the node's.
         """
-        if self.size is None or self.size == self.numbers.shape:
-            return self.numbers
-        import cv2  # only here: an engine process without lanes starts sooner
+        return self.numbers if self.size is None else enlarged(self.numbers, self.size, self.window, 0)
 
-        height, width = self.size
-        return np.asarray(cv2.resize(self.numbers, (width, height), interpolation=cv2.INTER_NEAREST), np.uint8)
+
+def enlarged(
+    values: npt.NDArray[np.uint8], size: tuple[int, int], window: Window | None, outside: int
+) -> npt.NDArray[np.uint8]:
+    """A map (h, w) of a window of the image -> (H, W) = `size`, with the value `outside` in the rest of the image.
+
+    window: None: the whole image.
+    """
+    height, width = size if window is None else window.size
+    if values.shape != (height, width):
+        import cv2  # only here: an engine process without masks starts sooner
+
+        values = np.asarray(cv2.resize(values, (width, height), interpolation=cv2.INTER_NEAREST), np.uint8)
+    if window is None or window.size == size:
+        return values
+    whole = np.full(size, outside, np.uint8)
+    whole[window.top : window.bottom, window.left : window.right] = values
+    return whole
+
+
+@dataclass(frozen=True)
+class SeveralResults:
+    """The results of a DNN with parameter `outputs`, for one frame, by the name of the output."""
+
+    by_output: Mapping[str, Any]
+
+
+def result_name(dnn: str, output: str) -> str:
+    """Name of a result: `<dnn>`, or `<dnn>/<output>` if the DNN has several. output: empty if it has one."""
+    return f"{dnn}/{output}" if output else dnn
+
+
+def results_by_name(dnn: str, result: Any) -> dict[str, Any]:
+    """The results of one inference of a DNN by :func:`result_name`."""
+    if not isinstance(result, SeveralResults):
+        return {dnn: result}
+    return {result_name(dnn, output): value for output, value in result.by_output.items()}
 
 
 Decoded = Detections | Lanes

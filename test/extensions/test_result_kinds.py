@@ -17,7 +17,7 @@ from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer, ResultKind, To
 
 def publishers(kind: ResultKind) -> ResultPublishers:
     node: Any = SimpleNamespace(create_lifecycle_publisher=lambda *arguments: SimpleNamespace(publish=print))
-    return ResultPublishers(node, {"light": ("front",)}, {"light": kind}, {"light": ("thing",)})
+    return ResultPublishers(node, {"light": ("front",)}, {"light": {"": (kind, ("thing",))}})
 
 
 @pytest.mark.parametrize(

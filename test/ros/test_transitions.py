@@ -24,6 +24,7 @@ from multi_dnn_ros.serving.host import (
     EngineStatus,
     Level,
     Progress,
+    ResultDescription,
 )
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -63,7 +64,8 @@ class SlowHost:
                 raise Cancelled
         if self.error is not None:
             raise self.error
-        dnns = {name: DnnDescription(("front",), ("thing",), 0.4, "detections") for name in config.dnns}
+        result = ResultDescription(("thing",), 0.4, "detections")
+        dnns = {name: DnnDescription(("front",), {"": result}) for name in config.dnns}
         return Description("cpu", "a processor", 2, dnns, versions={"torch": "9.9"})
 
     def start(self, accounts: Accounts) -> None:

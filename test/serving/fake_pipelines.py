@@ -48,7 +48,8 @@ def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
         decoder = SimpleNamespace(
             score_threshold=dnn.score_threshold, own_threshold=0.25, iou_threshold=0.5, max_detections=10
         )
-        dnns[name] = SimpleNamespace(labels=("thing", "other"), decoder=decoder, result_kind="detections")
+        output = SimpleNamespace(labels=("thing", "other"), decoder=decoder, result_kind="detections")
+        dnns[name] = SimpleNamespace(outputs={"": output})
         tasks.append(
             DnnTask(
                 name=name,

@@ -26,11 +26,9 @@ def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
         decoder = SimpleNamespace(
             score_threshold=threshold, own_threshold=threshold, iou_threshold=0.5, max_detections=10
         )
-        dnns[name] = SimpleNamespace(
-            labels=("thing", "other"),
-            decoder=decoder,
-            result_kind="lanes" if settings.role == "lane" else "detections",
-        )
+        kind = "lanes" if settings.role == "lane" else "detections"
+        output = SimpleNamespace(labels=("thing", "other"), decoder=decoder, result_kind=kind)
+        dnns[name] = SimpleNamespace(outputs={"": output})
         tasks.append(
             DnnTask(
                 name=name,

@@ -1,0 +1,131 @@
+"""Splits a DNN with parameter `outputs` into its results, each with the source and the settings of a DNN of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from multi_dnn_ros.models.dnn import Source
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.settings.schema import DnnConfig, OutputConfig
+from multi_dnn_ros.vision.decoders.registry import DECODERS
+
+#: Role of a result: a label without defaults.
+_ROLE = "network"
+#: Parameters of the DNN that each result has instead.
+_REPLACED = ("decoder", "keep", "score_threshold", "iou_threshold", "max_detections")
+
+
+@dataclass(frozen=True)
+class OutputPart:
+    """One result of a DNN.
+
+    name: for messages, below "dnn.": `<dnn>` or `<dnn>.output.<output>`. source: the network as if it had only the raw
+    outputs of this result. config: the DNN's, with the parameters of this result. raw_outputs: their numbers; None:
+    all.
+    """
+
+    name: str
+    source: Source
+    config: DnnConfig
+    raw_outputs: tuple[int, ...] | None
+
+
+def output_parts(source: Source, name: str, config: DnnConfig) -> dict[str, OutputPart]:
+    """The results of a DNN by name; one with an empty name if parameter `outputs` is empty.
+
+    Raises ModelError with a line for each problem of raw_outputs, and for each parameter of the DNN that has no effect.
+    """
+    if not config.outputs:
+        return {"": OutputPart(name, source, config, None)}
+    problems = []
+    for field in _REPLACED:
+        value = getattr(config, field)
+        if value != DnnConfig.model_fields[field].get_default(call_default_factory=True):
+            problems.append(
+                f"parameter dnn.{name}.{field} is {value!r}, but the DNN has several results; set "
+                f"dnn.{name}.output.<output>.{field} instead (outputs: {', '.join(config.outputs)})"
+            )
+    parts: dict[str, OutputPart] = {}
+    for output, settings in config.outputs.items():
+        where = f"{name}.output.{output}"
+        try:
+            numbers = _numbers(settings.raw_outputs, source, where, config.model)
+        except ModelError as error:
+            problems.append(str(error))
+        else:
+            own = _settings(config, settings)
+            selected = _with_selected(source, numbers)
+            if own.labels != config.labels:  # those of the model are of another result
+                selected = replace(selected, labels=(), classes=0)
+            parts[output] = OutputPart(where, selected, own, numbers)
+    if problems:
+        raise ModelError("\n".join(problems))
+    return parts
+
+
+def _settings(config: DnnConfig, output: OutputConfig) -> DnnConfig:
+    """The DNN's settings with those of one result. Its labels are the decoder's, if it has some, before the DNN's."""
+    named = DECODERS.get(output.decoder).default_labels if output.decoder != "auto" else ()
+    own = {field: getattr(output, field) for field in _REPLACED}
+    labels = output.labels or list(named) or config.labels
+    return config.model_copy(update={**own, "labels": labels, "role": _ROLE, "outputs": {}})
+
+
+def _numbers(wanted: Sequence[str], source: Source, where: str, model: str) -> tuple[int, ...] | None:
+    """The numbers of the raw outputs `wanted`, names or numbers. Raises ModelError."""
+    if not wanted:
+        return None
+    names = source.output_names
+    count = len(names) or len(source.outputs or ())
+    numbers = []
+    for entry in wanted:
+        if entry in names:
+            numbers.append(names.index(entry))
+        elif entry.isdecimal() and (not count or int(entry) < count):
+            numbers.append(int(entry))
+        else:
+            allowed = [*names, *map(str, range(count))]
+            raise ModelError(
+                f"parameter dnn.{where}.raw_outputs names '{entry}', which {model} does not have; allowed: "
+                + (", ".join(allowed) if allowed else "numbers from 0")
+            )
+    return tuple(numbers)
+
+
+def _with_selected(source: Source, numbers: tuple[int, ...] | None) -> Source:
+    """The source with the raw outputs `numbers` only; a detector gets a copy that can be taken apart again."""
+    detector = None if source.detector is None else _shallow(source.detector)
+    if numbers is None:
+        return replace(source, detector=detector)
+    outputs = None if source.outputs is None else tuple(source.outputs[number] for number in numbers)
+    names = tuple(source.output_names[number] for number in numbers) if source.output_names else ()
+    module = _Selected(source.module, numbers) if detector is None else source.module
+    return replace(source, module=module, detector=detector, outputs=outputs, output_names=names)
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    """The module with the same layers and weights, whose layers can be deleted without effect on the original."""
+    copied = copy.copy(module)
+    copied.__dict__["_modules"] = dict(module._modules)
+    return copied
+
+
+class _Selected(nn.Module):
+    """A network with some of its raw outputs, to find out their shapes."""
+
+    def __init__(self, network: nn.Module, numbers: tuple[int, ...]) -> None:
+        super().__init__()
+        self.network = network
+        self.numbers = numbers
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = [leaf for leaf in pytree.tree_leaves(self.network(image)) if isinstance(leaf, torch.Tensor)]
+        if max(self.numbers) >= len(found):
+            raise ValueError(f"there is no raw output {max(self.numbers)}: the network has {len(found)}")
+        return tuple(found[number] for number in self.numbers)

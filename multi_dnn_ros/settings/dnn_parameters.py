@@ -1,0 +1,22 @@
+"""The parameters of a DNN by their names below ``dnn.<dnn>.``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from multi_dnn_ros.settings.schema import DnnConfig
+
+
+def assign(settings: DnnConfig, name: str, value: Any) -> tuple[str, str]:
+    """Set a parameter of a DNN, or of one of its outputs: `output.<output>.<field>`.
+
+    Returns the name of the output, "" for the DNN itself, and of the field. No effect for an output that the DNN does
+    not have.
+    """
+    output, field = "", name
+    if name.startswith("output."):
+        _, output, field = name.split(".", 2)
+    target = settings.outputs.get(output) if output else settings
+    if target is not None:
+        setattr(target, field, value)
+    return output, field

@@ -1,0 +1,159 @@
+"""One inference, several results: each has its own topics, class names and threshold; accounts are per inference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from builtin_interfaces.msg import Time
+from node_bench import Bench
+from sensor_msgs.msg import Image
+from std_msgs.msg import Header
+from two_heads import LABELS, exported, picture
+from vision_msgs.msg import Detection2DArray, LabelInfo
+
+from multi_dnn_ros.pipeline.build import build as build_for_real
+from multi_dnn_ros.pipeline.settings_check import check_settings
+from multi_dnn_ros.ros.qos import LATCHED
+from multi_dnn_ros.ros.result_messages import class_names, image_message
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(tmp_path_factory.mktemp("model"))
+
+
+def settings(model: Path, **own: Any) -> dict[str, Any]:
+    """A node with the DNN `road`. own: its parameters, with __ for a dot."""
+    values = {"model": str(model), "role": "road", "labels": LABELS, "resize": "stretch", "backend": "eager",
+              "jobs": 2, **own}  # fmt: skip
+    parameters = {f"dnn.road.{name.replace('__', '.')}": value for name, value in values.items()}
+    return {"device": "cpu", "dnns": ["road"], **parameters}
+
+
+def two_filters(model: Path, **own: Any) -> dict[str, Any]:
+    outputs = {"outputs": ["cars", "people"]}
+    for name, label in (("cars", "car"), ("people", "person")):
+        outputs |= {f"output__{name}__raw_outputs": ["0"], f"output__{name}__decoder": "yolo",
+                    f"output__{name}__keep": [label]}  # fmt: skip
+    return settings(model, **{**outputs, **own})
+
+
+def start(bench: Bench, parameters: dict[str, Any]) -> None:
+    bench.node(parameters, check=lambda config: check_settings(config).problems, build=build_for_real)
+    assert bench.change("configure"), bench.status("node").message
+    assert bench.change("activate")
+
+
+def message(pixels: npt.NDArray[np.uint8], stamp: int) -> Image:
+    return image_message(pixels, "rgb8", Header(stamp=Time(sec=stamp), frame_id="lens"))
+
+
+def boxes(found: Any) -> list[tuple[float, ...]]:
+    """x1, y1, x2, y2 and class of each detection, sorted."""
+    corners = []
+    for one in found.detections:
+        center, width, height = one.bbox.center.position, one.bbox.size_x, one.bbox.size_y
+        corners.append((center.x - width / 2, center.y - height / 2, center.x + width / 2, center.y + height / 2,
+                        int(one.results[0].hypothesis.class_id)))  # fmt: skip
+    return sorted(corners)
+
+
+def test_objects_and_people_of_one_inference(bench: Bench, model: Path) -> None:
+    start(bench, two_filters(model))
+    cars = bench.listen("/multi_dnn/front/road/cars/detections", Detection2DArray)
+    people = bench.listen("/multi_dnn/front/road/people/detections", Detection2DArray)
+    infos: dict[str, list[Any]] = {name: [] for name in ("cars", "people")}
+    for name, heard in infos.items():
+        bench.peer.create_subscription(LabelInfo, f"/multi_dnn/road/{name}/label_info", heard.append, LATCHED)
+    camera = bench.camera()
+    for stamp in (1, 2, 3):
+        camera.publish(message(picture([(1, 1), (4, 2)], [(6, 3)], slice(0)), stamp))
+        bench.until(lambda stamp=stamp: len(cars) == len(people) == stamp, "both results of a frame")
+    assert boxes(cars[-1]) == [(8, 8, 16, 16, 0), (32, 16, 40, 24, 0)]
+    assert boxes(people[-1]) == [(48, 24, 56, 32, 1)]
+    assert [(one.header.stamp.sec, one.header.frame_id) for one in people] == [(stamp, "lens") for stamp in (1, 2, 3)]
+    bench.until(lambda: all(infos.values()), "the class names")
+    assert class_names(infos["people"][0]) == {"0": "car", "1": "person"}
+    bench.until(lambda: bench.status("road on front").by_key.get("published") == "3", "the accounts")
+    counts = bench.status("road on front").by_key
+    assert counts["offered"] == "3"
+    assert not any(int(count) for name, count in counts.items() if name.startswith("dropped"))
+    results = bench.status("node").by_key["results"]
+    assert results == "road/cars (detections), road/people (detections)"
+
+
+def test_the_threshold_of_one_result_changes_only_that_result(bench: Bench, model: Path) -> None:
+    start(bench, two_filters(model))
+    cars = bench.listen("/multi_dnn/front/road/cars/detections", Detection2DArray)
+    people = bench.listen("/multi_dnn/front/road/people/detections", Detection2DArray)
+    infos: list[Any] = []
+    bench.peer.create_subscription(LabelInfo, "/multi_dnn/road/people/label_info", infos.append, LATCHED)
+    camera = bench.camera()
+    pixels = picture([(1, 1)], [(6, 3)], slice(0)) // 2
+    camera.publish(message(pixels, 1))
+    bench.until(lambda: len(cars) == len(people) == 1, "results")
+    assert len(boxes(cars[0])) == len(boxes(people[0])) == 1
+    assert bench.set("dnn.road.output.people.score_threshold", 0.75)[0]
+    camera.publish(message(pixels, 2))
+    bench.until(lambda: len(cars) == len(people) == 2, "results with the new threshold")
+    assert len(boxes(cars[1])) == 1
+    assert not boxes(people[1])
+    bench.until(lambda: len(infos) == 2, "class names again")
+    assert [one.threshold for one in infos] == [np.float32(0.4), 0.75]
+
+
+@pytest.mark.parametrize(
+    ("own", "parameter", "allowed"),
+    [
+        ({"output__peple__keep": ["car"]}, "dnn.road.output.peple.keep", "did you mean dnn.road.output.people.keep"),
+        ({"output__people__keap": ["car"]}, "dnn.road.output.people.keap", "did you mean dnn.road.output.people.keep"),
+        ({"output__people__raw_outputs": ["7"]}, "dnn.road.output.people.raw_outputs names '7'", "allowed: "),
+        ({"output__people__keep": ["dog"]}, "dnn.road.output.people.keep", "allowed: car, person"),
+        ({"output__people__decoder": "ufld", "output__people__keep": []}, "dnn.road.output.people", "decoder ufld"),
+        ({"outputs": ["cars", "cars"]}, "dnn.road.outputs has the entry 'cars' twice", "a name of its own"),
+        ({"keep": ["car"]}, "dnn.road.keep is", "dnn.road.output.<output>.keep"),
+        ({"crop": [0.5, 0.5, 0.75, 0.5]}, "dnn.road.crop is [0.5, 0.5, 0.75, 0.5]", "allowed: an empty list"),
+    ],
+)  # fmt: skip
+def test_a_wrong_parameter_is_named_with_what_is_allowed(
+    bench: Bench, model: Path, own: dict[str, Any], parameter: str, allowed: str
+) -> None:
+    bench.node(two_filters(model, **own), check=lambda config: check_settings(config).problems, build=build_for_real)
+    assert not bench.change("configure")
+    bench.until(lambda: "configure" in bench.status("node").message, "the failure in the diagnostics")
+    text = bench.status("node").message
+    assert parameter in text
+    assert allowed in text
+
+
+def test_outputs_added_to_a_running_node_have_parameters(bench: Bench, model: Path) -> None:
+    bench.node({**settings(model), "dnn.road.output.cars.keep": ["car"]}, build=build_for_real)
+    assert bench.set("dnn.road.outputs", ["cars"])[0]
+    assert bench.nodes[0].get_parameter("dnn.road.output.cars.keep").value == ["car"]
+    assert bench.set("dnn.road.output.cars.raw_outputs", ["0"])[0]
+    assert bench.set("dnn.road.output.cars.decoder", "yolo")[0]
+    assert bench.change("configure"), bench.status("node").message
+    assert not bench.set("dnn.road.output.cars.keep", ["person"])[0]
+    assert bench.change("cleanup")
+    assert bench.set("dnn.road.outputs", [])[0]
+    assert not bench.nodes[0].has_parameter("dnn.road.output.cars.keep")
+
+
+def test_a_crop_is_seen_enlarged_and_its_boxes_are_in_the_image(bench: Bench, model: Path) -> None:
+    start(bench, two_filters(model, crop=[64, 96, 64, 48]))
+    cars = bench.listen("/multi_dnn/front/road/cars/detections", Detection2DArray)
+    pixels = np.zeros((200, 240, 3), np.uint8)
+    pixels[96:144, 64:128] = picture([(1, 1)], [], slice(0))
+    camera = bench.camera()
+    camera.publish(message(pixels, 1))
+    bench.until(lambda: cars, "a result")
+    assert boxes(cars[0]) == [(72, 104, 80, 112, 0)]
+    camera.publish(message(pixels[:100], 2))
+    bench.until(
+        lambda: bench.status("road on front").by_key.get("dropped: dnn_error") == "1", "the drop of a small image"
+    )
+    assert bench.status("road on front").by_key["published"] == "1"

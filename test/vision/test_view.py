@@ -1,0 +1,139 @@
+"""A DNN that sees a part of the image: its results are in pixels of the whole image."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.vision.decoders.lane import LaneDecoder
+from multi_dnn_ros.vision.decoders.yolo import YoloDecoder
+from multi_dnn_ros.vision.image_decoding import decode_image
+from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.view import View, Window
+
+LABELS = ("car", "truck")
+#: Bytes per pixel of encodings of grey pictures; those with a colour filter, whose edges are blurred, are left out.
+ENCODINGS = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "8UC3": 3, "mono8": 1, "8UC1": 1, "mono16": 2,
+             "yuv422": 2, "yuv422_yuy2": 2}  # fmt: skip
+
+
+def detector(view: View, preprocess: Preprocess) -> Dnn:
+    return Dnn("far", "object", torch.nn.Identity(), preprocess, YoloDecoder(preprocess, LABELS), LABELS,
+               "detections", view)  # fmt: skip
+
+
+def outputs_for(boxes: npt.NDArray[np.floating[Any]]) -> torch.Tensor:
+    """(1, 4 + classes, N): what a YOLO returns for boxes x1, y1, x2, y2 in input pixels."""
+    raw = torch.zeros(1, 4 + len(LABELS), len(boxes))
+    corners = torch.from_numpy(np.asarray(boxes, np.float32))
+    raw[0, :2] = ((corners[:, :2] + corners[:, 2:]) / 2).T
+    raw[0, 2:4] = (corners[:, 2:] - corners[:, :2]).T
+    raw[0, 4] = 0.9
+    return raw
+
+
+@st.composite
+def views(draw: st.DrawFn) -> tuple[View, tuple[int, int]]:
+    """A view, and (H, W) of an image that it fits."""
+    width, height = draw(st.integers(2, 2000)), draw(st.integers(2, 2000))
+    if draw(st.booleans()):
+        x, y = (draw(st.floats(0.0, 0.9)) for _ in range(2))
+        crop = (x, y, draw(st.floats(0.01, 1.0)) * (1 - x), draw(st.floats(0.01, 1.0)) * (1 - y))
+    else:
+        x, y = draw(st.integers(0, width - 2)), draw(st.integers(0, height - 2))
+        crop = (x, y, draw(st.integers(2, width - x)), draw(st.integers(2, height - y)))
+    return View(crop), (height, width)
+
+
+@given(case=views(), fit=st.sampled_from(["stretch", "letterbox"]), data=st.data())
+@settings(deadline=None)
+def test_a_box_returns_to_its_place_in_the_whole_image(case: Any, fit: Any, data: Any) -> None:
+    view, size = case
+    (window,) = view.windows(size)
+    assert 0 <= window.left < window.right <= size[1]
+    assert 0 <= window.top < window.bottom <= size[0]
+    dnn = detector(view, Preprocess(*data.draw(st.tuples(st.integers(8, 700), st.integers(8, 700))), fit=fit))
+    u = sorted(data.draw(st.lists(st.floats(0, 1), min_size=2, max_size=2, unique=True)))
+    v = sorted(data.draw(st.lists(st.floats(0, 1), min_size=2, max_size=2, unique=True)))
+    box = np.array([window.left + u[0] * window.width, window.top + v[0] * window.height,
+                    window.left + u[1] * window.width, window.top + v[1] * window.height])  # fmt: skip
+    place = dnn.preprocess.geometry(window.size)
+    x = (box[[0, 2]] - window.left) * place.scale_x + place.left
+    y = (box[[1, 3]] - window.top) * place.scale_y + place.top
+    found = dnn.results((outputs_for(np.array([[x[0], y[0], x[1], y[1]]])),), size)
+    for got in found.boxes:  # none: a box without a height or width in float32
+        np.testing.assert_allclose(got, box, atol=0.5)
+    assert len(found) == 1 or min(box[2:] - box[:2]) < 0.01
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@given(data=st.data(), fit=st.sampled_from(["stretch", "letterbox"]))
+@settings(deadline=None, max_examples=25)
+def test_a_rectangle_in_the_camera_image_is_found_where_it_is(encoding: str, data: Any, fit: Any) -> None:
+    """From the message to the result, with a network that finds what is bright."""
+    width, height = 2 * data.draw(st.integers(8, 60)), 2 * data.draw(st.integers(8, 60))
+    x, y = data.draw(st.integers(0, width - 8)), data.draw(st.integers(0, height - 8))
+    window = Window(x, y, data.draw(st.integers(8, width - x)), data.draw(st.integers(8, height - y)))
+    left, top = data.draw(st.integers(x + 1, x + window.width - 6)), data.draw(st.integers(y + 1, window.bottom - 6))
+    right, bottom = (
+        data.draw(st.integers(left + 4, window.right - 1)),
+        data.draw(st.integers(top + 4, window.bottom - 1)),
+    )
+    picture = np.zeros((height, width), np.uint8)
+    picture[top:bottom, left:right] = 255
+    pixels = decode_image(message(picture, encoding), 1 << 20)
+    # Larger than the window, so that no edge is lost; smaller inputs are the network's resolution, not ours.
+    dnn = detector(View(tuple(map(float, window))), Preprocess(3 * window.width, 3 * window.height, fit=fit))
+    (inputs,) = dnn.inputs(torch.from_numpy(pixels))
+    bright = inputs[0].mean(0).numpy() > 0.7 if fit == "letterbox" else inputs[0].mean(0).numpy() > 0.5
+    rows, columns = np.flatnonzero(bright.any(1)), np.flatnonzero(bright.any(0))
+    box = np.array([[columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]])
+    (found,) = dnn.results((outputs_for(box),), (height, width)).boxes
+    np.testing.assert_allclose(found, [left, top, right, bottom], atol=0.5)
+
+
+def message(picture: npt.NDArray[np.uint8], encoding: str) -> Any:
+    """A grey picture (H, W) as an Image message."""
+    height, width = picture.shape
+    grey = np.full_like(picture, 128)
+    parts = {"yuv422": (grey, picture), "yuv422_yuy2": (picture, grey)}.get(encoding, (picture,) * ENCODINGS[encoding])
+    data = np.stack(parts, axis=2).tobytes()
+    return SimpleNamespace(encoding=encoding, height=height, width=width, step=width * len(parts), is_bigendian=0,
+                           data=data)  # fmt: skip
+
+
+def test_lane_lines_of_a_crop_are_in_pixels_of_the_image() -> None:
+    view, size = View((0.0, 0.4, 1.0, 0.6)), (100, 120)
+    preprocess = Preprocess(120, 60)
+    dnn = Dnn(
+        "lane", "lane", torch.nn.Identity(), preprocess, LaneDecoder(preprocess, ["lane"]), ("lane",), "lanes", view
+    )
+    logits = torch.full((1, 1, 60, 120), -9.0)
+    logits[..., 10:50, 30:34] = 9.0
+    found = dnn.results((logits,), size)
+    (lane,) = found.lanes
+    assert found.mask.shape == size
+    expected = np.zeros(size, np.uint8)
+    expected[50:90, 30:34] = 1
+    np.testing.assert_array_equal(found.mask, expected)
+    np.testing.assert_allclose(lane.points[[0, -1]], [[31.5, 89], [31.5, 50]], atol=0.5)
+    u = np.polyval(lane.curve[::-1], lane.points[:, 1])
+    np.testing.assert_allclose(u, lane.points[:, 0], atol=0.1)
+
+
+def test_a_window_beyond_the_image_names_the_parameter_and_both_sizes() -> None:
+    view = View((0, 288, 1280, 432), where="parameter dnn.far.crop")
+    assert view.least_size == (720, 1280)
+    assert view.windows((720, 1280)) == (Window(0, 288, 1280, 432),)
+    with pytest.raises(
+        ValueError, match=r"dnn.far.crop is \[0, 288, 1280, 432\], which ends at 1280 x 720; .* 640 x 480"
+    ):
+        view.windows((480, 640))
