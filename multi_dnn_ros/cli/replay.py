@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,13 @@ from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.bags import BagReader, BagWriter
+    from multi_dnn_ros.pipeline.pipeline import Pipeline
     from multi_dnn_ros.replay.frame_order import FrameOutcome
+    from multi_dnn_ros.replay.replay import Replay
     from multi_dnn_ros.replay.summary import Summary
     from multi_dnn_ros.settings.schema import NodeConfig
     from multi_dnn_ros.vision.overlay_files import OverlayFiles
+    from multi_dnn_ros.vision.result_kind import ResultKind
 
 _DETAILS = """\
 The results have the topics of the node (/multi_dnn/front/object/detections, ...); each message has the header and the
@@ -144,30 +148,10 @@ def _replay(
 
     from multi_dnn_ros.engine.task import Result
     from multi_dnn_ros.pipeline.build import build
-    from multi_dnn_ros.replay.outputs import decode_message, drawn, label_messages, result_messages
-    from multi_dnn_ros.replay.replay import Replay
-    from multi_dnn_ros.vision.result_kind import RESULT_KINDS
+    from multi_dnn_ros.replay.outputs import drawn
 
-    pipeline = build(_without_deadlines(config), lambda line: print(line, file=sys.stderr))
-    RESULT_KINDS.report_broken()
-    kinds = {name: RESULT_KINDS.get(dnn.result_kind) for name, dnn in pipeline.dnns.items()}
-    for task in pipeline.tasks:
-        for camera in task.cameras:
-            for topic in kinds[task.name].topics:
-                writer.add_topic(f"{args.node}/{camera}/{task.name}/{topic.name}", topic.msgtype)
-    labels = {name: dnn.labels for name, dnn in pipeline.dnns.items() if kinds[name].has_labels}
-    thresholds = {name: dnn.decoder.score_threshold for name, dnn in pipeline.dnns.items()}
-    replay = Replay(
-        pipeline.tasks,
-        topics,
-        decode=lambda camera, message: decode_message(message, config.cameras[camera].max_pixels),
-        to_messages=partial(result_messages, kinds),
-        to_latched=lambda header: label_messages(labels, thresholds, header),
-        node=args.node,
-        workers=pipeline.workers,
-        device=pipeline.device,
-        max_failures=config.max_failures,
-    )
+    pipeline = build(without_deadlines(config), lambda line: print(line, file=sys.stderr))
+    replay, kinds = replay_of(config, pipeline, topics, writer, args.node)
     with ExitStack() as stack:
         bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="replay", disable=None))
         overlays = _overlays(args.overlay, tuple(topics)) if args.overlay is not None else {}
@@ -181,6 +165,39 @@ def _replay(
         return replay.run(bag, writer, with_input=args.with_input, on_frame=draw_frame, progress=bar.update)
 
 
+def replay_of(
+    config: NodeConfig, pipeline: Pipeline, topics: Mapping[str, str], writer: BagWriter, node: str
+) -> tuple[Replay, dict[str, ResultKind]]:
+    """The replay of recorded `topics`, by camera, through the DNNs, and the kind of the results of each DNN.
+
+    Adds the topics of the results to `writer`. node: fully qualified name, for these topics.
+    """
+    from multi_dnn_ros.replay.outputs import decode_message, label_messages, result_messages
+    from multi_dnn_ros.replay.replay import Replay
+    from multi_dnn_ros.vision.result_kind import RESULT_KINDS
+
+    RESULT_KINDS.report_broken()
+    kinds = {name: RESULT_KINDS.get(dnn.result_kind) for name, dnn in pipeline.dnns.items()}
+    for task in pipeline.tasks:
+        for camera in task.cameras:
+            for topic in kinds[task.name].topics:
+                writer.add_topic(f"{node}/{camera}/{task.name}/{topic.name}", topic.msgtype)
+    labels = {name: dnn.labels for name, dnn in pipeline.dnns.items() if kinds[name].has_labels}
+    thresholds = {name: dnn.decoder.score_threshold for name, dnn in pipeline.dnns.items()}
+    replay = Replay(
+        pipeline.tasks,
+        topics,
+        decode=lambda camera, message: decode_message(message, config.cameras[camera].max_pixels),
+        to_messages=partial(result_messages, kinds),
+        to_latched=lambda header: label_messages(labels, thresholds, header),
+        node=node,
+        workers=pipeline.workers,
+        device=pipeline.device,
+        max_failures=config.max_failures,
+    )
+    return replay, kinds
+
+
 def _overlays(path: Path, cameras: tuple[str, ...]) -> dict[str, OverlayFiles]:
     """One video or folder per camera. With several cameras the camera's name is appended to the file's."""
     from multi_dnn_ros.vision.overlay_files import OverlayFiles
@@ -190,7 +207,7 @@ def _overlays(path: Path, cameras: tuple[str, ...]) -> dict[str, OverlayFiles]:
     return {camera: OverlayFiles(path.with_name(f"{path.stem}_{camera}{path.suffix}")) for camera in cameras}
 
 
-def _without_deadlines(config: NodeConfig) -> NodeConfig:
+def without_deadlines(config: NodeConfig) -> NodeConfig:
     """The configuration without age limits: a replay waits for the DNNs, so that no frame is too old."""
     dnns = {name: dnn.model_copy(update={"max_age_ms": 0.0, "deadline_ms": 0.0}) for name, dnn in config.dnns.items()}
     return config.model_copy(update={"dnns": dnns})
