@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.common import extensions
+from multi_dnn_ros.vision.agreement import Agreement
 
 Image = npt.NDArray[np.uint8]
 
@@ -55,6 +56,8 @@ class ResultKind:
     has_labels: whether class names are published on ``~/<dnn>/label_info``.
     truth: ground truth that they are compared with, a task of :mod:`multi_dnn_ros.training.data` ("boxes", "lanes");
     "": they cannot be scored.
+    agreement: (result, result of another DNN for the same image) -> how far they agree, for parameter `check_images`;
+    None: they cannot be compared.
     score: (pairs of result and ground truth, labels) -> scores by name, or "module:function"; None: no scores.
     """
 
@@ -66,6 +69,7 @@ class ResultKind:
     has_labels: bool = False
     truth: str = ""
     score: Callable[[Iterable[tuple[Any, Any]], Sequence[str]], Mapping[str, float]] | str | None = None
+    agreement: Callable[[Any, Any], Agreement] | None = None
 
     @property
     def msgtypes(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import cv2
 
+from multi_dnn_ros.vision.agreement import compare_detections
 from multi_dnn_ros.vision.drawing import PALETTE, Color, draw_tag, line_width
 from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
 from multi_dnn_ros.vision.results import Detections
@@ -42,4 +43,5 @@ KIND = ResultKind(
     has_labels=True,
     truth="boxes",
     score="multi_dnn_ros.training.metrics:score_detections",
+    agreement=compare_detections,
 )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
+from multi_dnn_ros.vision.agreement import compare_lanes
 from multi_dnn_ros.vision.drawing import PALETTE, Color, line_width
 from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
 from multi_dnn_ros.vision.results import Lanes
@@ -53,4 +54,5 @@ KIND = ResultKind(
     draw_order=0,
     truth="lanes",
     score="multi_dnn_ros.training.metrics:score_lanes",
+    agreement=compare_lanes,
 )
