@@ -23,7 +23,7 @@ IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 
 
 class VideoSource:
-    """A video file, read by OpenCV."""
+    """A video file, read by OpenCV. count: number of frames by its header, 0 if that is unknown."""
 
     live = False
 
@@ -34,7 +34,7 @@ class VideoSource:
         capture = self._open()
         rate_hz = float(capture.get(cv2.CAP_PROP_FPS))
         self.rate_hz = rate_hz if 0.0 < rate_hz < 1000.0 else None
-        self._expected = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        self.count = max(0, int(capture.get(cv2.CAP_PROP_FRAME_COUNT)))
         readable, _ = capture.read()
         capture.release()
         if not readable:
@@ -53,8 +53,8 @@ class VideoSource:
         finally:
             capture.release()
         # Containers may overstate the count by a frame or two; a larger difference is a truncated file.
-        if count < self._expected - 2:
-            note = f"video {self._path} is cut short: {count} of {self._expected} frames could be decoded"
+        if count < self.count - 2:
+            note = f"video {self._path} is cut short: {count} of {self.count} frames could be decoded"
             if note not in self.notes:
                 self.notes.append(note)
 
@@ -66,7 +66,10 @@ class VideoSource:
 
 
 class ImageSource:
-    """One image, or the images of a folder in natural order of their names (frame9 before frame10)."""
+    """One image, or the images of a folder in natural order of their names (frame9 before frame10).
+
+    count: number of images.
+    """
 
     live = False
     rate_hz: float | None = None
@@ -77,6 +80,7 @@ class ImageSource:
         files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES]
         if not files:
             raise SourceError(f"folder {path} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no recording")
+        self.count = len(files)
         self._files = sorted(files, key=lambda file: natural_order(file.name))
 
     def items(self) -> Iterator[SourceImage]:

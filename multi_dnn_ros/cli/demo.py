@@ -1,4 +1,4 @@
-"""``multi-dnn demo``: camera and node on a generated road, with scores."""
+"""``multi-dnn demo``: camera and node on a generated road, with scores; or any video with any model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 from multi_dnn_ros.cli.arguments import natural, positive_float, size
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import add_seed
+from multi_dnn_ros.cli.demo_video import model_argument, run_video
+from multi_dnn_ros.cli.network_arguments import MODEL_HELP
+from multi_dnn_ros.cli.options import DEVICES
+from multi_dnn_ros.common.errors import UsageError
 
 _DETAILS = """\
 A camera process drives along a generated road and the node serves its images, both on the loopback interface. The
@@ -24,11 +27,18 @@ Written to the output folder, and for the decomposed DNNs to its subfolder `deco
   bag/                       a rosbag2 recording of images (JPEG), truth, results and diagnostics
   node.log, camera.log       output of the two processes
   comparison.json            figures of both drives (in the output folder only)
+
+With --video every frame of a video goes through the DNNs of --model, each as NAME=MODEL; a NAME of lane, object or
+pedestrian is also its role. MODEL is what the node accepts: a file, or torchvision:<builder>. Without --model the
+package's DNNs run, or those of --params-file. There is no truth to compare with: the table and summary.json hold the
+number of results by class, and the times per frame. Written are overlay.mp4, overlay.png, summary.json and bag/.
 """
 _EXAMPLES = """\
 multi-dnn demo
 multi-dnn demo --output out/rain --seconds 60 --seed 12
 multi-dnn demo --rate 30 --size 1280x720 --dnns original
+multi-dnn demo --video drive.mp4
+multi-dnn demo --video drive.mp4 --model object=yolox_nano.onnx --model lane=builtin:lane --output out/mine
 """
 
 
@@ -40,34 +50,49 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     add = parser.add_argument
     add("--output", type=Path, default=Path("out/demo"), metavar="DIR", help="output folder (default: out/demo)")
-    add("--seconds", type=positive_float, default=15.0, metavar="S",
-        help="length of each drive in seconds (default: 15)")  # fmt: skip
-    add("--rate", type=positive_float, default=10.0, metavar="HZ", help="images per second (default: 10)")
-    add("--size", type=size, default=(640, 480), metavar="WxH", help="size of the images in pixels (default: 640x480)")
-    add_seed(parser, "the road", 8)
+    add("--seconds", type=positive_float, metavar="S",
+        help="length of each drive (default: 15), or of what is taken of --video (default: all)")  # fmt: skip
+    add("--rate", type=positive_float, metavar="HZ", help="images per second (default: 10)")
+    add("--size", type=size, metavar="WxH", help="size of the images in pixels (default: 640x480)")
+    add("--seed", type=natural, metavar="N", help="random seed of the road (default: 8)")
     which = parser.add_mutually_exclusive_group().add_argument
-    which("--dnns", choices=("both", "original", "decomposed"), default="both",
+    which("--dnns", choices=("both", "original", "decomposed"),
           help="which of the package's DNNs to run; both: one drive each (default: both)")  # fmt: skip
     which("--params-file", type=Path, metavar="YAML", help="a single drive with the node's parameters from this file")
+    add = parser.add_argument_group("any video").add_argument
+    add("--video", type=Path, metavar="FILE", help="run on a video, an image or a folder of images instead of a road")
+    add("--model", type=model_argument, action="append", default=[], metavar="NAME=MODEL",
+        help=f"with --video: a DNN and its model: {MODEL_HELP}; may be repeated "
+        "(default: the package's DNNs)")  # fmt: skip
+    add("--device", metavar="NAME", help=f"with --video: {DEVICES} (default: auto)")
+    add = parser.add_argument
     add("--domain-id", type=natural, metavar="N",
         help="ROS_DOMAIN_ID of the demo (default: one that no process on this machine uses)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo. Returns 1 if a DNN published nothing."""
+    if args.video is not None:
+        if args.model and args.params_file is not None:
+            raise UsageError("--model and --params-file name the DNNs; give one of them")
+        return run_video(args)
+    for option in ("model", "device"):
+        if getattr(args, option):
+            raise UsageError(f"--{option} needs --video; the DNNs of a drive are those of --params-file")
     from multi_dnn_ros.common.resources import config_file
     from multi_dnn_ros.demo.comparison import SETS, run_both
     from multi_dnn_ros.demo.run import Demo
 
+    dnns = args.dnns or "both"
     demo = Demo(
         output=args.output,
-        params_file=args.params_file or config_file(SETS["original" if args.dnns == "both" else args.dnns]),
-        seconds=args.seconds,
-        rate_hz=args.rate,
-        size=args.size,
-        seed=args.seed,
+        params_file=args.params_file or config_file(SETS["original" if dnns == "both" else dnns]),
+        seconds=args.seconds or 15.0,
+        rate_hz=args.rate or 10.0,
+        size=args.size or (640, 480),
+        seed=8 if args.seed is None else args.seed,
         domain_id=args.domain_id,
     )
-    if args.params_file is None and args.dnns == "both":
+    if args.params_file is None and dnns == "both":
         return run_both(demo)
     return demo.run().exit_code

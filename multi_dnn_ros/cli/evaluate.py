@@ -56,7 +56,7 @@ multi-dnn evaluate builtin:object object.safetensors better.safetensors --data r
 multi-dnn evaluate vgg16.safetensors vgg16_small.safetensors --data cifar10:cifar-10.tar.gz
 multi-dnn evaluate builtin:object --data road --served --precision fp16 --device cuda
 multi-dnn evaluate builtin:object --data road --served --precision int8 --device cpu --calibration-images my_frames
-multi-dnn evaluate people.onnx --decoder yolo --labels person --data coco:coco
+multi-dnn evaluate people.onnx --labels person --data coco:coco
 multi-dnn evaluate builtin:pedestrian --data coco:my_roads --thresholds
 multi-dnn evaluate builtin:object --data road --units cpu:1,cpu:1/torchscript --batch-size 32
 """

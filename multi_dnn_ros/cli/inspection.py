@@ -159,7 +159,7 @@ def _of_source(result: Inspection, config: DnnConfig, source: Source) -> None:
     else:
         try:
             known = source.outputs if has_shapes(source) else None
-            shapes = known or run_on_zeros(source, NAME, config.model, size)
+            shapes = known or run_on_zeros(source, config.model, size)
         except ModelError as error:
             result.problems.append(str(error))
             return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,8 +64,8 @@ def add_network(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
     decoders = ("auto", "classification", *extensions.names(extensions.DECODERS))
     add("--decoder", choices=decoders, default="auto", metavar="NAME",
-        help=f"decoder of the outputs, if the model's file does not name one: {', '.join(decoders)} "
-        "(default: %(default)s)")  # fmt: skip
+        help=f"decoder of the outputs: {', '.join(decoders)} (default: %(default)s, which is the model's own, else the "
+        "one that reads outputs of these shapes)")  # fmt: skip
     add("--labels", nargs="+", default=[], metavar="NAME",
         help="class names in the order of their numbers (default: the model's, or the data's)")  # fmt: skip
     add("--keep", nargs="+", default=[], metavar="NAME",
@@ -96,8 +98,9 @@ def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0
     weights, classes = own_weights(args, model)
     source = load_network(model, weights=weights, num_classes=classes, size=args.size)
     return make_trainable(
-        source, model, size=args.size, decoder=args.decoder, labels=args.labels, keep=args.keep, smoothing=smoothing
-    )
+        source, model, size=args.size, decoder=args.decoder, labels=args.labels, keep=args.keep, smoothing=smoothing,
+        report=partial(print, file=sys.stderr),
+    )  # fmt: skip
 
 
 def own_weights(args: argparse.Namespace, model: str) -> tuple[str, int]:

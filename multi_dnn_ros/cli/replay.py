@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from multi_dnn_ros.bags import BagReader, BagWriter
     from multi_dnn_ros.models.dnn import Dnn
     from multi_dnn_ros.replay.frame_order import FrameOutcome
-    from multi_dnn_ros.replay.frame_runner import FrameRunner
+    from multi_dnn_ros.replay.frame_runner import EngineRunner, FrameRunner
+    from multi_dnn_ros.replay.replay import Replay
     from multi_dnn_ros.replay.summary import Summary
     from multi_dnn_ros.settings.schema import NodeConfig
     from multi_dnn_ros.vision.overlay_files import OverlayFiles
+    from multi_dnn_ros.vision.result_kind import ResultKind
 
 #: Images per batch with --units.
 _BATCH = 32
@@ -203,31 +205,12 @@ def _replay(
     from tqdm import tqdm
 
     from multi_dnn_ros.engine.task import Result
-    from multi_dnn_ros.replay.outputs import decode_message, drawn, label_messages, result_messages
-    from multi_dnn_ros.replay.replay import Replay
-    from multi_dnn_ros.vision.result_kind import RESULT_KINDS
-    from multi_dnn_ros.vision.results import result_name
+    from multi_dnn_ros.replay.outputs import drawn
 
     with ExitStack() as stack:
-        runner, dnns = _batch_runner(args, config, stack) if args.units else _engine_runner(config)
-        RESULT_KINDS.report_broken()
-        outputs = {result_name(name, output): it for name, dnn in dnns.items() for output, it in dnn.outputs.items()}
-        kinds = {name: RESULT_KINDS.get(output.result_kind) for name, output in outputs.items()}
-        for dnn, cameras in runner.streams:
-            for camera, output in product(cameras, dnns[dnn].outputs):
-                name = result_name(dnn, output)
-                for topic in kinds[name].topics:
-                    writer.add_topic(f"{args.node}/{camera}/{name}/{topic.name}", topic.msgtype)
-        labels = {name: output.labels for name, output in outputs.items() if kinds[name].has_labels}
-        thresholds = {name: output.decoder.score_threshold for name, output in outputs.items()}
-        replay = Replay(
-            runner,
-            topics,
-            decode=lambda camera, message: decode_message(message, config.cameras[camera].max_pixels),
-            to_messages=partial(result_messages, kinds),
-            to_latched=lambda header: label_messages(labels, thresholds, header),
-            node=args.node,
-        )
+        runner: FrameRunner
+        runner, dnns = _batch_runner(args, config, stack) if args.units else engine_runner(config)
+        replay, kinds = replay_of(config, runner, dnns, topics, writer, args.node)
         bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="replay", disable=None))
         overlays = _overlays(args.overlay, tuple(topics)) if args.overlay is not None else {}
         for overlay in overlays.values():
@@ -240,12 +223,12 @@ def _replay(
         return replay.run(bag, writer, with_input=args.with_input, on_frame=draw_frame, progress=bar.update)
 
 
-def _engine_runner(config: NodeConfig) -> tuple[FrameRunner, Mapping[str, Dnn]]:
+def engine_runner(config: NodeConfig) -> tuple[EngineRunner, Mapping[str, Dnn]]:
     """An engine of this process, and its DNNs by name."""
     from multi_dnn_ros.pipeline.build import build
     from multi_dnn_ros.replay.frame_runner import EngineRunner
 
-    pipeline = build(_without_deadlines(config), lambda line: print(line, file=sys.stderr))
+    pipeline = build(without_deadlines(config), lambda line: print(line, file=sys.stderr))
     runner = EngineRunner(
         pipeline.tasks, workers=pipeline.workers, device=pipeline.device, max_failures=config.max_failures
     )
@@ -274,6 +257,44 @@ def _batch_runner(
     return BatchRunner(batched, batch), dnns
 
 
+def replay_of(
+    config: NodeConfig,
+    runner: FrameRunner,
+    dnns: Mapping[str, Dnn],
+    topics: Mapping[str, str],
+    writer: BagWriter,
+    node: str,
+) -> tuple[Replay, dict[str, ResultKind]]:
+    """The replay of recorded `topics`, by camera, through the DNNs, and the kind of each result by its name.
+
+    Adds the topics of the results to `writer`. node: fully qualified name, for these topics.
+    """
+    from multi_dnn_ros.replay.outputs import decode_message, label_messages, result_messages
+    from multi_dnn_ros.replay.replay import Replay
+    from multi_dnn_ros.vision.result_kind import RESULT_KINDS
+    from multi_dnn_ros.vision.results import result_name
+
+    RESULT_KINDS.report_broken()
+    outputs = {result_name(name, output): it for name, dnn in dnns.items() for output, it in dnn.outputs.items()}
+    kinds = {name: RESULT_KINDS.get(output.result_kind) for name, output in outputs.items()}
+    for dnn, cameras in runner.streams:
+        for camera, output in product(cameras, dnns[dnn].outputs):
+            name = result_name(dnn, output)
+            for topic in kinds[name].topics:
+                writer.add_topic(f"{node}/{camera}/{name}/{topic.name}", topic.msgtype)
+    labels = {name: output.labels for name, output in outputs.items() if kinds[name].has_labels}
+    thresholds = {name: output.decoder.score_threshold for name, output in outputs.items()}
+    replay = Replay(
+        runner,
+        topics,
+        decode=lambda camera, message: decode_message(message, config.cameras[camera].max_pixels),
+        to_messages=partial(result_messages, kinds),
+        to_latched=lambda header: label_messages(labels, thresholds, header),
+        node=node,
+    )
+    return replay, kinds
+
+
 def _overlays(path: Path, cameras: tuple[str, ...]) -> dict[str, OverlayFiles]:
     """One video or folder per camera. With several cameras the camera's name is appended to the file's."""
     from multi_dnn_ros.vision.overlay_files import OverlayFiles
@@ -283,7 +304,7 @@ def _overlays(path: Path, cameras: tuple[str, ...]) -> dict[str, OverlayFiles]:
     return {camera: OverlayFiles(path.with_name(f"{path.stem}_{camera}{path.suffix}")) for camera in cameras}
 
 
-def _without_deadlines(config: NodeConfig) -> NodeConfig:
+def without_deadlines(config: NodeConfig) -> NodeConfig:
     """The configuration without age limits: a replay waits for the DNNs, so that no frame is too old."""
     dnns = {name: dnn.model_copy(update={"max_age_ms": 0.0, "deadline_ms": 0.0}) for name, dnn in config.dnns.items()}
     return config.model_copy(update={"dnns": dnns})

@@ -45,7 +45,7 @@ multi-dnn retrain object.safetensors --output better.safetensors --data road --t
 multi-dnn retrain lane.safetensors --output better.safetensors --data road --data drive:videos --teacher builtin:lane
 multi-dnn retrain small.safetensors --output better.safetensors --data cifar10:c --control big.safetensors --seeds 3
 multi-dnn retrain torchvision:vgg16 --weights random --num-classes 10 --data cifar10:c --output vgg16.safetensors
-multi-dnn retrain people.pt2 --decoder yolo --labels person --data coco:coco --output better.pt2 --lr 1e-4
+multi-dnn retrain people.pt2 --labels person --data coco:coco --output better.pt2 --lr 1e-4
 """
 
 

@@ -60,6 +60,10 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "ssd": "multi_dnn_ros.vision.decoders.ssd:SPEC",
         "twinlitenet": "multi_dnn_ros.vision.decoders.twinlitenet:SPEC",
         "ufld": "multi_dnn_ros.vision.decoders.ufld:SPEC",
+        "ufldv2": "multi_dnn_ros.vision.decoders.ufldv2:SPEC",
+        "clrnet": "multi_dnn_ros.vision.decoders.clrnet:SPEC",
+        "yolop": "multi_dnn_ros.vision.decoders.yolop:SPEC",
+        "yolop_lanes": "multi_dnn_ros.vision.decoders.yolop:LANES",
     },
     MODEL_SOURCES: {
         "builtin": "multi_dnn_ros.models.builtin_source:SPEC",

@@ -77,7 +77,7 @@ class Demo:
         if settings.transport != "raw":
             raise UsageError(f"parameter camera.{camera}.transport is {settings.transport}; the demo needs raw")
         dnns = {name: dnn for name, dnn in config.dnns.items() if not dnn.cameras or camera in dnn.cameras}
-        _clear(self.output)
+        clear_output(self.output)
         image = f"/{camera}/image_raw" if not settings.topic else f"/{settings.topic.lstrip('/')}"
         truth = CameraTopics(
             image=f"{image}/compressed",
@@ -235,7 +235,7 @@ def check_output(output: Path) -> None:
         )
 
 
-def _clear(output: Path) -> None:
+def clear_output(output: Path) -> None:
     """Create the folder, or remove the files of an earlier demo."""
     check_output(output)
     bag = output / "bag"

@@ -10,10 +10,11 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.label_names import configured_labels
+from multi_dnn_ros.models.label_names import assumed_labels, configured_labels
+from multi_dnn_ros.models.sources import outline_source
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.vision.decoders.layout import LIKELY, Layout
+from multi_dnn_ros.vision.decoders.layout import Layout
 from multi_dnn_ros.vision.decoders.recognition import Recognition, recognize
 from multi_dnn_ros.vision.decoders.registry import DECODERS
 
@@ -33,9 +34,9 @@ def with_recognized_decoder(source: Source, name: str, config: DnnConfig, *, rep
         return source
     if config.decoder != "auto" or source.decoder:
         return source
-    shapes = source.outputs if has_shapes(source) else run_on_zeros(source, name, config.model, size)
+    shapes = source.outputs if has_shapes(source) else run_on_zeros(source, f"dnn.{name}: {config.model}", size)
     recognition = recognized(source, name, config, shapes or ())
-    if recognition.matches and recognition.matches[0][1].certainty >= LIKELY:
+    if recognition.decided:
         if report:
             log.info("dnn.%s.decoder is auto: %s", name, recognition.why)
         classes = recognition.matches[0][1].classes
@@ -48,6 +49,18 @@ def with_recognized_decoder(source: Source, name: str, config: DnnConfig, *, rep
         f"parameter dnn.{name}.decoder is 'auto', but {config.model} does not say what its outputs mean: "
         f"{undecided}{recognition.why}; allowed: {', '.join(decoders_for(source))}"
     )
+
+
+def recognize_outputs(
+    source: Source, model: str, size: tuple[int, int], *, labels: int = 0, result_kind: str = ""
+) -> Recognition:
+    """The decoders that read what a network returns for an image of `size` (width, height).
+
+    labels: number of class names that the caller gives; 0: those of the source. result_kind: of this kind only. The
+    network is run once on zeros where its file does not tell the shapes of its outputs. Raises ModelError if it fails.
+    """
+    shapes = source.outputs if has_shapes(source) else run_on_zeros(source, model, size)
+    return recognize(Layout(shapes or (), size, labels or len(source.labels) or source.classes), result_kind)
 
 
 def recognized(source: Source, name: str, config: DnnConfig, shapes: tuple[tuple[int, ...], ...]) -> Recognition:
@@ -76,14 +89,14 @@ def has_shapes(source: Source) -> bool:
     return source.outputs is not None and all(axis for shape in source.outputs for axis in shape)
 
 
-def run_on_zeros(source: Source, name: str, model: str, size: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
-    """Shapes of the outputs for an image of `size`. ModelError: the network fails on it."""
+def run_on_zeros(source: Source, model: str, size: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
+    """Shapes of the outputs for an image of `size`. ModelError: the network, which it calls `model`, fails on it."""
     width, height = size
     try:
         with torch.inference_mode():
             outputs = pytree.tree_leaves(source.module(torch.zeros(1, 3, height, width)))
     except Exception as error:
-        raise ModelError(f"dnn.{name}: {model} fails on an image of {width} x {height}: {error}") from None
+        raise ModelError(f"{model} fails on an image of {width} x {height}: {error}") from None
     return tuple(tuple(output.shape) for output in outputs if isinstance(output, torch.Tensor))
 
 
@@ -96,3 +109,22 @@ def is_decided(source: Source, config: DnnConfig) -> bool:
 def decoders_for(source: Source) -> list[str]:
     """Names of the decoders that can be asked to read what this network returns."""
     return [spec.name for spec in DECODERS.usable() if spec.takes_detector == (source.detector is not None)]
+
+
+def with_assumed_labels(name: str, config: DnnConfig) -> DnnConfig:
+    """`config` with class names where neither it nor the model has any, and the outputs tell how many there are.
+
+    Unchanged otherwise, also where only running the network shows its outputs. Raises ModelError as outline_source.
+    """
+    if config.labels:
+        return config
+    source = outline_source(name, config)
+    if source.labels or source.detector is not None or not has_shapes(source):
+        return config
+    found = recognized(source, name, config, source.outputs or ())
+    if not found.decided:
+        return config
+    classes = source.classes or found.matches[0][1].classes
+    if not classes or (classes == 1 and DECODERS.get(found.chosen).default_labels):
+        return config
+    return config.model_copy(update={"labels": list(assumed_labels(classes))})

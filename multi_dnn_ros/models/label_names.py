@@ -49,3 +49,9 @@ def suggestion(classes: int) -> str:
     """How to give the names of that many classes where a set has as many; else empty."""
     found = [key for key, names in LABEL_SETS.items() if len(names) == classes]
     return f"; for the classes of COCO: labels: [{found[0]}]" if found else ""
+
+
+def assumed_labels(classes: int) -> tuple[str, ...]:
+    """Parameter `labels` for a model of that many classes that has no names: the set of that size, else numbers."""
+    fitting = [key for key, names in LABEL_SETS.items() if len(names) == classes]
+    return (fitting[0],) if fitting else tuple(f"class_{number}" for number in range(classes))

@@ -33,6 +33,7 @@ from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline.bf16_check import slower_than_float32
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_inputs
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend, default_workers, timing_target
+from multi_dnn_ros.pipeline.image_check import checked_on_images
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner
@@ -89,6 +90,12 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 progress(f"comparing {name} in bf16 with float32")
                 if slower := slower_than_float32(dnns[name], task.stages):
                     log.warning("%s", slower)
+            if settings.check_images:
+                in_float32 = settings.model_copy(update={"precision": "auto"})
+                task = checked_on_images(
+                    dnns[name], settings, task, device, progress,
+                    partial(_rebuilt, planner, dnns[name], in_float32, cameras, device, progress, single_launch),
+                )  # fmt: skip
             tasks.append(task)
             if task.remaining_ns is not None:
                 progress(plan.summary(name, task.remaining_ns))
@@ -153,6 +160,20 @@ def _plan_and_make_task(
     with computing_on(device, settings.sms):
         plan = planner.plan(dnn, settings.jobs, timing_target(dnn.name, settings, device))
     return plan, make_task(dnn, settings, cameras, backend, device, plan)
+
+
+def _rebuilt(
+    planner: JobPlanner, dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], device: torch.device,
+    progress: Callable[[str], None], single_launch: bool,
+) -> DnnTask:  # fmt: skip
+    """The task of a DNN whose precision is not int8, prepared anew."""
+    backend = choose_backend(
+        settings.backend, device, settings.precision, dnn=dnn.name, progress=progress, single_launch=single_launch
+    )
+    _, task = with_own_cudnn_plans(
+        settings.sms, partial(_plan_and_make_task, planner, dnn, settings, cameras, backend, device)
+    )
+    return task
 
 
 def make_task(

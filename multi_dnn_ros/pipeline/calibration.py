@@ -19,17 +19,20 @@ class CalibrationError(ValueError):
     """A folder of images for calibration cannot be used; the message names it and what is expected."""
 
 
-def calibration_files(folder: str) -> Sequence[Path]:
-    """At most MOST image files of `folder`, evenly spaced by name; "": this package's. Raises CalibrationError."""
+def calibration_files(folder: str, least: int = LEAST) -> Sequence[Path]:
+    """At most MOST image files of `folder`, evenly spaced by name; "": this package's.
+
+    Raises CalibrationError, also for fewer than `least` images.
+    """
     path = Path(folder).expanduser() if folder else _OWN
     if not path.is_dir():
-        raise CalibrationError(f"{path}: no such folder; expected: a folder with at least {LEAST} images")
+        raise CalibrationError(f"{path}: no such folder; expected: a folder with at least {least} images")
     try:
         found = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
     except OSError as error:
         raise CalibrationError(f"{path} cannot be read: {error.strerror}") from None
-    if len(found) < LEAST:
-        raise CalibrationError(f"{path}: {len(found)} images ({', '.join(SUFFIXES)}); expected: at least {LEAST}")
+    if len(found) < least:
+        raise CalibrationError(f"{path}: {len(found)} images ({', '.join(SUFFIXES)}); expected: at least {least}")
     count = min(MOST, len(found))
     return [found[index * len(found) // count] for index in range(count)]
 
@@ -41,10 +44,10 @@ def calibration_inputs(
     return [preprocess(image) for image in calibration_images(folder)]
 
 
-def calibration_images(folder: str) -> list[torch.Tensor]:
+def calibration_images(folder: str, least: int = LEAST) -> list[torch.Tensor]:
     """The images as (H, W, 3) uint8 RGB. Raises CalibrationError, which names the first unreadable file."""
     images = []
-    for file in calibration_files(folder):
+    for file in calibration_files(folder, least):
         image = cv2.imread(str(file), cv2.IMREAD_COLOR)
         if image is None:
             raise CalibrationError(f"{file}: not a readable image")

@@ -24,6 +24,7 @@ from multi_dnn_ros.models.registry import MODEL_SOURCES
 from multi_dnn_ros.pipeline.bf16_check import missing_instructions
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_files
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, check_backend, choose_device
+from multi_dnn_ros.pipeline.image_check import image_check_problems
 from multi_dnn_ros.planning.predictor import Predictor, read_predictor
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
@@ -76,6 +77,7 @@ def check_settings(config: NodeConfig) -> Findings:
         if device is not None and (warning := missing_instructions(name, settings.precision, device)):
             warnings.append(warning)
         warnings.extend(_branch_warnings(name, settings, device))
+        problems.extend(image_check_problems(name, settings))
         try:
             check_dnn(name, settings)
         except ModelError as error:

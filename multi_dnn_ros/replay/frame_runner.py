@@ -41,14 +41,14 @@ class FrameRunner(Protocol):
 
 
 class EngineRunner:
-    """Runs frames through an engine of this process. Parameters: see Engine."""
+    """Runs frames through an engine of this process. Parameters, `device`: see Engine."""
 
     def __init__(
         self, tasks: Sequence[DnnTask], *, workers: int = 2, device: torch.device | None = None, max_failures: int = 5
     ) -> None:
         self._tasks = tuple(tasks)
         self._workers = workers
-        self._device = device
+        self.device = device
         self._max_failures = max_failures
         self._engine: Engine | None = None
 
@@ -58,7 +58,7 @@ class EngineRunner:
 
     def start(self, settle: Settle) -> None:
         self._engine = Engine(
-            self._tasks, on_result=settle, on_drop=settle, workers=self._workers, device=self._device,
+            self._tasks, on_result=settle, on_drop=settle, workers=self._workers, device=self.device,
             max_failures=self._max_failures,
         )  # fmt: skip
         self._engine.start()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
-from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
+from multi_dnn_ros.bags import BagMessage, BagWriter
 from multi_dnn_ros.bags.definitions import canonical
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.engine.frame import Frame
@@ -30,6 +30,18 @@ Decode = Callable[[str, Any], npt.NDArray[np.uint8]]
 ToMessages = Callable[[Result, Header], Iterable[tuple[str, Any]]]
 #: Header of the first frame -> latched topics below the node and their messages.
 ToLatched = Callable[[Header], Iterable[tuple[str, Any]]]
+
+
+class Messages(Protocol):
+    """What is replayed: a :class:`multi_dnn_ros.bags.BagReader`, or anything that has these two.
+
+    damage: problems of the recording, complete after reading.
+    """
+
+    @property
+    def damage(self) -> list[str]: ...
+
+    def messages(self, topics: Collection[str] | None = None) -> Iterator[BagMessage]: ...
 
 
 class ReplayError(RuntimeError):
@@ -76,7 +88,7 @@ class Replay:
 
     def run(
         self,
-        bag: BagReader,
+        bag: Messages,
         writer: BagWriter,
         *,
         with_input: bool = False,

@@ -307,6 +307,24 @@ class DnnConfig(_Section):
         description="Names of several results of one inference; each has its own parameters below "
         "`dnn.<dnn>.output.<output>` and its own topics. Empty: one result.",
     )
+    check_images: str = Field(
+        "",
+        description="Folder of images of the DNN's cameras. When configuring, the boxes or lane lines that the DNN, as "
+        "it is served, finds in at most 32 of them are compared with those of `check_against`. Empty: no comparison.",
+    )
+    check_against: str = Field(
+        "",
+        description="With check_images: model to compare with, such as the network from which this one was "
+        "decomposed. Empty: of a built-in decomposed network the original, otherwise this model in float32.",
+    )
+    check_agreement: float = Field(
+        0.9,
+        ge=0.0,
+        le=1.0,
+        description="With check_images: minimum agreement, the F1 score of the results of one model against those of "
+        "the other. Below it a DNN with another precision than float32 is prepared in float32, with a warning; if "
+        "that is not enough either, configuring fails.",
+    )
 
 
 class NodeConfig(_Section):

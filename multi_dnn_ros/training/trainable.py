@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.extensions import ExtensionError
+from multi_dnn_ros.models.decoder_choice import recognize_outputs
 from multi_dnn_ros.models.dnn import Dnn, Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import dnn_of
@@ -25,6 +27,8 @@ from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
+
+log = logging.getLogger(__name__)
 
 #: Name of the decoder of classifiers, which the node does not serve.
 CLASSIFICATION = "classification"
@@ -64,18 +68,19 @@ def make_trainable(
     labels: Sequence[str] = (),
     keep: Sequence[str] = (),
     smoothing: float = 0.1,
+    report: Callable[[str], None] = log.info,
 ) -> Trainable:
     """Build a Trainable from the arguments and, where they are empty, from its source.
 
-    size: (width, height). decoder: name of a decoder, `classification`, or auto. labels, keep: as the parameters of
-    that name. smoothing: of class labels. Raises ModelError that names what is missing or does not match.
+    size: (width, height). decoder: name of a decoder, `classification`, or auto: the model's own, else the one that
+    reads its outputs by their shapes. labels, keep: as the parameters of that name. smoothing: of class labels. report:
+    called with a line about a decoder found by shapes. Raises ModelError that names what is missing or does not match.
     """
     size = source.input_size(model, size, "a size")
     source = replace(source, size=size)
+    if decoder == "auto" and not source.decoder and source.detector is None:
+        source = _with_recognized_decoder(source, model, size, len(labels), report)
     chosen = source.decoder if decoder == "auto" else decoder
-    if not chosen:
-        allowed = ", ".join((CLASSIFICATION, *DECODERS.names()))
-        raise ModelError(f"{model} does not say what its outputs mean; allowed decoders: {allowed}")
     labels = tuple(labels) or source.labels
     module = source.module.requires_grad_(True)
     if chosen == CLASSIFICATION:
@@ -108,6 +113,29 @@ def make_trainable(
         _framing(dnn.preprocess), _inputs(dnn.preprocess), dnn.decoder, _loss(spec, dnn, source),
         kind,
     )  # fmt: skip
+
+
+def _with_recognized_decoder(
+    source: Source, model: str, size: tuple[int, int], labels: int, report: Callable[[str], None]
+) -> Source:
+    """The source with the decoder that reads its outputs, or CLASSIFICATION for one output of one row.
+
+    Less certain than the node requires: a decoder is also used if it is the only one that fits, because data of
+    another task is an error anyway. Raises ModelError, which names the nearest decoders. labels: number of class names.
+    """
+    found = recognize_outputs(source, model, size, labels=labels)
+    shapes = found.layout.shapes
+    if found.decided or len(found.matches) == 1:
+        report(f"{model}: {found.why}")
+        return replace(source, decoder=found.chosen, classes=source.classes or found.matches[0][1].classes)
+    if len(shapes) == 1 and len(shapes[0]) == 2:
+        report(f"{model}: output {found.layout} is read as the scores of {shapes[0][1]} classes")
+        return replace(source, decoder=CLASSIFICATION)
+    undecided = "the shapes of its outputs do not decide it: " if found.chosen else ""
+    allowed = ", ".join((CLASSIFICATION, *DECODERS.names()))
+    raise ModelError(
+        f"{model} does not say what its outputs mean: {undecided}{found.why}; name one of the decoders: {allowed}"
+    )
 
 
 def _task(kind: ResultKind) -> Task:

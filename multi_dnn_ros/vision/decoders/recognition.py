@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from multi_dnn_ros.vision.decoders.layout import Difference, Layout, Match
+from multi_dnn_ros.vision.decoders.layout import LIKELY, Difference, Layout, Match
 from multi_dnn_ros.vision.decoders.registry import DECODERS
 
 #: Maximum number of decoders that an error describes.
@@ -27,6 +27,11 @@ class Recognition:
     def chosen(self) -> str:
         """Name of the decoder; empty: none reads these outputs."""
         return self.matches[0][0] if self.matches else ""
+
+    @property
+    def decided(self) -> bool:
+        """Whether the shapes are distinctive enough to use the chosen decoder without being told to."""
+        return bool(self.matches) and self.matches[0][1].certainty >= LIKELY
 
     @property
     def why(self) -> str:

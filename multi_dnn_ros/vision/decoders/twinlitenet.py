@@ -22,23 +22,38 @@ class TwinLiteNetDecoder(LaneDecoder):
     """
 
     name = "twinlitenet"
+    signature = "(1, 2, h, w) twice"
+
+    @classmethod
+    def recognize(cls, layout: Layout) -> Match | Difference:
+        """Whether this decoder reads such outputs: two maps of two classes, of the same size."""
+        found = match(layout, [_MAP, _MAP])
+        if isinstance(found, Difference):
+            return found
+        whole = layout.size == (found.axes.get("w", 0), found.axes.get("h", 0))
+        return Match(EXACT if whole else POSSIBLE, "two maps of two classes")
 
     def check(self, outputs: Sequence[Tensor]) -> None:
         layout = Layout(tuple(tuple(output.shape) for output in outputs))
-        found = recognize(layout)
+        found = self.recognize(layout)
         if isinstance(found, Difference):
             raise OutputError(
-                f"outputs of shapes {layout}, but decoder twinlitenet reads (1, 2, h, w) twice: {found.text}"
+                f"outputs of shapes {layout}, but decoder {self.name} reads {self.signature}: {found.text}"
             )
         if len(self.labels) != 2:
-            raise OutputError(f"decoder twinlitenet needs 2 class names, none and lane; labels has {len(self.labels)}")
+            raise OutputError(f"decoder {self.name} needs 2 class names, none and lane; labels has {len(self.labels)}")
 
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Lanes:
-        return super().decode(outputs[1:], source_size)
+        return super().decode(line_map(outputs), source_size)
 
     def in_two_parts(self) -> TwoParts | None:
         parts = super().in_two_parts()
         return None if parts is None else _SecondMap(parts)
+
+
+def line_map(outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The second of the maps (1, 2, h, w) among the outputs, in a list."""
+    return [output for output in outputs if output.ndim == 4][1:]
 
 
 class _SecondMap:
@@ -48,20 +63,11 @@ class _SecondMap:
         self._parts = parts
 
     def condense(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return self._parts.condense(outputs[1:])
+        return self._parts.condense(line_map(outputs))
 
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Lanes:
         lanes: Lanes = self._parts.decode(outputs, source_size)
         return lanes
-
-
-def recognize(layout: Layout) -> Match | Difference:
-    """Whether TwinLiteNetDecoder reads such outputs: two maps of two classes, of the same size."""
-    found = match(layout, [_MAP, _MAP])
-    if isinstance(found, Difference):
-        return found
-    whole = layout.size == (found.axes.get("w", 0), found.axes.get("h", 0))
-    return Match(EXACT if whole else POSSIBLE, "two maps of two classes")
 
 
 SPEC = DecoderSpec(
@@ -70,5 +76,5 @@ SPEC = DecoderSpec(
     signature="(1, 2, h, w) of the drivable area, (1, 2, h, w) of lane lines (TwinLiteNet)",
     result_kind="lanes",
     default_labels=("none", "lane"),
-    recognize=recognize,
+    recognize=TwinLiteNetDecoder.recognize,
 )

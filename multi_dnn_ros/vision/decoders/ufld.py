@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import cv2
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from multi_dnn_ros.vision.decoders.layout import EXACT, LIKELY, Difference, Layout, Match, match
+from multi_dnn_ros.vision.decoders.point_lanes import in_source, lanes_of_points
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.decoders.rows import RecognizedDecoder
-from multi_dnn_ros.vision.results import Lane, Lanes
+from multi_dnn_ros.vision.results import Lanes
 
 _LANES = 4
 #: Positions of the rows by their number, in pixels of an input of 800 x 288: those of the evaluation protocols of
@@ -24,10 +23,6 @@ _ROWS: Mapping[int, tuple[int, ...]] = {
 _SIZE = (800, 288)
 #: Minimum number of rows of a lane.
 _FEWEST = 3
-#: Width of the mask of lane numbers.
-_MASK_WIDTH = 320
-
-Floats = npt.NDArray[np.float64]
 
 
 class UfldDecoder(RecognizedDecoder):
@@ -62,8 +57,7 @@ class UfldDecoder(RecognizedDecoder):
         across = (_SIZE[0] - 1) / max(cells - 1, 1)
         x = (place * across - 1.0) * (self.preprocess.width / _SIZE[0])
         y = np.array(_ROWS[count], np.float64) * (self.preprocess.height / _SIZE[1]) - 1.0
-        geometry = self.preprocess.geometry(source_size)
-        u, v = (x - geometry.left) / geometry.scale_x, (y - geometry.top) / geometry.scale_y
+        u, v = in_source(x, y, self.preprocess, source_size)
         inside = there & (u >= 0) & (u <= width - 1) & ((v >= 0) & (v <= height - 1))[:, None]
         found = []
         for lane in range(_LANES):
@@ -71,35 +65,8 @@ class UfldDecoder(RecognizedDecoder):
             if len(rows) < _FEWEST or (score := float(certainty[rows, lane].mean())) < self.score_threshold:
                 continue
             points = np.stack([u[rows, lane], v[rows]], axis=1)
-            found.append((points, _fitted(points), score))
-        found = sorted(found, key=lambda one: -one[2])[: self.max_detections]
-        found.sort(key=lambda one: float(np.polyval(one[1][::-1], height - 1)))
-        lanes = tuple(
-            Lane(number, points.astype(np.float32), curve, score)
-            for number, (points, curve, score) in enumerate(found, start=1)
-        )
-        return Lanes(_numbers(lanes, source_size), lanes, source_size)
-
-
-def _fitted(points: Floats) -> Floats:
-    """c0, c1, c2 of u = c0 + c1 v + c2 v^2 by least squares. points: (K, 2) u, v, K >= 3."""
-    u, v = points.T
-    middle, span = v.mean(), max(np.ptp(v), 1.0)
-    t = (v - middle) / span
-    a, b, c = np.linalg.lstsq(np.stack([np.ones_like(t), t, t * t], axis=1), u, rcond=None)[0]
-    b, c = b / span, c / span**2
-    return np.array([a - b * middle + c * middle**2, b - 2.0 * c * middle, c])
-
-
-def _numbers(lanes: Sequence[Lane], source_size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    height, width = source_size
-    size = (min(_MASK_WIDTH, width), max(1, round(min(_MASK_WIDTH, width) * height / width)))
-    numbers = np.zeros((size[1], size[0]), np.uint8)
-    scale = np.array([size[0] / width, size[1] / height])
-    for lane in lanes:
-        points = np.floor(lane.points * scale).astype(np.int32)
-        cv2.polylines(numbers, [points], False, lane.number, 2)
-    return numbers
+            found.append((points, score))
+        return lanes_of_points(found, source_size, self.max_detections)
 
 
 SPEC = DecoderSpec(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import cv2
 
+from multi_dnn_ros.vision.agreement import compare_detections
 from multi_dnn_ros.vision.drawing import PALETTE, Color, draw_tag, line_width
 from multi_dnn_ros.vision.placement import place_detections
 from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
@@ -44,4 +45,5 @@ KIND = ResultKind(
     truth="boxes",
     score="multi_dnn_ros.training.metrics:score_detections",
     place=place_detections,
+    agreement=compare_detections,
 )

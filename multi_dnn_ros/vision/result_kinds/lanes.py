@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
+from multi_dnn_ros.vision.agreement import compare_lanes
 from multi_dnn_ros.vision.drawing import PALETTE, Color, line_width
 from multi_dnn_ros.vision.placement import place_lanes
 from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
@@ -55,4 +56,5 @@ KIND = ResultKind(
     truth="lanes",
     score="multi_dnn_ros.training.metrics:score_lanes",
     place=place_lanes,
+    agreement=compare_lanes,
 )

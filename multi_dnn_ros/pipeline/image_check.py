@@ -1,0 +1,174 @@
+"""Compares what a DNN finds in images, as it is served, with what its original finds (parameter `check_images`).
+
+The other checks compare numbers: each job with float32 on noise, int8 on calibration images. They do not tell whether
+boxes and lane lines stay the same, and decomposition changes the numbers by more than any tolerance.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from multi_dnn_ros.backends import run_stages
+from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.models.builtin import is_builtin
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.load import check_dnn, load_dnn
+from multi_dnn_ros.models.sources import outline_source
+from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_files, calibration_images
+from multi_dnn_ros.pipeline.choices import ConfigError
+from multi_dnn_ros.settings.schema import DnnConfig
+from multi_dnn_ros.vision.agreement import Agreement
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
+from multi_dnn_ros.vision.results import OutputError
+
+log = logging.getLogger(__name__)
+
+#: One image is enough to compare results on.
+_LEAST_IMAGES = 1
+#: Precisions that are float32 already, so that there is nothing to fall back to.
+_FLOAT32 = ("auto", "fp32")
+
+
+def image_check_problems(name: str, settings: DnnConfig) -> Iterator[str]:
+    """A line for each parameter of the check that cannot be used, found without loading a DNN."""
+    if not settings.check_images:
+        if settings.check_against:
+            yield (
+                f"parameter dnn.{name}.check_against is '{settings.check_against}', but check_images is empty: give a "
+                "folder of images to compare on"
+            )
+        return
+    try:
+        calibration_files(settings.check_images, _LEAST_IMAGES)
+    except CalibrationError as error:
+        yield f"parameter dnn.{name}.check_images is '{settings.check_images}': {error}"
+    if settings.check_against:
+        try:
+            check_dnn(name, _of_original(settings, settings.check_against))
+        except ModelError as error:
+            yield from (f"parameter dnn.{name}.check_against: {line}" for line in str(error).splitlines())
+
+
+@dataclass
+class ImageCheck:
+    """The comparison of one DNN. original: the DNN to compare with, on the CPU in float32; against: its name."""
+
+    dnn: Dnn
+    settings: DnnConfig
+    original: Dnn
+    against: str
+    images: list[torch.Tensor]
+    expected: list[Any]
+
+    def agreement(self, task: DnnTask, device: torch.device) -> Agreement:
+        """How far the results of `task`, the DNN as it is served, agree with those expected."""
+        compare = RESULT_KINDS.get(self.dnn.result_kind).agreement
+        assert compare is not None  # checked by prepare_check
+        total = Agreement()
+        for image, expected in zip(self.images, self.expected, strict=True):
+            total = total.plus(compare(_served(task, image, device), expected))
+        return total
+
+
+def checked_on_images(
+    dnn: Dnn,
+    settings: DnnConfig,
+    task: DnnTask,
+    device: torch.device,
+    progress: Callable[[str], None],
+    in_float32: Callable[[], DnnTask],
+) -> DnnTask:
+    """`task`, or that of `in_float32` if the results of `task` on `check_images` agree less than `check_agreement`.
+
+    The figure is logged. Raises ConfigError if the results in float32 do not agree either, or cannot be compared.
+    """
+    progress(f"comparing the results of {dnn.name} on {settings.check_images}")
+    check = _prepare(dnn, settings)
+    found = check.agreement(task, device)
+    text = _text(check, found, settings.precision)
+    if found.share >= settings.check_agreement:
+        log.info("%s", text)
+        return task
+    if settings.precision in _FLOAT32:
+        raise ConfigError(f"{text}; required: {settings.check_agreement:g} (parameter dnn.{dnn.name}.check_agreement)")
+    log.warning("%s; required: %g; it is prepared in float32", text, settings.check_agreement)
+    task = in_float32()
+    found = check.agreement(task, device)
+    text = _text(check, found, "float32")
+    if found.share < settings.check_agreement:
+        raise ConfigError(f"{text}; required: {settings.check_agreement:g} (parameter dnn.{dnn.name}.check_agreement)")
+    log.info("%s", text)
+    return task
+
+
+def _text(check: ImageCheck, found: Agreement, precision: str) -> str:
+    return (
+        f"dnn.{check.dnn.name}: with precision {precision}, {found.both} of {found.first} results on "
+        f"{len(check.images)} images of {check.settings.check_images} are among the {found.second} of {check.against}: "
+        f"agreement {found.share:.3f}"
+    )
+
+
+def _prepare(dnn: Dnn, settings: DnnConfig) -> ImageCheck:
+    """Load the original and run it on the images. Raises ConfigError."""
+    where = f"parameter dnn.{dnn.name}.check_images is '{settings.check_images}'"
+    if RESULT_KINDS.get(dnn.result_kind).agreement is None:
+        raise ConfigError(f"{where}, but results of kind '{dnn.result_kind}' cannot be compared; allowed: ''")
+    model = settings.check_against or _known_original(dnn.name, settings)
+    try:
+        original = load_dnn(dnn.name, _of_original(settings, model)) if model else dnn
+    except ModelError as error:
+        raise ConfigError(f"parameter dnn.{dnn.name}.check_against is '{model}': {error}") from None
+    if original.result_kind != dnn.result_kind:
+        raise ConfigError(
+            f"parameter dnn.{dnn.name}.check_against is '{model}', whose results are {original.result_kind}; "
+            f"those of {settings.model} are {dnn.result_kind}"
+        )
+    try:
+        images = calibration_images(settings.check_images, _LEAST_IMAGES)
+    except CalibrationError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    try:
+        expected = [_eager(original, image) for image in images]
+    except OutputError as error:
+        raise ConfigError(f"{where}: {model or settings.model} in float32: {error}") from None
+    return ImageCheck(dnn, settings, original, model or f"{settings.model} in float32", images, expected)
+
+
+def _of_original(settings: DnnConfig, model: str) -> DnnConfig:
+    """The parameters of the original: those of the DNN without what belongs to its own model."""
+    own = {"weights": "default", "num_classes": 0, "decoder": "auto", "input_width": 0, "input_height": 0}
+    if is_builtin(model):
+        own["labels"] = []
+    return settings.model_copy(update={"model": model, **own})
+
+
+def _known_original(name: str, settings: DnnConfig) -> str:
+    """The built-in network from which the model was decomposed; empty: none, or not decomposed."""
+    description = outline_source(name, settings).description
+    known = description is not None and bool(description.plan) and is_builtin(description.model)
+    return description.model if known and description is not None else ""
+
+
+def _eager(dnn: Dnn, image: torch.Tensor) -> Any:
+    """The result of the DNN on the CPU in float32."""
+    with torch.inference_mode():
+        outputs = pytree.tree_leaves(dnn.module(*dnn.preprocess(image)))
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+    return dnn.decoder(tensors, (image.shape[0], image.shape[1]))
+
+
+def _served(task: DnnTask, image: torch.Tensor, device: torch.device) -> Any:
+    """The result of the prepared DNN for one image."""
+    with torch.inference_mode():
+        outputs = run_stages(task.stages, task.preprocess(image.to(device)))
+        if task.condense is not None:
+            outputs = task.condense(outputs)
+        return task.decode(tuple(tensor.cpu() for tensor in outputs), (image.shape[0], image.shape[1]))

@@ -1,0 +1,106 @@
+"""What the DNNs found in a replay and how long they took, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from multi_dnn_ros.common.reporting import distribution, provenance, table, write_json
+from multi_dnn_ros.engine.task import Result
+from multi_dnn_ros.replay.frame_order import FrameOutcome
+from multi_dnn_ros.replay.summary import Summary
+from multi_dnn_ros.vision.results import Detections, Lanes
+
+#: Number of classes that the table names.
+_NAMED = 3
+
+
+@dataclass
+class _Found:
+    """Of one DNN. counts: results of each frame. names: number by class name. times_ms: from the start of each frame's
+    inference to its decoded result."""
+
+    counts: list[int] = field(default_factory=list)
+    names: Counter[str] = field(default_factory=Counter)
+    times_ms: list[float] = field(default_factory=list)
+
+
+class VideoFigures:
+    """Collects the figures frame by frame. models: by DNN."""
+
+    def __init__(self, models: Mapping[str, str]) -> None:
+        self._models = dict(models)
+        self._found = {dnn: _Found() for dnn in models}
+
+    def add(self, outcome: FrameOutcome) -> int:
+        """Add the results of a frame; returns their number."""
+        total = 0
+        for end in outcome.in_order():
+            if not isinstance(end, Result):
+                continue
+            found, names = self._found[end.dnn], _names(end.output)
+            found.counts.append(len(names))
+            found.names.update(names)
+            found.times_ms.append((end.timing.finished_ns - end.timing.started_ns) / 1e6)
+            total += len(names)
+        return total
+
+    def frames(self, dnn: str) -> int:
+        """Number of frames with a result of this DNN."""
+        return len(self._found[dnn].counts)
+
+    def as_json(self, summary: Summary) -> dict[str, Any]:
+        """By DNN: its model, accounts, results and times."""
+        content = {}
+        for (dnn, _), stream in summary.streams.items():
+            found = self._found[dnn]
+            content[dnn] = {
+                "model": self._models[dnn],
+                "offered": stream.offered,
+                "published": stream.published,
+                "dropped": dict(sorted(stream.dropped.items())),
+                "first_drops": dict(sorted(stream.messages.items())),
+                "results": sum(found.counts),
+                "frames_with_results": sum(count > 0 for count in found.counts),
+                "by_class": dict(found.names.most_common()),
+                "inference_ms": distribution(found.times_ms) if found.times_ms else {},
+            }
+        return content
+
+    def table(self, summary: Summary) -> str:
+        """Markdown, a row for each DNN."""
+        rows = []
+        for dnn, figures in self.as_json(summary).items():
+            times, published = figures["inference_ms"], figures["published"]
+            common = list(figures["by_class"].items())[:_NAMED]
+            more = len(figures["by_class"]) - len(common)
+            drops = ", ".join(f"{reason} {count}" for reason, count in figures["dropped"].items())
+            rows.append(
+                [
+                    dnn,
+                    Path(figures["model"]).name,
+                    f"{published} of {figures['offered']}",
+                    drops or "none",
+                    *(f"{times[name]:.0f}" if times else "-" for name in ("p50", "p95")),
+                    f"{figures['results'] / published:.1f}" if published else "-",
+                    ", ".join(f"{name} {count}" for name, count in common) + (f", {more} more" if more else "") or "-",
+                ]
+            )
+        return table(["DNN", "model", "frames", "dropped", "p50 ms", "p95 ms", "results per frame", "found"], rows)
+
+    def write(self, path: Path, summary: Summary, **first: Any) -> None:
+        """Write the figures as JSON, after `first` and the provenance."""
+        dnns = self.as_json(summary)
+        write_json(path, {**provenance(), **first, "dnns": dnns, "input_damage": summary.input_damage})
+
+
+def _names(output: Any) -> list[str]:
+    """A name for each result of a frame; for a result kind of another package none."""
+    if isinstance(output, Detections):
+        return [output.labels[class_id] for class_id in output.class_ids]
+    if isinstance(output, Lanes):
+        return ["line"] * len(output.lanes)
+    return []

@@ -1,0 +1,52 @@
+"""A video as a recording that can be replayed: its frames as compressed images of one camera."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import islice
+from pathlib import Path
+
+from rclpy.serialization import serialize_message
+from std_msgs.msg import Header
+
+from multi_dnn_ros.bags import BagMessage
+from multi_dnn_ros.bags.definitions import canonical
+from multi_dnn_ros.camera.messages import CameraFormat, image_message
+from multi_dnn_ros.camera.playback import DEFAULT_RATE_HZ
+from multi_dnn_ros.camera.source import SourceImage
+from multi_dnn_ros.camera.sources import open_source
+from multi_dnn_ros.replay.stamps import nearest_time
+
+_MSGTYPE = "sensor_msgs/msg/CompressedImage"
+
+
+class VideoMessages:
+    """The frames of a video as messages, as :class:`multi_dnn_ros.bags.BagReader` reads them.
+
+    path: a video, an image, or a folder of images. topic: of the messages, sensor_msgs/CompressedImage (JPEG).
+    frame_id: of their headers. seconds: only the beginning of that length; None: all of it. Stamps begin when the file
+    was last modified and have the video's rate, so that they are the same in every run; 10 Hz if it has no rate.
+    frames: expected number, 0 if unknown. damage: problems of the file, known after reading. Raises SourceError.
+    """
+
+    def __init__(self, path: Path, topic: str, frame_id: str, seconds: float | None = None) -> None:
+        self._source = open_source(str(path))
+        self._format = CameraFormat(topic, frame_id, compressed=True)
+        self._begin_ns = path.stat().st_mtime_ns
+        self.rate_hz = self._source.rate_hz or DEFAULT_RATE_HZ
+        self._most = None if seconds is None else max(1, round(seconds * self.rate_hz))
+        known = int(getattr(self._source, "count", 0))
+        self.frames = known if self._most is None else min(known or self._most, self._most)
+
+    @property
+    def damage(self) -> list[str]:
+        return self._source.notes
+
+    def messages(self, topics: Collection[str] | None = None) -> Iterator[BagMessage]:
+        """The frames in order. topics: ignored, as there is one topic only."""
+        for number, item in enumerate(islice(self._source.items(), self._most)):
+            assert isinstance(item, SourceImage)  # the CLI refuses recordings, which `multi-dnn replay` reads
+            stamp_ns = self._begin_ns + round(number * 1e9 / self.rate_hz)
+            header = Header(stamp=nearest_time(stamp_ns), frame_id=self._format.frame_id)
+            data = canonical(_MSGTYPE, serialize_message(image_message(item.image, header, self._format)))
+            yield BagMessage(self._format.topic, _MSGTYPE, stamp_ns, data)

@@ -1,0 +1,116 @@
+"""``multi-dnn demo --video``: from any video and model to an annotated video, a table, JSON and a recording."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from tiny_exports import SIZE, TinyYolo, export
+
+from multi_dnn_ros.bags import BagReader
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.training.scenes import SceneGenerator
+
+FRAMES = 6
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drive on a generated road, 5 frames per second."""
+    path = tmp_path_factory.mktemp("video") / "drive.mp4"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 5.0, (320, 240))
+    generator = SceneGenerator(320, 240, 3)
+    for number in range(FRAMES):
+        writer.write(generator.scene(number).image[..., ::-1])
+    writer.release()
+    return path
+
+
+def run(*arguments: str | Path) -> int:
+    return main(["demo", "--device", "cpu", *map(str, arguments)])
+
+
+def test_the_package_s_networks_annotate_a_video(
+    video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    models = ["--model", "object=builtin:object_small", "--model", "lane=builtin:lane_small"]
+    assert run("--video", video, *models, "--output", out) == 0
+    told = capsys.readouterr().out
+    assert f"{FRAMES} of {FRAMES}" in told
+    written = json.loads((out / "summary.json").read_text())
+    assert written["video"] == str(video)
+    assert {"versions", "command"} <= written.keys()
+    assert list(written["dnns"]) == ["object", "lane"]
+    for figures in written["dnns"].values():
+        assert figures["published"] == figures["offered"] == FRAMES
+        assert figures["inference_ms"]["p50"] > 0
+    assert written["dnns"]["lane"]["by_class"]["line"] >= FRAMES
+    capture = cv2.VideoCapture(str(out / "overlay.mp4"))
+    assert capture.get(cv2.CAP_PROP_FRAME_COUNT) == FRAMES
+    assert capture.get(cv2.CAP_PROP_FPS) == pytest.approx(5.0)
+    readable, drawn = capture.read()
+    original = cv2.VideoCapture(str(video)).read()[1]
+    assert readable
+    assert np.abs(drawn.astype(int) - original).max() > 60  # lines are drawn
+    assert cv2.imread(str(out / "overlay.png")).shape == (240, 320, 3)
+    with BagReader(out / "bag") as bag:
+        counts = {name: topic.count for name, topic in bag.topics.items()}
+        stamps = [message.stamp_ns for message in bag.messages(["/multi_dnn/front/object/detections"])]
+    assert counts["/front/image_raw/compressed"] == FRAMES
+    assert counts["/multi_dnn/front/lane/points"] == counts["/multi_dnn/front/object/detections"] == FRAMES
+    assert np.diff(stamps) == pytest.approx(2e8)
+    again = tmp_path / "again"
+    assert main(["replay", str(out / "bag"), str(again), "--device", "cpu", "--topic",
+                 "front:=/front/image_raw/compressed"]) == 0  # fmt: skip
+
+
+def test_a_file_of_ones_own_needs_nothing_but_its_name(
+    video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = export(TinyYolo(80), tmp_path / "mine.onnx")
+    out = tmp_path / "out"
+    assert run("--video", video, "--model", f"object={model}", "--output", out, "--seconds", "0.6") == 0
+    assert "mine.onnx has no class names; assumed: coco80" in capsys.readouterr().err
+    figures = json.loads((out / "summary.json").read_text())["dnns"]["object"]
+    assert figures["published"] == 3
+    assert run("--video", video, "--model", f"object={model}", "--output", out, "--seconds", "0.2") == 0
+    assert json.loads((out / "summary.json").read_text())["dnns"]["object"]["published"] == 1
+    odd = export(TinyYolo(7), tmp_path / "seven.onnx")
+    assert run("--video", video, "--model", f"mine={odd}", "--output", out, "--seconds", "0.2") == 0
+    assert "assumed: class_0, ..." in capsys.readouterr().err
+
+
+def test_images_are_a_video_too(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(3):
+        cv2.imwrite(str(folder / f"{number}.png"), np.full((SIZE[1], SIZE[0], 3), 40 * number, np.uint8))
+    out = tmp_path / "out"
+    assert run("--video", folder, "--model", "lane=builtin:lane_small", "--output", out) == 0
+    assert json.loads((out / "summary.json").read_text())["dnns"]["lane"]["published"] == 3
+
+
+def test_what_is_wrong_is_one_line(video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty, mine = tmp_path / "empty.mp4", tmp_path / "mine"
+    empty.write_bytes(b"")
+    mine.mkdir()
+    (mine / "bag").mkdir()
+    lane = ["--model", "lane=builtin:lane_small"]
+    for code, message, arguments in [
+        (2, "--model needs --video", lane),
+        (2, "--rate is for the generated road", ["--video", video, "--rate", "3"]),
+        (2, "nothing.mp4 does not exist", ["--video", tmp_path / "nothing.mp4", *lane]),
+        (2, "names a DNN twice", ["--video", video, *lane, *lane]),
+        (2, "is not a recording of a demo", ["--video", video, *lane, "--output", mine]),
+        (2, "give one of them", ["--video", video, *lane, "--params-file", "x.yaml"]),
+        (1, "empty.mp4 is empty", ["--video", empty, *lane]),
+    ]:
+        assert main(["demo", *map(str, arguments)]) == code, message
+        assert message in capsys.readouterr().err.splitlines()[-1]
+    with pytest.raises(SystemExit):
+        main(["demo", "--video", str(video), "--model", "yolo.onnx"])
+    assert "'yolo.onnx' is not NAME=MODEL" in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""Parameter `check_images`: what a DNN finds in images, as it is served, is compared with what its original finds."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from multi_dnn_ros.common.cpu_features import has_int8_products
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.pipeline.choices import ConfigError
+from multi_dnn_ros.pipeline.pipeline import Pipeline
+from multi_dnn_ros.pipeline.settings_check import check_settings
+from multi_dnn_ros.settings.flat_parameters import to_config
+from multi_dnn_ros.training.scenes import SceneGenerator
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A few generated roads."""
+    folder = tmp_path_factory.mktemp("frames")
+    generator = SceneGenerator(320, 240, 3)
+    for number in range(6):
+        cv2.imwrite(str(folder / f"{number}.png"), generator.scene(number).image[..., ::-1])
+    return str(folder)
+
+
+def built(name: str, frames: str, lines: list[str] | None = None, **more: Any) -> Pipeline:
+    own = {"model": f"builtin:{name}", "check_images": frames, "backend": "torchscript", **more}
+    parameters = {"device": "cpu", "dnns": [name], f"dnn.{name}.role": name.partition("_")[0]}
+    return build(to_config({**parameters, **{f"dnn.{name}.{key}": value for key, value in own.items()}}),
+                 (lines if lines is not None else []).append)  # fmt: skip
+
+
+def test_a_dnn_agrees_with_itself_in_float32(frames: str, caplog: pytest.LogCaptureFixture) -> None:
+    lines: list[str] = []
+    with caplog.at_level(logging.INFO):
+        built("lane", frames, lines, check_agreement=1.0)
+    assert f"comparing the results of lane on {frames}" in lines
+    (told,) = [record.getMessage() for record in caplog.records if "agreement" in record.getMessage()]
+    assert told.startswith("dnn.lane: with precision auto, ")
+    assert told.endswith("of builtin:lane in float32: agreement 1.000")
+    assert "on 6 images" in told
+
+
+def test_a_decomposed_dnn_is_compared_with_its_original(frames: str, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"score_threshold": 0.4}
+    with caplog.at_level(logging.INFO):
+        built("object_small", frames, check_agreement=0.5, **options)
+    told = caplog.text
+    assert "of builtin:object: agreement 0." in told
+    with pytest.raises(ConfigError, match=r"of builtin:object: agreement 0\.\d+; required: 1 .*check_agreement"):
+        built("object_small", frames, check_agreement=1.0, **options)
+    built("object_small", frames, check_agreement=1.0, check_against="builtin:object_small", **options)
+
+
+@pytest.mark.skipif(not has_int8_products(), reason="needs a CPU with 8-bit dot products")
+def test_a_bad_calibration_is_found_and_the_dnn_stays_in_float32(
+    frames: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dice = np.random.default_rng(0)
+    for number in range(8):  # a lens cap: the ranges of the layers do not fit any road
+        image = dice.integers(0, 4, (240, 320, 3), dtype=np.uint8)
+        cv2.imwrite(str(tmp_path / f"{number}.png"), image)
+    int8 = {"precision": "int8", "backend": "onnxruntime", "calibration_images": str(tmp_path)}
+    with caplog.at_level(logging.INFO):
+        pipeline = built("object", frames, check_agreement=0.99, score_threshold=0.4, **int8)
+    told = [record for record in caplog.records if "results on 6 images" in record.getMessage()]
+    assert [record.levelno for record in told] == [logging.WARNING, logging.INFO]
+    assert "with precision int8" in told[0].getMessage()
+    assert told[0].getMessage().endswith("required: 0.99; it is prepared in float32")
+    assert told[1].getMessage().endswith("agreement 1.000")
+    assert len(pipeline.tasks) == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ({"check_images": "/nothing/here"}, r"check_images is '/nothing/here': /nothing/here: no such folder"),
+        ({"check_against": "builtin:lane"}, r"check_against is 'builtin:lane', but check_images is empty"),
+        ({"check_against": "builtin:boat"}, r"check_against: .*model is 'builtin:boat'; allowed"),
+    ],
+)
+def test_wrong_parameters_are_named_before_a_dnn_is_loaded(parameters: dict, told: str, frames: str) -> None:
+    if "boat" in str(parameters):
+        parameters = {**parameters, "check_images": frames}
+    flat = {"device": "cpu", "dnns": ["lane"]} | {f"dnn.lane.{key}": value for key, value in parameters.items()}
+    (problem,) = check_settings(to_config(flat)).problems
+    assert re.search(told, problem), problem
+
+
+def test_an_original_of_another_kind_is_refused(frames: str) -> None:
+    with pytest.raises(ConfigError, match=r"check_against"):
+        built("lane", frames, check_against="builtin:object")
