@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
@@ -20,6 +20,7 @@ from multi_dnn_ros.engine.statistics import Percentiles, Statistics, StreamStati
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.ros.camera_record import WINDOW_NS, CameraRecord
 from multi_dnn_ros.ros.losses import Losses
+from multi_dnn_ros.serving.admission import DISABLED_BY_PARAMETER
 
 OK, WARN, ERROR, STALE = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE
 #: (DNN, camera)
@@ -30,8 +31,14 @@ _MIN_SERVED = 0.5
 #: Reasons that make the status ERROR.
 _FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT, DropReason.PUBLISH_ERROR)
 #: Reasons that alone do not make the status WARN: a DNN slower than its camera overwrites frames all the time, and
-#: deactivating drops the frames in progress.
-_EXPECTED = (DropReason.OVERWRITTEN, DropReason.SHUTDOWN, *_FAILURES)
+#: deactivating drops the frames in progress, and some are not wanted (parameters enable and max_rate_hz).
+_EXPECTED = (
+    DropReason.OVERWRITTEN,
+    DropReason.SHUTDOWN,
+    DropReason.SWITCHED_OFF,
+    DropReason.RATE_LIMITED,
+    *_FAILURES,
+)
 
 
 class PublishAges:
@@ -79,13 +86,21 @@ class DiagnosticsReport:
         return array
 
     def streams(
-        self, statistics: Statistics, cameras: Mapping[str, CameraRecord], ages: PublishAges, now_ns: int
+        self,
+        statistics: Statistics,
+        cameras: Mapping[str, CameraRecord],
+        ages: PublishAges,
+        now_ns: int,
+        switched_off: Collection[str] = (),
     ) -> list[DiagnosticStatus]:
-        """One status per DNN and camera: `<dnn> on <camera>`."""
+        """One status per DNN and camera: `<dnn> on <camera>`. switched_off: DNNs disabled by their parameter."""
         statuses = []
         for (dnn, camera), stream in statistics.streams.items():
             before = self._last.get((dnn, camera), StreamStatistics())
-            level, text = self._judge_stream(stream, before, statistics.disabled.get(dnn), cameras[camera], now_ns)
+            if dnn in switched_off:
+                level, text = OK, DISABLED_BY_PARAMETER
+            else:
+                level, text = self._judge_stream(stream, before, statistics.disabled.get(dnn), cameras[camera], now_ns)
             values = _stream_values(stream, ages.percentiles((dnn, camera), now_ns))
             statuses.append(self.status(f"{dnn} on {camera}", level, text, values))
         self._last = dict(statistics.streams)

@@ -11,6 +11,7 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 
 from multi_dnn_ros.ros.configure_progress import ConfigureProgress
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
+from multi_dnn_ros.ros.enable_services import EnableServices
 from multi_dnn_ros.ros.engine_host import MakeHost, make_host
 from multi_dnn_ros.ros.failure_text import failure_text
 from multi_dnn_ros.ros.machine import hardware_id, resident_memory
@@ -72,6 +73,7 @@ class MultiDnnNode(LifecycleNode):
         self._capacity = CapacityForImages(None)  # while configured
         self._changed: dict[tuple[str, str], Any] = {}  # runtime parameters changed while configuring
         self._outputs: ResultPublishers | None = None
+        self._enable_services: EnableServices | None = None  # while configured
         self._session: ServingSession | None = None  # while active
         self._failure = ""
         self._finalized = False
@@ -198,6 +200,7 @@ class MultiDnnNode(LifecycleNode):
                 for name, dnn in dnns.items()
             },
         )
+        self._enable_services = EnableServices(self, dnns)
         self._diagnostics.configured(hardware_id(description.device_name))
         self._receive_check.configured([name for name, it in config.cameras.items() if it.transport == "raw"])
         self._description = description
@@ -260,6 +263,9 @@ class MultiDnnNode(LifecycleNode):
     def _clear_configuration(self) -> None:
         if self._outputs is not None:
             self._outputs.close()
+        if self._enable_services is not None:
+            self._enable_services.close()
+        self._enable_services = None
         self._host = self._outputs = self._config = self._description = None
         self._node_parameters.lock(False)
 

@@ -23,6 +23,7 @@ from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.socket_drops import SocketDrops
 from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving.admission import Admission
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.serving.host import Description, Host
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -72,6 +73,10 @@ class ServingSession:
             {name: deadline_ns(config.dnns[name].deadline_ms) for name in description.dnns},
             on_answered=self._on_answered,
         )
+        self._admission = Admission(
+            {name: config.dnns[name].enable for name in description.dnns},
+            {name: config.dnns[name].max_rate_hz for name in description.dnns},
+        )
         self._ages = PublishAges((name, camera) for name, dnn in description.dnns.items() for camera in dnn.cameras)
         served = dict.fromkeys(camera for dnn in description.dnns.values() for camera in dnn.cameras)
         self._overlay = OverlayPublisher(
@@ -81,7 +86,9 @@ class ServingSession:
             self._on_overlay_failure,
         )
         self._decoders = {
-            camera: CameraDecoder(camera, host, self._accounts, partial(self._on_bad_image, camera))
+            camera: CameraDecoder(
+                camera, host, self._accounts, partial(self._on_bad_image, camera), admission=self._admission
+            )
             for camera in served
         }
         # Subscribe last, when everything that processes a frame exists, and only to cameras that a DNN processes.
@@ -107,6 +114,12 @@ class ServingSession:
         """Apply a changed runtime parameter of a DNN that is not applied by the host."""
         if name == "deadline_ms":
             self._accounts.set_deadline(dnn, deadline_ns(value))
+        elif name == "max_rate_hz":
+            self._admission.set_max_rate(dnn, value)
+        elif name == "enable":
+            self._admission.set_enabled(dnn, value)
+            for decoder in self._decoders.values():
+                decoder.admission_changed()
 
     def ended(self) -> list[str]:
         """Names of its threads that ended by an error; the log has the traceback."""
@@ -124,7 +137,8 @@ class ServingSession:
         for source in self._inputs.values():
             source.update_losses()
         cameras = {camera: source.record for camera, source in self._inputs.items()}
-        yield from report.streams(statistics, cameras, self._ages, now_ns)
+        switched_off = [dnn for dnn in self._accounts.streams if not self._admission.is_enabled(dnn)]
+        yield from report.streams(statistics, cameras, self._ages, now_ns, switched_off)
         yield from report.cameras(statistics, cameras, now_ns)
 
     def unsubscribe(self) -> None:

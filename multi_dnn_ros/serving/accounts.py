@@ -91,23 +91,28 @@ class Accounts:
             for dnn in self.dnns_of(camera):
                 self._recorders[dnn, camera].offered += 1
 
-    def lost(self, frame: Frame, reason: DropReason, message: str) -> None:
-        """An arrived frame was lost before it was handed to the engine (overwritten, bad image): a drop for every DNN.
+    def refused(self, frame: Frame, dnn: str, reason: DropReason, message: str) -> None:
+        """An arrived frame was not for this DNN, because of its parameters."""
+        self._count_drop(Drop(dnn, frame, reason, message))
 
-        For a disabled DNN the reason is `disabled`, unless the image is bad.
+    def lost(self, frame: Frame, reason: DropReason, message: str, dnns: Iterable[str] | None = None) -> None:
+        """An arrived frame was lost before it was handed to the engine (overwritten, bad image): a drop for each DNN.
+
+        dnns: those that have no answer for it yet; None: all of the camera. For a disabled DNN the reason is
+        `disabled`, unless the image is bad.
         """
-        for dnn in self.dnns_of(frame.camera):
+        for dnn in self.dnns_of(frame.camera) if dnns is None else dnns:
             disabled = self._disabled_reason(dnn)
             if disabled is not None and reason is not DropReason.BAD_IMAGE:
                 self._count_drop(Drop(dnn, frame, DropReason.DISABLED, disabled))
             else:
                 self._count_drop(Drop(dnn, frame, reason, message))
 
-    def open(self, frame: Frame, buffer: _Buffer, dnns: Iterable[str]) -> int:
+    def open(self, frame: Frame, buffer: _Buffer, dnns: Iterable[str], wanting: Iterable[str] | None = None) -> int:
         """An arrived frame is handed to the engine for these DNNs. Returns its number.
 
-        The buffer is released after the last answer. For other DNNs of the camera the frame is dropped: no engine
-        serves them.
+        The buffer is released after the last answer. wanting: the DNNs that have no answer for the frame yet; None:
+        all of the camera. For those that are not in `dnns` the frame is dropped: no engine serves them.
         """
         served = set(dnns)
         with self._lock:
@@ -115,7 +120,7 @@ class Accounts:
             number = self._last_number
             if served:
                 self._open[number] = _OpenFrame(frame, buffer, served, len(served), self._clock())
-        for dnn in self.dnns_of(frame.camera):
+        for dnn in self.dnns_of(frame.camera) if wanting is None else wanting:
             if dnn not in served:
                 disabled = self._disabled_reason(dnn)
                 reason = DropReason.ENGINE_LOST if disabled is None else DropReason.DISABLED

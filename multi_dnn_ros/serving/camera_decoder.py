@@ -16,6 +16,7 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import guarded
 from multi_dnn_ros.engine.task import DropReason, Timing
 from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving.admission import DISABLED_BY_PARAMETER, Admission
 from multi_dnn_ros.serving.demand import Demand
 from multi_dnn_ros.serving.host import Buffer, Host
 
@@ -32,10 +33,11 @@ _RETRY_S = 0.02
 
 @dataclass(frozen=True)
 class _Arrival:
-    """An image that is not decoded yet."""
+    """An image that is not decoded yet. dnns: those that it is for."""
 
     frame: Frame
     decode: Decode
+    dnns: tuple[str, ...]
 
 
 class CameraDecoder(threading.Thread):
@@ -43,6 +45,7 @@ class CameraDecoder(threading.Thread):
 
     host: started. accounts: those the host was started with; their `on_answered` must call :meth:`answered`.
     on_bad_image: called once for each image that cannot be decoded, in this thread. clock: nanoseconds, monotonic.
+    admission: which DNNs an image is for; None: all of the camera.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class CameraDecoder(threading.Thread):
         accounts: Accounts,
         on_bad_image: Callable[[FrameError], None],
         clock: Callable[[], int] = time.monotonic_ns,
+        admission: Admission | None = None,
     ) -> None:
         super().__init__(name=f"decode-{camera}", daemon=True)
         self._camera = camera
@@ -59,6 +63,7 @@ class CameraDecoder(threading.Thread):
         self._accounts = accounts
         self._on_bad_image = on_bad_image
         self._clock = clock
+        self._admission = admission or Admission()
         self._wake = threading.Condition()
         self._newest: _Arrival | None = None
         self._changes = 0  # arrivals and answers
@@ -70,26 +75,44 @@ class CameraDecoder(threading.Thread):
     def arrived(self, frame: Frame, decode: Decode, late: bool = False) -> None:
         """An image arrived; never blocks. An undecoded image that it replaces is dropped.
 
+        The image is also for the DNNs that the replaced one was for: a DNN with a limited rate gets a newer image
+        instead of none.
+
         frame: without image. decode: called at most once, in this thread. late: a newer image of the camera arrived
         before this one, which is dropped.
         """
         frame.received_ns = now_ns = self._clock()
-        self._accounts.arrived(self._camera)
+        accounts, dnns = self._accounts, self._accounts.dnns_of(self._camera)
+        accounts.arrived(self._camera)
         if late:
-            self._accounts.lost(frame, DropReason.OVERWRITTEN, "a newer image of the camera arrived before it")
+            self._drop_for(frame, dnns, DropReason.OVERWRITTEN, "a newer image of the camera arrived before it")
             return
+        refusals = self._admission.refusals(self._camera, dnns, now_ns)
         with self._wake:
-            replaced = self._newest
-            self._newest = _Arrival(frame, decode)
             self._demand.arrived(now_ns)
+            replaced = self._newest
+            waiting = () if replaced is None else self._enabled(replaced.dnns)
+            wanting = tuple(dnn for dnn in dnns if dnn not in refusals or dnn in waiting)
+            if wanting:
+                self._newest = _Arrival(frame, decode, wanting)
+            elif replaced is not None:  # the DNNs that it was for have been disabled since
+                self._newest = None
             self._changed()
+        for dnn, (reason, message) in refusals.items():
+            if dnn not in wanting:
+                accounts.refused(frame, dnn, reason, message)
         if replaced is None:
             return
         if self._host.serves(self._camera):
-            self._accounts.lost(replaced.frame, DropReason.OVERWRITTEN, "a newer image replaced it before decoding")
+            reason, message = DropReason.OVERWRITTEN, "a newer image replaced it before decoding"
         else:
-            message = "no engine process serves the camera at this moment"
-            self._accounts.lost(replaced.frame, DropReason.ENGINE_LOST, message)
+            reason, message = DropReason.ENGINE_LOST, "no engine process serves the camera at this moment"
+        self._drop_for(replaced.frame, replaced.dnns, reason, message)
+
+    def admission_changed(self) -> None:
+        """A DNN was enabled or disabled by its parameter; a waiting image may be for no DNN any more."""
+        with self._wake:
+            self._changed()
 
     def answered(self, dnn: str, handed_ns: int, timing: Timing | None) -> None:
         """A DNN has answered a frame that was handed to the engine at `handed_ns`. timing: None if it dropped it."""
@@ -111,7 +134,8 @@ class CameraDecoder(threading.Thread):
         with self._wake:
             lost, self._newest = self._newest, None
         if lost is not None:
-            self._accounts.lost(lost.frame, DropReason.SHUTDOWN, "the node stopped before the image was decoded")
+            message = "the node stopped before the image was decoded"
+            self._drop_for(lost.frame, lost.dnns, DropReason.SHUTDOWN, message)
         return not self.is_alive()
 
     # -- the thread
@@ -135,10 +159,13 @@ class CameraDecoder(threading.Thread):
                 changes = self._changes
             # Without the lock, because the host takes locks of its own.
             serves = self._host.serves(self._camera)
-            dnns = self._accounts.enabled_dnns(self._camera)
+            healthy = self._accounts.enabled_dnns(self._camera)
             with self._wake:
                 if self._newest is None:
-                    return False
+                    if self._closing:
+                        return False
+                    continue  # arrived() has dropped it meanwhile
+                dnns = tuple(dnn for dnn in self._enabled(self._newest.dnns) if dnn in healthy)
                 if serves and dnns:
                     remaining_s = 0.0 if self._closing else self._remaining_s(self._newest.frame, dnns)
                     if remaining_s <= 0:
@@ -153,7 +180,7 @@ class CameraDecoder(threading.Thread):
                 else:
                     lost, self._newest = self._newest, None
             if lost is not None:
-                self._accounts.lost(lost.frame, DropReason.DISABLED, "every DNN of the camera is disabled")
+                self._drop_for(lost.frame, lost.dnns, DropReason.DISABLED, "every DNN of the camera is disabled")
 
     def _remaining_s(self, frame: Frame, dnns: tuple[str, ...]) -> float:
         """Seconds until the first of the DNNs needs the frame; the caller holds the lock."""
@@ -170,30 +197,49 @@ class CameraDecoder(threading.Thread):
             return
         with self._wake:
             arrival, self._newest = self._newest, None
-        if arrival is None:  # close() has dropped it meanwhile
+        dnns = () if arrival is None else self._enabled(arrival.dnns)
+        if arrival is None or not dnns:  # dropped by close() meanwhile, or for no DNN any more
             buffer.release()
+            if arrival is not None:
+                self._drop_disabled(arrival.frame, arrival.dnns, ())
             return
         frame = arrival.frame
+        self._drop_disabled(frame, arrival.dnns, dnns)
         begin_ns = self._clock()
         try:
             image = arrival.decode(buffer.image)
         except Exception as error:
             buffer.release()
             bad = error if isinstance(error, FrameError) else FrameError(f"{type(error).__name__}: {error}")
-            self._accounts.lost(frame, DropReason.BAD_IMAGE, str(bad))
+            self._accounts.lost(frame, DropReason.BAD_IMAGE, str(bad), dnns)
             guarded(self._on_bad_image, bad)
             return
         frame.set_image(image, decode_ns=self._clock() - begin_ns)
-        self._offer(frame, buffer)
+        self._offer(frame, buffer, dnns)
 
-    def _offer(self, frame: Frame, buffer: Buffer) -> None:
+    def _offer(self, frame: Frame, buffer: Buffer, dnns: tuple[str, ...]) -> None:
         with self._wake:
             self._demand.decoded(frame.decode_ns)
-        dnns = self._accounts.dnns_of(self._camera)
-        number = self._accounts.open(frame, buffer, dnns)
+        number = self._accounts.open(frame, buffer, dnns, wanting=dnns)
         try:
-            self._host.offer(number, frame, buffer)
+            self._host.offer(number, frame, buffer, dnns)
         except Exception as error:  # the host was stopped meanwhile, or has failed: settle the frame
             log.exception("a frame of camera %s could not be offered", self._camera)
             for dnn in dnns:
                 self._accounts.drop(number, dnn, DropReason.ENGINE_LOST, f"{type(error).__name__}: {error}")
+
+    def _enabled(self, dnns: tuple[str, ...]) -> tuple[str, ...]:
+        """Those that are not disabled by their parameter."""
+        return tuple(dnn for dnn in dnns if self._admission.is_enabled(dnn))
+
+    def _drop_for(self, frame: Frame, dnns: tuple[str, ...], reason: DropReason, message: str) -> None:
+        """Drop an image that is not decoded for these DNNs; disabled by their parameter, they have that reason."""
+        enabled = self._enabled(dnns)
+        self._drop_disabled(frame, dnns, enabled)
+        self._accounts.lost(frame, reason, message, enabled)
+
+    def _drop_disabled(self, frame: Frame, dnns: tuple[str, ...], enabled: tuple[str, ...]) -> None:
+        """Drop an image that is not decoded for those DNNs that are disabled by their parameter."""
+        for dnn in dnns:
+            if dnn not in enabled:
+                self._accounts.refused(frame, dnn, DropReason.SWITCHED_OFF, DISABLED_BY_PARAMETER)

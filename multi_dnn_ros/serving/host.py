@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
@@ -151,10 +151,10 @@ class Host(Protocol):
         """Memory for the next image of a camera, held by the caller; None on timeout."""
         ...
 
-    def offer(self, number: int, frame: Frame, buffer: Buffer) -> None:
-        """Hand a decoded frame to every DNN of its camera that has an engine; never blocks.
+    def offer(self, number: int, frame: Frame, buffer: Buffer, dnns: Collection[str]) -> None:
+        """Hand a decoded frame to those of the DNNs that have an engine, and drop it for the others; never blocks.
 
-        number: of the frame in the accounts. buffer: contains the image; the accounts release it.
+        number: of the frame in the accounts. buffer: contains the image; the accounts release it. dnns: of its camera.
         """
         ...
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -110,17 +110,25 @@ class LocalHost:
     def buffer(self, camera: str, timeout_s: float) -> Buffer | None:
         return self._pools[camera].take(timeout_s)
 
-    def offer(self, number: int, frame: Frame, buffer: Buffer) -> None:
+    def offer(self, number: int, frame: Frame, buffer: Buffer, dnns: Collection[str]) -> None:
         image, received_ns, decode_ns = frame.image(), frame.received_ns, frame.decode_ns
         with self._lock:
             engine, accounts = self._engine, self._accounts
         if accounts is None:
             raise RuntimeError("a frame was offered before the engine was started")
         if engine is None:
-            for dnn in accounts.dnns_of(frame.camera):
+            for dnn in dnns:
                 accounts.drop(number, dnn, DropReason.SHUTDOWN, "the engine has stopped")
             return
-        engine.offer(number, frame.camera, image, stamp_ns=frame.stamp_ns, received_ns=received_ns, decode_ns=decode_ns)
+        engine.offer(
+            number,
+            frame.camera,
+            image,
+            stamp_ns=frame.stamp_ns,
+            received_ns=received_ns,
+            decode_ns=decode_ns,
+            dnns=dnns,
+        )
 
     def serves(self, camera: str) -> bool:
         return self._engine is not None and camera in self._pools

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -139,15 +139,16 @@ class ProcessHost:
         pool = self._pools.get(camera)
         return None if pool is None else pool.take(timeout_s)
 
-    def offer(self, number: int, frame: Frame, buffer: Buffer) -> None:
+    def offer(self, number: int, frame: Frame, buffer: Buffer, dnns: Collection[str]) -> None:
         assert isinstance(buffer, Slot)
         engines, accounts = self._engines, self._accounts
         if engines is None or accounts is None:
             raise RuntimeError("a frame was offered before the engine was started")
         routes = engines.routes(frame.camera)
-        for process, dnns in routes.served:
-            if not process.offer(number, frame, buffer, dnns):
-                for dnn in dnns:
+        for process, served in routes.served:
+            wanting = tuple(dnn for dnn in served if dnn in dnns)
+            if wanting and not process.offer(number, frame, buffer, wanting):
+                for dnn in wanting:
                     accounts.drop(number, dnn, DropReason.ENGINE_LOST, "the engine process has just ended")
         for dnn, reason, message in routes.lost:
             accounts.drop(number, dnn, reason, message)

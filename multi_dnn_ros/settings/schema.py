@@ -325,6 +325,20 @@ class DnnConfig(_Section):
         "the other. Below it a DNN with another precision than float32 is prepared in float32, with a warning; if "
         "that is not enough either, configuring fails.",
     )
+    enable: bool = Field(
+        True,
+        description="Whether the DNN processes images. A change takes effect between two frames; frames in progress "
+        "are finished. Images that the DNN does not get count as switched_off. Also the service `~/<dnn>/enable`.",
+        json_schema_extra=RUNTIME,
+    )
+    max_rate_hz: float = Field(
+        0.0,
+        ge=0.0,
+        le=1000.0,
+        description="Maximum number of frames per second and camera that the DNN processes, by their time of arrival. "
+        "Further images count as rate_limited. 0: no limit.",
+        json_schema_extra=RUNTIME,
+    )
 
 
 class NodeConfig(_Section):

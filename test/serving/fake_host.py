@@ -61,6 +61,7 @@ class FakeHost:
         self.buffers = self.free = buffers
         self.serving = True
         self.offered: list[tuple[int, Frame]] = []
+        self.wanting: list[tuple[str, ...]] = []
         self.fails: Exception | None = None
 
     def serves(self, camera: str) -> bool:
@@ -73,11 +74,12 @@ class FakeHost:
             self.free -= 1
         return FakeBuffer(self)
 
-    def offer(self, number: int, frame: Frame, buffer: FakeBuffer) -> None:
+    def offer(self, number: int, frame: Frame, buffer: FakeBuffer, dnns: tuple[str, ...]) -> None:
         if self.fails is not None:
             raise self.fails
         with self.changed:
             self.offered.append((number, frame))
+            self.wanting.append(tuple(dnns))
             self.changed.notify_all()
 
     # -- called by the test

@@ -20,6 +20,7 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Result, Timing
 from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving.admission import Admission
 from multi_dnn_ros.serving.camera_decoder import Allocate, CameraDecoder
 from multi_dnn_ros.serving.slots import Slot, SlotLayout, SlotPool, slots_needed
 
@@ -29,7 +30,13 @@ MS = 1_000_000
 class Bench:
     """A decoder of the camera `front` between a host and its accounts. With `gate`, decoding waits for permits."""
 
-    def __init__(self, dnns: tuple[str, ...] = ("object",), buffers: int = 8, gate: bool = False) -> None:
+    def __init__(
+        self,
+        dnns: tuple[str, ...] = ("object",),
+        buffers: int = 8,
+        gate: bool = False,
+        admission: Admission | None = None,
+    ) -> None:
         self.clock, self.ends, self.host = FakeClock(), Ends(), FakeHost(buffers)
         self.accounts = Accounts(
             dict.fromkeys(dnns, ("front",)),
@@ -39,7 +46,7 @@ class Bench:
         )
         self.host.accounts = self.accounts
         self.bad: list[FrameError] = []
-        self.decoder = CameraDecoder("front", self.host, self.accounts, self.bad.append, self.clock)  # type: ignore[arg-type]
+        self.decoder = CameraDecoder("front", self.host, self.accounts, self.bad.append, self.clock, admission)  # type: ignore[arg-type]
         self.decoded: list[object] = []
         self.decoding = threading.Semaphore(0)
         self.permits = threading.Semaphore(0 if gate else 1000)
@@ -342,7 +349,7 @@ class BusyHost:
     def buffer(self, camera: str, timeout_s: float) -> Slot | None:
         return self.pool.take(timeout_s)
 
-    def offer(self, number: int, frame: Frame, buffer: Slot) -> None:
+    def offer(self, number: int, frame: Frame, buffer: Slot, dnns: tuple[str, ...]) -> None:
         for worker in self.workers:
             worker.offer(number, frame)
 
@@ -394,3 +401,81 @@ def test_every_image_is_counted_with_fast_and_slow_dnns(seed: int) -> None:
     for stamps in seen.values():
         assert stamps == sorted(set(stamps))
         assert stamps
+
+
+def test_images_that_no_dnn_wants_are_not_decoded(make: Callable[..., Bench]) -> None:
+    bench = make(dnns=("lane", "object"), admission=Admission({"lane": False, "object": False}))
+    bench.send(1)
+    assert bench.ends.lost() == [(1, dnn, DropReason.SWITCHED_OFF) for dnn in ("lane", "object")]
+    assert bench.decoded == []
+    bench.check()
+
+
+def test_an_image_is_handed_only_to_the_dnns_that_want_it(make: Callable[..., Bench]) -> None:
+    bench = make(dnns=("lane", "object"), admission=Admission({"lane": False}))
+    bench.send(1)
+    assert bench.host.wait_offered(1) == [1]
+    assert bench.host.wanting == [("object",)]
+    bench.host.answer("object")
+    assert bench.ends.lost() == [(1, "lane", DropReason.SWITCHED_OFF)]
+    bench.check()
+
+
+def test_a_limited_dnn_gets_the_image_that_replaced_its_own(make: Callable[..., Bench]) -> None:
+    bench = make(dnns=("lane", "object"), gate=True, admission=Admission({}, {"lane": 1.0}))
+    bench.send(1)  # the first is for both
+    bench.wait_decoding()
+    bench.clock.now += 1000 * MS
+    bench.send(2)  # for both
+    bench.clock.now += 33 * MS
+    bench.send(3)  # too early for lane, but it replaces its image
+    bench.permits.release(2)
+    assert bench.host.wait_offered(2) == [1, 3]
+    assert bench.host.wanting == [("lane", "object")] * 2
+    assert bench.ends.lost() == [(2, dnn, DropReason.OVERWRITTEN) for dnn in ("lane", "object")]
+
+
+def test_disabling_drops_the_image_that_waits_for_the_dnn(make: Callable[..., Bench]) -> None:
+    admission = Admission()
+    bench = make(gate=True, admission=admission)
+    bench.send(1)
+    bench.wait_decoding()
+    bench.send(2)
+    admission.set_enabled("object", False)
+    bench.decoder.admission_changed()
+    bench.permits.release(2)
+    bench.ends.wait(lambda: bench.ends.drops)
+    assert bench.ends.lost() == [(2, "object", DropReason.SWITCHED_OFF)]
+    assert bench.host.wait_offered(1) == [1]
+    bench.host.answer("object")
+    bench.check()
+
+
+def test_the_accounts_stay_exact_while_dnns_are_switched_and_limited(make: Callable[..., Bench]) -> None:
+    admission, numbers = Admission({}, {"lane": 50.0}), random.Random(3)
+    bench = make(dnns=("lane", "object"), admission=admission)
+    for number in range(300):
+        if numbers.random() < 0.1:
+            admission.set_enabled(numbers.choice(("lane", "object")), numbers.random() < 0.6)
+            bench.decoder.admission_changed()
+        bench.clock.now += numbers.randrange(30 * MS)
+        bench.send(number)
+        if numbers.random() < 0.5:
+            time.sleep(0.0005)
+        for index in range(len(bench.host.offered)):
+            for dnn in bench.host.wanting[index]:
+                bench.host.answer(dnn, index)
+    for dnn in ("lane", "object"):
+        admission.set_enabled(dnn, False)
+    bench.decoder.admission_changed()
+
+    def answered() -> bool:
+        for index, dnns in enumerate(list(bench.host.wanting)):
+            for dnn in dnns:
+                bench.host.answer(dnn, index)
+        return all(not stream.pending for stream in bench.accounts.statistics().streams.values())
+
+    bench.host.wait(answered)
+    bench.check()
+    reasons = {reason for stream in bench.accounts.statistics().streams.values() for reason in stream.dropped}
+    assert {DropReason.SWITCHED_OFF, DropReason.RATE_LIMITED} <= reasons

@@ -39,7 +39,7 @@ class GpuHost:
     def buffer(self, camera: str, timeout_s: float) -> Any:
         return self._pool.take(timeout_s)
 
-    def offer(self, number: int, frame: Frame, buffer: Any) -> None:
+    def offer(self, number: int, frame: Frame, buffer: Any, dnns: tuple[str, ...]) -> None:
         self.engine.offer(
             number, frame.camera, frame.image(), stamp_ns=0, received_ns=frame.received_ns, decode_ns=frame.decode_ns
         )

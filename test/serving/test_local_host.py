@@ -52,7 +52,7 @@ class Session:
         frame.received_ns, frame.decode_ns = time.monotonic_ns() - 3_000_000, 2_000_000
         frame.image()
         number = self.accounts.open(frame, buffer, self.accounts.dnns_of(camera))
-        self.host.offer(number, frame, buffer)
+        self.host.offer(number, frame, buffer, self.accounts.dnns_of(camera))
         assert self.accounts.wait_idle(WAIT_S)
         return frame
 
