@@ -82,6 +82,7 @@ class DropReason(str, Enum):
     DISABLED = "disabled"  # the DNN was disabled after too many failures in a row
     SHUTDOWN = "shutdown"  # the engine stopped before the frame was finished
     ENGINE_LOST = "engine_lost"  # the engine process ended while the frame was in progress
+    OUT_OF_ORDER = "out_of_order"  # another device had finished a later frame too long before
 
 
 class Timing(NamedTuple):

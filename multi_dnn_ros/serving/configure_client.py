@@ -22,13 +22,14 @@ _POLL_S = 0.05
 class ConfigureClient:
     """Starts the process. Raises OSError if that fails.
 
-    make, dnns, pools: see ServedProcess. cancelled: ends every wait. stopped_timeout_s: how long the process may be
-    stopped by a signal before it is killed.
+    make, label, dnns, pools: see ServedProcess. cancelled: ends every wait. stopped_timeout_s: how long the process may
+    be stopped by a signal before it is killed.
     """
 
     def __init__(
         self,
         make: MakeProcess,
+        label: str,
         dnns: Sequence[str],
         pools: Mapping[str, SlotPool],
         cancelled: threading.Event,
@@ -39,7 +40,7 @@ class ConfigureClient:
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._receiver: Callable[[ServedProcess, Any], None] | None = None
-        self.process = ServedProcess(make, "engine 1", dnns, pools, self._on_message)
+        self.process = ServedProcess(make, label, dnns, pools, self._on_message)
 
     def check(self, config: NodeConfig) -> Sequence[str]:
         """The problems of the settings, one line each. Raises ConfigureError if the process ends, and Cancelled."""
@@ -49,9 +50,25 @@ class ConfigureClient:
             if isinstance(message, wire.Checked):
                 return message.problems
 
-    def configure(self, config: NodeConfig, build: Build, progress: Callable[[Progress], None]) -> Description:
-        """Configure all DNNs. Raises ConfigureError and Cancelled."""
-        self.process.send(wire.Configure(config, tuple(config.dnns), build))
+    def place(
+        self, config: NodeConfig, build: Build, progress: Callable[[Progress], None]
+    ) -> Mapping[str, tuple[str, ...]]:
+        """The devices of each DNN, by name. Raises ConfigureError and Cancelled."""
+        self.process.send(wire.Place(config, build))
+        while True:
+            message = self._next("choosing the devices")
+            if isinstance(message, wire.Progressed):
+                progress(message.progress)
+            elif isinstance(message, wire.Refused):
+                raise ConfigureError(message.text, expected=message.expected)
+            elif isinstance(message, wire.Placed):
+                return message.devices
+
+    def configure(
+        self, config: NodeConfig, build: Build, progress: Callable[[Progress], None], timed: Sequence[str] = ()
+    ) -> Description:
+        """Configure all DNNs. timed: those whose time per frame is measured. Raises ConfigureError and Cancelled."""
+        self.process.send(wire.Configure(config, tuple(config.dnns), build, timed=tuple(timed)))
         while True:
             message = self._next("configuring")
             if isinstance(message, wire.Progressed):

@@ -121,6 +121,7 @@ class EngineMain:
             wire.Start: self._on_start,
             wire.Stop: self._on_stop,
             wire.Check: lambda message: self._tasks.put(lambda: self._check(message)),
+            wire.Place: lambda message: self._tasks.put(lambda: self._place(message)),
             wire.Configure: lambda message: self._tasks.put(lambda: self._configure(message)),
             wire.Quit: lambda message: os._exit(0),
         }
@@ -207,6 +208,18 @@ class EngineMain:
 
         self._channel.send(wire.Checked(tuple(check_settings(check.config).problems)))
 
+    def _place(self, request: wire.Place) -> None:
+        from multi_dnn_ros.serving.configure import describe_failure
+        from multi_dnn_ros.serving.place import place
+
+        try:
+            devices = place(request.config, request.build, lambda step: self._channel.send(wire.Progressed(step)))
+        except Exception as error:
+            text, expected = describe_failure(error)
+            self._channel.send(wire.Refused(text, expected))
+            return
+        self._channel.send(wire.Placed(devices))
+
     def _configure(self, request: wire.Configure) -> None:
         from multi_dnn_ros.backends.device_errors import is_device_failure
         from multi_dnn_ros.serving.configure import configure, describe_failure
@@ -219,7 +232,12 @@ class EngineMain:
 
         try:
             pipeline, description = configure(
-                request.config, request.dnns, request.build, send_progress, judge=request.judge
+                request.config,
+                request.dnns,
+                request.build,
+                send_progress,
+                judge=request.judge,
+                timed=request.timed,
             )
         except Exception as error:
             if is_device_failure(error):

@@ -29,7 +29,8 @@ class Check:
 class Configure:
     """Configure the DNNs `dnns` of `config`; answered by Progressed, then Configured or Refused.
 
-    in_background: at low CPU priority, because another engine process is serving. judge: measure the capacity.
+    in_background: at low CPU priority, because another engine process is serving. judge: measure the capacity. timed:
+    DNNs whose time per frame is measured.
     """
 
     config: NodeConfig
@@ -37,6 +38,15 @@ class Configure:
     build: Build
     in_background: bool = False
     judge: bool = True
+    timed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Find the devices of every DNN of `config`; answered by Progressed, then Placed or Refused."""
+
+    config: NodeConfig
+    build: Build
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,13 @@ class Checked:
     """problems: one line each."""
 
     problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """devices: by DNN, their names."""
+
+    devices: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
