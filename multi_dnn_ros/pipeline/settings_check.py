@@ -79,7 +79,7 @@ def check_settings(config: NodeConfig) -> Findings:
     for name, settings in config.dnns.items():
         problems.extend(_camera_problems(name, settings, config))
         own = tuple(dict.fromkeys(torch_device(unit) for unit in units.get(name, ())))
-        problems.extend(_execution_problems(name, settings, own))
+        problems.extend(_placed_problems(name, settings, own, can_choose=config.placement == "auto"))
         warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
         warnings.extend(filter(None, (missing_instructions(name, settings.precision, device) for device in own)))
         try:
@@ -127,6 +127,15 @@ def _isolation_problem(config: NodeConfig, devices: tuple[Unit, ...]) -> str:
         else f"the DNNs run on {', '.join(unit.name for unit in devices)}"
     )
     return f"parameter isolation is 'none', but {reason}; allowed with several devices: process"
+
+
+def _placed_problems(
+    name: str, settings: DnnConfig, devices: tuple[torch.device, ...], *, can_choose: bool
+) -> Iterator[str]:
+    """can_choose: the DNN runs on one of the devices, so problems matter only if there are some on all of them."""
+    if can_choose and any(not [*_execution_problems(name, settings, (device,))] for device in devices):
+        return
+    yield from _execution_problems(name, settings, devices)
 
 
 def _execution_problems(name: str, settings: DnnConfig, devices: tuple[torch.device, ...]) -> Iterator[str]:

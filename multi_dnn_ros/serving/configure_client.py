@@ -6,15 +6,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from multi_dnn_ros.serving import wire
-from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Progress
+from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, DeviceCosts, Progress
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
 from multi_dnn_ros.serving.slots import SlotPool
 from multi_dnn_ros.serving.supervision.hang_detector import is_stopped
 from multi_dnn_ros.settings.schema import NodeConfig
+
+Answer = TypeVar("Answer")
 
 _POLL_S = 0.05
 
@@ -55,28 +57,19 @@ class ConfigureClient:
     ) -> Mapping[str, tuple[str, ...]]:
         """The devices of each DNN, by name. Raises ConfigureError and Cancelled."""
         self.process.send(wire.Place(config, build))
-        while True:
-            message = self._next("choosing the devices")
-            if isinstance(message, wire.Progressed):
-                progress(message.progress)
-            elif isinstance(message, wire.Refused):
-                raise ConfigureError(message.text, expected=message.expected)
-            elif isinstance(message, wire.Placed):
-                return message.devices
+        return self._answer("choosing the devices", wire.Placed, progress).devices
+
+    def measure(self, config: NodeConfig, build: Build, progress: Callable[[Progress], None]) -> DeviceCosts:
+        """The costs of each DNN on the device of `config`. Raises ConfigureError and Cancelled."""
+        self.process.send(wire.Measure(config, build))
+        return self._answer("measuring the DNNs", wire.Measured, progress).costs
 
     def configure(
         self, config: NodeConfig, build: Build, progress: Callable[[Progress], None], timed: Sequence[str] = ()
     ) -> Description:
         """Configure all DNNs. timed: those whose time per frame is measured. Raises ConfigureError and Cancelled."""
         self.process.send(wire.Configure(config, tuple(config.dnns), build, timed=tuple(timed)))
-        while True:
-            message = self._next("configuring")
-            if isinstance(message, wire.Progressed):
-                progress(message.progress)
-            elif isinstance(message, wire.Refused):
-                raise ConfigureError(message.text, expected=message.expected)
-            elif isinstance(message, wire.Configured):
-                return message.description
+        return self._answer("configuring", wire.Configured, progress).description
 
     def hand_over(self, receiver: Callable[[ServedProcess, Any], None]) -> None:
         """Pass all further messages to `receiver`, after those that were not read yet."""
@@ -92,6 +85,16 @@ class ConfigureClient:
                 self._messages.put(message)
             else:
                 self._receiver(process, message)
+
+    def _answer(self, activity: str, kind: type[Answer], progress: Callable[[Progress], None]) -> Answer:
+        while True:
+            message = self._next(activity)
+            if isinstance(message, wire.Progressed):
+                progress(message.progress)
+            elif isinstance(message, wire.Refused):
+                raise ConfigureError(message.text, expected=message.expected)
+            elif isinstance(message, kind):
+                return message
 
     def _next(self, activity: str) -> Any:
         last_running_s = time.monotonic()

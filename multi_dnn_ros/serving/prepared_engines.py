@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from multi_dnn_ros.serving.choose_devices import choose_devices
 from multi_dnn_ros.serving.configure_client import ConfigureClient
 from multi_dnn_ros.serving.device_parts import Devices, divide, names_devices
 from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Progress
@@ -53,6 +54,8 @@ class PreparedEngines:
         first = self._clients[0]
         if names_devices(self.config):
             devices = first.place(self.config, build, progress)
+            if self.config.placement == "auto":
+                devices = self._choose_devices(devices, build, progress)
             parts = divide(self.config, devices)
         else:  # the name of the device is only known to the process
             own = self.config.device
@@ -90,6 +93,25 @@ class PreparedEngines:
                 log.error("engine process %d did not end after SIGKILL", client.process.pid)
         for pool in self.pools.values():
             pool.close()
+
+    def _choose_devices(self, possible: Devices, build: Build, progress: Callable[[Progress], None]) -> Devices:
+        """One device for each DNN. possible: by DNN, those to choose from."""
+        if all(len(devices) == 1 for devices in possible.values()):
+            return possible
+        measured = {}
+        for device, part in divide(self.config, possible).items():
+            # In a process of its own, which ends afterwards and so frees all memory; one after another, because they
+            # would slow each other down.
+            try:
+                self._start(f"engine {device} measuring")
+            except OSError as error:
+                raise ConfigureError(f"an engine process cannot be started: {error}") from error
+            client = self._clients[-1]
+            measured[device] = client.measure(part, build, progress)
+            client.process.kill("the DNNs are measured")
+            client.process.wait(_KILL_S)
+            self._clients.pop()
+        return choose_devices(self.config, measured)
 
     def _start(self, label: str) -> None:
         settings = self.config

@@ -12,7 +12,7 @@ from typing import Any
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Timing
-from multi_dnn_ros.serving.host import Build, Description, Progress
+from multi_dnn_ros.serving.host import Build, Description, DeviceCosts, Progress
 from multi_dnn_ros.settings.schema import NodeConfig
 
 # -- node to engine process
@@ -44,6 +44,14 @@ class Configure:
 @dataclass(frozen=True)
 class Place:
     """Find the devices of every DNN of `config`; answered by Progressed, then Placed or Refused."""
+
+    config: NodeConfig
+    build: Build
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Measure each DNN of `config` alone on its device; answered by Progressed, then Measured or Refused."""
 
     config: NodeConfig
     build: Build
@@ -116,9 +124,16 @@ class Checked:
 
 @dataclass(frozen=True)
 class Placed:
-    """devices: by DNN, their names."""
+    """devices: by DNN, their names; with `placement: auto`, those that it may be placed on."""
 
     devices: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """costs: of one device."""
+
+    costs: DeviceCosts
 
 
 @dataclass(frozen=True)

@@ -200,3 +200,28 @@ def test_a_device_that_does_not_exist_is_refused_and_nothing_is_left(devices: di
     assert caught.value.expected
     assert not engine_pids()
     host.close()
+
+
+def test_placement_auto_measures_every_device_and_logs_the_table(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "multi_dnn_ros")
+    config = on_devices({"object": ["cpu:1", "cpu:2"], "pedestrian": ["cpu:1", "cpu:2"]}, placement="auto")
+    rig = _Rig(config, device_pipelines.build_by_device)
+    try:
+        # 20 and 40 ms per frame at 30 Hz: together on cpu:1 120 %, one on each 60 % and 120 %.
+        assert rig.description.device in ("cpu:1", "cpu:1, cpu:2")
+        (table,) = [record.getMessage() for record in caplog.records if "placement" in record.getMessage()]
+        assert "cpu:1: ms, memory, load" in table
+        assert "all DNNs on cpu:2: " in table
+        rig.start()
+        rig.traffic.stop()
+    finally:
+        rig.close()
+
+
+def test_placement_auto_prefers_the_device_on_which_the_deadline_holds() -> None:
+    config = on_devices({"object": ["cpu:2", "cpu:1"]}, placement="auto")
+    rig = _Rig(config, device_pipelines.build_by_device)
+    try:
+        assert rig.description.device == "cpu:1"
+    finally:
+        rig.close()
