@@ -90,6 +90,7 @@ class DropReason(str, Enum):
     RATE_LIMITED = "rate_limited"  # arrived sooner after another image than max_rate_hz allows
     SHUTDOWN = "shutdown"  # the engine stopped before the frame was finished
     ENGINE_LOST = "engine_lost"  # the engine process ended while the frame was in progress
+    OUT_OF_ORDER = "out_of_order"  # another device had finished a later frame too long before
 
 
 class Timing(NamedTuple):

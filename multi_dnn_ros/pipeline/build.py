@@ -33,9 +33,11 @@ from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline.bf16_check import slower_than_float32
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_inputs
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend, default_workers, timing_target
+from multi_dnn_ros.pipeline.devices import devices_in_use, torch_device
 from multi_dnn_ros.pipeline.image_check import checked_on_images
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.pipeline.settings_check import check_settings
+from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 from multi_dnn_ros.vision.decoders.base import TwoParts
@@ -51,14 +53,19 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     ConfigError, one of the second a ModelError; each lists all problems of its step. The third step raises ConfigError.
     """
     findings = check_settings(config)
-    if findings.problems or findings.device is None:
+    if findings.problems:
         raise ConfigError("\n".join(findings.problems))
     for warning in findings.warnings:
         log.warning("%s", warning)
-    device, predictor = findings.device, findings.predictor
-    workers = config.workers or default_workers(device, len(config.dnns))
+    unit, predictor = _only_device(findings.units), findings.predictor
+    device = torch_device(unit)
+    workers = config.workers or default_workers(device, len(config.dnns), unit.threads)
     # On a GPU little work remains for the CPU, and each DNN's thread would start its own pool of OpenMP threads for it.
-    torch.set_num_threads(config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1))
+    threads = config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1)
+    if unit.threads:
+        workers = min(workers, unit.threads)
+        threads = min(config.cpu_threads or unit.threads, unit.threads // workers)
+    torch.set_num_threads(threads)
     dnns = _load_all(config)
     tasks: list[DnnTask] = []
     planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3)
@@ -121,6 +128,17 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         torch.cuda.empty_cache()
         raise ConfigError(shortage)
     return Pipeline(device, workers, tuple(tasks), dnns, predictor)
+
+
+def _only_device(units: Mapping[str, tuple[Unit, ...]]) -> Unit:
+    """The device of all DNNs. Raises ConfigError if there are several."""
+    devices = devices_in_use(units)
+    if len(devices) > 1:
+        raise ConfigError(
+            f"the DNNs run on {', '.join(unit.name for unit in devices)} (parameters dnn.<dnn>.device), but one "
+            "process runs the DNNs of one device; allowed here: the same device for all of them"
+        )
+    return devices[0]
 
 
 def _finish_backends(config: NodeConfig, device: torch.device) -> None:

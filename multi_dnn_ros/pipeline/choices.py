@@ -24,32 +24,34 @@ class ConfigError(ValueError):
     """A parameter has a value that is impossible on this machine; the message names both, and what is allowed."""
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of parameter `device`. Raises ConfigError if there is no such GPU."""
+def choose_device(name: str, parameter: str = "device") -> torch.device:
+    """The device with this name. parameter: for messages. Raises ConfigError if there is no such GPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return torch.device("cuda:0" if count else "cpu")
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
-        raise ConfigError(f"parameter device is '{name}'; allowed: auto, cpu, cuda, cuda:<number>")
+        raise ConfigError(f"parameter {parameter} is '{name}'; allowed: auto, cpu, cuda, cuda:<number>")
     device = torch.device(name)
     if device.type == "cuda":
         index = device.index or 0
         if index >= count:
             raise ConfigError(
-                f"parameter device is '{name}', but PyTorch sees {count} GPUs here; allowed: auto, cpu"
+                f"parameter {parameter} is '{name}', but PyTorch sees {count} GPUs here; allowed: auto, cpu"
                 + "".join(f", cuda:{number}" for number in range(count))
             )
         return torch.device("cuda", index)
     return device
 
 
-def default_workers(device: torch.device, dnns: int) -> int:
+def default_workers(device: torch.device, dnns: int, cores: int = 0) -> int:
     """Default number of workers: on a CPU one per core, but at most one per DNN; on a GPU one.
+
+    cores: that the DNNs may use; 0: all.
 
     On a GPU workers only launch, and several would compete for the GIL (8 VGG16 in 8 jobs each, fp16, H200: 4.3 ms per
     inference with one worker, 6.1 with two, 7.9 with eight).
     """
-    return 1 if device.type == "cuda" else max(1, min(dnns, cpu_count()))
+    return 1 if device.type == "cuda" else max(1, min(dnns, cores or cpu_count()))
 
 
 def backend_name(name: str, device: torch.device, dnn: str = "<dnn>", precision: str = "auto") -> str:

@@ -7,7 +7,7 @@ combinations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from multi_dnn_ros.models.load import check_dnn
 from multi_dnn_ros.models.registry import MODEL_SOURCES
 from multi_dnn_ros.pipeline.bf16_check import missing_instructions
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_files
-from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, check_backend, choose_device
+from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, check_backend
+from multi_dnn_ros.pipeline.devices import devices_in_use, dnn_units, torch_device
 from multi_dnn_ros.pipeline.image_check import image_check_problems
+from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.predictor import Predictor, read_predictor
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
@@ -44,11 +46,12 @@ def import_registries() -> None:
 class Findings:
     """problems: one line each, with parameter or file, value and what is allowed. warnings: values without effect.
 
-    device, predictor: from the parameters of these names; None: invalid or, for the predictor, not set.
+    units: the devices of each DNN; empty: invalid. predictor: from the parameter of this name; None: invalid or not
+    set.
     """
 
     problems: tuple[str, ...]
-    device: torch.device | None
+    units: Mapping[str, tuple[Unit, ...]]
     predictor: Predictor | None
     warnings: tuple[str, ...] = ()
 
@@ -59,11 +62,15 @@ def check_settings(config: NodeConfig) -> Findings:
         registry.report_broken()
     problems: list[str] = []
     warnings: list[str] = [*_rate_warnings(config)]
-    device = predictor = None
+    predictor = None
+    units: Mapping[str, tuple[Unit, ...]] = {}
     try:
-        device = choose_device(config.device)
+        units = dnn_units(config)
     except ConfigError as error:
-        problems.append(str(error))
+        problems.extend(str(error).splitlines())
+    devices = devices_in_use(units)
+    if config.isolation == "none" and (len(devices) > 1 or config.placement == "auto"):
+        problems.append(_isolation_problem(config, devices))
     try:
         predictor = read_predictor(Path(config.predictor)) if config.predictor else None
     except ProfileError as error:
@@ -72,17 +79,17 @@ def check_settings(config: NodeConfig) -> Findings:
         )
     for name, settings in config.dnns.items():
         problems.extend(_camera_problems(name, settings, config))
-        problems.extend(_execution_problems(name, settings, device))
+        own = tuple(dict.fromkeys(torch_device(unit) for unit in units.get(name, ())))
+        problems.extend(_placed_problems(name, settings, own, can_choose=config.placement == "auto"))
         warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
-        if device is not None and (warning := missing_instructions(name, settings.precision, device)):
-            warnings.append(warning)
-        warnings.extend(_branch_warnings(name, settings, device))
+        warnings.extend(filter(None, (missing_instructions(name, settings.precision, device) for device in own)))
+        warnings.extend(_branch_warnings(name, settings, own))
         problems.extend(image_check_problems(name, settings))
         try:
             check_dnn(name, settings)
         except ModelError as error:
             problems.extend(str(error).splitlines())
-    return Findings(tuple(problems), device, predictor, tuple(warnings))
+    return Findings(tuple(problems), units, predictor, tuple(warnings))
 
 
 def _camera_problems(name: str, settings: DnnConfig, config: NodeConfig) -> Iterator[str]:
@@ -116,47 +123,69 @@ def _batch_warnings(name: str, settings: DnnConfig, cameras: int) -> Iterator[st
         )
 
 
-def _branch_warnings(name: str, settings: DnnConfig, device: torch.device | None) -> Iterator[str]:
-    if settings.branches == "1" or device is None:
+def _branch_warnings(name: str, settings: DnnConfig, devices: tuple[torch.device, ...]) -> Iterator[str]:
+    if settings.branches == "1":
         return
-    try:
-        backend = backend_name(settings.backend, device, name, settings.precision)
-    except ConfigError:
-        return  # reported as a problem
-    if device.type not in BACKENDS.get(backend).branches:
-        have = ", ".join(spec.name for spec in BACKENDS.usable() if "cuda" in spec.branches)
-        yield (
-            f"parameter dnn.{name}.branches is '{settings.branches}' and has no effect with backend {backend} on "
-            f"{device}: branches run at the same time on a GPU with backend {have}"
-        )
+    for device in devices:
+        try:
+            backend = backend_name(settings.backend, device, name, settings.precision)
+        except ConfigError:
+            continue  # reported as a problem
+        if device.type not in BACKENDS.get(backend).branches:
+            have = ", ".join(spec.name for spec in BACKENDS.usable() if "cuda" in spec.branches)
+            yield (
+                f"parameter dnn.{name}.branches is '{settings.branches}' and has no effect with backend {backend} on "
+                f"{device}: branches run at the same time on a GPU with backend {have}"
+            )
 
 
-def _execution_problems(name: str, settings: DnnConfig, device: torch.device | None) -> Iterator[str]:
-    """Problems of backend, precision, SMs and capture. device: None: unknown; what depends on it is not checked."""
+def _isolation_problem(config: NodeConfig, devices: tuple[Unit, ...]) -> str:
+    reason = (
+        "parameter placement is 'auto'"
+        if config.placement == "auto"
+        else f"the DNNs run on {', '.join(unit.name for unit in devices)}"
+    )
+    return f"parameter isolation is 'none', but {reason}; allowed with several devices: process"
+
+
+def _placed_problems(
+    name: str, settings: DnnConfig, devices: tuple[torch.device, ...], *, can_choose: bool
+) -> Iterator[str]:
+    """can_choose: the DNN runs on one of the devices, so problems matter only if there are some on all of them."""
+    if can_choose and any(not [*_execution_problems(name, settings, (device,))] for device in devices):
+        return
+    yield from _execution_problems(name, settings, devices)
+
+
+def _execution_problems(name: str, settings: DnnConfig, devices: tuple[torch.device, ...]) -> Iterator[str]:
+    """Problems of backend, precision, SMs and capture. devices: empty: unknown; what depends on them is not checked."""
     if settings.max_batch > 1 and settings.capture_preprocess:
         yield (
             f"parameter dnn.{name}.capture_preprocess is true with max_batch {settings.max_batch}: it writes one "
             "image where the first job reads; allowed with max_batch above 1: false"
         )
-    if device is None:
-        return
-    try:
-        check_backend(settings.backend, device, settings.precision, name)
-    except ConfigError as error:
-        yield str(error)
-    else:
-        if settings.precision == "int8":
-            try:
-                calibration_files(settings.calibration_images)
-            except CalibrationError as error:
-                yield f"parameter dnn.{name}.calibration_images is '{settings.calibration_images}': {error}"
-    if not settings.sms:
-        return
-    problem = green_contexts.sms_problem(device, settings.sms)
+    calibrated = False
+    for device in devices:
+        try:
+            check_backend(settings.backend, device, settings.precision, name)
+        except ConfigError as error:
+            yield str(error)
+        else:
+            calibrated = calibrated or settings.precision == "int8"
+        if settings.sms and (problem := _sms_problem(device, settings.sms)):
+            yield f"parameter dnn.{name}.sms is {settings.sms}; {problem}; 0: the whole device"
+    if calibrated:
+        try:
+            calibration_files(settings.calibration_images)
+        except CalibrationError as error:
+            yield f"parameter dnn.{name}.calibration_images is '{settings.calibration_images}': {error}"
+
+
+def _sms_problem(device: torch.device, sms: int) -> str:
+    problem = green_contexts.sms_problem(device, sms)
     if not problem:
         try:
-            green_contexts.make_stream(device, settings.sms)
+            green_contexts.make_stream(device, sms)
         except RuntimeError as error:
             problem = f"CUDA reports: {summarize_error(error)}"
-    if problem:
-        yield f"parameter dnn.{name}.sms is {settings.sms}; {problem}; 0: the whole device"
+    return problem

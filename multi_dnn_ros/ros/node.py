@@ -70,7 +70,7 @@ class MultiDnnNode(LifecycleNode):
         self._host: Host | None = None  # from the start of configuring
         self._config: NodeConfig | None = None
         self._description: Description | None = None  # while configured
-        self._capacity = CapacityForImages(None)  # while configured
+        self._capacity = CapacityForImages({})  # while configured
         self._changed: dict[tuple[str, str], Any] = {}  # runtime parameters changed while configuring
         self._outputs: ResultPublishers | None = None
         self._enable_services: EnableServices | None = None  # while configured
@@ -206,7 +206,7 @@ class MultiDnnNode(LifecycleNode):
         self._description = description
         for (dnn, field), value in self._changed.items():
             self._host.update(dnn, field, value)
-        self._capacity = CapacityForImages(description.fit)
+        self._capacity = CapacityForImages(description.fits)
         self._log_capacity(self._capacity.current)
         self.get_logger().info(
             f"configured: DNNs {', '.join(config.dnns)}; cameras {', '.join(config.cameras)}; "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from multi_dnn_ros.engine.frame import Frame
@@ -28,7 +28,8 @@ class _Buffer(Protocol):
 class _OpenFrame:
     """A frame that some DNNs have not answered yet.
 
-    buffer: contains its image. unanswered: DNNs without an answer. users: number of DNNs that have no answer yet, or
+    buffer: contains its image. unanswered: DNNs without an answer; computed: those of them that are done with it, and
+    whose result waits for results of earlier frames. users: number of DNNs that have no answer yet, or
     whose callback is still running; the last one releases the buffer. handed_ns: when it was handed to the engine.
     """
 
@@ -37,6 +38,7 @@ class _OpenFrame:
     unanswered: set[str]
     users: int
     handed_ns: int
+    computed: set[str] = field(default_factory=set)
 
 
 def _ignore(dnn: str, camera: str, handed_ns: int, timing: Timing | None) -> None:
@@ -75,6 +77,7 @@ class Accounts:
         self._recorders = {
             (dnn, camera): StreamRecorder(window_ns) for dnn, cameras in streams.items() for camera in cameras
         }
+        self._devices: Mapping[str, int] = {}
         self._dnns: dict[str, tuple[str, ...]] = {}
         for dnn, camera in self._recorders:
             self._dnns[camera] = (*self._dnns.get(camera, ()), dnn)
@@ -190,14 +193,31 @@ class Accounts:
         with self._lock:
             return sum(dnn in entry.unanswered and entry.frame.camera == camera for entry in self._open.values())
 
+    def set_devices(self, devices: Mapping[str, int]) -> None:
+        """Set the number of devices of DNNs that have several."""
+        with self._lock:
+            self._devices = dict(devices)
+
+    def computed(self, number: int, dnn: str) -> None:
+        """The DNN is done with a frame, whose result waits for results of earlier frames."""
+        with self._lock:
+            entry = self._open.get(number)
+            if entry is not None:
+                entry.computed.add(dnn)
+
     def handed_ns(self, stream: Stream) -> int | None:
-        """When the oldest unanswered frame of a stream was handed to the engine; None: there is none."""
+        """When the oldest frame of a stream that is not computed yet was handed to the engine.
+
+        None: a device of the DNN has no frame of the stream.
+        """
         dnn, camera = stream
         with self._lock:
-            for entry in self._open.values():  # oldest first
-                if dnn in entry.unanswered and entry.frame.camera == camera:
-                    return entry.handed_ns
-        return None
+            handed = [
+                entry.handed_ns
+                for entry in self._open.values()  # oldest first
+                if dnn in entry.unanswered and dnn not in entry.computed and entry.frame.camera == camera
+            ]
+            return handed[0] if len(handed) >= self._devices.get(dnn, 1) else None
 
     def enabled_dnns(self, camera: str) -> tuple[str, ...]:
         """The DNNs of the camera that are not disabled."""

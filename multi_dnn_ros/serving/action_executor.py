@@ -9,8 +9,8 @@ from typing import Any
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.serving import wire
-from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.host import Build
+from multi_dnn_ros.serving.outcomes import Outcomes
 from multi_dnn_ros.serving.runtime_parameters import runtime_parameters
 from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
 from multi_dnn_ros.serving.slots import SlotPool
@@ -32,12 +32,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProcessTemplate:
-    """What every engine process of the device is started and configured with."""
+    """What every engine process of the device is started and configured with. label: first part of their names."""
 
     config: NodeConfig
     build: Build
     pools: Mapping[str, SlotPool]
     make: MakeProcess
+    label: str = "engine"
 
 
 class ActionExecutor:
@@ -58,7 +59,7 @@ class ActionExecutor:
         on_message: Callable[[ServedProcess, Any], None],
         on_start_failed: Callable[[int, str], None],
     ) -> None:
-        self.accounts: Accounts | None = None
+        self.accounts: Outcomes | None = None
         self.stop_timeout_s = template.config.stop_timeout_s
         self.runtime = {name: runtime_parameters(template.config, name) for name in template.config.dnns}
         self._template = template
@@ -101,7 +102,7 @@ class ActionExecutor:
         template = self._template
         try:
             self._processes[key] = ServedProcess(
-                template.make, f"engine {key}", tuple(template.config.dnns), template.pools, self._on_message
+                template.make, f"{template.label} {key}", tuple(template.config.dnns), template.pools, self._on_message
             )
         except Exception as error:  # OSError; RuntimeError: no thread can be started
             self._on_start_failed(key, f"it could not be started: {error}")

@@ -15,7 +15,7 @@ _MAX_DOUBTS = 5
 
 @dataclass(frozen=True)
 class Capacity:
-    """Whether the DNNs fit the device at the cameras' rates. text, advice: for the log. values: for diagnostics, by
+    """Whether the DNNs fit their devices at the cameras' rates. text, advice: for the log. values: for diagnostics, by
     name with the unit.
     """
 
@@ -28,24 +28,40 @@ class Capacity:
 class CapacityForImages:
     """The verdict for the image sizes that the cameras deliver; thread-safe.
 
-    fit: None: nothing was measured, so there is no verdict. current: the newest verdict.
+    fits: by device; empty: nothing was measured, so there is no verdict. current: the newest verdict.
     """
 
-    def __init__(self, fit: Fit | None) -> None:
+    def __init__(self, fits: Mapping[str, Fit]) -> None:
         self._lock = threading.Lock()
-        self._sizes = None if fit is None else ObservedSizes(fit)
-        self.current = None if fit is None else capacity_of(fit.verdict())
+        self._sizes = {device: ObservedSizes(fit) for device, fit in fits.items()}
+        self._parts = {device: capacity_of(fit.verdict()) for device, fit in fits.items()}
+        self.current = _together(self._parts)
 
     def observe(self, camera: str, size: Size) -> Capacity | None:
         """Call it with the (width, height) of each image. Returns a new verdict, or None if it has not changed."""
-        if self._sizes is None:
-            return None
         with self._lock:
-            verdict = self._sizes.observe(camera, size)
-            if verdict is None:
+            changed = {
+                device: capacity_of(verdict)
+                for device, sizes in self._sizes.items()
+                if (verdict := sizes.observe(camera, size)) is not None
+            }
+            if not changed:
                 return None
-            self.current = capacity_of(verdict)
+            self._parts |= changed
+            self.current = _together(self._parts)
             return self.current
+
+
+def _together(parts: Mapping[str, Capacity]) -> Capacity | None:
+    """One verdict of all devices; their names are part of the texts if there are several."""
+    if len(parts) <= 1:
+        return next(iter(parts.values()), None)
+    return Capacity(
+        all(part.fits for part in parts.values()),
+        "; ".join(f"{device}: {part.text}" for device, part in parts.items()),
+        tuple(f"{device}: {text}" for device, part in parts.items() for text in part.advice),
+        {f"{device}: {name}": value for device, part in parts.items() for name, value in part.values.items()},
+    )
 
 
 def capacity_of(verdict: Verdict) -> Capacity:

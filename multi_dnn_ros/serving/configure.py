@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +12,7 @@ from multi_dnn_ros.common.memory import freeze_heap
 from multi_dnn_ros.common.reporting import cpu_model
 from multi_dnn_ros.serving.host import Build, Description, DnnDescription, Progress, ResultDescription
 from multi_dnn_ros.serving.progress import ProgressReport, durations_file, keep_durations, read_durations
-from multi_dnn_ros.serving.warm_up import warm_up
+from multi_dnn_ros.serving.warm_up import time_on_black_ms, warm_up
 from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:
@@ -21,10 +21,17 @@ if TYPE_CHECKING:
 
 
 def configure(
-    config: NodeConfig, dnns: Sequence[str], build: Build, report: Callable[[Progress], None], *, judge: bool = True
+    config: NodeConfig,
+    dnns: Sequence[str],
+    build: Build,
+    report: Callable[[Progress], None],
+    *,
+    judge: bool = True,
+    timed: Sequence[str] = (),
 ) -> tuple[Pipeline, Description]:
     """Load, cut and warm up the DNNs `dnns` of `config`; measure the capacity if `judge` is set.
 
+    timed: DNNs whose time per frame is measured.
     report: called with each step. Raises what `build` raises (ValueError or OSError because of parameters and files),
     and RuntimeError for a DNN that fails on a black image. Call it always from the same thread of a process, because
     torch.export crashes in a second one.
@@ -35,9 +42,10 @@ def configure(
     pipeline: Pipeline = build(part, progress)
     warm_up(pipeline.tasks, pipeline.device, progress)
     fit = _measure_fit(part, pipeline, progress) if judge else None
+    services = {task.name: time_on_black_ms(task, pipeline.device) for task in pipeline.tasks if task.name in timed}
     freeze_heap()
     keep_durations(file, progress.finished())
-    return pipeline, _describe(pipeline, fit)
+    return pipeline, _describe(pipeline, fit, services)
 
 
 def describe_failure(error: Exception) -> tuple[str, bool]:
@@ -73,7 +81,7 @@ def _measure_fit(config: NodeConfig, pipeline: Pipeline, progress: Callable[[str
         return None
 
 
-def _describe(pipeline: Pipeline, fit: Fit | None) -> Description:
+def _describe(pipeline: Pipeline, fit: Fit | None, services: Mapping[str, float]) -> Description:
     device = pipeline.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
     return Description(
@@ -90,6 +98,7 @@ def _describe(pipeline: Pipeline, fit: Fit | None) -> Description:
             )
             for task in pipeline.tasks
         },
-        fit,
+        {} if fit is None else {str(device): fit},
         library_versions(),
+        services,
     )

@@ -6,15 +6,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from multi_dnn_ros.serving import wire
-from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Progress
+from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, DeviceCosts, Progress
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
 from multi_dnn_ros.serving.slots import SlotPool
 from multi_dnn_ros.serving.supervision.hang_detector import is_stopped
 from multi_dnn_ros.settings.schema import NodeConfig
+
+Answer = TypeVar("Answer")
 
 _POLL_S = 0.05
 
@@ -22,13 +24,14 @@ _POLL_S = 0.05
 class ConfigureClient:
     """Starts the process. Raises OSError if that fails.
 
-    make, dnns, pools: see ServedProcess. cancelled: ends every wait. stopped_timeout_s: how long the process may be
-    stopped by a signal before it is killed.
+    make, label, dnns, pools: see ServedProcess. cancelled: ends every wait. stopped_timeout_s: how long the process may
+    be stopped by a signal before it is killed.
     """
 
     def __init__(
         self,
         make: MakeProcess,
+        label: str,
         dnns: Sequence[str],
         pools: Mapping[str, SlotPool],
         cancelled: threading.Event,
@@ -39,7 +42,7 @@ class ConfigureClient:
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._receiver: Callable[[ServedProcess, Any], None] | None = None
-        self.process = ServedProcess(make, "engine 1", dnns, pools, self._on_message)
+        self.process = ServedProcess(make, label, dnns, pools, self._on_message)
 
     def check(self, config: NodeConfig) -> Sequence[str]:
         """The problems of the settings, one line each. Raises ConfigureError if the process ends, and Cancelled."""
@@ -49,17 +52,24 @@ class ConfigureClient:
             if isinstance(message, wire.Checked):
                 return message.problems
 
-    def configure(self, config: NodeConfig, build: Build, progress: Callable[[Progress], None]) -> Description:
-        """Configure all DNNs. Raises ConfigureError and Cancelled."""
-        self.process.send(wire.Configure(config, tuple(config.dnns), build))
-        while True:
-            message = self._next("configuring")
-            if isinstance(message, wire.Progressed):
-                progress(message.progress)
-            elif isinstance(message, wire.Refused):
-                raise ConfigureError(message.text, expected=message.expected)
-            elif isinstance(message, wire.Configured):
-                return message.description
+    def place(
+        self, config: NodeConfig, build: Build, progress: Callable[[Progress], None]
+    ) -> Mapping[str, tuple[str, ...]]:
+        """The devices of each DNN, by name. Raises ConfigureError and Cancelled."""
+        self.process.send(wire.Place(config, build))
+        return self._answer("choosing the devices", wire.Placed, progress).devices
+
+    def measure(self, config: NodeConfig, build: Build, progress: Callable[[Progress], None]) -> DeviceCosts:
+        """The costs of each DNN on the device of `config`. Raises ConfigureError and Cancelled."""
+        self.process.send(wire.Measure(config, build))
+        return self._answer("measuring the DNNs", wire.Measured, progress).costs
+
+    def configure(
+        self, config: NodeConfig, build: Build, progress: Callable[[Progress], None], timed: Sequence[str] = ()
+    ) -> Description:
+        """Configure all DNNs. timed: those whose time per frame is measured. Raises ConfigureError and Cancelled."""
+        self.process.send(wire.Configure(config, tuple(config.dnns), build, timed=tuple(timed)))
+        return self._answer("configuring", wire.Configured, progress).description
 
     def hand_over(self, receiver: Callable[[ServedProcess, Any], None]) -> None:
         """Pass all further messages to `receiver`, after those that were not read yet."""
@@ -75,6 +85,16 @@ class ConfigureClient:
                 self._messages.put(message)
             else:
                 self._receiver(process, message)
+
+    def _answer(self, activity: str, kind: type[Answer], progress: Callable[[Progress], None]) -> Answer:
+        while True:
+            message = self._next(activity)
+            if isinstance(message, wire.Progressed):
+                progress(message.progress)
+            elif isinstance(message, wire.Refused):
+                raise ConfigureError(message.text, expected=message.expected)
+            elif isinstance(message, kind):
+                return message
 
     def _next(self, activity: str) -> Any:
         last_running_s = time.monotonic()

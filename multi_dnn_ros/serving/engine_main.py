@@ -121,6 +121,8 @@ class EngineMain:
             wire.Start: self._on_start,
             wire.Stop: self._on_stop,
             wire.Check: lambda message: self._tasks.put(lambda: self._check(message)),
+            wire.Place: lambda message: self._tasks.put(lambda: self._place(message)),
+            wire.Measure: lambda message: self._tasks.put(lambda: self._measure(message)),
             wire.Configure: lambda message: self._tasks.put(lambda: self._configure(message)),
             wire.Quit: lambda message: os._exit(0),
         }
@@ -207,6 +209,26 @@ class EngineMain:
 
         self._channel.send(wire.Checked(tuple(check_settings(check.config).problems)))
 
+    def _place(self, request: wire.Place) -> None:
+        from multi_dnn_ros.serving.place import place
+
+        self._answer(lambda report: wire.Placed(place(request.config, request.build, report)))
+
+    def _measure(self, request: wire.Measure) -> None:
+        from multi_dnn_ros.serving.measure_costs import measure_costs
+
+        self._answer(lambda report: wire.Measured(measure_costs(request.config, request.build, report)))
+
+    def _answer(self, function: Callable[[Callable[[Progress], None]], Any]) -> None:
+        """Send what `function` returns, or Refused. It is called with a function that sends its progress."""
+        from multi_dnn_ros.serving.configure import describe_failure
+
+        try:
+            answer = function(lambda step: self._channel.send(wire.Progressed(step)))
+        except Exception as error:
+            answer = wire.Refused(*describe_failure(error))
+        self._channel.send(answer)
+
     def _configure(self, request: wire.Configure) -> None:
         from multi_dnn_ros.backends.device_errors import is_device_failure
         from multi_dnn_ros.serving.configure import configure, describe_failure
@@ -219,7 +241,12 @@ class EngineMain:
 
         try:
             pipeline, description = configure(
-                request.config, request.dnns, request.build, send_progress, judge=request.judge
+                request.config,
+                request.dnns,
+                request.build,
+                send_progress,
+                judge=request.judge,
+                timed=request.timed,
             )
         except Exception as error:
             if is_device_failure(error):

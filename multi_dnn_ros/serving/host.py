@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.planning.image_sizes import Fit
+from multi_dnn_ros.planning.placement import Cost
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -72,17 +73,29 @@ class DnnDescription:
 class Description:
     """Properties of the configured engine, for the node's process.
 
-    device: torch's name (`cpu`, `cuda:0`). device_name: name of the processor. workers: number of threads that run
-    jobs. dnns: by name. fit: measured, whether the DNNs fit the device; None: not measured. versions: of torch and
-    CUDA, by name.
+    device: its name (`cpu`, `cuda:0`), or several names. device_name: name of the processor. workers: number of threads
+    that run jobs. dnns: by name. fits: by device, measured, whether its DNNs fit; empty: not measured. versions: of
+    torch and CUDA, by name. service_ms: by DNN with several devices, time of one frame on this one.
     """
 
     device: str
     device_name: str
     workers: int
     dnns: Mapping[str, DnnDescription]
-    fit: Fit | None = None
+    fits: Mapping[str, Fit] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    service_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DeviceCosts:
+    """Measured on one device. costs: by DNN. impossible: by DNN that cannot run there, the reason. memory_bytes: that
+    all DNNs together may use.
+    """
+
+    costs: Mapping[str, Cost]
+    impossible: Mapping[str, str]
+    memory_bytes: int
 
 
 class Level(IntEnum):

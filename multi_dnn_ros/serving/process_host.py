@@ -1,48 +1,61 @@
-"""The engine in separate, supervised processes: the Host for `isolation: process`."""
+"""The engines in separate, supervised processes, one per device: the Host for `isolation: process`."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.action_executor import ProcessTemplate
-from multi_dnn_ros.serving.configure_client import ConfigureClient
+from multi_dnn_ros.serving.device_outcomes import DeviceOutcomes, SpreadDnns
+from multi_dnn_ros.serving.device_parts import combine
 from multi_dnn_ros.serving.engine_process import EngineProcess
-from multi_dnn_ros.serving.host import Buffer, Build, Cancelled, ConfigureError, Description, EngineStatus, Progress
+from multi_dnn_ros.serving.frame_spreading import FrameSpreading
+from multi_dnn_ros.serving.host import Buffer, Build, Description, EngineStatus, Progress
+from multi_dnn_ros.serving.prepared_engines import PreparedEngines
+from multi_dnn_ros.serving.result_order import ResultOrder
 from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
-from multi_dnn_ros.serving.slots import Slot, SlotLayout, SlotPool, open_pools, slots_needed
+from multi_dnn_ros.serving.slots import Slot, SlotPool
 from multi_dnn_ros.serving.supervised_processes import SupervisedProcesses
 from multi_dnn_ros.serving.supervision.states import SupervisionTimes
 from multi_dnn_ros.settings.schema import NodeConfig
 
-log = logging.getLogger(__name__)
-
 #: Maximum time for close().
 _CLOSE_S = 2.0
-#: Maximum time for a killed process to end.
-_CANCEL_S = 0.8
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """A process that is not supervised yet, and the slots that it reads."""
+class _Spread:
+    """DNNs with several devices. devices: by DNN. service_ms: (DNN, device) -> time of a frame. reorder_ns: the
+    parameter reorder_ms.
+    """
 
-    config: NodeConfig
-    pools: Mapping[str, SlotPool]
-    client: ConfigureClient
+    devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    service_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    reorder_ns: int = 0
+
+
+@dataclass(frozen=True)
+class _Serving:
+    """From start to the next start. outcomes: by device. spread: None: no DNN has several devices."""
+
+    accounts: Accounts
+    outcomes: Mapping[str, DeviceOutcomes]
+    spread: SpreadDnns | None
 
 
 class ProcessHost:
-    """A :class:`multi_dnn_ros.serving.host.Host`. build: makes the pipeline in the engine process.
+    """A :class:`multi_dnn_ros.serving.host.Host`. build: makes the pipeline in the engine processes.
 
     restart_s, retry_s: see :class:`multi_dnn_ros.serving.supervision.states.SupervisionTimes`. make: starts a process;
     None: starts an :class:`multi_dnn_ros.serving.engine_process.EngineProcess`.
@@ -61,10 +74,11 @@ class ProcessHost:
         self._make = make or partial(EngineProcess, modules=default_build.modules_of(build))
         self._cancelled = threading.Event()
         self._preparing = threading.Lock()  # held by check and configure
-        self._checked: _Prepared | None = None
+        self._checked: PreparedEngines | None = None
         self._pools: Mapping[str, SlotPool] = {}
-        self._engines: SupervisedProcesses | None = None  # once configured
-        self._accounts: Accounts | None = None
+        self._engines: Mapping[str, SupervisedProcesses] = {}  # by device, once configured
+        self._spread = _Spread()
+        self._serving: _Serving | None = None
 
     # -- before serving
 
@@ -73,67 +87,79 @@ class ProcessHost:
         with self._preparing:
             self._cancelled.clear()
             self._discard_checked()
-            prepared = self._prepare(config)
+            prepared = PreparedEngines(config, self._make, self._cancelled)
             try:
-                problems = prepared.client.check(config)
+                problems = prepared.check()
             except BaseException:
-                _discard(prepared)
+                prepared.discard()
                 raise
             if problems:
-                _discard(prepared)
+                prepared.discard()
             else:
                 self._checked = prepared
             return problems
 
     def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> Description:
         with self._preparing:
-            if self._engines is not None:
+            if self._engines:
                 raise RuntimeError("the engine is already configured; call close() before configure()")
             if self._checked is None or self._checked.config != config:
                 self._cancelled.clear()  # only here: a cancel() after check() must still cancel this call
                 self._discard_checked()
-                self._checked = self._prepare(config)
+                self._checked = PreparedEngines(config, self._make, self._cancelled)
             prepared, self._checked = self._checked, None
+            engines: dict[str, SupervisedProcesses] = {}
             try:
-                description = prepared.client.configure(config, self._build, progress)
-                if self._cancelled.is_set():
-                    raise Cancelled
-                template = ProcessTemplate(config.model_copy(deep=True), self._build, prepared.pools, self._make)
+                devices, found = prepared.configure(self._build, progress)
                 times = SupervisionTimes(config.fault_window_s, self._restart_s, self._retry_s)
-                engines = SupervisedProcesses(template, description, times, prepared.client.process)
+                for device, (part, client, description) in found.items():
+                    label = "engine" if len(found) == 1 else f"engine {device}"
+                    template = ProcessTemplate(
+                        part.model_copy(deep=True), self._build, prepared.pools, self._make, label
+                    )
+                    engines[device] = SupervisedProcesses(template, description, times, client.process)
             except BaseException:
-                _discard(prepared)
+                for started in engines.values():
+                    started.close(_CLOSE_S)
+                prepared.discard()
                 raise
-            prepared.client.hand_over(engines.on_message)
+            for device, (_, client, _) in found.items():
+                client.hand_over(engines[device].on_message)
+            descriptions = {device: description for device, (_, _, description) in found.items()}
+            self._spread = _Spread(
+                {dnn: names for dnn, names in devices.items() if len(names) > 1},
+                {(dnn, device): ms for device, it in descriptions.items() for dnn, ms in it.service_ms.items()},
+                round(config.reorder_ms * 1e6),
+            )
             self._pools, self._engines = prepared.pools, engines
-            return description
+            return combine(config, descriptions)
 
     def cancel(self) -> None:
         self._cancelled.set()
 
-    def _prepare(self, config: NodeConfig) -> _Prepared:
-        """Start a process for the DNNs and cameras of `config`. Raises ConfigureError."""
-        pools: dict[str, SlotPool] = {}
-        try:
-            pools = open_pools(slot_layouts(config))
-            client = ConfigureClient(self._make, tuple(config.dnns), pools, self._cancelled, config.heartbeat_timeout_s)
-        except OSError as error:
-            _close(pools)
-            raise ConfigureError(f"an engine process cannot be started: {error}") from error
-        return _Prepared(config.model_copy(deep=True), pools, client)
-
     def _discard_checked(self) -> None:
         checked, self._checked = self._checked, None
         if checked is not None:
-            _discard(checked)
+            checked.discard()
 
     # -- serving
 
     def start(self, accounts: Accounts) -> None:
-        if self._engines is None:
+        if not self._engines:
             raise RuntimeError("the engine is not configured")
-        self._accounts = accounts
-        self._engines.start(accounts)
+        self._close_order()
+        known, spread = self._spread, None
+        if known.devices:
+            spread = SpreadDnns(
+                known.devices,
+                FrameSpreading(known.devices, known.service_ms, known.reorder_ns),
+                ResultOrder(accounts, known.reorder_ns),
+            )
+            accounts.set_devices({dnn: len(devices) for dnn, devices in known.devices.items()})
+        outcomes = {device: DeviceOutcomes(device, accounts, spread) for device in self._engines}
+        self._serving = _Serving(accounts, outcomes, spread)
+        for device, engines in self._engines.items():
+            engines.start(outcomes[device])
 
     def buffer(self, camera: str, timeout_s: float) -> Buffer | None:
         pool = self._pools.get(camera)
@@ -141,71 +167,100 @@ class ProcessHost:
 
     def offer(self, number: int, frame: Frame, buffer: Buffer, dnns: Collection[str]) -> None:
         assert isinstance(buffer, Slot)
-        engines, accounts = self._engines, self._accounts
-        if engines is None or accounts is None:
+        serving, camera = self._serving, frame.camera
+        if not self._engines or serving is None:
             raise RuntimeError("a frame was offered before the engine was started")
-        routes = engines.routes(frame.camera)
-        for process, served in routes.served:
-            wanting = tuple(dnn for dnn in served if dnn in dnns)
-            if wanting and not process.offer(number, frame, buffer, wanting):
+        # One message to each process, with all DNNs that it computes for this frame.
+        offers: dict[int, tuple[str, ServedProcess, list[str]]] = {}
+        candidates: dict[str, dict[str, ServedProcess]] = {}  # by DNN with several devices, those that serve it
+        lost: dict[str, tuple[DropReason, str]] = {}
+        for device, engines in self._engines.items():
+            routes = engines.routes(camera)
+            for process, served in routes.served:
+                for dnn in served:
+                    if dnn not in dnns:
+                        continue
+                    if serving.spread is None or dnn not in serving.spread.devices:
+                        offers.setdefault(id(process), (device, process, []))[2].append(dnn)
+                    elif not process.has_ended:
+                        candidates.setdefault(dnn, {})[device] = process
+            for dnn, reason, message in routes.lost:
+                if dnn in dnns:
+                    lost.setdefault(dnn, (reason, message))
+        if serving.spread is not None:
+            for dnn, processes in candidates.items():
+                lost.pop(dnn, None)
+                device = serving.spread.spreading.choose(dnn, camera, number, tuple(processes))
+                serving.spread.order.expect(number, dnn, camera)
+                process = processes[device]
+                offers.setdefault(id(process), (device, process, []))[2].append(dnn)
+            missing = [
+                dnn for dnn in serving.spread.devices if dnn in dnns and dnn not in candidates and dnn not in lost
+            ]
+            lost |= dict.fromkeys(missing, (DropReason.ENGINE_LOST, "the engine processes have just ended"))
+        for device, process, wanting in offers.values():
+            if not process.offer(number, frame, buffer, tuple(wanting)):
                 for dnn in wanting:
-                    accounts.drop(number, dnn, DropReason.ENGINE_LOST, "the engine process has just ended")
-        for dnn, reason, message in routes.lost:
-            accounts.drop(number, dnn, reason, message)
+                    serving.outcomes[device].drop(
+                        number, dnn, DropReason.ENGINE_LOST, "the engine process has just ended"
+                    )
+        for dnn, (reason, message) in lost.items():
+            serving.accounts.drop(number, dnn, reason, message)
 
     def serves(self, camera: str) -> bool:
-        engines = self._engines
-        return engines is not None and any(not process.has_ended for process, _ in engines.routes(camera).served)
+        return any(
+            not process.has_ended for engines in self._engines.values() for process, _ in engines.routes(camera).served
+        )
 
     def update(self, dnn: str, name: str, value: Any) -> None:
-        engines = self._engines
-        if engines is not None:
+        for engines in self._engines.values():
             engines.update(dnn, name, value)
 
     def stop(self, timeout_s: float) -> list[str]:
-        engines = self._engines
-        return [] if engines is None else engines.stop(timeout_s)
+        engines, serving = tuple(self._engines.values()), self._serving
+        hanging = _at_once([partial(one.stop, timeout_s) for one in engines])
+        self._close_order()
+        if serving is not None and engines:
+            message = "still in progress when the engine's stop timed out"
+            serving.accounts.drop_unanswered(serving.accounts.streams, DropReason.SHUTDOWN, message)
+        return list(dict.fromkeys(name for names in hanging for name in names))
 
     def close(self) -> None:
         end = time.monotonic() + _CLOSE_S
         self._cancelled.set()
         with self._preparing:  # a running configure() ends within a second
             self._discard_checked()
-            engines, self._engines = self._engines, None
+            engines, self._engines = tuple(self._engines.values()), {}
             pools, self._pools = self._pools, {}
-        if engines is not None:
-            engines.close(max(0.1, end - time.monotonic()))
-        _close(pools)
+        if engines and self._serving is not None:
+            accounts = self._serving.accounts
+            accounts.drop_unanswered(accounts.streams, DropReason.SHUTDOWN, "the engine was closed")
+        _at_once([partial(one.close, max(0.1, end - time.monotonic())) for one in engines])
+        self._close_order()
+        for pool in pools.values():
+            pool.close()
+
+    def _close_order(self) -> None:
+        """Pass on the results that wait for earlier ones."""
+        if self._serving is not None and self._serving.spread is not None:
+            self._serving.spread.order.close()
 
     # -- queries
 
     def statuses(self) -> list[EngineStatus]:
-        engines = self._engines
-        return [] if engines is None else engines.statuses()
+        return [status for engines in self._engines.values() for status in engines.statuses()]
 
     def memory(self) -> Mapping[str, int]:
-        engines = self._engines
-        return {} if engines is None else engines.memory()
+        total: dict[str, int] = {}
+        for engines in self._engines.values():
+            for name, value in engines.memory().items():
+                total[name] = total.get(name, 0) + value
+        return total
 
 
-def slot_layouts(config: NodeConfig) -> dict[str, SlotLayout]:
-    """The slots of each camera that at least one DNN serves."""
-    layouts = {}
-    for camera, settings in config.cameras.items():
-        dnns = [name for name, dnn in config.dnns.items() if not dnn.cameras or camera in dnn.cameras]
-        if dnns:  # slots have space for large results of every DNN; pages that are never written take no memory
-            layouts[camera] = SlotLayout(camera, slots_needed(len(dnns)), settings.max_pixels, tuple(dnns))
-    return layouts
-
-
-def _discard(prepared: _Prepared) -> None:
-    process: ServedProcess = prepared.client.process
-    process.kill("configuring was cancelled or failed")
-    if not process.wait(_CANCEL_S):
-        log.error("engine process %d did not end after SIGKILL", process.pid)
-    _close(prepared.pools)
-
-
-def _close(pools: Mapping[str, SlotPool]) -> None:
-    for pool in pools.values():
-        pool.close()
+def _at_once(calls: Sequence[Callable[[], Value]]) -> list[Value]:
+    """The results of all calls; several run in threads of their own, so that they share one timeout."""
+    if len(calls) <= 1:
+        return [call() for call in calls]
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]

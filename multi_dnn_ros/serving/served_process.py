@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
-from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving.outcomes import Outcomes
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.result_packing import unpack
 from multi_dnn_ros.serving.shared_status import SharedStatus
@@ -71,7 +71,7 @@ class ServedProcess:
         self.started_ns = time.monotonic_ns()
         self.last_result_ns: int | None = None
         self._results = 0  # since it began to serve
-        self._accounts: Accounts | None = None
+        self._accounts: Outcomes | None = None
         self._unanswered = UnansweredFrames()
         self._process = make(label, dnns, pools, self._on_message, self._on_end)
 
@@ -88,7 +88,7 @@ class ServedProcess:
         """Whether the process was reaped."""
         return self._unanswered.closed
 
-    def start_serving(self, accounts: Accounts, runtime: Mapping[str, Mapping[str, Any]]) -> None:
+    def start_serving(self, accounts: Outcomes, runtime: Mapping[str, Mapping[str, Any]]) -> None:
         """Let the process serve; its results and drops go to `accounts`. runtime: by DNN, its runtime parameters."""
         self._accounts = accounts
         self._results = 0

@@ -16,10 +16,10 @@ from typing import Any
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
-from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.action_executor import ActionExecutor, ProcessTemplate
 from multi_dnn_ros.serving.engine_status import ProcessFigures, group_status
 from multi_dnn_ros.serving.host import Description, EngineStatus
+from multi_dnn_ros.serving.outcomes import Outcomes
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.routes import CameraRoutes, Routes, make_routes
 from multi_dnn_ros.serving.served_process import FirstResult, ServedProcess, ThreadsEnded
@@ -75,7 +75,7 @@ class SupervisedProcesses:
         """Which process serves which DNN of the camera now; takes no lock."""
         return self._routes.of(camera)
 
-    def start(self, accounts: Accounts) -> None:
+    def start(self, accounts: Outcomes) -> None:
         """Serve frames; results and drops go to `accounts`."""
         with self._lock:
             self._executor.accounts = accounts
@@ -85,10 +85,13 @@ class SupervisedProcesses:
             self._execute(self._supervisor.activate())
 
     def stop(self, timeout_s: float) -> list[str]:
-        """Finish the frames. Returns the names of threads or processes that hang; such processes are replaced."""
+        """Finish the frames, except those left after the timeout.
+
+        Returns the names of threads or processes that hang; such processes are replaced.
+        """
         end = time.monotonic() + timeout_s
         with self._lock:
-            supervisor, accounts = self._supervisor, self._executor.accounts
+            supervisor = self._supervisor
             if not supervisor.active:
                 return []
             self._hanging = []
@@ -100,11 +103,7 @@ class SupervisedProcesses:
                 self._hanging.append(f"engine process {process.pid}")
                 cause = f"hung: it did not stop within {timeout_s:g} s (parameter stop_timeout_s)"
                 self._replace(state.key, process, ProcessFault(cause, tuple(process.status.running_jobs())))
-            hanging = list(self._hanging)
-        if accounts is not None:
-            message = "still in progress when the engine's stop timed out"
-            accounts.drop_unanswered(accounts.streams, DropReason.SHUTDOWN, message)
-        return hanging
+            return list(self._hanging)
 
     def update(self, dnn: str, name: str, value: Any) -> None:
         """Send a runtime parameter to every process, and to those that are started later."""
@@ -145,9 +144,7 @@ class SupervisedProcesses:
                 return
             self._closed = True
             self._routes = Routes()
-            processes, accounts = list(self._processes.values()), self._executor.accounts
-        if accounts is not None:
-            accounts.drop_unanswered(accounts.streams, DropReason.SHUTDOWN, "the engine was closed")
+            processes = list(self._processes.values())
         for process in processes:
             process.kill("the engine was closed")
         for process in processes:

@@ -12,7 +12,7 @@ from typing import Any
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Timing
-from multi_dnn_ros.serving.host import Build, Description, Progress
+from multi_dnn_ros.serving.host import Build, Description, DeviceCosts, Progress
 from multi_dnn_ros.settings.schema import NodeConfig
 
 # -- node to engine process
@@ -29,7 +29,8 @@ class Check:
 class Configure:
     """Configure the DNNs `dnns` of `config`; answered by Progressed, then Configured or Refused.
 
-    in_background: at low CPU priority, because another engine process is serving. judge: measure the capacity.
+    in_background: at low CPU priority, because another engine process is serving. judge: measure the capacity. timed:
+    DNNs whose time per frame is measured.
     """
 
     config: NodeConfig
@@ -37,6 +38,23 @@ class Configure:
     build: Build
     in_background: bool = False
     judge: bool = True
+    timed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Find the devices of every DNN of `config`; answered by Progressed, then Placed or Refused."""
+
+    config: NodeConfig
+    build: Build
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Measure each DNN of `config` alone on its device; answered by Progressed, then Measured or Refused."""
+
+    config: NodeConfig
+    build: Build
 
 
 @dataclass(frozen=True)
@@ -102,6 +120,20 @@ class Checked:
     """problems: one line each."""
 
     problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """devices: by DNN, their names; with `placement: auto`, those that it may be placed on."""
+
+    devices: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """costs: of one device."""
+
+    costs: DeviceCosts
 
 
 @dataclass(frozen=True)

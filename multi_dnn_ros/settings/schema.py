@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
 
 from multi_dnn_ros.common import extensions
@@ -24,6 +24,27 @@ else:
     BackendName = Literal[("auto", *extensions.names(extensions.BACKENDS))]
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+
+#: Syntax of a device; :func:`multi_dnn_ros.planning.batch_units.parse_unit` reads all of them but auto.
+_DEVICE = r"^(auto|cpu(:[1-9][0-9]{0,3})?|cuda(:[0-9]{1,3})?)$"
+_DEVICE_FORMS = "auto, cpu, cpu:<threads>, cuda, cuda:<number>"
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _check_devices(names: list[str]) -> list[str]:
+    same = ["cuda:0" if name == "cuda" else name for name in names]
+    if len(set(same)) < len(same) or ("auto" in same and len(same) > 1):
+        raise ValueError("a device is named twice, or auto together with others")
+    return names
+
+
+#: One device, or a list of different ones; a single string is a list of one.
+DeviceList = Annotated[
+    list[Annotated[str, Field(pattern=_DEVICE)]], BeforeValidator(_as_list), AfterValidator(_check_devices)
+]
 
 #: Marks a runtime parameter, which may change at any time (``json_schema_extra=RUNTIME``). All others are read-only
 #: while the node is configured.
@@ -340,6 +361,16 @@ class DnnConfig(_Section):
         json_schema_extra=RUNTIME,
     )
 
+    # Devices
+    device: DeviceList = Field(
+        ["auto"],
+        min_length=1,
+        description="Device of the DNN: a name, or a list of several devices, which share its frames "
+        "(docs/devices.md). auto: that of the node's parameter `device`. With `placement: auto` the node chooses one "
+        "device of the list, and auto stands for all GPUs and the CPU if parameter `device` is auto, too.",
+        json_schema_extra={"allowed": f"{_DEVICE_FORMS}, or a list of different devices without auto"},
+    )
+
 
 class NodeConfig(_Section):
     """All parameters of the node."""
@@ -353,9 +384,10 @@ class NodeConfig(_Section):
     )
     device: str = Field(
         "auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="Device that runs the DNNs. auto: the first GPU, or the CPU if there is no GPU.",
-        json_schema_extra={"allowed": "auto, cpu, cuda, cuda:<number>"},
+        pattern=_DEVICE,
+        description="Device that runs the DNNs without a `dnn.<dnn>.device` of their own. auto: the first GPU, or the "
+        "CPU if there is no GPU. cpu:<threads>: at most this number of threads.",
+        json_schema_extra={"allowed": _DEVICE_FORMS},
     )
     workers: int = Field(
         0,
@@ -461,4 +493,19 @@ class NodeConfig(_Section):
         gt=0.0,
         le=3600.0,
         description="Time in s without an image after which the status of a camera is STALE.",
+    )
+
+    # Devices
+    placement: Literal["fixed", "auto"] = Field(
+        "fixed",
+        description="How DNNs are assigned to devices. fixed: as `device` and `dnn.<dnn>.device` say. auto: one device "
+        "per DNN, so that the largest utilization of a device is smallest and deadlines hold, from times measured when "
+        "configuring; the log has the table. Cameras without `rate_hz` count as 30 Hz.",
+    )
+    reorder_ms: float = Field(
+        100.0,
+        ge=0.0,
+        le=60_000.0,
+        description="For a DNN with several devices: maximum time in ms that a result waits for the results of earlier "
+        "frames on other devices. An earlier frame without a result by then is dropped as out_of_order.",
     )

@@ -1,0 +1,73 @@
+"""The devices that the parameters name: which DNN runs where on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from multi_dnn_ros.pipeline.choices import ConfigError, choose_device
+from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_unit
+from multi_dnn_ros.settings.schema import NodeConfig
+
+
+def unit_of(name: str, parameter: str) -> Unit:
+    """The unit with this name, or the first GPU or the CPU for `auto`. parameter: for messages.
+
+    Raises ConfigError if the machine does not have it.
+    """
+    if name == "auto":
+        name = str(choose_device("auto"))
+    try:
+        unit = parse_unit(name)
+    except UnitError as error:
+        raise ConfigError(f"parameter {parameter} is '{name}': {error}") from None
+    choose_device(unit.device, parameter)
+    return unit
+
+
+def every_unit() -> list[Unit]:
+    """All GPUs, then the CPU."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [parse_unit(name) for name in (*(f"cuda:{number}" for number in range(count)), "cpu")]
+
+
+def torch_device(unit: Unit) -> torch.device:
+    """PyTorch's device of a unit."""
+    return torch.device(unit.device)
+
+
+def dnn_units(config: NodeConfig) -> dict[str, tuple[Unit, ...]]:
+    """The devices of each DNN, in the order of its parameter. Raises ConfigError with all problems.
+
+    With `placement: auto` those that it may be placed on.
+    """
+    problems: list[str] = []
+    common: Unit | None = None
+    try:
+        common = unit_of(config.device, "device")
+    except ConfigError as error:
+        problems.append(str(error))
+    units: dict[str, tuple[Unit, ...]] = {}
+    for dnn, settings in config.dnns.items():
+        found: list[Unit] = []
+        for name in settings.device:
+            if name == "auto":
+                if config.placement == "auto" and config.device == "auto":
+                    found += every_unit()
+                elif common is not None:
+                    found.append(common)
+                continue
+            try:
+                found.append(unit_of(name, f"dnn.{dnn}.device"))
+            except ConfigError as error:
+                problems.append(str(error))
+        units[dnn] = tuple(found)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return units
+
+
+def devices_in_use(units: Mapping[str, tuple[Unit, ...]]) -> tuple[Unit, ...]:
+    """All devices of all DNNs, each once, in the order of the DNNs."""
+    return tuple({unit.name: unit for of_dnn in units.values() for unit in of_dnn}.values())

@@ -1,0 +1,136 @@
+"""Chooses the device of each frame of a DNN that runs on several: the one that is expected to finish it first."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from multi_dnn_ros.engine.task import Timing
+
+#: Times of frames that an estimate is the median of; with fewer recent ones, the time measured when configuring counts.
+_SAMPLES, _MIN_SAMPLES = 9, 3
+#: Older times are not used: a device that was slow for a while must get frames again.
+_RECENT_NS = 10_000_000_000
+
+
+@dataclass
+class _Queue:
+    """The frames of one DNN on one device.
+
+    prior_ns: time of a frame, measured when configuring. frames: by number, camera; the first one is in progress, the
+    others wait, at most one per camera. since_ns: since when the first one is in progress. disabled_until_ns: None: it
+    is enabled; -1: disabled without a known end.
+    """
+
+    prior_ns: int
+    frames: dict[int, str] = field(default_factory=dict)
+    since_ns: int = 0
+    times: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    disabled_until_ns: int | None = None
+
+    def service_ns(self, now_ns: int) -> int:
+        """Estimated time of one frame."""
+        recent = [took for at, took in self.times if now_ns - at <= _RECENT_NS]
+        return round(statistics.median(recent)) if len(recent) >= _MIN_SAMPLES else self.prior_ns
+
+    def finishes_ns(self, camera: str, now_ns: int) -> int:
+        """Expected time from now until a new frame of the camera would be finished."""
+        service_ns = self.service_ns(now_ns)
+        if not self.frames:
+            return service_ns
+        elapsed_ns = max(0, now_ns - self.since_ns)
+        # One that takes longer than expected may hang: expect it to take as long again.
+        left_ns = service_ns - elapsed_ns if elapsed_ns <= service_ns else elapsed_ns
+        return left_ns + (len(self._waiting() - {camera}) + 1) * service_ns
+
+    def replaces(self, camera: str) -> bool:
+        """Whether a new frame of the camera would replace a waiting one."""
+        return camera in self._waiting()
+
+    def _waiting(self) -> set[str]:
+        return set(list(self.frames.values())[1:])
+
+
+class FrameSpreading:
+    """Thread-safe. devices: by DNN, its devices. service_ms: (DNN, device) -> time of a frame, measured beforehand.
+
+    allowance_ns: how much later than elsewhere a device may finish a frame that would replace a waiting one elsewhere.
+    clock: nanoseconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        devices: Mapping[str, Sequence[str]],
+        service_ms: Mapping[tuple[str, str], float],
+        allowance_ns: int,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._queues = {
+            dnn: {device: _Queue(round(service_ms.get((dnn, device), 0.0) * 1e6)) for device in names}
+            for dnn, names in devices.items()
+        }
+        self._allowance_ns = allowance_ns
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def choose(self, dnn: str, camera: str, number: int, devices: Sequence[str]) -> str:
+        """The device of a new frame, out of `devices`, which serve the DNN now (at least one).
+
+        The frame counts as one of this device until :meth:`answered`. Devices on which the DNN is disabled are not
+        chosen, if there are others.
+        """
+        with self._lock:
+            now_ns = self._clock()
+            enabled = [device for device in devices if not self._is_disabled(self._queues[dnn][device], now_ns)]
+            queues = {device: self._queues[dnn][device] for device in enabled or devices}
+            expected = {device: queue.finishes_ns(camera, now_ns) for device, queue in queues.items()}
+            latest = min(expected.values()) + self._allowance_ns
+            free = [d for d, queue in queues.items() if not queue.replaces(camera) and expected[d] <= latest]
+            device = min(free or expected, key=lambda name: expected[name])
+            queue = queues[device]
+            if not queue.frames:
+                queue.since_ns = now_ns
+            queue.frames[number] = camera
+            return device
+
+    def answered(self, number: int, dnn: str, device: str, timing: Timing | None) -> None:
+        """The device has answered a frame. timing: of its result; None: it dropped the frame."""
+        with self._lock:
+            queue = self._queues[dnn][device]
+            if number not in queue.frames:
+                return
+            now_ns = self._clock()
+            first = next(iter(queue.frames)) == number
+            del queue.frames[number]
+            if first:
+                queue.since_ns = now_ns
+            if timing is not None:
+                queue.times.append((now_ns, (timing.finished_ns - timing.started_ns) // timing.batch))
+
+    def disable(self, dnn: str, device: str, retry_s: float | None) -> tuple[bool, float | None]:
+        """The DNN is disabled on one device. retry_s: until it accepts frames again; None: until :meth:`enable`.
+
+        Returns whether it is disabled on all its devices, and then the seconds until the first of them is retried.
+        """
+        with self._lock:
+            now_ns = self._clock()
+            queues = self._queues[dnn]
+            queues[device].disabled_until_ns = -1 if retry_s is None else now_ns + round(retry_s * 1e9)
+            if not all(self._is_disabled(queue, now_ns) for queue in queues.values()):
+                return False, None
+            ends = [queue.disabled_until_ns for queue in queues.values() if queue.disabled_until_ns not in (None, -1)]
+            return True, min(((end or 0) - now_ns) / 1e9 for end in ends) if ends else None
+
+    def enable(self, dnn: str, device: str) -> None:
+        """The DNN accepts frames on this device again."""
+        with self._lock:
+            self._queues[dnn][device].disabled_until_ns = None
+
+    @staticmethod
+    def _is_disabled(queue: _Queue, now_ns: int) -> bool:
+        end_ns = queue.disabled_until_ns
+        return end_ns is not None and (end_ns < 0 or now_ns < end_ns)

@@ -1,0 +1,72 @@
+"""Measures what each DNN costs on a device: time of a frame and memory; in an engine process that then ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+
+from multi_dnn_ros.backends.device_errors import is_device_failure
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.memory import release_memory
+from multi_dnn_ros.pipeline.devices import torch_device, unit_of
+from multi_dnn_ros.planning.placement import Cost
+from multi_dnn_ros.serving.host import Build, DeviceCosts, Progress
+from multi_dnn_ros.serving.warm_up import time_on_black_ms, warm_up
+from multi_dnn_ros.settings.schema import NodeConfig
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.pipeline.pipeline import Pipeline
+
+#: Share of the free memory that the DNNs of a device may use; the rest is for intermediate results of several at once.
+_MEMORY_SHARE = 0.9
+
+
+def measure_costs(config: NodeConfig, build: Build, report: Callable[[Progress], None]) -> DeviceCosts:
+    """Build each DNN of `config` alone on its only device, time it on a black image of 640 x 480 pixels, and free it.
+
+    A DNN that cannot be built or run there is `impossible`. Raises RuntimeError after a failure of the device.
+    """
+    device = torch_device(unit_of(config.device, "device"))
+    limit = round(_MEMORY_SHARE * _free_bytes(device))
+    costs: dict[str, Cost] = {}
+    impossible: dict[str, str] = {}
+
+    def progress(text: str) -> None:
+        report(Progress(f"measuring on {config.device}: {text}", 0, len(config.dnns)))
+
+    for name in config.dnns:
+        try:
+            costs[name] = _cost(name, config, build, device, progress)
+        except Exception as error:  # whatever a model raises on this device
+            if is_device_failure(error):
+                raise
+            impossible[name] = summarize_error(error)
+        release_memory(device)
+    return DeviceCosts(costs, impossible, limit)
+
+
+def _cost(name: str, config: NodeConfig, build: Build, device: torch.device, progress: Callable[[str], None]) -> Cost:
+    before = _used_bytes(device)
+    pipeline: Pipeline = build(config.model_copy(update={"dnns": {name: config.dnns[name]}}), progress)
+    (task,) = pipeline.tasks
+    warm_up([task], device, progress)
+    ms = time_on_black_ms(task, device)
+    progress(f"DNN {name}: {ms:.2f} ms per frame")
+    return Cost(ms, max(0, _used_bytes(device) - before))
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available)
+
+
+def _used_bytes(device: torch.device) -> int:
+    """Used by this process on a CPU, by all processes on a GPU."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free
+    return int(psutil.Process().memory_info().rss)

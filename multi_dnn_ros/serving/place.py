@@ -1,0 +1,32 @@
+"""Finds the devices of every DNN, in an engine process, because the node's process does not know the GPUs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.pipeline.choices import ConfigError
+from multi_dnn_ros.pipeline.devices import devices_in_use, dnn_units
+from multi_dnn_ros.planning.batch_units import oversubscription_warning
+from multi_dnn_ros.serving import default_build
+from multi_dnn_ros.serving.host import Build, Progress
+from multi_dnn_ros.settings.schema import NodeConfig
+
+log = logging.getLogger(__name__)
+
+
+def place(config: NodeConfig, build: Build, report: Callable[[Progress], None]) -> Mapping[str, tuple[str, ...]]:
+    """By DNN, the names of its devices.
+
+    Raises ConfigError with all problems of the parameters, because those of the last device would otherwise be reported
+    only after the DNNs of the others are ready.
+    """
+    report(Progress("choosing the devices", 0, len(config.dnns)))
+    problems = default_build.check(config) if build is default_build.build else ()
+    if problems:
+        raise ConfigError("\n".join(problems))
+    units = dnn_units(config)
+    if warning := oversubscription_warning(devices_in_use(units), cpu_count()):
+        log.warning("parameters dnn.<dnn>.device: %s", warning)
+    return {dnn: tuple(unit.name for unit in of_dnn) for dnn, of_dnn in units.items()}

@@ -1,0 +1,21 @@
+"""How many slots each camera needs, from the settings."""
+
+from __future__ import annotations
+
+from multi_dnn_ros.serving.slots import SlotLayout, slots_needed
+from multi_dnn_ros.settings.schema import NodeConfig
+
+#: Slots per further device of a DNN, beside those for its frames in progress: results that wait for earlier ones.
+_WAITING = 2
+
+
+def slot_layouts(config: NodeConfig) -> dict[str, SlotLayout]:
+    """The slots of each camera that at least one DNN serves."""
+    layouts = {}
+    for camera, settings in config.cameras.items():
+        dnns = {name: dnn for name, dnn in config.dnns.items() if not dnn.cameras or camera in dnn.cameras}
+        if dnns:  # slots have space for large results of every DNN; pages that are never written take no memory
+            engines = sum(len(dnn.device) for dnn in dnns.values())
+            count = slots_needed(engines) + _WAITING * (engines - len(dnns))
+            layouts[camera] = SlotLayout(camera, count, settings.max_pixels, tuple(dnns))
+    return layouts

@@ -1,0 +1,227 @@
+"""DNNs on several devices, each with engine processes of its own: two shares of the CPU stand for two devices."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import device_pipelines
+import pytest
+from device_pipelines import SLOW
+from fake_pipelines import settings
+from host_rig import HostRig
+
+from multi_dnn_ros.benchmark.faults import engine_pids
+from multi_dnn_ros.benchmark.host_traffic import HostTraffic
+from multi_dnn_ros.engine.task import DropReason, Result
+from multi_dnn_ros.serving.host import ConfigureError, Level
+from multi_dnn_ros.serving.process_host import ProcessHost
+from multi_dnn_ros.settings.schema import NodeConfig
+
+FRONT = "object", "front"
+
+
+class _Traffic(HostTraffic):
+    """results: (number of the image, process id of the engine) in the order in which they were published, by stream."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.published: dict[tuple[str, str], list[tuple[int, int]]] = {}
+
+    def _on_result(self, result: Result) -> None:
+        pid = round(float(result.output.scores[0]) * 1e8)
+        of_stream = self.published.setdefault((result.dnn, result.frame.camera), [])
+        of_stream.append((result.frame.context, pid))
+        super()._on_result(result)
+
+
+class _Rig(HostRig):
+    traffic: _Traffic
+
+    def _new_traffic(self) -> _Traffic:
+        return _Traffic(self.host, self.description, self.rates, self._picture, self.config.stop_timeout_s)
+
+    def pid_of(self, device: str) -> int:
+        """Of the process that serves on a device; 0: there is none."""
+        (status,) = [status for status in self.host.statuses() if status.name == f"engine {device}"]
+        return 0 if status.values["pid"] == "none" else int(str(status.values["pid"]))
+
+    def numbers(self, dnn: str = "object", camera: str = "front") -> list[int]:
+        return [number for number, _ in self.traffic.published.get((dnn, camera), [])]
+
+    def by_pid(self, begin: int = 0, stream: tuple[str, str] = FRONT) -> Counter[int]:
+        return Counter(pid for _, pid in self.traffic.published[stream][begin:])
+
+
+def on_devices(devices: dict[str, list[str]], **arguments: Any) -> NodeConfig:
+    config = settings(*devices, **{"fault_window_s": 1.0, **arguments})
+    for dnn, names in devices.items():
+        config.dnns[dnn].device = names
+    return config
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., _Rig]]:
+    rigs: list[_Rig] = []
+
+    def one(devices: dict[str, list[str]], rate_hz: float = 30.0, **arguments: Any) -> _Rig:
+        config = on_devices(devices, **arguments)
+        rigs.append(_Rig(config, device_pipelines.build_by_device, rate_hz, restart_s=(0.0,)))
+        return rigs[-1]
+
+    yield one
+    for rig in rigs:
+        rig.close()
+
+
+def test_each_device_has_a_process_of_its_own_and_its_loss_affects_only_its_dnns(make: Callable[..., _Rig]) -> None:
+    rig = make({"object": ["cpu:1"], "pedestrian": ["cpu:2"]}, fault_window_s=60.0)
+    assert rig.description.device == "cpu:1, cpu:2"
+    assert list(rig.description.dnns) == ["object", "pedestrian"]
+    assert {status.name: status.values["DNNs"] for status in rig.host.statuses()} == {
+        "engine cpu:1": "object",
+        "engine cpu:2": "pedestrian",
+    }
+    rig.start()
+    assert rig.by_pid().keys() == {rig.pid_of("cpu:1")}
+    assert rig.by_pid(stream=("pedestrian", "front")).keys() == {rig.pid_of("cpu:2")}
+    lost = rig.pid_of("cpu:2")
+    os.kill(lost, signal.SIGKILL)
+    rig.until(lambda: rig.pid_of("cpu:2") not in (0, lost), "the new process")
+    rig.wait_results("pedestrian", "object")
+    rig.traffic.stop()
+    streams = rig.traffic.streams()
+    assert not streams[FRONT].dropped.get(DropReason.ENGINE_LOST)
+    assert streams["pedestrian", "front"].dropped[DropReason.ENGINE_LOST]
+    assert rig.by_pid().keys() == {rig.pid_of("cpu:1")}
+
+
+def test_a_frame_is_decoded_once_into_a_slot_that_all_devices_release(make: Callable[..., _Rig]) -> None:
+    rig = make({"object": ["cpu:1", "cpu:2"], "pedestrian": ["cpu:2"]})
+    decoded: list[int] = []
+    picture = rig._picture
+    rig._picture = lambda camera, number: (decoded.append(number), picture(camera, number))[1]  # type: ignore[method-assign]
+    rig.traffic = rig._new_traffic()
+    rig.start()
+    rig.wait_results(count=20)
+    rig.traffic.stop()
+    assert len(decoded) == len(set(decoded))
+    assert set(rig.numbers("pedestrian")) & set(rig.numbers("object"))
+    slots = [rig.host.buffer("front", 0.0) for _ in range(10)]  # 2 of each DNN on each device, 2 waiting, 2 decoded
+    assert None not in slots
+    assert rig.host.buffer("front", 0.0) is None
+    for slot in slots:
+        assert slot is not None
+        slot.release()
+
+
+def test_a_dnn_uses_its_devices_in_proportion_to_their_speeds_and_keeps_the_order(make: Callable[..., _Rig]) -> None:
+    rig = make({"object": ["cpu:2", "cpu:1"]}, rate_hz=200.0).start()
+    rig.wait_results(count=150)
+    rig.traffic.stop()
+    numbers = rig.numbers()
+    assert numbers == sorted(numbers)
+    used = rig.by_pid()
+    fast, slow = used[rig.pid_of("cpu:1")], used[rig.pid_of("cpu:2")]
+    assert 1.3 < fast / slow < 3.0, used  # 20 and 40 ms per frame
+    assert not rig.traffic.streams()[FRONT].dropped.get(DropReason.OUT_OF_ORDER)
+
+
+def test_frames_that_one_device_can_serve_go_to_the_faster_one(make: Callable[..., _Rig]) -> None:
+    rig = make({"object": ["cpu:2", "cpu:1"]}, rate_hz=10.0).start()
+    rig.wait_results(count=10)
+    used = rig.by_pid()
+    assert used[rig.pid_of("cpu:1")] > 3 * used[rig.pid_of("cpu:2")], used
+
+
+@pytest.mark.parametrize("device", ["cpu:1", "cpu:2"])
+def test_the_other_device_carries_on_when_a_process_is_killed(make: Callable[..., _Rig], device: str) -> None:
+    rig = make({"object": ["cpu:1", "cpu:2"]}, rate_hz=100.0, fault_window_s=60.0).start()
+    rig.wait_results(count=20)
+    lost, other = rig.pid_of(device), rig.pid_of({"cpu:1": "cpu:2", "cpu:2": "cpu:1"}[device])
+    begin = len(rig.numbers())
+    os.kill(lost, signal.SIGKILL)
+    rig.until(lambda: rig.pid_of(device) != lost, "the loss")
+    before = len(rig.numbers())
+    rig.until(lambda: len(rig.numbers()) >= before + 10, "results of the other device")
+    assert not rig.host.statuses()[0].level or not rig.host.statuses()[1].level  # one serves
+    assert rig.by_pid(before).keys() == {other}
+    rig.until(lambda: rig.pid_of(device) not in (0, lost), "the new process")
+    new = rig.pid_of(device)
+    rig.until(lambda: rig.by_pid(begin)[new] >= 5, "results of the new process")
+    rig.traffic.stop()
+    assert rig.traffic.discrepancies() == []
+    assert rig.numbers() == sorted(rig.numbers())
+    assert rig.traffic.gap_ms("object") < 1000.0  # starting a process takes longer
+
+
+def test_a_late_frame_is_dropped_after_the_bound_and_the_others_are_published(make: Callable[..., _Rig]) -> None:
+    rig = make({"object": ["cpu:1", "cpu:2"]}, rate_hz=100.0, reorder_ms=100.0).start()
+    for _ in range(3):
+        rig.values["front"] = SLOW
+        rig.wait_results(count=6)  # at least one of these frames is late
+        rig.values["front"] = 200
+        rig.wait_results(count=60)
+    rig.traffic.stop()
+    assert rig.traffic.streams()[FRONT].dropped[DropReason.OUT_OF_ORDER] >= 1
+    assert rig.traffic.discrepancies() == []
+    assert rig.numbers() == sorted(rig.numbers())
+
+
+def test_stop_finishes_the_frames_of_all_devices_and_they_serve_again(make: Callable[..., _Rig]) -> None:
+    rig = make({"object": ["cpu:1", "cpu:2"]}, rate_hz=100.0).start()
+    pids = set(engine_pids())
+    for _ in range(2):
+        assert rig.traffic.stop() == []
+        assert rig.traffic.discrepancies() == []
+        assert not rig.traffic.streams()[FRONT].dropped.get(DropReason.ENGINE_LOST)
+        assert [status.text for status in rig.host.statuses()] == ["ready", "ready"]
+        rig.restart()
+        rig.until(lambda: rig.by_pid().keys() == pids, "results of both processes")
+    assert all(status.level is Level.OK for status in rig.host.statuses())
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        ({"object": ["cpu:1"], "pedestrian": ["cuda:7"]}, "parameter dnn.pedestrian.device is 'cuda:7', but PyTorch"),
+        ({"object": ["cpu:1", "cuda:7"]}, "parameter dnn.object.device is 'cuda:7', but PyTorch"),
+    ],
+)
+def test_a_device_that_does_not_exist_is_refused_and_nothing_is_left(devices: dict, words: str) -> None:
+    host = ProcessHost(device_pipelines.build_by_device)
+    with pytest.raises(ConfigureError) as caught:
+        host.configure(on_devices(devices), lambda progress: None)
+    assert words in caught.value.text
+    assert "allowed: auto, cpu" in caught.value.text
+    assert caught.value.expected
+    assert not engine_pids()
+    host.close()
+
+
+def test_placement_auto_measures_every_device_and_logs_the_table(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "multi_dnn_ros")
+    config = on_devices({"object": ["cpu:1", "cpu:2"], "pedestrian": ["cpu:1", "cpu:2"]}, placement="auto")
+    rig = _Rig(config, device_pipelines.build_by_device)
+    try:
+        # 20 and 40 ms per frame at 30 Hz: together on cpu:1 120 %, one on each 60 % and 120 %.
+        assert rig.description.device in ("cpu:1", "cpu:1, cpu:2")
+        (table,) = [record.getMessage() for record in caplog.records if "placement" in record.getMessage()]
+        assert "cpu:1: ms, memory, load" in table
+        assert "all DNNs on cpu:2: " in table
+        rig.start()
+        rig.traffic.stop()
+    finally:
+        rig.close()
+
+
+def test_placement_auto_prefers_the_device_on_which_the_deadline_holds() -> None:
+    config = on_devices({"object": ["cpu:2", "cpu:1"]}, placement="auto")
+    rig = _Rig(config, device_pipelines.build_by_device)
+    try:
+        assert rig.description.device == "cpu:1"
+    finally:
+        rig.close()
