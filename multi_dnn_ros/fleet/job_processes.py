@@ -35,12 +35,12 @@ class JobProcesses:
         self.held = self.holds = False
         self._ends: list[Connection[Any, Any]] = []
         self._processes: list[Any] = []
-        context = multiprocessing.get_context("spawn")  # a CUDA context does not survive a fork
+        context = _context(units)
         try:
             for rank, unit in enumerate(units):
                 here, there = context.Pipe()
                 setup = RankSetup(job, rank, unit, folder, port, prefix)
-                process = context.Process(
+                process: Any = context.Process(
                     target=rank_main, args=(setup, there), name=f"{job.name} on {unit.name}", daemon=True
                 )
                 process.start()
@@ -114,6 +114,18 @@ class JobProcesses:
             process.join()
         for end in self._ends:
             end.close()
+
+
+def _context(units: Sequence[Unit]) -> Any:
+    """How ranks are started. On CPUs they are forks of a process that has imported PyTorch, which takes seconds.
+
+    On GPUs each imports it anew: after a fork, CUDA fails if anything had called it before.
+    """
+    if any(unit.device != "cpu" for unit in units):
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([main.__module__])
+    return context
 
 
 def wait_for_messages(jobs: Sequence[JobProcesses], timeout_s: float) -> None:

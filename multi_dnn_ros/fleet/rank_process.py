@@ -57,6 +57,7 @@ def main(setup: RankSetup, connection: Connection[Any, Any]) -> None:
     log = os.open(setup.folder / f"rank{setup.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
     try:
         Rank(setup, connection).run()
     except EOFError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -56,7 +55,6 @@ class Supervisor:
         self._begin = self._tick = time.monotonic()
         self._decided = self._begin
         self._phases: list[Shares] = []
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all units are on this machine
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._admit(self._file.jobs)
 

@@ -29,7 +29,7 @@ def write(path: Path, *jobs: FleetJob, **more: Any) -> Path:
 
 def test_a_fleet_with_an_added_a_cancelled_a_bad_and_a_too_large_job(job: FleetJob, tmp_path: Path) -> None:
     """a: runs to its end; b: does not fit unit 0 whole; bad: has no such data; c: added, then cancelled."""
-    a = job.model_copy(update={"steps": 60})
+    a = job.model_copy(update={"steps": 100})
     b = job.model_copy(update={"name": "b", "seed": 1, "steps": 30})
     bad = job.model_copy(update={"name": "bad", "data": f"classes:{tmp_path}/none"})
     c = job.model_copy(update={"name": "c", "steps": 100_000})
@@ -40,7 +40,7 @@ def test_a_fleet_with_an_added_a_cancelled_a_bad_and_a_too_large_job(job: FleetJ
         if line:
             lines.append(line)
         done = {name: each.done for name, each in supervisor.jobs.items()}
-        if done["b"] and "c" not in done:
+        if supervisor.jobs["a"].placed and "c" not in done:
             write(path, a, b, bad, c)
         elif "c" in done and supervisor.jobs["c"].placed and not done["c"]:
             write(path, a, b, bad)

@@ -23,8 +23,7 @@ _PATIENCE_S = 240.0
 
 
 @pytest.fixture
-def ranks(job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobProcesses]:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+def ranks(job: FleetJob, tmp_path: Path) -> Iterator[JobProcesses]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes = JobProcesses(job, UNITS, tmp_path, store.port, "a")
     yield processes
