@@ -51,7 +51,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add = parser.add_argument
     add("--output", type=Path, default=Path("out/demo"), metavar="DIR", help="output folder (default: out/demo)")
     add("--seconds", type=positive_float, metavar="S",
-        help="length of each drive (default: 15), or of what is taken of --video (default: all)")  # fmt: skip
+        help="seconds of each drive (default: 15), or of the part of --video (default: all)")  # fmt: skip
     add("--rate", type=positive_float, metavar="HZ", help="images per second (default: 10)")
     add("--size", type=size, metavar="WxH", help="size of the images in pixels (default: 640x480)")
     add("--seed", type=natural, metavar="N", help="random seed of the road (default: 8)")

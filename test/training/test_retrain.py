@@ -317,7 +317,6 @@ def test_wrong_combinations_are_one_line(colours: Path, tmp_path: Path, capsys: 
         (2, "--weights is for torchvision:<builder>", arguments(model, out, data, *chosen, "--weights", "random")),
         (2, "would have random weights", arguments(model, out, data, *chosen, "--weights", "random", "--teacher", vgg)),
         (2, "expected a .pt2 file", arguments(model, tmp_path / "out.safetensors", data, *chosen)),
-        (1, "does not say what its outputs mean", arguments(model, out, data)),
         (1, "has 3 classes, data", arguments(three, out, data, *chosen)),
         (1, "returns [(2,)] for an image, the teacher", arguments(model, out, data, *chosen, "--teacher", str(three))),
         (1, "kind 'pictures'", arguments(model, out, f"pictures:{colours}", *chosen)),
