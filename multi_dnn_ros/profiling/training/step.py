@@ -192,6 +192,7 @@ class Replica:
                 append_end(future, recorder, stamps)
             return future.then(lambda done: done.value()[0])
 
+        reduce.__annotations__.clear()  # DDP compares them with types, and here they are strings
         ddp.register_comm_hook(None, reduce)
         return ddp
 
