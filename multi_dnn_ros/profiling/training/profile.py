@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -249,6 +249,6 @@ def _nearest(samples: Sequence[Sample], count: int) -> float:
     return min(samples, key=lambda of: abs(of.bytes - count)).seconds
 
 
-def _mean(values: Any) -> float:
+def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found)
