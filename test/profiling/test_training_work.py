@@ -207,7 +207,8 @@ def test_scaling_over_hosts() -> None:
     rows = predict_scaling(model, Topology(inside, between, 8), [1, 2, 8, 16, 64])
     assert [row.hosts for row in rows] == [1, 1, 1, 2, 8]
     assert rows[0].layers_efficiency == rows[0].ddp_efficiency == 1.0
-    assert all(a.ddp_s <= b.ddp_s and a.layers_s <= b.layers_s for a, b in pairwise(rows))
+    rising = 1 + 1e-9
+    assert all(a.ddp_s <= b.ddp_s * rising and a.layers_s <= b.layers_s * rising for a, b in pairwise(rows))
     with pytest.raises(ValueError, match="16 processes, 8 per host"):
         predict_scaling(model, Topology(inside, None, 8), [16])
 

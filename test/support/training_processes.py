@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.profiling.training.processes import Member, Report
 from multi_dnn_ros.profiling.training.step import Batch, Replica
 
@@ -71,8 +70,6 @@ def fails(member: Member, argument: str, report: Report) -> None:
     if member.rank == 1:
         if argument == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if argument == "model":
-            raise ModelError("it does not fit")
         raise TypeError("unexpected\nsecond line")
     torch.distributed.barrier()
     time.sleep(600)

@@ -164,7 +164,7 @@ def _network(request: Request, member: Member) -> tuple[nn.Module, tuple[int, ..
         if parameter.is_floating_point():
             parameter.requires_grad_(True)
     if member.device.type == "cuda":
-        network = network.to(member.device, memory_format=torch.channels_last)
+        network = network.to(member.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if member.processes > 1:
         for tensor in (*network.parameters(), *network.buffers()):
             dist.broadcast(tensor.detach(), src=0)

@@ -29,6 +29,7 @@ _JOIN_S = 5.0
 _LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited")
 
 Report = Callable[[int, int], None]
+_Store: Any = dist.TCPStore  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def run_processes(work: Work, argument: Any, count: int, device: torch.device, r
     report: called with the progress of rank 0. Raises CommandError, in one line, if a process fails or is killed. No
     process is left behind, also if this one is killed.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+    store = _Store("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
     context = multiprocessing.get_context("spawn")
     group: list[_Process] = []
     try:
@@ -178,7 +179,7 @@ def _serve(work: Work, argument: Any, member: Member, port: int, pipe: Any) -> N
     try:
         if member.device.type == "cuda":
             torch.cuda.set_device(member.device)
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=_TIMEOUT)
+        store = _Store("127.0.0.1", port, is_master=False, timeout=_TIMEOUT)
         dist.init_process_group(
             _backend(member.device), store=store, rank=member.rank, world_size=member.processes, timeout=_TIMEOUT
         )

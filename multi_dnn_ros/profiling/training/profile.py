@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -190,7 +190,13 @@ def _step_model(measured: Sequence[Measured], bucket_mib: float) -> StepModel:
         )
         for number in order
     )  # fmt: skip
-    buckets = tuple(tuple(place_of[layer] for layer in bucket) for bucket, _ in first.buckets)
+    # A layer whose parameters are in two buckets is complete with the later one.
+    bucket_of = {layer: number for number, (bucket, _) in enumerate(first.buckets) for layer in bucket}
+    buckets = tuple(
+        tuple(place_of[layer] for layer, own in bucket_of.items() if own == number)
+        for number in range(len(first.buckets))
+    )
+    buckets = tuple(bucket for bucket in buckets if bucket)
     buckets = buckets or _as_ddp_would([layer.gradient_bytes for layer in layers], bucket_mib)
     launches = [
         value for (_, phase), value in (first.times["layers"].seconds.items() if "layers" in first.times else ())
@@ -243,6 +249,6 @@ def _nearest(samples: Sequence[Sample], count: int) -> float:
     return min(samples, key=lambda of: abs(of.bytes - count)).seconds
 
 
-def _mean(values: Any) -> float:
+def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found)

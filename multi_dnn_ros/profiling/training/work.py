@@ -63,7 +63,7 @@ class WorkCounter(TorchDispatchMode):
     """Context that counts every operation, also those of backward passes, under the key that `where` returns then."""
 
     def __init__(self, where: Callable[[], Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._where = where
         self.counted: dict[Any, Work] = defaultdict(Work)
 
@@ -99,7 +99,7 @@ def _flops(func: Any, name: str, args: Any, kwargs: Any, result: Any, taken: lis
     if name == "convolution_backward":  # PyTorch's count is too high for groups
         # The gradients of input and of weight each need as many products as the forward pass.
         return _convolution(args[1], args[2], args[0], bool(args[7])) * sum(map(bool, args[10][:2]))
-    formula = _ATTENTION.get(name) or flop_registry.get(func.overloadpacket)
+    formula: Any = _ATTENTION.get(name) or flop_registry.get(func.overloadpacket)
     if formula is not None:
         return int(formula(*args, **kwargs, out_val=result))
     largest = max((tensor.numel() for tensor in (*taken, *given)), default=0)
@@ -140,7 +140,7 @@ def _window(sides: Any, axes: int) -> int:
 
 def _changed(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """Tensors that the operation changes in place."""
-    found = []
+    found: list[Tensor] = []
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             found += _tensors(args[place] if place < len(args) else kwargs.get(argument.name))
