@@ -142,6 +142,19 @@ def test_a_class_without_a_name_is_an_error() -> None:
         make("end_to_end", Preprocess(*SIZE), Options())([raw], (20, 20))
 
 
+def test_nanodet_without_a_first_axis() -> None:
+    options = Options()
+    raw = CASES["nanodet"].outputs(3, SIZE, CLASSES)
+    decoder = make("nanodet", Preprocess(*SIZE), options)
+    bare = [output[0] for output in raw]
+    decoder.check(bare)
+    expected = decoder(raw, (300, 400))
+    assert len(expected)
+    for found in (decoder(bare, (300, 400)), in_two_parts(decoder, bare, (300, 400))):
+        np.testing.assert_array_equal(found.boxes, expected.boxes)
+        np.testing.assert_array_equal(found.class_ids, expected.class_ids)
+
+
 def test_postprocessed_outputs_in_any_order() -> None:
     labels, boxes, scores = QUERIES["postprocessed"].outputs(3, SIZE, CLASSES)
     decoder = make("postprocessed", Preprocess(*SIZE), Options())

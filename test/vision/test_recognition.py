@@ -28,6 +28,8 @@ EXPORTS = {
     "YOLOv10 of two classes": ("end_to_end", [(1, 300, 6)], (640, 640), 2),
     "NanoDet": ("nanodet", [(1, 2704, 80), (1, 676, 80), (1, 169, 80), (1, 2704, 32), (1, 676, 32), (1, 169, 32)],
                 (416, 416), 0),
+    "NanoDet without a first axis": ("nanodet", [(1600, 80), (400, 80), (100, 80), (1600, 32), (400, 32), (100, 32)],
+                                     (320, 320), 0),
     "NanoDet-Plus": ("nanodet_plus", [(1, 3598, 112)], (416, 416), 0),
     "NanoDet-Plus with names": ("nanodet_plus", [(1, 2125, 33)], (320, 320), 1),
     "RT-DETR by Ultralytics": ("rtdetr", [(1, 300, 84)], (640, 640), 80),

@@ -67,8 +67,8 @@ class ClrNetDecoder(RecognizedDecoder):
             x = row[_BEFORE:]
             on = _on_line(row)
             u, v = in_source(x[on] * self.preprocess.width, y[on], self.preprocess, source_size)
-            chosen = inside(u, v, source_size)
-            points = np.stack([u[chosen], v[chosen]], axis=1)
+            seen = inside(u, v, source_size)
+            points = np.stack([u[seen], v[seen]], axis=1)
             if len(points) >= _FEWEST:
                 found.append((clipped(points, source_size), float(score)))
         return lanes_of_points(found, source_size, self.max_detections)

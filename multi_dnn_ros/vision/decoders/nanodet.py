@@ -38,7 +38,7 @@ class NanoDetDecoder(RowDecoder):
 
     The 32 numbers are logits of 8 bins for each of left, top, right, bottom; the distance is the expectation of the
     bin's number times the stride (generalized focal loss, arXiv:2006.04388), from the middle of the cell
-    (github.com/RangiLyu/nanodet, before NanoDet-Plus).
+    (github.com/RangiLyu/nanodet, before NanoDet-Plus). Some exports lack the first axis.
     """
 
     name = "nanodet"
@@ -58,7 +58,7 @@ class NanoDetDecoder(RowDecoder):
                 f"found {len(layout.shapes)}",
                 4.0 + 8.0 * abs(len(layout.shapes) - 2 * len(_STRIDES)),
             )
-        classes = layout.shapes[order[0]][2]
+        classes = layout.shapes[order[0]][-1]
         wrong = check_classes(layout, classes)
         return wrong or Match(EXACT, f"classes and {SIDES} numbers for distances at strides 8, 16, 32", classes)
 
@@ -67,7 +67,9 @@ class NanoDetDecoder(RowDecoder):
         order = _order(shapes, (self.preprocess.width, self.preprocess.height))
         assert order is not None  # as check() has found
         half = len(_STRIDES)
-        scores, raw = (torch.cat([outputs[place][0] for place in part]) for part in (order[:half], order[half:]))
+        scores, raw = (
+            torch.cat([outputs[place].flatten(0, -2) for place in part]) for part in (order[:half], order[half:])
+        )
         return Rows(raw, scores)
 
     def corners(self, raw: Floats, index: Integers) -> Floats:
@@ -88,21 +90,21 @@ def _order(shapes: Sequence[tuple[int, ...]], size: tuple[int, int]) -> tuple[in
     """Indices of the outputs: the classes of each feature map, finest first, then the distances of each; None: the
     shapes do not fit. If both outputs of a feature map have 32 columns, the first one has the classes.
     """
-    if len(shapes) != 2 * len(_STRIDES) or any(len(shape) != 3 or shape[0] != 1 for shape in shapes):
+    if len(shapes) != 2 * len(_STRIDES) or any(len(shape) < 2 or shape[:-2] not in ((), (1,)) for shape in shapes):
         return None
     classes, distances = [], []
     for stride in _STRIDES:
         columns, rows = cells(size, stride)
-        places = [place for place, shape in enumerate(shapes) if shape[1] == columns * rows]
+        places = [place for place, shape in enumerate(shapes) if shape[-2] == columns * rows]
         if len(places) != 2:
             return None
-        if shapes[places[0]][2] == SIDES and shapes[places[1]][2] != SIDES:
+        if shapes[places[0]][-1] == SIDES and shapes[places[1]][-1] != SIDES:
             places.reverse()
-        if shapes[places[1]][2] != SIDES:
+        if shapes[places[1]][-1] != SIDES:
             return None
         classes.append(places[0])
         distances.append(places[1])
-    if len({shapes[place][2] for place in classes}) != 1:
+    if len({shapes[place][-1] for place in classes}) != 1:
         return None
     return (*classes, *distances)
 
