@@ -86,6 +86,34 @@ def test_objects_and_people_of_one_inference(bench: Bench, model: Path) -> None:
     assert results == "road/cars (detections), road/people (detections)"
 
 
+def test_boxes_and_masks_of_one_inference(bench: Bench, model: Path) -> None:
+    own = {"outputs": ["boxes", "free", "ground"],
+           "output__boxes__raw_outputs": ["0"], "output__boxes__decoder": "yolo",
+           "output__free__raw_outputs": ["1"], "output__free__decoder": "drivable",
+           "output__ground__raw_outputs": ["1"], "output__ground__decoder": "segmentation",
+           "output__ground__labels": ["wall", "road"]}  # fmt: skip
+    start(bench, settings(model, **own))
+    found = bench.listen("/multi_dnn/front/road/boxes/detections", Detection2DArray)
+    free = bench.listen("/multi_dnn/front/road/free/mask", Image)
+    ground = bench.listen("/multi_dnn/front/road/ground/mask", Image)
+    overlay = bench.listen("/multi_dnn/front/overlay", Image)
+    infos: list[Any] = []
+    bench.peer.create_subscription(LabelInfo, "/multi_dnn/road/ground/label_info", infos.append, LATCHED)
+    pixels = picture([(1, 1)], [(6, 0)], slice(3, 6)).repeat(2, 0).repeat(2, 1)
+    bench.camera().publish(message(pixels, 1))
+    bench.until(lambda: found and free and ground and overlay and infos, "all results and the overlay")
+    assert boxes(found[0]) == [(16, 16, 32, 32, 0), (96, 0, 112, 16, 1)]
+    assert (free[0].encoding, free[0].header.stamp.sec, free[0].height, free[0].width) == ("mono8", 1, 96, 128)
+    road = pixels[..., 2] == 255
+    np.testing.assert_array_equal(np.frombuffer(free[0].data, np.uint8).reshape(96, 128), np.where(road, 255, 0))
+    np.testing.assert_array_equal(np.frombuffer(ground[0].data, np.uint8).reshape(96, 128), np.where(road, 1, 0))
+    assert class_names(infos[0]) == {"0": "wall", "1": "road"}
+    drawn = np.frombuffer(overlay[0].data, np.uint8).reshape(96, 128, 3)
+    assert (drawn[60:70, 100:120] != pixels[60:70, 100:120]).any(-1).all()
+    bench.until(lambda: bench.status("road on front").by_key.get("published") == "1", "the accounts")
+    assert bench.status("road on front").by_key["offered"] == "1"
+
+
 def test_the_threshold_of_one_result_changes_only_that_result(bench: Bench, model: Path) -> None:
     start(bench, two_filters(model))
     cars = bench.listen("/multi_dnn/front/road/cars/detections", Detection2DArray)
