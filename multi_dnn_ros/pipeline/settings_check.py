@@ -120,6 +120,11 @@ def _execution_problems(name: str, settings: DnnConfig, device: torch.device | N
             f"parameter dnn.{name}.capture_preprocess is true with max_batch {settings.max_batch}: it writes one "
             "image where the first job reads; allowed with max_batch above 1: false"
         )
+    if settings.max_batch > 1 and settings.tiles != "1x1":
+        yield (
+            f"parameter dnn.{name}.max_batch is {settings.max_batch} with tiles '{settings.tiles}': the tiles of one "
+            "image are the batch; allowed with tiles: 1"
+        )
     if device is None:
         return
     try:

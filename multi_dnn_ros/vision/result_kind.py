@@ -58,6 +58,8 @@ class ResultKind:
     "": they cannot be scored.
     place: (result of a window, window, (H, W) of the image) -> the result in pixels of the image, for DNNs with
     parameter `crop`; None: the parameter is refused.
+    merge: (results of tiles in pixels of the image, windows of the tiles, iou_threshold, max_detections) -> one result,
+    for DNNs with parameter `tiles`; None: the parameter is refused.
     score: (pairs of result and ground truth, labels) -> scores by name, or "module:function"; None: no scores.
     """
 
@@ -70,6 +72,7 @@ class ResultKind:
     truth: str = ""
     score: Callable[[Iterable[tuple[Any, Any]], Sequence[str]], Mapping[str, float]] | str | None = None
     place: Callable[[Any, Window, tuple[int, int]], Any] | None = None
+    merge: Callable[[Sequence[Any], Sequence[Window], float, int], Any] | None = None
 
     @property
     def msgtypes(self) -> dict[str, str]:

@@ -185,3 +185,42 @@ def test_a_crop_is_seen_enlarged_and_its_boxes_are_in_the_image(bench: Bench, mo
         lambda: bench.status("road on front").by_key.get("dropped: dnn_error") == "1", "the drop of a small image"
     )
     assert bench.status("road on front").by_key["published"] == "1"
+
+
+def test_tiles_find_what_is_in_each_and_report_it_once(bench: Bench) -> None:
+    """The built-in network takes batches. Both halves of the image show the same scene."""
+    values = {"model": "builtin:object", "role": "object", "tiles": "2x1", "tile_overlap": 0.02, "backend": "eager",
+              "jobs": 2, "score_threshold": 0.001}  # fmt: skip
+    start(bench, {"device": "cpu", "dnns": ["road"], **{f"dnn.road.{name}": value for name, value in values.items()}})
+    found = bench.listen("/multi_dnn/front/road/detections", Detection2DArray)
+    half = np.random.default_rng(0).integers(0, 256, (96, 99, 3), dtype=np.uint8).repeat(2, 0).repeat(2, 1)
+    bench.camera().publish(message(np.concatenate([half, half], 1), 1))
+    bench.until(lambda: found, "a result")
+    assert boxes(found[0])
+    centers = np.array([(one.bbox.center.position.x, one.bbox.center.position.y) for one in found[0].detections])
+    assert (centers[:, 0] < 198).any()
+    assert (centers[:, 0] > 198).any()
+    bench.until(lambda: bench.status("road on front").by_key.get("published") == "1", "the accounts")
+    assert bench.status("road on front").by_key["offered"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("own", "texts"),
+    [
+        ({"tiles": "0x1"}, ("dnn.road.tiles is '0x1'", "<columns>x<rows>")),
+        ({"tiles": "2x1"}, ("dnn.road.tiles is '2x1'", "takes one image at a time", "allowed: 1x1")),
+        ({"tiles": "2x1", "model": "builtin:lane", "role": "lane", "labels": []},
+         ("dnn.road.tiles is '2x1'", "kind 'lanes'", "allowed: 1x1")),
+        ({"tiles": "2x1", "tile_overlap": 0.9}, ("dnn.road.tile_overlap is 0.9", "0.02 to 0.5")),
+        ({"tiles": "2x1", "max_batch": 2}, ("dnn.road.max_batch is 2 with tiles '2x1'", "allowed with tiles: 1")),
+    ],
+)  # fmt: skip
+def test_tiles_that_cannot_be_are_refused(
+    bench: Bench, model: Path, own: dict[str, Any], texts: tuple[str, ...]
+) -> None:
+    plain = own.get("model") == "builtin:lane"
+    parameters = settings(model, **own) if plain else two_filters(model, **own)
+    bench.node(parameters, check=lambda config: check_settings(config).problems, build=build_for_real)
+    assert not bench.change("configure")
+    bench.until(lambda: "configure" in bench.status("node").message, "the failure in the diagnostics")
+    assert all(text in bench.status("node").message for text in texts), bench.status("node").message

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import cv2
 
 from multi_dnn_ros.vision.drawing import PALETTE, Color, draw_tag, line_width
+from multi_dnn_ros.vision.merging import merge_detections
 from multi_dnn_ros.vision.placement import place_detections
 from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
 from multi_dnn_ros.vision.results import Detections
@@ -44,4 +45,5 @@ KIND = ResultKind(
     truth="boxes",
     score="multi_dnn_ros.training.metrics:score_detections",
     place=place_detections,
+    merge=merge_detections,
 )
