@@ -28,7 +28,7 @@ class ResultDecoder(Protocol):
 
 
 class WindowPreprocess:
-    """(H, W, 3) uint8 RGB image on any device -> the network's input of the part that `view` describes: (tiles, 3, h, w)."""
+    """(H, W, 3) uint8 RGB image on any device -> the network's input for `view`, (tiles, 3, h, w)."""
 
     def __init__(self, preprocess: Preprocess, view: View) -> None:
         self._preprocess = preprocess

@@ -215,9 +215,7 @@ def test_tiles_find_what_is_in_each_and_report_it_once(bench: Bench) -> None:
         ({"tiles": "2x1", "max_batch": 2}, ("dnn.road.max_batch is 2 with tiles '2x1'", "allowed with tiles: 1")),
     ],
 )  # fmt: skip
-def test_tiles_that_cannot_be_are_refused(
-    bench: Bench, model: Path, own: dict[str, Any], texts: tuple[str, ...]
-) -> None:
+def test_impossible_tiles_are_refused(bench: Bench, model: Path, own: dict[str, Any], texts: tuple[str, ...]) -> None:
     plain = own.get("model") == "builtin:lane"
     parameters = settings(model, **own) if plain else two_filters(model, **own)
     bench.node(parameters, check=lambda config: check_settings(config).problems, build=build_for_real)

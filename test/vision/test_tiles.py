@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def test_tiles_have_one_size_and_cover_the_image(view: View, height: int, width:
     for begin, end, length in (("left", "right", width), ("top", "bottom", height)):
         spans = sorted({(getattr(window, begin), getattr(window, end)) for window in windows})
         assert (spans[0][0], spans[-1][1]) == (0, length)
-        assert all(after[0] <= before[1] for before, after in zip(spans, spans[1:], strict=False))
+        assert all(after[0] <= before[1] for before, after in pairwise(spans))
 
 
 def seen(objects: npt.NDArray[np.float32], ids: list[int], window: Window) -> Detections:
