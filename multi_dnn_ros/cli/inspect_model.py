@@ -122,7 +122,9 @@ def _draw(result: Inspection, image: Path, output: Path) -> dict[str, object]:
 
 def _found(result: object) -> list[str]:
     """A line for each thing that the model found."""
-    from multi_dnn_ros.vision.results import Detections, Lanes
+    import numpy as np
+
+    from multi_dnn_ros.vision.results import NO_CLASS, Detections, Lanes, Mask
 
     if isinstance(result, Detections):
         entries = zip(result.boxes, result.scores, result.class_ids, strict=True)
@@ -132,6 +134,12 @@ def _found(result: object) -> list[str]:
         ]
     if isinstance(result, Lanes):
         return [f"lane {lane.number}, score {lane.score:.2f}, {len(lane.points)} points" for lane in result.lanes]
+    if isinstance(result, Mask):
+        ids, counts = np.unique(result.class_ids, return_counts=True)
+        return [
+            f"{'no class' if number == NO_CLASS else result.labels[number]}: {count / counts.sum():.1%} of the pixels"
+            for number, count in zip(ids.tolist(), counts.tolist(), strict=True)
+        ]
     return [repr(result)]
 
 

@@ -233,7 +233,7 @@ def _complete(config: DnnConfig, result: Inspection) -> DnnConfig:
 def _yaml(result: Inspection, config: DnnConfig, source: Source) -> str:
     """The parameters that serve this model, with a comment on what was assumed."""
     complete = _complete(config, result)
-    role = "lane" if result.result_kind == "lanes" else "object"
+    role = {"lanes": "lane", "detections": "object"}.get(result.result_kind, result.result_kind or "object")
     model = str(Path(config.model).absolute()) if Path(config.model).is_file() else config.model
     lines = [f"role: {role}", f"model: {json.dumps(model)}"]
     if config.weights != "default":

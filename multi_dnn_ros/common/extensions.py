@@ -59,6 +59,8 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "postprocessed": "multi_dnn_ros.vision.decoders.postprocessed:SPEC",
         "ssd": "multi_dnn_ros.vision.decoders.ssd:SPEC",
         "twinlitenet": "multi_dnn_ros.vision.decoders.twinlitenet:SPEC",
+        "segmentation": "multi_dnn_ros.vision.decoders.segmentation:SPEC",
+        "drivable": "multi_dnn_ros.vision.decoders.drivable:SPEC",
         "ufld": "multi_dnn_ros.vision.decoders.ufld:SPEC",
         "ufldv2": "multi_dnn_ros.vision.decoders.ufldv2:SPEC",
         "clrnet": "multi_dnn_ros.vision.decoders.clrnet:SPEC",
@@ -75,6 +77,8 @@ OWN: Mapping[str, Mapping[str, str]] = {
     RESULT_KINDS: {
         "lanes": "multi_dnn_ros.vision.result_kinds.lanes:KIND",
         "detections": "multi_dnn_ros.vision.result_kinds.detections:KIND",
+        "semantic_mask": "multi_dnn_ros.vision.result_kinds.semantic_mask:KIND",
+        "drivable_area": "multi_dnn_ros.vision.result_kinds.drivable_area:KIND",
     },
 }
 _NOUNS = {BACKENDS: "backend", DECODERS: "decoder", MODEL_SOURCES: "model source", RESULT_KINDS: "result kind"}

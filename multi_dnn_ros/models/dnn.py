@@ -15,7 +15,7 @@ from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.several import SelectedOutputs, SeveralDecoders
-from multi_dnn_ros.vision.view import WHOLE, View
+from multi_dnn_ros.vision.view import WHOLE, View, Window
 from multi_dnn_ros.vision.windowed import ResultDecoder, WindowDecoder, WindowPreprocess
 
 if TYPE_CHECKING:
@@ -89,9 +89,15 @@ class Output:
             decoder = SelectedOutputs(decoder, self.raw_outputs)
         if view.is_whole:
             return decoder
-        place = RESULT_KINDS.get(self.result_kind).place
+        kind, own = RESULT_KINDS.get(self.result_kind), self.decoder
+        place, merge = kind.place, kind.merge
         assert place is not None  # checked by load_dnn
-        return WindowDecoder(decoder, view, place)
+
+        def merged(results: list[Any], windows: list[Window]) -> Any:
+            assert merge is not None  # checked by load_dnn
+            return merge(results, windows, own.iou_threshold, own.max_detections)
+
+        return WindowDecoder(decoder, view, place, merged)
 
 
 @dataclass(frozen=True)
@@ -138,5 +144,5 @@ class Dnn:
         return decoders[""] if "" in decoders else SeveralDecoders(decoders)
 
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
-        """Zeros of the shape and type of the inputs, (1, 3, h, w) float32 on the CPU, for tracing and warm-up."""
-        return (torch.zeros(1, 3, self.preprocess.height, self.preprocess.width),)
+        """Zeros of the shape and type of the inputs, (tiles, 3, h, w) float32 on the CPU, for tracing and warm-up."""
+        return (torch.zeros(self.view.tiles, 3, self.preprocess.height, self.preprocess.width),)

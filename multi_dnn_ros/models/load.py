@@ -24,6 +24,7 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.label_names import configured_labels, suggestion
 from multi_dnn_ros.models.output_parts import OutputPart, output_parts
 from multi_dnn_ros.models.sources import load_source, outline_source
+from multi_dnn_ros.settings.image_parts import tile_counts
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
@@ -182,14 +183,24 @@ def interface_of(source: Source, name: str, config: DnnConfig) -> Interface:
 
 
 def _view(name: str, config: DnnConfig, decoder: DecoderSpec | None) -> View:
-    if not config.crop:
+    columns, rows = tile_counts(config.tiles)
+    if not config.crop and columns * rows == 1:
         return WHOLE
-    x, y, width, height = config.crop
-    view = View((x, y, width, height), where=f"parameter dnn.{name}.crop")
-    if decoder is not None and RESULT_KINDS.get(decoder.result_kind).place is None:
+    dnn = name.partition(".")[0]
+    crop = (config.crop[0], config.crop[1], config.crop[2], config.crop[3]) if config.crop else None
+    view = View(crop, columns, rows, config.tile_overlap, f"parameter dnn.{dnn}.crop")
+    if decoder is None:
+        return view
+    kind = RESULT_KINDS.get(decoder.result_kind)
+    where = f"results of dnn.{name} (kind '{kind.name}', decoder {decoder.name})"
+    if crop is not None and kind.place is None:
         raise ModelError(
-            f"parameter dnn.{name}.crop is {config.crop}, but results of kind '{decoder.result_kind}' (decoder "
-            f"{decoder.name}) cannot be placed in the whole image; allowed: []"
+            f"parameter dnn.{dnn}.crop is {config.crop}, but {where} cannot be placed in the image; allowed: []"
+        )
+    if view.tiles > 1 and (kind.place is None or kind.merge is None):
+        raise ModelError(
+            f"parameter dnn.{dnn}.tiles is '{config.tiles}', but {where} of several tiles cannot be merged; "
+            "allowed: 1x1"
         )
     return view
 
@@ -293,7 +304,7 @@ def _try(dnn: Dnn, config: DnnConfig) -> None:
     """Run once on zeros, so that a wrong class count or input size is an error now, not with the first frame."""
     try:
         with torch.inference_mode():
-            outputs = pytree.tree_leaves(dnn.module(*dnn.example_inputs()))
+            outputs = pytree.tree_leaves(dnn.module(dnn.example_inputs()[0][:1]))
     except Exception as error:
         size = f"{dnn.preprocess.width} x {dnn.preprocess.height}"
         raise ModelError(

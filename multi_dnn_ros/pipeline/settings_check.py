@@ -164,6 +164,11 @@ def _execution_problems(name: str, settings: DnnConfig, devices: tuple[torch.dev
             f"parameter dnn.{name}.capture_preprocess is true with max_batch {settings.max_batch}: it writes one "
             "image where the first job reads; allowed with max_batch above 1: false"
         )
+    if settings.max_batch > 1 and settings.tiles != "1x1":
+        yield (
+            f"parameter dnn.{name}.max_batch is {settings.max_batch} with tiles '{settings.tiles}': the tiles of one "
+            "image are the batch; allowed with tiles: 1"
+        )
     calibrated = False
     for device in devices:
         try:

@@ -13,7 +13,7 @@ from sensor_msgs.msg import CompressedImage, Image, PointCloud2, PointField
 from std_msgs.msg import Header
 from vision_msgs.msg import Detection2D, Detection2DArray, ObjectHypothesisWithPose
 
-from multi_dnn_ros.vision.results import Detections, Lanes
+from multi_dnn_ros.vision.results import NO_CLASS, Detections, Lanes, Mask
 
 try:
     from vision_msgs.msg import LabelInfo as LabelInfo
@@ -60,6 +60,16 @@ def class_names(label_info: Any) -> dict[str, str]:
 def lane_mask_message(lanes: Lanes, header: Header) -> Image:
     """sensor_msgs/Image mono8: each pixel is the number of its lane line, 0 for none."""
     return image_message(lanes.mask, "mono8", header)
+
+
+def class_mask_message(mask: Mask, header: Header) -> Image:
+    """sensor_msgs/Image mono8: each pixel is the number of its class, 255 for none."""
+    return image_message(mask.pixels, "mono8", header)
+
+
+def area_mask_message(mask: Mask, header: Header) -> Image:
+    """sensor_msgs/Image mono8: 255 inside the area, 0 outside."""
+    return image_message(np.where(mask.pixels == NO_CLASS, np.uint8(0), np.uint8(255)), "mono8", header)
 
 
 def lane_points_message(lanes: Lanes, header: Header) -> PointCloud2:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.config import JsonDict
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.settings.image_parts import CROP_RULE, checked_crop
+from multi_dnn_ros.settings.image_parts import CROP_RULE, TILES, TILES_RULE, checked_crop
 from multi_dnn_ros.settings.roles import PRESETS
 
 if TYPE_CHECKING:  # the names are read from the registries at run time
@@ -322,6 +322,20 @@ class DnnConfig(_Section):
         description="Part of the image that the DNN sees: x, y, width and height, as fractions of the image if all are "
         "at most 1, otherwise in pixels. Results are in pixels of the whole image. Empty: the whole image.",
         json_schema_extra={"allowed": CROP_RULE},
+    )
+    tiles: str = Field(
+        "1x1",
+        pattern=TILES,
+        description="Columns and rows of overlapping tiles into which the image, or its crop, is divided. The tiles "
+        "are one batch of the network; detections and masks of all tiles are merged.",
+        json_schema_extra={"allowed": TILES_RULE},
+    )
+    tile_overlap: float = Field(
+        0.1,
+        ge=0.02,
+        le=0.5,
+        description="Share of a tile that its neighbour shows, too. Two boxes at a border are merged if they agree "
+        "there, see docs/outputs.md.",
     )
     outputs: dict[Name, OutputConfig] = Field(
         default_factory=dict,

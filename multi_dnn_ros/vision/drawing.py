@@ -22,6 +22,8 @@ PALETTE: tuple[Color, ...] = (
     (213, 94, 0),
     (0, 114, 178),
 )
+#: Of masks over the image, 0..1.
+_OPACITY = 0.45
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
@@ -68,6 +70,20 @@ def _draw_latencies(canvas: npt.NDArray[np.uint8], layers: Sequence[Layer], scal
     for number, line in enumerate(lines):
         y = top + pad + pitch * (number + 1) - pad // 2
         cv2.putText(canvas, line, (pad, y), _FONT, font, (255, 255, 255), 1, cv2.LINE_AA)
+
+
+def blend(
+    canvas: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8], colors: npt.NDArray[np.float32], none: int
+) -> None:
+    """Mix the colours of a mask into canvas, (H, W, 3) uint8, in place.
+
+    mask: (H, W) uint8; its value `none` is left as it is. colors: (256, 3) RGB by value. ValueError: the sizes differ.
+    """
+    if mask.shape != canvas.shape[:2]:
+        raise ValueError(f"mask has shape {mask.shape}; expected, as the image: {canvas.shape[:2]}")
+    inside = mask != none
+    mixed = canvas[inside] * (1 - _OPACITY) + colors[mask[inside]] * _OPACITY
+    canvas[inside] = mixed.astype(np.uint8)
 
 
 def line_width(scale: float, stale: bool) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from multi_dnn_ros.vision.results import Detections, Lane, Lanes
+from multi_dnn_ros.vision.results import Detections, Lane, Lanes, Mask
 from multi_dnn_ros.vision.view import Window
 
 
@@ -20,6 +20,11 @@ def place_lanes(found: Lanes, window: Window, size: tuple[int, int]) -> Lanes:
     """Lane lines in pixels of a window -> lines in pixels of the image. size: (H, W) of the image."""
     lanes = tuple(_place_lane(lane, window) for lane in found.lanes)
     return Lanes(found.numbers, lanes, size, window)
+
+
+def place_mask(found: Mask, window: Window, size: tuple[int, int]) -> Mask:
+    """The classes of a window -> a mask of the image, without a class elsewhere. size: (H, W) of the image."""
+    return replace(found, size=size, window=window)
 
 
 def _place_lane(lane: Lane, window: Window) -> Lane:

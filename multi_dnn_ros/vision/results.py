@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 from multi_dnn_ros.vision.view import Window
 
+#: Value of the pixels of a Mask that belong to no class.
+NO_CLASS = 255
+
 
 class OutputError(ValueError):
     """The raw outputs of a DNN cannot be decoded: wrong shape, NaN or infinite values. The message names the output."""
@@ -94,6 +97,25 @@ def enlarged(
 
 
 @dataclass(frozen=True)
+class Mask:
+    """The class of each pixel of one frame.
+
+    class_ids: (h, w) uint8, index into `labels`, NO_CLASS: none. labels: class names by index, at most NO_CLASS.
+    size: (H, W) of the source image. window: the part of the image that `class_ids` shows; None: all of it.
+    """
+
+    class_ids: npt.NDArray[np.uint8]
+    labels: tuple[str, ...]
+    size: tuple[int, int]
+    window: Window | None = None
+
+    @property
+    def pixels(self) -> npt.NDArray[np.uint8]:
+        """(H, W) uint8 in the source size, class of each pixel, NO_CLASS: none. Computed on demand, as Lanes.mask."""
+        return enlarged(self.class_ids, self.size, self.window, NO_CLASS)
+
+
+@dataclass(frozen=True)
 class SeveralResults:
     """The results of a DNN with parameter `outputs`, for one frame, by the name of the output."""
 
@@ -112,4 +134,4 @@ def results_by_name(dnn: str, result: Any) -> dict[str, Any]:
     return {result_name(dnn, output): value for output, value in result.by_output.items()}
 
 
-Decoded = Detections | Lanes
+Decoded = Detections | Lanes | Mask

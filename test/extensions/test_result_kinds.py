@@ -56,5 +56,5 @@ def test_kinds_are_drawn_in_their_order_and_only_where_they_can_be() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ExtensionError, match="result kind 'sofas' is not known; allowed: lanes, detections"):
+    with pytest.raises(ExtensionError, match="'sofas' is not known; allowed: lanes, detections, semantic_mask"):
         RESULT_KINDS.get("sofas")

@@ -86,6 +86,34 @@ def test_objects_and_people_of_one_inference(bench: Bench, model: Path) -> None:
     assert results == "road/cars (detections), road/people (detections)"
 
 
+def test_boxes_and_masks_of_one_inference(bench: Bench, model: Path) -> None:
+    own = {"outputs": ["boxes", "free", "ground"],
+           "output__boxes__raw_outputs": ["0"], "output__boxes__decoder": "yolo",
+           "output__free__raw_outputs": ["1"], "output__free__decoder": "drivable",
+           "output__ground__raw_outputs": ["1"], "output__ground__decoder": "segmentation",
+           "output__ground__labels": ["wall", "road"]}  # fmt: skip
+    start(bench, settings(model, **own))
+    found = bench.listen("/multi_dnn/front/road/boxes/detections", Detection2DArray)
+    free = bench.listen("/multi_dnn/front/road/free/mask", Image)
+    ground = bench.listen("/multi_dnn/front/road/ground/mask", Image)
+    overlay = bench.listen("/multi_dnn/front/overlay", Image)
+    infos: list[Any] = []
+    bench.peer.create_subscription(LabelInfo, "/multi_dnn/road/ground/label_info", infos.append, LATCHED)
+    pixels = picture([(1, 1)], [(6, 0)], slice(3, 6)).repeat(2, 0).repeat(2, 1)
+    bench.camera().publish(message(pixels, 1))
+    bench.until(lambda: found and free and ground and overlay and infos, "all results and the overlay")
+    assert boxes(found[0]) == [(16, 16, 32, 32, 0), (96, 0, 112, 16, 1)]
+    assert (free[0].encoding, free[0].header.stamp.sec, free[0].height, free[0].width) == ("mono8", 1, 96, 128)
+    road = pixels[..., 2] == 255
+    np.testing.assert_array_equal(np.frombuffer(free[0].data, np.uint8).reshape(96, 128), np.where(road, 255, 0))
+    np.testing.assert_array_equal(np.frombuffer(ground[0].data, np.uint8).reshape(96, 128), np.where(road, 1, 0))
+    assert class_names(infos[0]) == {"0": "wall", "1": "road"}
+    drawn = np.frombuffer(overlay[0].data, np.uint8).reshape(96, 128, 3)
+    assert (drawn[60:70, 100:120] != pixels[60:70, 100:120]).any(-1).all()
+    bench.until(lambda: bench.status("road on front").by_key.get("published") == "1", "the accounts")
+    assert bench.status("road on front").by_key["offered"] == "1"
+
+
 def test_the_threshold_of_one_result_changes_only_that_result(bench: Bench, model: Path) -> None:
     start(bench, two_filters(model))
     cars = bench.listen("/multi_dnn/front/road/cars/detections", Detection2DArray)
@@ -157,3 +185,40 @@ def test_a_crop_is_seen_enlarged_and_its_boxes_are_in_the_image(bench: Bench, mo
         lambda: bench.status("road on front").by_key.get("dropped: dnn_error") == "1", "the drop of a small image"
     )
     assert bench.status("road on front").by_key["published"] == "1"
+
+
+def test_tiles_find_what_is_in_each_and_report_it_once(bench: Bench) -> None:
+    """The built-in network takes batches. Both halves of the image show the same scene."""
+    values = {"model": "builtin:object", "role": "object", "tiles": "2x1", "tile_overlap": 0.02, "backend": "eager",
+              "jobs": 2, "score_threshold": 0.001}  # fmt: skip
+    start(bench, {"device": "cpu", "dnns": ["road"], **{f"dnn.road.{name}": value for name, value in values.items()}})
+    found = bench.listen("/multi_dnn/front/road/detections", Detection2DArray)
+    half = np.random.default_rng(0).integers(0, 256, (96, 99, 3), dtype=np.uint8).repeat(2, 0).repeat(2, 1)
+    bench.camera().publish(message(np.concatenate([half, half], 1), 1))
+    bench.until(lambda: found, "a result")
+    assert boxes(found[0])
+    centers = np.array([(one.bbox.center.position.x, one.bbox.center.position.y) for one in found[0].detections])
+    assert (centers[:, 0] < 198).any()
+    assert (centers[:, 0] > 198).any()
+    bench.until(lambda: bench.status("road on front").by_key.get("published") == "1", "the accounts")
+    assert bench.status("road on front").by_key["offered"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("own", "texts"),
+    [
+        ({"tiles": "0x1"}, ("dnn.road.tiles is '0x1'", "<columns>x<rows>")),
+        ({"tiles": "2x1"}, ("dnn.road.tiles is '2x1'", "takes one image at a time", "allowed: 1x1")),
+        ({"tiles": "2x1", "model": "builtin:lane", "role": "lane", "labels": []},
+         ("dnn.road.tiles is '2x1'", "kind 'lanes'", "allowed: 1x1")),
+        ({"tiles": "2x1", "tile_overlap": 0.9}, ("dnn.road.tile_overlap is 0.9", "0.02 to 0.5")),
+        ({"tiles": "2x1", "max_batch": 2}, ("dnn.road.max_batch is 2 with tiles '2x1'", "allowed with tiles: 1")),
+    ],
+)  # fmt: skip
+def test_impossible_tiles_are_refused(bench: Bench, model: Path, own: dict[str, Any], texts: tuple[str, ...]) -> None:
+    plain = own.get("model") == "builtin:lane"
+    parameters = settings(model, **own) if plain else two_filters(model, **own)
+    bench.node(parameters, check=lambda config: check_settings(config).problems, build=build_for_real)
+    assert not bench.change("configure")
+    bench.until(lambda: "configure" in bench.status("node").message, "the failure in the diagnostics")
+    assert all(text in bench.status("node").message for text in texts), bench.status("node").message

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.models.dnn import Dnn, Output
 from multi_dnn_ros.vision.decoders.lane import LaneDecoder
 from multi_dnn_ros.vision.decoders.yolo import YoloDecoder
 from multi_dnn_ros.vision.image_decoding import decode_image
@@ -26,8 +26,8 @@ ENCODINGS = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "8UC3": 3, "mono8": 1
 
 
 def detector(view: View, preprocess: Preprocess) -> Dnn:
-    return Dnn("far", "object", torch.nn.Identity(), preprocess, YoloDecoder(preprocess, LABELS), LABELS,
-               "detections", view)  # fmt: skip
+    output = Output(YoloDecoder(preprocess, LABELS), LABELS, "detections")
+    return Dnn("far", "object", torch.nn.Identity(), preprocess, {"": output}, view)
 
 
 def outputs_for(boxes: npt.NDArray[np.floating[Any]]) -> torch.Tensor:
@@ -113,9 +113,8 @@ def message(picture: npt.NDArray[np.uint8], encoding: str) -> Any:
 def test_lane_lines_of_a_crop_are_in_pixels_of_the_image() -> None:
     view, size = View((0.0, 0.4, 1.0, 0.6)), (100, 120)
     preprocess = Preprocess(120, 60)
-    dnn = Dnn(
-        "lane", "lane", torch.nn.Identity(), preprocess, LaneDecoder(preprocess, ["lane"]), ("lane",), "lanes", view
-    )
+    output = Output(LaneDecoder(preprocess, ["lane"]), ("lane",), "lanes")
+    dnn = Dnn("lane", "lane", torch.nn.Identity(), preprocess, {"": output}, view)
     logits = torch.full((1, 1, 60, 120), -9.0)
     logits[..., 10:50, 30:34] = 9.0
     found = dnn.results((logits,), size)

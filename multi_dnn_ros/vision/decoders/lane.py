@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import cv2
 import numpy as np
@@ -14,8 +14,9 @@ import torch
 from multi_dnn_ros.vision.decoders.base import Decoder, TwoParts, expect_finite, total_of
 from multi_dnn_ros.vision.decoders.lane_lines import Line, Runs, find_runs, group_runs
 from multi_dnn_ros.vision.decoders.layout import POSSIBLE, Difference, Layout, Match, check_classes, match
+from multi_dnn_ros.vision.decoders.maps import without_padding
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
-from multi_dnn_ros.vision.preprocess import Geometry, Preprocess
+from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Lane, Lanes, OutputError
 
 #: Wider masks are scaled down before lines are detected.
@@ -34,6 +35,8 @@ class LaneDecoder(Decoder):
     """
 
     name = "lane"
+    #: What the pixels of its classes are, for messages.
+    noun: ClassVar[str] = "lane"
 
     def __init__(self, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
         super().__init__(preprocess, labels, **options)
@@ -44,10 +47,10 @@ class LaneDecoder(Decoder):
         """As in the base class; with more than two classes, `keep` must name the lane classes."""
         super().check_labels(labels, keep)
         if len(labels) > 2 and not keep:
-            raise ValueError(f"keep = []: name the lane class(es) of {len(labels)}: {', '.join(labels)}")
+            raise ValueError(f"keep = []: name the {cls.noun} class(es) of {len(labels)}: {', '.join(labels)}")
         if len(labels) > 1 and set(labels) <= set(keep):
             raise ValueError(
-                f"keep = {list(keep)}: names all {len(labels)} classes as lane; at least one must be background"
+                f"keep = {list(keep)}: names all {len(labels)} classes as {cls.noun}; at least one must be background"
             )
 
     def check(self, outputs: Sequence[torch.Tensor]) -> None:
@@ -55,20 +58,20 @@ class LaneDecoder(Decoder):
         shape = tuple(outputs[0].shape)
         if len(shape) != 4 or shape[0] != 1 or shape[1] != len(self.labels) or min(shape) < 1:
             raise OutputError(
-                f"output of shape {shape}, but decoder lane with {len(self.labels)} class(es) reads "
+                f"output of shape {shape}, but decoder {self.name} with {len(self.labels)} class(es) reads "
                 f"(1, {len(self.labels)}, h, w)"
             )
 
-    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Lanes:
+    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
         return self.decode_map(self.lane_logits(outputs[0][0]), source_size)
 
     def in_two_parts(self) -> TwoParts | None:
         """With several classes, the first part reduces their maps to one."""
         return _LaneMap(self) if len(self.labels) > 1 and len(self.lane_classes) < len(self.labels) else None
 
-    def decode_map(self, lane: torch.Tensor, source_size: tuple[int, int]) -> Lanes:
-        """Decode a map (h, w) float32 of logits of lane against background, on the CPU."""
-        logits = self._content(lane.contiguous().numpy(), self.preprocess.geometry(source_size))
+    def decode_map(self, lane: torch.Tensor, source_size: tuple[int, int]) -> Any:
+        """Decode a map (h, w) float32 of logits of lane against background, on the CPU -> Lanes."""
+        logits = self.content(lane.contiguous().numpy(), source_size)
         height, width = logits.shape
         threshold = min(max(self.score_threshold, 1e-6), 1.0 - 1e-6)
         mask = (logits >= math.log(threshold / (1.0 - threshold))).view(np.uint8)
@@ -101,12 +104,9 @@ class LaneDecoder(Decoder):
         lane, none = (torch.stack([logits[index] for index in classes]) for classes in (self.lane_classes, others))
         return torch.logsumexp(lane, 0) - torch.logsumexp(none, 0)
 
-    def _content(self, logits: npt.NDArray[np.float32], geometry: Geometry) -> npt.NDArray[np.float32]:
+    def content(self, logits: npt.NDArray[np.float32], source_size: tuple[int, int]) -> npt.NDArray[np.float32]:
         """The map without padding, scaled to at most MAX_WIDTH columns."""
-        across, down = logits.shape[1] / self.preprocess.width, logits.shape[0] / self.preprocess.height
-        left, right = round(geometry.left * across), round((geometry.left + geometry.width) * across)
-        top, bottom = round(geometry.top * down), round((geometry.top + geometry.height) * down)
-        content = logits[top : max(bottom, top + 1), left : max(right, left + 1)]
+        content = without_padding(logits, self.preprocess, source_size)
         if content.shape[1] > MAX_WIDTH:
             height = max(1, round(content.shape[0] * MAX_WIDTH / content.shape[1]))
             content = np.asarray(cv2.resize(content, (MAX_WIDTH, height), interpolation=cv2.INTER_AREA), np.float32)
@@ -124,7 +124,7 @@ class _LaneMap:
         logits = outputs[0][0].float()
         return self._decoder.lane_logits(logits), total_of(logits)
 
-    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Lanes:
+    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
         """Result of condense(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
         lane, total = outputs
         expect_finite("output 0", total)

@@ -18,7 +18,8 @@ _MAP = (1, 2, "h", "w")
 class TwinLiteNetDecoder(LaneDecoder):
     """(1, 2, h, w) logits of the drivable area, then (1, 2, h, w) of lane lines, "none" first in both -> Lanes.
 
-    github.com/chequanghuy/TwinLiteNet, arXiv:2307.10705. There is no result kind for the drivable area yet.
+    github.com/chequanghuy/TwinLiteNet, arXiv:2307.10705. The drivable area is read by decoder
+    `drivable`.
     """
 
     name = "twinlitenet"
@@ -44,7 +45,8 @@ class TwinLiteNetDecoder(LaneDecoder):
             raise OutputError(f"decoder {self.name} needs 2 class names, none and lane; labels has {len(self.labels)}")
 
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Lanes:
-        return super().decode(line_map(outputs), source_size)
+        lanes: Lanes = super().decode(line_map(outputs), source_size)
+        return lanes
 
     def in_two_parts(self) -> TwoParts | None:
         parts = super().in_two_parts()

@@ -8,12 +8,10 @@ import cv2
 import numpy as np
 
 from multi_dnn_ros.vision.agreement import compare_lanes
-from multi_dnn_ros.vision.drawing import PALETTE, Color, line_width
+from multi_dnn_ros.vision.drawing import PALETTE, Color, blend, line_width
 from multi_dnn_ros.vision.placement import place_lanes
 from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
 from multi_dnn_ros.vision.results import Lanes
-
-_OPACITY = 0.45
 
 
 def lane_color(number: int) -> Color:
@@ -31,13 +29,8 @@ def _draw(canvas: Image, lanes: Lanes, stale: bool, scale: float) -> None:
     mask = lanes.mask
     if mask.shape != canvas.shape[:2]:
         raise ValueError(f"lane mask has shape {mask.shape}; expected, as the image: {canvas.shape[:2]}")
-    if not stale and mask.any():
-        table = np.zeros((256, 3), np.float32)
-        for number in range(1, 256):
-            table[number] = lane_color(number)
-        inside = mask > 0
-        mixed = canvas[inside] * (1 - _OPACITY) + table[mask[inside]] * _OPACITY
-        canvas[inside] = mixed.astype(np.uint8)
+    if not stale:
+        blend(canvas, mask, np.array([lane_color(number) for number in range(256)], np.float32), 0)
     for lane in lanes.lanes:
         if len(lane.points) > 1:
             line = np.round(lane.points).astype(np.int32).reshape(-1, 1, 2)

@@ -1,0 +1,108 @@
+"""Semantic segmentation: the class of each pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from multi_dnn_ros.vision.decoders.base import Decoder, TwoParts, expect_finite, total_of
+from multi_dnn_ros.vision.decoders.maps import without_padding
+from multi_dnn_ros.vision.decoders.registry import DecoderSpec
+from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.results import NO_CLASS, Mask, OutputError
+
+#: Threshold of a network with one class, which competes with nothing.
+_ONE_CLASS = 0.5
+
+
+class SegmentationDecoder(Decoder):
+    """(1, classes, h, w) logits of any resolution -> Mask.
+
+    Each pixel gets its most probable class (softmax), or none if its probability is under `score_threshold` or `keep`
+    does not name the class. score_threshold 0: no threshold. One class: the probability is the logit's sigmoid, and the
+    threshold 0 means 0.5. `iou_threshold` and `max_detections` have no effect.
+    """
+
+    name = "segmentation"
+
+    def __init__(self, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
+        super().__init__(preprocess, labels, **{**options, "own_threshold": 0.0})
+
+    @classmethod
+    def check_labels(cls, labels: Sequence[str], keep: Sequence[str]) -> None:
+        """As in the base class; at most 255 classes, because masks are uint8 and 255 means none."""
+        super().check_labels(labels, keep)
+        if len(labels) > NO_CLASS:
+            raise ValueError(f"labels has {len(labels)} names; allowed for a mask: at most {NO_CLASS}")
+
+    def check(self, outputs: Sequence[Tensor]) -> None:
+        self.expect_outputs(outputs, 1)
+        shape = tuple(outputs[0].shape)
+        if len(shape) != 4 or shape[:2] != (1, len(self.labels)) or min(shape) < 1:
+            raise OutputError(
+                f"output of shape {shape}, but decoder segmentation with {len(self.labels)} class(es) reads "
+                f"(1, {len(self.labels)}, h, w)"
+            )
+
+    def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Mask:
+        logits = outputs[0][0]
+        one_class = len(logits) == 1
+        class_ids = logits.argmax(0).to(torch.uint8)
+        needed = one_class or self.score_threshold > 0
+        return self.mask(class_ids.numpy(), best_probability(logits).numpy() if needed else None, source_size)
+
+    def in_two_parts(self) -> TwoParts:
+        return _ClassMap(self)
+
+    def mask(
+        self, class_ids: npt.NDArray[np.uint8], scores: npt.NDArray[np.float32] | None, source_size: tuple[int, int]
+    ) -> Mask:
+        """Class and probability (h, w) of each pixel of the map -> Mask. scores: None: no threshold."""
+        threshold = self.score_threshold or (_ONE_CLASS if len(self.labels) == 1 else 0.0)
+        discarded = np.zeros(class_ids.shape, bool)
+        if scores is not None:
+            discarded |= scores < threshold
+        if self.kept:
+            discarded |= ~np.isin(class_ids, self.kept)
+        found = np.where(discarded, np.uint8(NO_CLASS), class_ids)
+        return Mask(
+            np.ascontiguousarray(without_padding(found, self.preprocess, source_size)), self.labels, source_size
+        )
+
+
+def best_probability(logits: Tensor) -> Tensor:
+    """(classes, h, w) float32 -> (h, w) probability of the most probable class."""
+    if len(logits) == 1:
+        return logits[0].sigmoid()
+    return (logits.amax(0) - logits.logsumexp(0)).exp()
+
+
+class _ClassMap:
+    """The two parts of `decoder`: of the maps of all classes, a class and a probability per pixel are copied."""
+
+    def __init__(self, decoder: SegmentationDecoder) -> None:
+        self._decoder = decoder
+
+    def condense(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """(1, classes, h, w) logits on any device -> classes (h, w) uint8, probabilities (h, w), sum of logits ()."""
+        logits = outputs[0][0].float()
+        return logits.argmax(0).to(torch.uint8), best_probability(logits), total_of(logits)
+
+    def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Mask:
+        """Result of condense(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
+        class_ids, scores, total = outputs
+        expect_finite("output 0", total)
+        return self._decoder.mask(class_ids.numpy(), scores.numpy(), source_size)
+
+
+SPEC = DecoderSpec(
+    "segmentation",
+    SegmentationDecoder,
+    signature="(1, classes, h, w) logits: semantic segmentation with at most 255 classes",
+    result_kind="semantic_mask",
+)
