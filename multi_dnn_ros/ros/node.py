@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
+from multi_dnn_ros.ros.board.monitor import BoardMonitor, EnergyPerResult
+from multi_dnn_ros.ros.board_status import board_statuses
 from multi_dnn_ros.ros.configure_progress import ConfigureProgress
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
 from multi_dnn_ros.ros.enable_services import EnableServices
@@ -22,11 +24,13 @@ from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.serving_session import ServingSession
+from multi_dnn_ros.ros.tracking import Tracks, decoder_threshold, tracking_problems
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
 from multi_dnn_ros.serving.host import Build, Cancelled, Description, Host
 from multi_dnn_ros.settings.dnn_parameters import assign
 from multi_dnn_ros.settings.flat_parameters import Reading
+from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import result_name
@@ -51,8 +55,8 @@ class MultiDnnNode(LifecycleNode):
     (:mod:`multi_dnn_ros.ros.transitions`), so that the node stays responsive.
 
     build: builds the pipeline in the engine process (default: :func:`multi_dnn_ros.pipeline.build.build`).
-    host: makes the host of the engine. middleware: result of :func:`multi_dnn_ros.ros.middleware.configure`. All other
-    arguments go to LifecycleNode.
+    host: makes the host of the engine. middleware: result of :func:`multi_dnn_ros.ros.middleware.configure`. board:
+    starts reading the sensors of the computer. All other arguments go to LifecycleNode.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class MultiDnnNode(LifecycleNode):
         build: Build | None = None,
         host: MakeHost = make_host,
         middleware: Middleware | None = None,
+        board: Callable[[Callable[[str], None]], BoardMonitor] = BoardMonitor,
         **arguments: Any,
     ) -> None:
         super().__init__(NODE_NAME, **arguments)
@@ -80,6 +85,8 @@ class MultiDnnNode(LifecycleNode):
         log = self.get_logger()
         self._progress = ConfigureProgress(log.info)
         self._receive_check = ReceiveCheck(middleware or detect(), log.warning, log.info)
+        self._board = board(log.warning)
+        self._energy = EnergyPerResult()
         self._node_parameters = NodeParameters(self, self._apply)
         self._diagnostics = NodeDiagnostics(self, self._node_parameters, self._statuses)
         self._transitions = Transitions(self, self._cancel, lambda: self._description is not None)
@@ -107,6 +114,7 @@ class MultiDnnNode(LifecycleNode):
 
     def close(self) -> None:
         """Stop and free everything, in any state; for the end of the process."""
+        self._board.close()
         if not self._transitions.end(_CANCEL_S) and not self._end_slow_transition():
             self._transitions.abandon()
             self.get_logger().error("the transition in progress does not end; its thread is abandoned")
@@ -192,13 +200,19 @@ class MultiDnnNode(LifecycleNode):
         assert self._host is not None
         dnns = description.dnns
         RESULT_KINDS.report_broken(self.get_logger().warning)
+        results = {
+            name: {output: (RESULT_KINDS.get(it.result_kind), it.labels) for output, it in dnn.results.items()}
+            for name, dnn in dnns.items()
+        }
+        problems = tracking_problems(
+            config, {name: [kind for kind, _ in found.values()] for name, found in results.items()}
+        )
+        if problems:
+            raise ParameterError(problems)
         self._outputs = ResultPublishers(
             self,
             streams={name: dnn.cameras for name, dnn in dnns.items()},
-            results={
-                name: {output: (RESULT_KINDS.get(it.result_kind), it.labels) for output, it in dnn.results.items()}
-                for name, dnn in dnns.items()
-            },
+            results=results,
         )
         self._enable_services = EnableServices(self, dnns)
         self._diagnostics.configured(hardware_id(description.device_name))
@@ -206,6 +220,9 @@ class MultiDnnNode(LifecycleNode):
         self._description = description
         for (dnn, field), value in self._changed.items():
             self._host.update(dnn, field, value)
+        for dnn, settings in config.dnns.items():
+            if settings.track:
+                self._host.update(dnn, "score_threshold", decoder_threshold(settings, self._threshold(dnn, "")))
         self._capacity = CapacityForImages(description.fits)
         self._log_capacity(self._capacity.current)
         self.get_logger().info(
@@ -220,8 +237,20 @@ class MultiDnnNode(LifecycleNode):
         assert self._outputs is not None
         super().on_activate(state)  # before the first result, because inactive publishers drop messages
         try:
+            dnns = self._description.dnns
             self._session = ServingSession(
-                self, self._config, self._host, self._description, self._outputs, self._receive_check, self._on_size
+                self,
+                self._config,
+                self._host,
+                self._description,
+                self._outputs,
+                self._receive_check,
+                Tracks(
+                    self._config,
+                    {name: dnn.cameras for name, dnn in dnns.items()},
+                    {name: self._threshold(name, "") for name, it in self._config.dnns.items() if it.track},
+                ),
+                self._on_size,
             )
             self._diagnostics.activated()
             for name, dnn in self._description.dnns.items():
@@ -296,9 +325,13 @@ class MultiDnnNode(LifecycleNode):
         if self._description is None or self._host is None:
             self._changed[dnn, field] = value
         else:
-            self._host.update(dnn, field, value)
+            settings = self._config.dnns[dnn]
+            tracked = settings.track and field == "score_threshold"
+            self._host.update(dnn, field, decoder_threshold(settings, self._threshold(dnn, "")) if tracked else value)
             if self._session is not None:
                 self._session.update(dnn, field, value)
+                if own == "score_threshold" and not output:
+                    self._session.set_threshold(dnn, self._threshold(dnn, ""))
             changes_labels = own == "score_threshold" and output in self._description.dnns[dnn].results
             if changes_labels and self._session is not None and self._outputs is not None:
                 self._outputs.publish_labels(result_name(dnn, output), self._threshold(dnn, output))
@@ -311,6 +344,9 @@ class MultiDnnNode(LifecycleNode):
         yield node_status(report, self._view())
         yield from capacity_statuses(report, self._capacity.current if description is not None else None)
         yield from host_statuses(report, host.statuses() if host is not None else ())
+        reading = self._board.latest()
+        energy_j = self._energy.update(reading.total_w, sum(self.published().values()))
+        yield from board_statuses(report, reading, energy_j)
         if session is not None:
             yield from session.statuses(report)
 

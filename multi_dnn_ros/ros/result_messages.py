@@ -31,7 +31,8 @@ def detections_message(detections: Detections, header: Header) -> Detection2DArr
     """vision_msgs/Detection2DArray, sorted by descending score, boxes in pixels of the camera image.
 
     class_id is the class number in decimal, the same as in :func:`label_info_message`, because names need not be unique
-    (torchvision's COCO labels contain several "N/A").
+    (torchvision's COCO labels contain several "N/A"). id is the identity of a tracked object in decimal, otherwise
+    empty.
     """
     message = Detection2DArray(header=header)
     message.detections = [
@@ -40,6 +41,9 @@ def detections_message(detections: Detections, header: Header) -> Detection2DArr
             detections.boxes.tolist(), detections.scores.tolist(), detections.class_ids.tolist(), strict=True
         )
     ]
+    if detections.ids is not None and hasattr(Detection2D, "id"):  # not in vision_msgs before 4.0
+        for detection, identity in zip(message.detections, detections.ids.tolist(), strict=True):
+            detection.id = str(identity) if identity else ""
     return message
 
 

@@ -22,6 +22,7 @@ from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.socket_drops import SocketDrops
+from multi_dnn_ros.ros.tracking import Tracks
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.admission import Admission
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
@@ -43,7 +44,8 @@ class ServingSession:
     """Serves frames from its creation until :meth:`stop`.
 
     host: configured. description: the result of configuring it. outputs: activated. check: of the node's receive
-    buffers. on_size: called for each result with the camera and the (width, height) of the image.
+    buffers. tracks: new ones, which add identities to the results.
+    on_size: called for each result with the camera and the (width, height) of the image.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class ServingSession:
         description: Description,
         outputs: ResultPublishers,
         check: ReceiveCheck,
+        tracks: Tracks,
         on_size: Callable[[str, tuple[int, int]], object],
     ) -> None:
         self._node = node
@@ -61,6 +64,7 @@ class ServingSession:
         self._clock = node.get_clock()
         self._host = host
         self._outputs = outputs
+        self._tracks = tracks
         self._on_size = on_size
         self._throttle = LogThrottle()
         self._stopped = False
@@ -109,6 +113,10 @@ class ServingSession:
             raise
         for camera in config.cameras.keys() - self._decoders.keys():
             self._log.warning(f"camera {camera}: no DNN processes its images (parameters dnn.<dnn>.cameras)")
+
+    def set_threshold(self, dnn: str, threshold: float) -> None:
+        """The score threshold in use of a DNN has changed."""
+        self._tracks.set_threshold(dnn, threshold)
 
     def update(self, dnn: str, name: str, value: Any) -> None:
         """Apply a changed runtime parameter of a DNN that is not applied by the host."""
@@ -186,6 +194,7 @@ class ServingSession:
         self._decoders[camera].answered(dnn, handed_ns, timing)
 
     def _on_result(self, result: Result) -> None:
+        result = self._tracks.apply(result)
         self._outputs.publish(result)
         guarded(self._after_publishing, result)  # its failure must not count the frame as not published
 

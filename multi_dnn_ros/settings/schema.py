@@ -374,6 +374,28 @@ class DnnConfig(_Section):
         "Further images count as rate_limited. 0: no limit.",
         json_schema_extra=RUNTIME,
     )
+    track: bool = Field(
+        False,
+        description="Whether to track the boxes of each camera: the same object has the same `id` in all frames "
+        "(ByteTrack, docs/tracking.md).",
+    )
+    track_across_classes: bool = Field(
+        False, description="If track is true: whether an object may change its class without losing its identity."
+    )
+    track_low_score: float = Field(
+        0.1,
+        ge=0.01,
+        le=1.0,
+        description="If track is true: boxes with a score between this and score_threshold are published if they "
+        "continue a track.",
+    )
+    track_max_lost_s: float = Field(
+        1.0,
+        gt=0.0,
+        le=60.0,
+        description="If track is true: time in s, by the stamps of the images, for which an object keeps its identity "
+        "without a box.",
+    )
 
     # Devices
     device: DeviceList = Field(

@@ -9,6 +9,7 @@ OpenCV.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +45,8 @@ class Scene:
     image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8, lane line number from the left, 0 none. boxes: (N, 4) float32,
     x1, y1, x2, y2 in pixels, tight around each unoccluded object, clipped to the image. class_ids: (N,) int64, index
     into LABELS. ignored: (M, 4) float32, boxes of visible objects that do not count (too small, too occluded or too
-    dim). conditions: style, time and weather.
+    dim). conditions: style, time and weather. identities: (N,) int64, number of each object of `boxes`, the same in
+    all scenes of one World (one stretch of a Drive).
     """
 
     image: npt.NDArray[np.uint8]
@@ -53,6 +55,25 @@ class Scene:
     class_ids: npt.NDArray[np.int64]
     ignored: npt.NDArray[np.float32]
     conditions: Conditions
+    identities: npt.NDArray[np.int64]
+
+
+class _Drawn(NamedTuple):
+    """An object of the truth. number: of its pixels in the canvas. distance: metres."""
+
+    number: int
+    class_id: int
+    distance: float
+    silhouette: Silhouette
+    identity: int
+
+
+def _identity(stream: int, slot: int, turn: int) -> int:
+    """One number for a place in a stream of traffic and its round, in which it stands for one object.
+
+    turn: may be negative.
+    """
+    return (((turn + 2**20) << 16) + slot << 8) + stream
 
 
 class World:
@@ -105,8 +126,9 @@ class World:
             rain(canvas.image, float(rng.uniform(0.6, 1.0)), rng)
         elif self.conditions.weather == "snow":
             snow(canvas.image, float(rng.uniform(0.5, 1.0)), rng)
-        boxes, class_ids, ignored = self._truth(canvas, drawn)
-        return Scene(expose(canvas.image, self._sensor, rng), lane_mask, boxes, class_ids, ignored, self.conditions)
+        boxes, class_ids, ignored, identities = self._truth(canvas, drawn)
+        image = expose(canvas.image, self._sensor, rng)
+        return Scene(image, lane_mask, boxes, class_ids, ignored, self.conditions, identities)
 
     def _moved(self, seconds: float) -> Camera:
         """The camera with its pitching and swaying motion."""
@@ -155,13 +177,11 @@ class World:
                     at += 1.05
         return decals
 
-    def _draw_actors(self, canvas: Canvas, path: RoadPath, seconds: float) -> list[tuple[int, int, float, Silhouette]]:
-        """Draw everything from far to near; returns (number, class, distance, silhouette) of the
-        objects for the truth.
-        """
-        placed: list[tuple[float, npt.NDArray[np.float64], traffic.Actor]] = []
+    def _draw_actors(self, canvas: Canvas, path: RoadPath, seconds: float) -> list[_Drawn]:
+        """Draw everything from far to near; returns the objects for the truth."""
+        placed: list[tuple[float, npt.NDArray[np.float64], traffic.Actor, int]] = []
         limit = 3.5 * self._light.visibility_m  # fog hides the rest
-        for stream in self._streams:
+        for index, stream in enumerate(self._streams):
             for slot, turn, s in stream.positions(seconds):
                 if s > limit or (s < 0.0 and stream.kind in _SMALL):  # hidden by fog, or behind the camera
                     continue
@@ -169,11 +189,11 @@ class World:
                 position = path.at(actor.s, actor.d)[0]
                 distance = float(np.hypot(position[0], position[2]))
                 if position[2] > -12.0:
-                    placed.append((distance, position, actor))
+                    placed.append((distance, position, actor, _identity(index, slot, turn)))
         placed.sort(key=lambda item: -item[0])
         self._shadows(canvas, path, placed)
-        drawn: list[tuple[int, int, float, Silhouette]] = []
-        for distance, position, actor in placed:
+        drawn: list[_Drawn] = []
+        for distance, position, actor, identity in placed:
             if actor.heading is None:
                 heading = float(np.arctan2(position[0], max(position[2], 0.1)))
             else:
@@ -181,15 +201,15 @@ class World:
             number = len(drawn) + 1 if actor.class_id is not None and len(drawn) < SCENERY - 1 else SCENERY
             silhouette = canvas.draw(actor.mesh, position, heading, number)
             if silhouette is not None and actor.class_id is not None:
-                drawn.append((number, actor.class_id, distance, silhouette))
+                drawn.append(_Drawn(number, actor.class_id, distance, silhouette, identity))
         return drawn
 
     def _shadows(
-        self, canvas: Canvas, path: RoadPath, placed: list[tuple[float, npt.NDArray[np.float64], traffic.Actor]]
+        self, canvas: Canvas, path: RoadPath, placed: list[tuple[float, npt.NDArray[np.float64], traffic.Actor, int]]
     ) -> None:
         polygons = []
         slant = self._light.sun[[0, 2]] * -0.35
-        for distance, position, actor in placed:
+        for distance, position, actor, _ in placed:
             if not actor.casts or distance > 70.0 or actor.class_id is None:
                 continue
             if actor.class_id == traffic.PEDESTRIAN:
@@ -206,11 +226,11 @@ class World:
         canvas.darken(polygons, self._light.shadow)
 
     def _truth(
-        self, canvas: Canvas, drawn: list[tuple[int, int, float, Silhouette]]
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        self, canvas: Canvas, drawn: list[_Drawn]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         seen = np.bincount(canvas.owner.ravel(), minlength=256)
-        boxes, class_ids, ignored = [], [], []
-        for number, class_id, distance, silhouette in drawn:
+        boxes, class_ids, ignored, identities = [], [], [], []
+        for number, class_id, distance, silhouette, identity in drawn:
             visible = seen[number] / max(silhouette.pixels, 1)
             x1, y1, x2, y2 = silhouette.box
             counts = (
@@ -223,12 +243,14 @@ class World:
             if counts:
                 boxes.append(silhouette.box)
                 class_ids.append(class_id)
+                identities.append(identity)
             elif seen[number] > 0:
                 ignored.append(silhouette.box)
         return (
             np.array(boxes, dtype=np.float32).reshape(-1, 4),
             np.array(class_ids, dtype=np.int64),
             np.array(ignored, dtype=np.float32).reshape(-1, 4),
+            np.array(identities, dtype=np.int64),
         )
 
 

@@ -27,12 +27,14 @@ class Detections:
     scores: (N,) float32 in 0..1.
     class_ids: (N,) int64, index into `labels`.
     labels: class names by index.
+    ids: (N,) int64, identities of tracked objects, 0: none; None: the boxes are not tracked.
     """
 
     boxes: npt.NDArray[np.float32]
     scores: npt.NDArray[np.float32]
     class_ids: npt.NDArray[np.int64]
     labels: tuple[str, ...]
+    ids: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.boxes)

@@ -28,13 +28,21 @@ def _colors(outputs: Sequence[Detections]) -> Mapping[str, Color]:
 
 
 def _draw(canvas: Image, found: Detections, colors: Mapping[str, Color], stale: bool, scale: float) -> None:
-    for box, score, class_id in zip(found.boxes[::-1], found.scores[::-1], found.class_ids[::-1], strict=True):
+    ids = [0] * len(found) if found.ids is None else found.ids.tolist()
+    rows = zip(found.boxes, found.scores, found.class_ids, ids, strict=True)
+    for box, score, class_id, identity in reversed(list(rows)):
         label = found.labels[class_id] if 0 <= class_id < len(found.labels) else str(class_id)
         color = colors.get(label, PALETTE[int(class_id) % len(PALETTE)])
         x1, y1, x2, y2 = (round(float(value)) for value in box)
         cv2.rectangle(canvas, (x1, y1), (x2, y2), color, line_width(scale, stale), cv2.LINE_AA)
         if not stale:
-            draw_tag(canvas, f"{label} {score:.2f}", (x1, y1), color, scale)
+            draw_tag(
+                canvas,
+                f"{label} {identity} {score:.2f}" if identity else f"{label} {score:.2f}",
+                (x1, y1),
+                color,
+                scale,
+            )
 
 
 KIND = ResultKind(

@@ -1,0 +1,1 @@
+"""Power, temperatures, clocks and throttling of the computer. Imports neither rclpy nor PyTorch."""

@@ -1,0 +1,93 @@
+"""Reads the sensors at a low rate in a thread of its own, because some drivers take milliseconds or block."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from multi_dnn_ros.ros.board.nvml import nvml_sources
+from multi_dnn_ros.ros.board.sensors import Faults, Reading, Source, merged
+from multi_dnn_ros.ros.board.sysfs import sysfs_sources
+
+PERIOD_S = 2.0
+#: Energy per result covers this time.
+WINDOW_S = 10.0
+
+
+class BoardMonitor:
+    """Starts reading at once. root: /sys, or a copy. warn: receives one line for each sensor that fails.
+
+    sources: instead of those of this computer; called in the thread.
+    """
+
+    def __init__(
+        self,
+        warn: Callable[[str], None],
+        root: Path = Path("/sys"),
+        sources: Callable[[Faults], list[Source]] | None = None,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._faults = Faults(warn)
+        self._root = root
+        self._find = sources or self._all_sources
+        self._period_s = period_s
+        self._stop = threading.Event()
+        self._latest = Reading()
+        self._thread = threading.Thread(target=self._run, name="board", daemon=True)
+        self._thread.start()
+
+    def latest(self) -> Reading:
+        """The last reading; empty at first. Takes no lock."""
+        return self._latest
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """End the thread; a driver that blocks may keep it."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+
+    def _all_sources(self, faults: Faults) -> list[Source]:
+        return [*sysfs_sources(self._root, faults), *nvml_sources(faults)]
+
+    def _run(self) -> None:
+        sources: list[Source] = []
+        try:
+            sources = self._find(self._faults)
+        except Exception as error:
+            self._faults.add("search", error)
+        while sources and not self._stop.wait(self._period_s):
+            self._latest = merged([self._read(source) for source in sources])
+
+    def _read(self, source: Source) -> Reading:
+        try:
+            return source.read()
+        except Exception as error:  # an error here must not end the other sensors
+            self._faults.add(type(source).__name__, error)
+            return Reading()
+
+
+class EnergyPerResult:
+    """Energy of the whole computer, as far as its power is known, for each result of the last 10 s.
+
+    Idle power is part of it. clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._samples: deque[tuple[float, float, int]] = deque(maxlen=512)  # time, joules so far, results so far
+
+    def update(self, power_w: float | None, results: int) -> float | None:
+        """Joules per result; None: unknown, or no result. results: published since activation."""
+        now = self._clock()
+        if power_w is None or (self._samples and results < self._samples[-1][2]):  # activated again
+            self._samples.clear()
+        if power_w is None:
+            return None
+        last, joules = (self._samples[-1][0], self._samples[-1][1]) if self._samples else (now, 0.0)
+        self._samples.append((now, joules + power_w * (now - last), results))
+        while now - self._samples[0][0] > WINDOW_S:
+            self._samples.popleft()
+        first, newest = self._samples[0], self._samples[-1]
+        return (newest[1] - first[1]) / (newest[2] - first[2]) if newest[2] > first[2] else None

@@ -1,0 +1,210 @@
+"""Identities of boxes: the assignment, the motion and the tracker."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from scipy.optimize import linear_sum_assignment
+
+from multi_dnn_ros.vision.results import Detections
+from multi_dnn_ros.vision.tracking.assignment import assign
+from multi_dnn_ros.vision.tracking.byte_track import MAX_BOXES, ByteTracker, TrackerSettings
+from multi_dnn_ros.vision.tracking.motion import Motion, overlaps
+
+MS = 1_000_000
+S = 1000 * MS
+
+
+def found(*rows: tuple[float, ...]) -> Detections:
+    """Boxes of (x1, y1, x2, y2, score, class)."""
+    values = np.array(rows, np.float64).reshape(-1, 6)
+    return Detections(
+        values[:, :4].astype(np.float32),
+        values[:, 4].astype(np.float32),
+        values[:, 5].astype(np.int64),
+        ("car", "truck"),
+    )
+
+
+def ids(tracked: Detections) -> list[int]:
+    assert tracked.ids is not None
+    return tracked.ids.tolist()
+
+
+def tracker(**changes: object) -> ByteTracker:
+    return ByteTracker(TrackerSettings(**{"high_score": 0.5, **changes}))  # type: ignore[arg-type]
+
+
+def car(x: float, score: float = 0.9, class_id: int = 0) -> tuple[float, ...]:
+    return x, 100, x + 50, 140, score, class_id
+
+
+@settings(max_examples=300)
+@given(
+    arrays.arrays(
+        np.float64,
+        st.tuples(st.integers(0, 9), st.integers(0, 9)),
+        elements=st.one_of(st.floats(-1, 1), st.sampled_from([-1.0, 0.0, 0.5, 1.0])),
+    )
+)
+def test_the_assignment_is_exact(weights: np.ndarray) -> None:
+    rows, columns = assign(weights)
+    assert sorted(set(rows.tolist())) == rows.tolist()
+    assert len(set(columns.tolist())) == len(columns)
+    assert (weights[rows, columns] > 0).all()
+    positive = np.maximum(weights, 0.0)
+    best = positive[linear_sum_assignment(positive, maximize=True)].sum()
+    assert weights[rows, columns].sum() == pytest.approx(best)
+
+
+def test_a_large_dense_assignment_is_exact() -> None:
+    weights = np.random.default_rng(1).random((40, 60))
+    best = weights[linear_sum_assignment(weights, maximize=True)].sum()
+    assert weights[assign(weights)].sum() == pytest.approx(best)
+
+
+def test_the_prediction_depends_on_time_and_not_on_the_number_of_steps() -> None:
+    one, many = (Motion.of(np.array([[0.0, 0, 20, 10], [5, 5, 9, 9]])) for _ in range(2))
+    for motion in (one, many):
+        for step in range(1, 4):
+            motion.predict(0.1)
+            motion.update(np.arange(2), np.array([[0.0, 0, 20, 10], [5, 5, 9, 9]]) + 8.0 * step)
+    one.predict(0.5)
+    for _ in range(10):
+        many.predict(0.05)
+    np.testing.assert_allclose(one.mean, many.mean)
+    assert (one.mean[:, 0] > np.array([10.0, 7.0]) + 24.0).all()  # they keep moving
+
+
+def test_overlaps() -> None:
+    boxes = np.array([[0.0, 0, 2, 2], [1, 0, 3, 2], [5, 5, 5, 5]])
+    np.testing.assert_allclose(overlaps(boxes, boxes), [[1, 1 / 3, 0], [1 / 3, 1, 0], [0, 0, 0]])
+    assert overlaps(boxes, boxes[:0]).shape == (3, 0)
+
+
+def test_an_object_keeps_its_identity_while_it_moves() -> None:
+    one = tracker()
+    seen = [ids(one.update(found(car(10 * n), car(600 - 10 * n)), n * 33 * MS)) for n in range(20)]
+    assert seen == [[1, 2]] * 20
+
+
+def test_a_new_object_gets_its_identity_with_its_second_box() -> None:
+    one = tracker()
+    one.update(found(car(0)), 0)
+    assert ids(one.update(found(car(0), car(300)), 33 * MS)) == [1, 0]
+    assert ids(one.update(found(car(0), car(300)), 66 * MS)) == [1, 2]
+    assert ids(one.update(found(car(0), car(300), car(500)), 99 * MS)) == [1, 2, 0]
+    assert ids(one.update(found(car(0), car(300)), 132 * MS)) == [1, 2]  # the third was one false box
+
+
+def test_a_box_of_low_score_continues_a_track_but_starts_none() -> None:
+    one = tracker()
+    one.update(found(car(0), car(300)), 0)
+    kept = one.update(found(car(0), car(300, 0.2), car(600, 0.3), car(900, 0.05)), 33 * MS)
+    assert ids(kept) == [1, 2]
+    assert kept.scores.tolist() == pytest.approx([0.9, 0.2])
+
+
+@pytest.mark.parametrize("gap_ms", [100, 500, 900])
+def test_lost_frames_are_bridged_by_the_stamps(gap_ms: int) -> None:
+    """The object moves 300 pixels/s: after the gap its box does not overlap its last one."""
+    one = tracker()
+    for n in range(30):
+        one.update(found(car(10 * n)), n * 33_333_333)
+    assert ids(one.update(found(car(290 + 0.3 * gap_ms)), 29 * 33_333_333 + gap_ms * MS)) == [1]
+
+
+def test_an_object_without_a_box_for_a_while_keeps_its_identity_and_then_loses_it() -> None:
+    one = tracker(max_lost_s=0.5)
+    one.update(found(car(0)), 0)
+    for n in range(1, 5):
+        assert ids(one.update(found(), n * 100 * MS)) == []
+    assert ids(one.update(found(car(0)), 500 * MS)) == [1]
+    assert ids(one.update(found(), 900 * MS)) == []
+    assert ids(one.update(found(car(0)), 1001 * MS)) == [0]
+    assert ids(one.update(found(car(0)), 1034 * MS)) == [2]
+
+
+def test_classes_are_tracked_apart_unless_across() -> None:
+    apart, across = tracker(), tracker(across_classes=True)
+    for one in (apart, across):
+        one.update(found(car(0)), 0)
+    changed = found(car(0, class_id=1))
+    assert [ids(one.update(changed, 33 * MS)) for one in (apart, across)] == [[0], [1]]
+
+
+def test_a_stamp_a_little_back_is_tolerated_and_one_far_back_starts_again() -> None:
+    one = tracker()
+    one.update(found(car(0)), 100 * S)
+    assert ids(one.update(found(car(0)), 100 * S - 500 * MS)) == [1]
+    assert ids(one.update(found(car(0)), 50 * S)) == [2]  # the recording started again
+    assert ids(one.update(found(car(0)), 50 * S + 33 * MS)) == [2]
+    assert ids(one.update(found(car(0)), 90 * S)) == [0]  # far ahead: the track has ended
+
+
+@pytest.mark.parametrize("row", [(float("nan"), 0, 1, 1, 0.9, 0), (0, 0, float("inf"), 1, 0.9, 0),
+                                 (0, 0, 1, 1, float("nan"), 0), (5, 0, 1, 1, 0.9, 0)])  # fmt: skip
+def test_invalid_boxes_are_refused_and_change_nothing(row: tuple[float, ...]) -> None:
+    one = tracker()
+    one.update(found(car(0)), 0)
+    with pytest.raises(ValueError, match=r"NaN or infinite|x2 < x1"):
+        one.update(found(car(0), row), 33 * MS)
+    assert ids(one.update(found(car(0)), 66 * MS)) == [1]
+
+
+def test_arrays_of_different_lengths_are_refused() -> None:
+    boxes = found(car(0), car(100))
+    with pytest.raises(ValueError, match=r"scores \(1,\)"):
+        tracker().update(Detections(boxes.boxes, boxes.scores[:1], boxes.class_ids, ()), 0)
+
+
+def test_the_number_of_tracks_is_bounded() -> None:
+    one, rng = tracker(max_lost_s=60.0), np.random.default_rng(0)
+    for n in range(4):
+        corner = rng.uniform(0, 1e5, (MAX_BOXES + 200, 2)) + 1e6 * n
+        boxes = np.concatenate([corner, corner + 10], axis=1).astype(np.float32)
+        many = Detections(boxes, np.full(len(boxes), 0.9, np.float32), np.zeros(len(boxes), np.int64), ("car",))
+        for _ in range(2):
+            kept = one.update(many, n * S)
+        assert len(kept) == len(many)
+        assert (kept.ids > 0).sum() <= MAX_BOXES
+        assert len(one._tracks) <= 2 * MAX_BOXES
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-2 * S, 3 * S),
+            st.lists(
+                st.tuples(
+                    st.floats(0, 100, width=32), st.floats(0, 100, width=32), st.floats(0, 60, width=32),
+                    st.floats(0, 60, width=32), st.floats(0, 1, width=32), st.integers(0, 1),
+                ),
+                max_size=8,
+            ),
+        ),
+        max_size=25,
+    ),
+    st.booleans(),
+)  # fmt: skip
+def test_whatever_arrives_no_identity_is_twice_in_a_frame_or_used_again(
+    frames: list[tuple[int, list[tuple[float, ...]]]], across: bool
+) -> None:
+    one, now_ns = tracker(across_classes=across), 10**15
+    last_seen: dict[int, int] = {}
+    for number, (step_ns, rows) in enumerate(frames):
+        now_ns += step_ns
+        boxes = found(*((x, y, x + w, y + h, score, kind) for x, y, w, h, score, kind in rows))
+        tracked = one.update(boxes, now_ns)
+        named = [each for each in ids(tracked) if each]
+        assert len(named) == len(set(named))
+        assert (tracked.scores[np.array(ids(tracked), np.int64) == 0] >= 0.5).all()
+        assert [row[4] for row in rows if row[4] >= 0.5] == [s for s in tracked.scores.tolist() if s >= 0.5]
+        newest = max(last_seen, default=0)
+        for each in named:
+            assert each in last_seen or each > newest
+            last_seen[each] = number
