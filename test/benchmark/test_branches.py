@@ -59,7 +59,7 @@ def test_networks_are_compared_on_threads_and_written_with_their_provenance(tmp_
         assert each["streams_used"]["serial"] == 1
         assert each["streams_used"]["2 streams"] == 2
         assert 0 < each["critical_path_over_serial"] < 1
-        assert each["critical_path_over_serial"] <= each["predicted_over_serial"]["4"]
+        assert each["critical_path_over_serial"] <= each["predicted_over_serial"]["4"] * (1 + 1e-9)
     assert tracker["frames_per_s"]["serial"] == pytest.approx(1e3 / tracker["ms"]["serial"]["p50"])
     assert "frames_per_s" not in encoder
     assert plot.read_bytes().startswith(b"\x89PNG")
