@@ -63,7 +63,7 @@ def measure_load(
     """
     flooded = None if cameras else FLOODED
     cameras = cameras or CAMERAS
-    number = config.device.partition(":")[2]
+    number = config.device.partition(":")[2] if config.device.startswith("cuda") else ""
     with Rig(folder, config, cameras, seed) as rig, GpuWatch(int(number or 0)) as gpu_watch:
         start_cameras(rig)
         if flooded is not None:

@@ -24,19 +24,19 @@ class ConfigError(ValueError):
     """A parameter has a value that is impossible on this machine; the message names both, and what is allowed."""
 
 
-def choose_device(name: str, parameter: str = "device") -> torch.device:
-    """The device with this name. parameter: for messages. Raises ConfigError if there is no such GPU."""
+def choose_device(name: str, given: str = "parameter device is") -> torch.device:
+    """The device with this name. given: begin of the message. Raises ConfigError if there is no such GPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return torch.device("cuda:0" if count else "cpu")
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
-        raise ConfigError(f"parameter {parameter} is '{name}'; allowed: auto, cpu, cuda, cuda:<number>")
+        raise ConfigError(f"{given} '{name}'; allowed: auto, cpu, cuda, cuda:<number>")
     device = torch.device(name)
     if device.type == "cuda":
         index = device.index or 0
         if index >= count:
             raise ConfigError(
-                f"parameter {parameter} is '{name}', but PyTorch sees {count} GPUs here; allowed: auto, cpu"
+                f"{given} '{name}', but PyTorch sees {count} GPUs here; allowed: auto, cpu"
                 + "".join(f", cuda:{number}" for number in range(count))
             )
         return torch.device("cuda", index)

@@ -22,7 +22,7 @@ def unit_of(name: str, parameter: str) -> Unit:
         unit = parse_unit(name)
     except UnitError as error:
         raise ConfigError(f"parameter {parameter} is '{name}': {error}") from None
-    choose_device(unit.device, parameter)
+    choose_device(unit.device, f"parameter {parameter} is")
     return unit
 
 

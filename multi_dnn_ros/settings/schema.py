@@ -422,7 +422,7 @@ class NodeConfig(_Section):
         "auto",
         pattern=_DEVICE,
         description="Device that runs the DNNs without a `dnn.<dnn>.device` of their own. auto: the first GPU, or the "
-        "CPU if there is no GPU. cpu:<threads>: at most this number of threads.",
+        "CPU if there is no GPU. `cpu:<threads>`: the CPU with at most this number of threads.",
         json_schema_extra={"allowed": _DEVICE_FORMS},
     )
     workers: int = Field(
