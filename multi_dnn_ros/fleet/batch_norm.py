@@ -21,7 +21,8 @@ class GlobalBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
-            return super().forward(input)
+            plain: Tensor = super().forward(input)
+            return plain
         axes = [axis for axis in range(input.dim()) if axis != 1]
         values = input.float()
         count = values.new_full((1,), values.numel() / values.shape[1])
@@ -36,7 +37,8 @@ class GlobalBatchNorm(_BatchNorm):
         result = centred * torch.rsqrt(variance + self.eps).view(shape)
         if self.weight is not None:
             result = result * self.weight.view(shape) + self.bias.view(shape)
-        return result.to(input.dtype)
+        normalized: Tensor = result.to(input.dtype)
+        return normalized
 
     @torch.no_grad()
     def _update(self, mean: Tensor, variance: Tensor) -> None:

@@ -74,4 +74,5 @@ def _steps(busy: Floats, idle: Floats, exchange: Floats) -> Floats:
         present = 0.5 * present + 0.5 * np.minimum(residence / step[:, None], 1.0)
         if changed < _TOLERANCE:
             break
-    return step
+    result: Floats = step
+    return result

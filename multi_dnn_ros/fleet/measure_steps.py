@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import FileStore
 from torch.nn import functional as F
 
 from multi_dnn_ros.common.errors import CommandError
@@ -137,7 +138,7 @@ def _exchange(rank: int, devices: Sequence[str], store: str, queue: Any) -> None
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2,
+        "nccl" if device.type == "cuda" else "gloo", store=FileStore(store, 2), rank=rank, world_size=2,
         timeout=_TIMEOUT,
     )  # fmt: skip
     times = []

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.common.error_text import summarize_error
@@ -195,10 +196,10 @@ class Rank:
             torch.cuda.empty_cache()
 
     def _join_group(self, members: list[int], name: str) -> None:
-        store = dist.TCPStore("127.0.0.1", self.setup.port, is_master=False, timeout=_TIMEOUT)
+        store = TCPStore("127.0.0.1", self.setup.port, is_master=False, timeout=_TIMEOUT)
         dist.init_process_group(
             "nccl" if self._device.type == "cuda" else "gloo",
-            store=dist.PrefixStore(f"{self.setup.prefix}/{name}", store),
+            store=PrefixStore(f"{self.setup.prefix}/{name}", store),
             rank=members.index(self.setup.rank), world_size=len(members), timeout=_TIMEOUT,
         )  # fmt: skip
 

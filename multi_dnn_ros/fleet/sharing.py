@@ -1,9 +1,9 @@
 """Decides the shares of every period: proposes a change, keeps it if it helped, and takes it back otherwise.
 
 Algorithms 1 and 2 (:mod:`multi_dnn_ros.fleet.shares`) look one period back, and may alternate between two allocations
-forever. Here every change is a trial of one period, and an allocation that did not help is not proposed again while
-the set of jobs is the same. A kept change lowers the slow-down of the job that moved by at least `gain`, and harms only
-jobs that stay better off than that one was, so the number of changes is finite.
+forever. Here every change is a trial of a part of a period, and an allocation that did not help is not proposed again
+while the set of jobs is the same. A kept change lowers the slow-down of the job that moved by at least `gain`, and harms
+only jobs that stay better off than that one was, so the number of changes is finite.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from multi_dnn_ros.fleet.shares import (
     within,
 )
 
+#: Part of a period after which a change is judged: most changes do not help, and last no longer than necessary.
+TRIAL_PART = 1 / 6
 #: Jobs, from the largest slow-down down, for which changes are proposed in one period.
 _JOBS = 8
 
@@ -52,7 +54,9 @@ class _Trial:
 
 @dataclass
 class Sharing:
-    """gain: least relative reduction of a slow-down for which a change is kept."""
+    """gain: least relative reduction of a slow-down for which a change is kept. waste: relative rise of the sum of all
+    slow-downs that is accepted for it.
+    """
 
     thresholds: Thresholds = field(default_factory=Thresholds)
     gain: float = 0.02
@@ -60,6 +64,11 @@ class Sharing:
     _jobs: frozenset[str] = frozenset()
     _rejected: set[tuple[tuple[str, Shares], ...]] = field(default_factory=set)
     _trial: _Trial | None = None
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether the last decision is a change that is to be judged."""
+        return self._trial is not None
 
     def decide(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 
 from multi_dnn_ros.fleet.contention import Load, Rates, alone_s, predict
 from multi_dnn_ros.fleet.shares import TENTHS, Allocation, Shares, Thresholds, even, start_shares, used
-from multi_dnn_ros.fleet.sharing import Decision, Sharing
+from multi_dnn_ros.fleet.sharing import TRIAL_PART, Decision, Sharing
 from multi_dnn_ros.fleet.slowdown import Progress
 from multi_dnn_ros.fleet.step_times import Interconnect
 
@@ -148,7 +148,7 @@ class _Simulation:
                 decision = self._decide(rates)
                 rates = self._rates()
                 if self.now >= next_decision:
-                    next_decision = self.now + self.fleet.period_s
+                    next_decision = self.now + self.fleet.period_s * (TRIAL_PART if self.sharing.on_trial else 1.0)
                     samples.append(Sample(self.now, self._slow_downs(rates), rates.use, decision.reason))
                     if watch is not None:
                         watch(samples[-1])

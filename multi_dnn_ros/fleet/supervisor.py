@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from multi_dnn_ros.fleet.job_processes import JobProcesses, RankMain, wait_for_messages
 from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFileError, read_jobs_file
@@ -16,7 +16,7 @@ from multi_dnn_ros.fleet.messages import Ended, Failed, Held, Message, Report
 from multi_dnn_ros.fleet.rank_process import main
 from multi_dnn_ros.fleet.running_job import RunningJob
 from multi_dnn_ros.fleet.shares import TENTHS, Shares, even, used, whole, within
-from multi_dnn_ros.fleet.sharing import Sharing
+from multi_dnn_ros.fleet.sharing import TRIAL_PART, Sharing
 from multi_dnn_ros.fleet.unit_use import UnitUse
 from multi_dnn_ros.planning.batch_units import Unit
 
@@ -55,7 +55,7 @@ class Supervisor:
         self._begin = self._tick = time.monotonic()
         self._decided = self._begin
         self._phases: list[Shares] = []
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._admit(self._file.jobs)
 
     @property
@@ -121,7 +121,7 @@ class Supervisor:
             starting = [job for job in self._running() if job.memory.status == "starting"]
             if starting:
                 self._start(starting[0])
-            elif now - self._decided >= self._file.period_s:
+            elif now - self._decided >= self._file.period_s * (TRIAL_PART if self._sharing.on_trial else 1.0):
                 self._decide()
 
     def _running(self) -> list[RunningJob]:
@@ -174,8 +174,8 @@ class Supervisor:
             job for job in new.jobs if job.name not in self.jobs or self.jobs[job.name].memory.status == "cancelled"
         ]
         self._admit(added)
-        for job in added:
-            self.say(f"{job.name}: added")
+        for each in added:
+            self.say(f"{each.name}: added")
 
     def _cancel(self, job: RunningJob) -> None:
         self._stop(job)

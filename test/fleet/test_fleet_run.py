@@ -54,7 +54,7 @@ def test_a_fleet_with_an_added_a_cancelled_a_bad_and_a_too_large_job(job: FleetJ
     assert "c: added" in lines
     assert "c: cancelled; its checkpoint is kept" in lines
     assert (tmp_path / "runs/c/checkpoint.pt").is_file()
-    assert len(supervisor.jobs["a"].losses) == 60
+    assert len(supervisor.jobs["a"].losses) == a.steps
     figures = supervisor.figures()
     for decision in figures["decisions"]:
         assert all(sum(shares) == 10 for shares in decision["shares"].values())

@@ -39,7 +39,7 @@ def test_a_file_is_read_with_defaults(tmp_path: Path) -> None:
         ),
         ({"jobs": [{**JOB, "epochs": 3}]}, "job 'a': give either epochs or steps"),
         ({"jobs": [{key: JOB[key] for key in JOB if key != "data"}]}, "job 'a': key 'data' is missing"),
-        ({"jobs": [JOB, JOB]}, "several jobs are named a"),
+        ({"jobs": [JOB, dict(JOB)]}, "several jobs are named a"),
         ({"jobs": []}, "jobs = []"),
         ({"jobs": [{**JOB, "name": "../x"}]}, "name = '../x'"),
         ("[1, 2]", "expected a mapping with the key `jobs`, found list"),

@@ -103,7 +103,7 @@ def test_slow_downs_that_are_nearly_equal_change_nothing() -> None:
 def test_use_decides_before_slow_downs() -> None:
     allocation = {"a": (10, 0), "b": (10, 0)}
     assert manage(allocation, {"a": 4.0, "b": 2.0}, [1.0, 0.2], THRESHOLDS)["a"] == (0, 10)
-    assert manage({"a": (5, 5), "b": (10, 0)}, {"a": 4.0, "b": 2.0}, [0.9, 0.85], THRESHOLDS)["a"] == (3, 7)
+    assert manage({"a": (5, 5), "b": (0, 10)}, {"a": 4.0, "b": 2.0}, [0.9, 0.85], THRESHOLDS)["a"] == (3, 7)
 
 
 def test_more_tenths_move_the_further_the_slow_down_is_from_the_middle() -> None:

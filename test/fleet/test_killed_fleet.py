@@ -1,0 +1,54 @@
+"""The command is killed at once, as by a power loss, and given again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import yaml
+
+from multi_dnn_ros.common.processes import Child
+from multi_dnn_ros.fleet.job_training import JobTraining
+from multi_dnn_ros.fleet.jobs_file import FleetJob
+
+_PATIENCE_S = 240.0
+
+
+@pytest.mark.long
+def test_a_killed_fleet_continues_with_the_same_losses(job: FleetJob, tmp_path: Path) -> None:
+    job = job.model_copy(update={"steps": 120, "checkpoint_every_s": 0.2})
+    content = {"period_s": 0.5, "jobs": [job.model_dump(mode="json", exclude_defaults=True)]}
+    (tmp_path / "jobs.yaml").write_text(yaml.safe_dump(content))
+    arguments = ["fleet", str(tmp_path / "jobs.yaml"), "--units", "cpu:1,cpu:1", "--folder", str(tmp_path / "runs")]
+    checkpoint = tmp_path / "runs/a/checkpoint.pt"
+    with Child("first", arguments, tmp_path / "first.log", {}) as first:
+        wait_until(checkpoint.is_file)
+        ranks = psutil.Process(first.pid).children(recursive=True)
+        assert ranks
+        first.send(signal.SIGKILL)
+        wait_until(lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks))
+    done = torch.load(checkpoint, weights_only=True)["done"]
+    assert 0 < done < job.steps
+    with Child("second", [*arguments, "--output", str(tmp_path / "out.json")], tmp_path / "second.log", {}) as second:
+        wait_until(lambda: second.exit_code() is not None)
+        assert second.exit_code() == 0, second.log.read_text()
+    (result,) = json.loads((tmp_path / "out.json").read_text())["jobs"]
+    assert result["status"] == "finished"
+    alone = JobTraining(job, torch.device("cpu"))
+    alone.take((10,), 0)
+    while alone.done < alone.total:
+        alone.step()
+    assert result["losses"] == pytest.approx(alone.losses, rel=0.01)
+
+
+def wait_until(true: object) -> None:
+    assert callable(true)
+    deadline = time.monotonic() + _PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
