@@ -23,17 +23,16 @@ from multi_dnn_ros.models.dnn import Dnn, Output, Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.label_names import configured_labels, suggestion
 from multi_dnn_ros.models.output_parts import OutputPart, output_parts
+from multi_dnn_ros.models.seen_part import view_of
 from multi_dnn_ros.models.sources import load_source, outline_source
-from multi_dnn_ros.settings.image_parts import tile_counts
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
 from multi_dnn_ros.vision.decoders.layout import Difference, Layout
 from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
-from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import OutputError
-from multi_dnn_ros.vision.view import WHOLE, View
+from multi_dnn_ros.vision.view import View
 
 T = TypeVar("T")
 
@@ -176,33 +175,10 @@ def interface_of(source: Source, name: str, config: DnnConfig) -> Interface:
     preprocess = collected(_preprocess, name, config, source, decoder)
     if decoder is not None and labels is not None:
         collected(_check_classes, name, config, decoder, labels)
-    view = collected(_view, name, config, decoder)
+    view = collected(view_of, name, config, decoder)
     if problems or decoder is None or labels is None or preprocess is None or view is None:
         raise ModelError("\n".join(problems))
     return Interface(decoder, labels, preprocess, view)
-
-
-def _view(name: str, config: DnnConfig, decoder: DecoderSpec | None) -> View:
-    columns, rows = tile_counts(config.tiles)
-    if not config.crop and columns * rows == 1:
-        return WHOLE
-    dnn = name.partition(".")[0]
-    crop = (config.crop[0], config.crop[1], config.crop[2], config.crop[3]) if config.crop else None
-    view = View(crop, columns, rows, config.tile_overlap, f"parameter dnn.{dnn}.crop")
-    if decoder is None:
-        return view
-    kind = RESULT_KINDS.get(decoder.result_kind)
-    where = f"results of dnn.{name} (kind '{kind.name}', decoder {decoder.name})"
-    if crop is not None and kind.place is None:
-        raise ModelError(
-            f"parameter dnn.{dnn}.crop is {config.crop}, but {where} cannot be placed in the image; allowed: []"
-        )
-    if view.tiles > 1 and (kind.place is None or kind.merge is None):
-        raise ModelError(
-            f"parameter dnn.{dnn}.tiles is '{config.tiles}', but {where} of several tiles cannot be merged; "
-            "allowed: 1x1"
-        )
-    return view
 
 
 def _check_classes(name: str, config: DnnConfig, decoder: DecoderSpec, labels: tuple[str, ...]) -> None:

@@ -139,8 +139,8 @@ def pairwise_iou(one: Floats, two: Floats) -> Floats:
     common = (high - low).clip(0).prod(-1)
     areas = [(boxes[:, 2:] - boxes[:, :2]).clip(0).prod(-1) for boxes in (one, two)]
     union = areas[0][:, None] + areas[1][None, :] - common
-    ratio: Floats = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
-    return ratio
+    iou: Floats = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
+    return iou
 
 
 def _suppressed(boxes: Floats, scores: Floats, class_ids: npt.NDArray[np.int64], threshold: float) -> list[int]:

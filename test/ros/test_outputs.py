@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return exported(tmp_path_factory.mktemp("model"))
 
 
-def settings(model: Path, **own: Any) -> dict[str, Any]:
+def settings(model: Path, /, **own: Any) -> dict[str, Any]:
     """A node with the DNN `road`. own: its parameters, with __ for a dot."""
     values = {"model": str(model), "role": "road", "labels": LABELS, "resize": "stretch", "backend": "eager",
               "jobs": 2, **own}  # fmt: skip

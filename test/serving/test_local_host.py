@@ -89,8 +89,9 @@ def test_description_and_progress(serving: Callable[..., Session]) -> None:
     description = session.description
     assert description.device == "cpu"
     assert description.dnns["object"].cameras == ("front", "rear")
-    assert description.dnns["object"].labels == ("thing", "other")
-    assert description.dnns["object"].own_threshold == 0.25
+    (result,) = description.dnns["object"].results.values()
+    assert result.labels == ("thing", "other")
+    assert result.own_threshold == 0.25
     assert description.versions["torch"]
     assert [(report.ready, report.total) for report in session.reports][:2] == [(1, 2), (2, 2)]
     assert session.host.memory()["resident memory (bytes)"] > 0
