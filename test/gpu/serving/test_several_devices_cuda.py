@@ -1,4 +1,4 @@
-"""A DNN on a GPU and the CPU at once, and the choice between the two; the twin on the CPU is test_several_devices.py."""
+"""A DNN on a GPU and the CPU at once, and the choice between the two; on a CPU: test_several_devices.py."""
 
 from __future__ import annotations
 
