@@ -49,7 +49,9 @@ setup(
         "plots": ["matplotlib>=3.5"],
         # Many recordings on several hosts.
         "cluster": ["ray>=2.9,<3"],
-        "all": ["multi_dnn_ros[cluster,offline,onnx,plots]"],
+        # Power, heat and clocks of NVIDIA GPUs in the diagnostics.
+        "nvml": ["nvidia-ml-py>=12"],
+        "all": ["multi_dnn_ros[cluster,nvml,offline,onnx,plots]"],
         "test": [
             "multi_dnn_ros[all]",
             "hypothesis>=6.80",

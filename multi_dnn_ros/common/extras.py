@@ -15,6 +15,7 @@ EXTRA_OF: Mapping[str, str] = {
     "matplotlib": "plots",
     "onnx2torch": "onnx",
     "pycocotools": "offline",
+    "pynvml": "nvml",
     "ray": "cluster",
     "scipy": "offline",
     "sklearn": "offline",

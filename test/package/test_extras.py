@@ -27,7 +27,7 @@ from multi_dnn_ros.training.__main__ import main as training
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Top-level modules that neither setup.py nor an extra brings: those of ROS 2, and of Python 3.14's standard library.
-BROUGHT_OTHERWISE = re.compile(r"rclpy|cv_bridge|\w+_msgs|\w+_interfaces|rosidl_\w+|rpyutils|ament_\w+|compression")
+BROUGHT_OTHERWISE = re.compile(r"rclpy|cv_bridge|\w+_msgs|\w+_srvs|\w+_interfaces|rosidl_\w+|rpyutils|ament_\w+|compression")
 SERVE = """
 import sys
 import numpy as np
@@ -87,7 +87,7 @@ def extras(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     distribution = metadata.Distribution.at(folder / "multi_dnn_ros.egg-info")
     texts = distribution.requires or []
     given = set(distribution.metadata.get_all("Provides-Extra") or [])
-    assert given == {"cluster", "offline", "onnx", "plots", "all", "test"}
+    assert given == {"cluster", "nvml", "offline", "onnx", "plots", "all", "test"}
 
     def of(extra: str) -> Iterator[str]:
         for requirement in map(Requirement, texts):
@@ -110,7 +110,7 @@ def names(requirements: set[str]) -> set[str]:
 
 
 def test_all_is_the_union_and_test_brings_it(extras: dict[str, set[str]]) -> None:
-    assert extras["all"] == extras["cluster"] | extras["offline"] | extras["onnx"] | extras["plots"]
+    assert extras["all"] == set().union(*(extras[name] for name in ("cluster", "nvml", "offline", "onnx", "plots")))
     assert extras["all"] < extras["test"]
     assert extras["plots"] < extras["offline"]  # its reports hold pictures
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from multi_dnn_ros.common.extras import MissingExtra, optional
 from multi_dnn_ros.ros.board.sensors import Faults, Reading, Source, Value
 
 #: Bits of nvmlDeviceGetCurrentClocksThrottleReasons that mean heat or a power failure, and their text. The ordinary
@@ -56,9 +57,12 @@ class NvmlGpus:
 def nvml_sources(faults: Faults) -> list[Source]:
     """The GPUs; none without the package, the driver or a GPU, which is no fault."""
     try:
-        import pynvml  # optional, and slow on a machine with many GPUs
-
+        with optional("the power of NVIDIA GPUs"):
+            import pynvml  # slow on a machine with many GPUs
+    except MissingExtra:
+        return []
+    try:
         pynvml.nvmlInit()
         return [NvmlGpus(pynvml, faults)]
-    except Exception:  # ImportError; NVMLError without a driver
+    except pynvml.NVMLError:  # no driver, or no GPU
         return []
