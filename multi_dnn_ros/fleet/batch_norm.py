@@ -24,7 +24,7 @@ class GlobalBatchNorm(_BatchNorm):
             plain: Tensor = super().forward(input)
             return plain
         axes = [axis for axis in range(input.dim()) if axis != 1]
-        values = input.float()
+        values = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         count = values.new_full((1,), values.numel() / values.shape[1])
         sums = all_reduce(torch.cat([values.sum(axes), count]))
         total = sums[-1].detach()
