@@ -26,10 +26,24 @@ _MEASURES = {
 }
 
 
+#: Agreement of a row of the table.
+LEAST = 0.99
+
+
 def table(content: dict[str, Any]) -> str:
-    """Markdown, a row for each model that could be run."""
-    lines = [HEADER, ("---",) * len(HEADER), *map(_row, content["rows"])]
+    """Markdown, a row for each model that agrees with its reference."""
+    rows = [_row(row) for row in content["rows"] if row["agreement"] >= LEAST]
+    lines = [HEADER, ("---",) * len(HEADER), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def others(content: dict[str, Any]) -> str:
+    """The models that are not in the table, with the agreement, and those that could not be run."""
+    below = [f"{row['name']} {row['agreement']:.3f}" for row in content["rows"] if row["agreement"] < LEAST]
+    failed = [row["name"] for row in content["failed"]]
+    parts = [f"below {LEAST}: {', '.join(below)}"] if below else []
+    parts += [f"not run: {', '.join(failed)}"] if failed else []
+    return f"Not in the table: {'; '.join(parts)}." if parts else ""
 
 
 def _row(row: dict[str, Any]) -> tuple[str, ...]:
@@ -42,4 +56,5 @@ def _row(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    print(table(json.loads(RESULTS.read_text())), end="")
+    measured = json.loads(RESULTS.read_text())
+    print(f"{table(measured)}\n{others(measured)}")
