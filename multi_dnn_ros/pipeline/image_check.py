@@ -56,13 +56,12 @@ def image_check_problems(name: str, settings: DnnConfig) -> Iterator[str]:
             yield from (f"parameter dnn.{name}.check_against: {line}" for line in str(error).splitlines())
 
 
-@dataclass
+@dataclass(frozen=True)
 class ImageCheck:
-    """The comparison of one DNN. original: the DNN to compare with, on the CPU in float32; against: its name."""
+    """The comparison of one DNN. against: name of what it is compared with; expected: its results for the images."""
 
     dnn: Dnn
     settings: DnnConfig
-    original: Dnn
     against: str
     images: list[torch.Tensor]
     expected: list[Any]
@@ -139,7 +138,7 @@ def _prepare(dnn: Dnn, settings: DnnConfig) -> ImageCheck:
         expected = [_eager(original, image) for image in images]
     except OutputError as error:
         raise ConfigError(f"{where}: {model or settings.model} in float32: {error}") from None
-    return ImageCheck(dnn, settings, original, model or f"{settings.model} in float32", images, expected)
+    return ImageCheck(dnn, settings, model or f"{settings.model} in float32", images, expected)
 
 
 def _of_original(settings: DnnConfig, model: str) -> DnnConfig:
