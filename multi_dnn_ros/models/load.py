@@ -288,8 +288,14 @@ def _try(dnn: Dnn, config: DnnConfig) -> None:
         ) from None
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     for name, output in dnn.outputs.items():
-        picked = tensors if output.raw_outputs is None else [tensors[number] for number in output.raw_outputs]
-        _check_outputs(output.decoder, picked, f"{dnn.name}.output.{name}" if name else dnn.name, config)
+        where = f"{dnn.name}.output.{name}" if name else dnn.name
+        numbers = range(len(tensors)) if output.raw_outputs is None else output.raw_outputs
+        if missing := [number for number in numbers if number >= len(tensors)]:
+            raise ModelError(
+                f"parameter dnn.{where}.raw_outputs names '{missing[0]}', but {config.model} has {len(tensors)} raw "
+                f"outputs; allowed: 0 to {len(tensors) - 1}"
+            )
+        _check_outputs(output.decoder, [tensors[number] for number in numbers], where, config)
 
 
 def _check_outputs(decoder: Decoder, outputs: list[torch.Tensor], name: str, config: DnnConfig) -> None:

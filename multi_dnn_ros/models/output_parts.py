@@ -12,13 +12,12 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.settings.dnn_parameters import REPLACED_BY_OUTPUTS
 from multi_dnn_ros.settings.schema import DnnConfig, OutputConfig
 from multi_dnn_ros.vision.decoders.registry import DECODERS
 
 #: Role of a result: a label without defaults.
 _ROLE = "network"
-#: Parameters of the DNN that each result has instead.
-_REPLACED = ("decoder", "keep", "score_threshold", "iou_threshold", "max_detections")
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def output_parts(source: Source, name: str, config: DnnConfig) -> dict[str, Outp
     if not config.outputs:
         return {"": OutputPart(name, source, config, None)}
     problems = []
-    for field in _REPLACED:
+    for field in REPLACED_BY_OUTPUTS:
         value = getattr(config, field)
         if value != DnnConfig.model_fields[field].get_default(call_default_factory=True):
             problems.append(
@@ -72,7 +71,7 @@ def output_parts(source: Source, name: str, config: DnnConfig) -> dict[str, Outp
 def _settings(config: DnnConfig, output: OutputConfig) -> DnnConfig:
     """The DNN's settings with those of one result. Its labels are the decoder's, if it has some, before the DNN's."""
     named = DECODERS.get(output.decoder).default_labels if output.decoder != "auto" else ()
-    own = {field: getattr(output, field) for field in _REPLACED}
+    own = {field: getattr(output, field) for field in REPLACED_BY_OUTPUTS}
     labels = output.labels or list(named) or config.labels
     return config.model_copy(update={**own, "labels": labels, "role": _ROLE, "outputs": {}})
 

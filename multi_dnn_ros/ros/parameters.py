@@ -11,6 +11,7 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.settings.dnn_parameters import REPLACED_BY_OUTPUTS
 from multi_dnn_ros.settings.flat_parameters import Reading, read_parameters
 from multi_dnn_ros.settings.parameter_fields import (
     DEFAULT_CAMERAS,
@@ -174,12 +175,23 @@ class NodeParameters:
         if value is None:
             raise ParameterError([f"parameter {name} cannot be deleted; allowed: {field.allowed}"])
         checked = self._checked(name, value)
+        if checked != field.default:
+            self._check_effect(name)
         if self._locked and not field.runtime and checked != self._checked(name, self._node.get_parameter(name).value):
             raise ParameterError(
                 [
                     f"parameter {name} is read-only while the node is configured; "
                     f"`ros2 lifecycle set {self._node.get_fully_qualified_name()} cleanup` first"
                 ]
+            )
+
+    def _check_effect(self, name: str) -> None:
+        """Raise ParameterError for a parameter of a DNN that its outputs have instead."""
+        kind, _, rest = name.partition(".")
+        dnn, _, own = rest.partition(".")
+        if kind == "dnn" and own in REPLACED_BY_OUTPUTS and self._outputs_of([dnn], {})[dnn]:
+            raise ParameterError(
+                [f"parameter {name} has no effect with dnn.{dnn}.{OUTPUTS}; set dnn.{dnn}.output.<output>.{own}"]
             )
 
     def _changed(self, parameters: list[Parameter]) -> None:

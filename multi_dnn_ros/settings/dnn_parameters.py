@@ -6,6 +6,9 @@ from typing import Any
 
 from multi_dnn_ros.settings.schema import DnnConfig
 
+#: Parameters of a DNN that have no effect if it has outputs, which have these parameters themselves.
+REPLACED_BY_OUTPUTS = ("decoder", "keep", "score_threshold", "iou_threshold", "max_detections")
+
 
 def assign(settings: DnnConfig, name: str, value: Any) -> tuple[str, str]:
     """Set a parameter of a DNN, or of one of its outputs: `output.<output>.<field>`.
