@@ -31,6 +31,7 @@ from multi_dnn_ros.graph.stream_plan import plan_streams
 from multi_dnn_ros.pipeline.choices import choose_backend
 
 SERIAL = "serial"
+ONE_THREAD = "one thread"
 MERGED = "merged"
 INDUCTOR = "inductor"
 
@@ -49,8 +50,8 @@ def measure_branches(
     """Milliseconds of one image, for each network in order and on each number of streams.
 
     On a GPU each condition is one captured graph, and a sample is the mean of ten replays without gaps. On a CPU the
-    streams are threads, which divide the cores; the serial baseline uses all cores in each operation. Every condition
-    runs once per round, in random order. streams: besides the serial baseline. size: (width, height) of the images;
+    streams are threads, which divide the cores; the serial baseline uses all cores in each operation, and is also run
+    on one thread. Every condition runs once per round, in random order. streams: besides the serial baseline. size: (width, height) of the images;
     None: that of each network. inductor: also Inductor's graph, without branches. Raises ValueError if a condition's
     outputs differ from the serial ones, or if branches cannot be used.
     """
@@ -171,10 +172,10 @@ def _on_cpu(
     stage = _stage(network.module, network.inputs)
     made: dict[str, Stage] = {SERIAL: _eager(stage, network.inputs, device)}
     used = {SERIAL: 1}
-    for count in streams:
-        threads = ThreadedStage(stage, count, max(1, cpu_count() // count))
+    for name, count in ((ONE_THREAD, 1), *((_name(count), count) for count in streams)):
+        threads = ThreadedStage(stage, count, max(1, cpu_count() // count) if count > 1 else 1)
         stack.callback(threads.close)
-        made[_name(count)], used[_name(count)] = threads, threads.threads
+        made[name], used[name] = threads, threads.threads
     if network.merged is not None:
         made[MERGED] = _eager(_stage(network.merged, network.inputs), network.inputs, device)
         used[MERGED] = 1

@@ -50,8 +50,8 @@ def test_networks_are_compared_on_threads_and_written_with_their_provenance(tmp_
     assert figures["command"].split()[0] == "multi-dnn"
     assert figures["versions"]["torch"]
     encoder, tracker = figures["networks"]
-    assert set(encoder["ms"]) == {"serial", "2 streams", "4 streams", "merged"}
-    assert set(tracker["ms"]) == {"serial", "2 streams", "4 streams"}
+    assert set(encoder["ms"]) == {"serial", "one thread", "2 streams", "4 streams", "merged"}
+    assert set(tracker["ms"]) == {"serial", "one thread", "2 streams", "4 streams"}
     for each in figures["networks"]:
         assert all(times["samples"] == 2 and times["min"] > 0 for times in each["ms"].values())
         for name, ratio in each["over_serial"].items():
