@@ -242,8 +242,8 @@ def test_sessions_share_the_memory_of_their_activations() -> None:
     """Of two DNNs, each four jobs and the whole network, one session runs at a time."""
     layers = [nn.Conv2d(3 if place == 0 else 16, 16, 3, padding=1) for place in range(4)]
     wide = nn.Sequential(*layers).eval()
-    inputs = (torch.zeros(1, 3, 320, 320),)
-    layer_bytes = 16 * 320 * 320 * 4
+    inputs = (torch.zeros(1, 3, 512, 512),)
+    layer_bytes = 16 * 512 * 512 * 4
     gc.collect()
     before = psutil.Process().memory_info().rss
     chains = [sessions(wide, inputs, 4) for _ in range(2)]

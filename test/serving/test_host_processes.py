@@ -255,6 +255,7 @@ def test_runtime_parameters_reach_a_standby_and_a_replacement(make: Callable[...
     rig.until(lambda: sizes[-1] == 1, "a result with a box")
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_a_segfault_loses_only_the_frames_in_progress(make: Callable[..., HostRig]) -> None:
     rig = make("lane", "object", standby="hot").start()
     rig.wait_standby("hot, ready")
