@@ -202,26 +202,21 @@ def test_a_device_that_does_not_exist_is_refused_and_nothing_is_left(devices: di
     host.close()
 
 
-def test_placement_auto_measures_every_device_and_logs_the_table(caplog: pytest.LogCaptureFixture) -> None:
+def test_placement_auto_measures_every_device_and_logs_the_table(
+    make: Callable[..., _Rig], caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "multi_dnn_ros")
-    config = on_devices({"object": ["cpu:1", "cpu:2"], "pedestrian": ["cpu:1", "cpu:2"]}, placement="auto")
-    rig = _Rig(config, device_pipelines.build_by_device)
-    try:
-        # 20 and 40 ms per frame at 30 Hz: together on cpu:1 120 %, one on each 60 % and 120 %.
-        assert rig.description.device in ("cpu:1", "cpu:1, cpu:2")
-        (table,) = [record.getMessage() for record in caplog.records if "placement" in record.getMessage()]
-        assert "cpu:1: ms, memory, load" in table
-        assert "all DNNs on cpu:2: " in table
-        rig.start()
-        rig.traffic.stop()
-    finally:
-        rig.close()
+    both = ["cpu:1", "cpu:2"]
+    rig = make({"object": both, "pedestrian": both}, placement="auto").start()
+    # 20 and 40 ms per frame at 30 Hz: both on cpu:1 need 120 %, one on each 60 and 120 %.
+    assert rig.description.device in ("cpu:1", "cpu:1, cpu:2", "cpu:2, cpu:1")
+    (table,) = [text for record in caplog.records if "deadline" in (text := record.getMessage())]
+    assert "cpu:1: ms, memory, load" in table
+    assert "all DNNs on cpu:2: " in table
+    assert len(engine_pids()) == len(rig.host.statuses())  # those that measured have ended
 
 
-def test_placement_auto_prefers_the_device_on_which_the_deadline_holds() -> None:
-    config = on_devices({"object": ["cpu:2", "cpu:1"]}, placement="auto")
-    rig = _Rig(config, device_pipelines.build_by_device)
-    try:
-        assert rig.description.device == "cpu:1"
-    finally:
-        rig.close()
+def test_placement_auto_chooses_the_faster_device(make: Callable[..., _Rig]) -> None:
+    rig = make({"object": ["cpu:2", "cpu:1"]}, placement="auto").start()
+    assert rig.description.device == "cpu:1"
+    assert rig.by_pid().keys() == {rig.pid_of("cpu:1")}
