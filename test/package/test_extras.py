@@ -164,7 +164,8 @@ def test_serving_builtin_dnns_imports_no_optional_library() -> None:
     served, *modules = done.stdout.splitlines()[-1].split()
     assert int(served) == 3
     assert "torch" in modules
-    assert set(modules) & {*EXTRA_OF, "torchmetrics"} == set()
+    # PyTorch itself imports pynvml where it is installed.
+    assert set(modules) & {*EXTRA_OF, "torchmetrics"} - {"pynvml"} == set()
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["camera", "--help"], ["run", "--help"]], ids=" ".join)
