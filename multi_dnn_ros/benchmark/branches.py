@@ -51,9 +51,9 @@ def measure_branches(
 
     On a GPU each condition is one captured graph, and a sample is the mean of ten replays without gaps. On a CPU the
     streams are threads, which divide the cores; the serial baseline uses all cores in each operation, and is also run
-    on one thread. Every condition runs once per round, in random order. streams: besides the serial baseline. size: (width, height) of the images;
-    None: that of each network. inductor: also Inductor's graph, without branches. Raises ValueError if a condition's
-    outputs differ from the serial ones, or if branches cannot be used.
+    on one thread. Every condition runs once per round, in random order. streams: besides the serial baseline. size:
+    (width, height) of the images; None: that of each network. inductor: also Inductor's graph, without branches. Raises
+    ValueError if a condition's outputs differ from the serial ones, or if branches cannot be used.
     """
     for name in names:
         network = make_network(name, size, seed)
