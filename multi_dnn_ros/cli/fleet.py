@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _DETAILS = """\
 Every training of the file runs as one process per unit. Its mini-batch is divided over the units in tenths, and every
-period the tenths of the training with the largest slow-down may change, so that all are slowed down alike. Which unit
-computes an image does not change what is learned.
+period the tenths of the training with the largest slow-down may change, so that all are slowed down alike. Each image
+counts the same in the gradients, whichever unit computes it.
 
 The file is read again when it changes: new jobs are added, jobs that are no longer in it are cancelled. An interrupted
 fleet continues from its checkpoints when the same command is given again. All units are on this machine.
