@@ -50,6 +50,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "yolov5": "multi_dnn_ros.vision.decoders.yolov5:SPEC",
         "yolox": "multi_dnn_ros.vision.decoders.yolox:SPEC",
         "yolo_masks": "multi_dnn_ros.vision.decoders.yolo_masks:SPEC",
+        "yolo_instances": "multi_dnn_ros.vision.decoders.yolo_instances:SPEC",
         "end_to_end": "multi_dnn_ros.vision.decoders.end_to_end:SPEC",
         "nanodet": "multi_dnn_ros.vision.decoders.nanodet:SPEC",
         "nanodet_plus": "multi_dnn_ros.vision.decoders.nanodet_plus:SPEC",
@@ -78,6 +79,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "lanes": "multi_dnn_ros.vision.result_kinds.lanes:KIND",
         "detections": "multi_dnn_ros.vision.result_kinds.detections:KIND",
         "semantic_mask": "multi_dnn_ros.vision.result_kinds.semantic_mask:KIND",
+        "instance_masks": "multi_dnn_ros.vision.result_kinds.instance_masks:KIND",
         "drivable_area": "multi_dnn_ros.vision.result_kinds.drivable_area:KIND",
     },
 }

@@ -13,7 +13,7 @@ from sensor_msgs.msg import CompressedImage, Image, PointCloud2, PointField
 from std_msgs.msg import Header
 from vision_msgs.msg import Detection2D, Detection2DArray, ObjectHypothesisWithPose
 
-from multi_dnn_ros.vision.results import NO_CLASS, Detections, Lanes, Mask
+from multi_dnn_ros.vision.results import NO_CLASS, Detections, InstanceMasks, Lanes, Mask
 
 try:
     from vision_msgs.msg import LabelInfo as LabelInfo
@@ -69,6 +69,16 @@ def lane_mask_message(lanes: Lanes, header: Header) -> Image:
 def class_mask_message(mask: Mask, header: Header) -> Image:
     """sensor_msgs/Image mono8: each pixel is the number of its class, 255 for none."""
     return image_message(mask.pixels, "mono8", header)
+
+
+def instance_boxes_message(instances: InstanceMasks, header: Header) -> Detection2DArray:
+    """As :func:`detections_message`, of the boxes of the instances."""
+    return detections_message(instances.detections, header)
+
+
+def instance_mask_message(instances: InstanceMasks, header: Header) -> Image:
+    """sensor_msgs/Image mono8: each pixel is the place of its box in the Detection2DArray, from 1; 0 for none."""
+    return image_message(instances.pixels, "mono8", header)
 
 
 def area_mask_message(mask: Mask, header: Header) -> Image:

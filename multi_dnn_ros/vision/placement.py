@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from multi_dnn_ros.vision.results import Detections, Lane, Lanes, Mask
+from multi_dnn_ros.vision.results import Detections, InstanceMasks, Lane, Lanes, Mask
 from multi_dnn_ros.vision.view import Window
 
 
@@ -25,6 +25,11 @@ def place_lanes(found: Lanes, window: Window, size: tuple[int, int]) -> Lanes:
 def place_mask(found: Mask, window: Window, size: tuple[int, int]) -> Mask:
     """The classes of a window -> a mask of the image, without a class elsewhere. size: (H, W) of the image."""
     return replace(found, size=size, window=window)
+
+
+def place_instances(found: InstanceMasks, window: Window, size: tuple[int, int]) -> InstanceMasks:
+    """Boxes and pixels of a window -> those of the image. size: (H, W) of the image."""
+    return replace(found, detections=place_detections(found.detections, window, size), size=size, window=window)
 
 
 def _place_lane(lane: Lane, window: Window) -> Lane:

@@ -118,6 +118,25 @@ class Mask:
 
 
 @dataclass(frozen=True)
+class InstanceMasks:
+    """Boxes of one frame and the pixels of each.
+
+    numbers: (h, w) uint8, place of the box in `detections` of each pixel, counted from 1; 0: none. size: (H, W) of the
+    source image. window: the part of the image that `numbers` shows; None: all of it.
+    """
+
+    detections: Detections
+    numbers: npt.NDArray[np.uint8]
+    size: tuple[int, int]
+    window: Window | None = None
+
+    @property
+    def pixels(self) -> npt.NDArray[np.uint8]:
+        """(H, W) uint8 in the source size, as `numbers`. Computed on demand, as Lanes.mask."""
+        return enlarged(self.numbers, self.size, self.window, 0)
+
+
+@dataclass(frozen=True)
 class SeveralResults:
     """The results of a DNN with parameter `outputs`, for one frame, by the name of the output."""
 
@@ -136,4 +155,4 @@ def results_by_name(dnn: str, result: Any) -> dict[str, Any]:
     return {result_name(dnn, output): value for output, value in result.by_output.items()}
 
 
-Decoded = Detections | Lanes | Mask
+Decoded = Detections | Lanes | Mask | InstanceMasks

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from multi_dnn_ros.vision.decoders.drivable import DrivableDecoder
 from multi_dnn_ros.vision.decoders.segmentation import SegmentationDecoder
-from multi_dnn_ros.vision.placement import place_mask
+from multi_dnn_ros.vision.decoders.yolo_instances import YoloInstancesDecoder
+from multi_dnn_ros.vision.decoders.yolo_masks import YoloMasksDecoder
+from multi_dnn_ros.vision.placement import place_instances, place_mask
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import NO_CLASS, Mask, OutputError
 from multi_dnn_ros.vision.view import Window
@@ -106,3 +108,50 @@ def test_wrong_shapes_and_too_many_classes_are_told() -> None:
         SegmentationDecoder(Preprocess(64, 48), ["a", "b"])((logits_of(2, 0) * float("nan"),), SIZE)
     with pytest.raises(ValueError, match="at most 255"):
         SegmentationDecoder(Preprocess(64, 48), [f"c{number}" for number in range(256)])
+
+
+@given(st.integers(0, 1000), st.sampled_from(["stretch", "letterbox"]))
+@settings(deadline=None, max_examples=30)
+def test_instances_are_the_boxes_of_yolo_masks_with_their_pixels(seed: int, fit: Any) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.rand(1, 4 + 2 + 32, 60, generator=generator)
+    rows[0, :2] *= 64
+    rows[0, 2:4] *= 30
+    rows[0, 6:] -= 0.5
+    prototypes = torch.randn(1, 32, 16, 16, generator=generator)
+    options: dict[str, Any] = {"score_threshold": 0.8}
+    preprocess = Preprocess(64, 64, fit=fit)
+    found = YoloInstancesDecoder(preprocess, ["a", "b"], **options)((rows, prototypes), SIZE)
+    boxes = YoloMasksDecoder(preprocess, ["a", "b"], **options)((rows, prototypes), SIZE)
+    np.testing.assert_allclose(found.detections.boxes, boxes.boxes, atol=1e-3)
+    np.testing.assert_array_equal(found.detections.class_ids, boxes.class_ids)
+    assert found.pixels.shape == SIZE
+    assert set(np.unique(found.numbers)) <= set(range(len(boxes) + 1))
+    place = preprocess.geometry(SIZE)
+    for number, box in enumerate(found.detections.boxes, start=1):
+        rows_of, columns_of = np.nonzero(found.numbers == number)
+        v = (rows_of + 0.5) / found.numbers.shape[0] * SIZE[0]
+        u = (columns_of + 0.5) / found.numbers.shape[1] * SIZE[1]
+        slack = 4 / min(place.scale_x, place.scale_y)  # a pixel of the prototypes
+        assert (u >= box[0] - slack).all()
+        assert (u <= box[2] + slack).all()
+        assert (v >= box[1] - slack).all()
+        assert (v <= box[3] + slack).all()
+
+
+def test_a_mask_is_the_positive_part_of_its_prototypes_inside_the_box() -> None:
+    rows = torch.zeros(1, 4 + 1 + 32, 8)
+    rows[0, :5, 3] = torch.tensor([32.0, 24.0, 32.0, 16.0, 0.9])  # x 16..48, y 16..32 of the input
+    rows[0, 5, 3], rows[0, 6, 3] = 1.0, -1.0
+    prototypes = torch.zeros(1, 32, 12, 16)
+    prototypes[0, 0] = 1.0
+    prototypes[0, 1, :, 8:] = 2.0  # the right half is negative
+    found = YoloInstancesDecoder(Preprocess(64, 48, fit="stretch"), ["thing"])((rows, prototypes), (96, 128))
+    expected = np.zeros((12, 16), np.uint8)
+    expected[4:8, 4:8] = 1
+    np.testing.assert_array_equal(found.numbers, expected)
+    np.testing.assert_allclose(found.detections.boxes, [[32, 32, 96, 64]])
+    placed = place_instances(found, Window(10, 20, 128, 96), (200, 300))
+    np.testing.assert_allclose(placed.detections.boxes, [[42, 52, 106, 84]])
+    assert placed.pixels[20 + 33, 10 + 33] == 1
+    assert placed.pixels.sum() == 32 * 32

@@ -20,14 +20,14 @@ from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers
 
 #: Number of mask coefficients after the classes.
-_COEFFICIENTS = 32
+COEFFICIENTS = 32
 
 
 class YoloMasksDecoder(RowDecoder):
     """(1, 4 + classes + 32, N) and (1, 32, h, w): as decoder yolo, with 32 mask coefficients per row, and the masks'
     prototypes.
 
-    Only the boxes are reported; there is no result kind for instance masks yet.
+    Only the boxes are reported; decoder yolo_instances reports the masks too.
     """
 
     name = "yolo_masks"
@@ -35,19 +35,19 @@ class YoloMasksDecoder(RowDecoder):
 
     @classmethod
     def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match(layout, [(1, ("classes", 4 + _COEFFICIENTS), "N"), (1, _COEFFICIENTS, "h", "w")])
+        found = match(layout, [(1, ("classes", 4 + COEFFICIENTS), "N"), (1, COEFFICIENTS, "h", "w")])
         if isinstance(found, Difference):
             return found
         count, classes = found.axes.get("N", 0), found.axes.get("classes", 0)
         if (wrong := check_classes(layout, classes)) is not None:
             return wrong
         certainty = EXACT if strides_of(layout.size, count) else LIKELY
-        return Match(certainty, f"boxes, {classes or '?'} classes and {_COEFFICIENTS} mask coefficients", classes)
+        return Match(certainty, f"boxes, {classes or '?'} classes and {COEFFICIENTS} mask coefficients", classes)
 
     def rows(self, outputs: Sequence[Tensor]) -> Rows:
         (columns,) = (output[0] for output in outputs if output.ndim == 3)
         rows = columns.T
-        return Rows(rows[:, :4], rows[:, 4:-_COEFFICIENTS])
+        return Rows(rows[:, :4], rows[:, 4:-COEFFICIENTS])
 
     def corners(self, raw: Floats, index: Integers) -> Floats:
         return from_centers(raw)
