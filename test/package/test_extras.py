@@ -27,7 +27,9 @@ from multi_dnn_ros.training.__main__ import main as training
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Top-level modules that neither setup.py nor an extra brings: those of ROS 2, and of Python 3.14's standard library.
-BROUGHT_OTHERWISE = re.compile(r"rclpy|cv_bridge|\w+_msgs|\w+_interfaces|rosidl_\w+|rpyutils|ament_\w+|compression")
+BROUGHT_OTHERWISE = re.compile(
+    r"rclpy|cv_bridge|\w+_msgs|\w+_srvs|\w+_interfaces|rosidl_\w+|rpyutils|ament_\w+|compression"
+)
 SERVE = """
 import sys
 import numpy as np

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from multi_dnn_ros.ros.board.sensors import Faults, Reading, Source, Value
@@ -56,8 +57,7 @@ class NvmlGpus:
 def nvml_sources(faults: Faults) -> list[Source]:
     """The GPUs; none without the package, the driver or a GPU, which is no fault."""
     try:
-        import pynvml  # optional, and slow on a machine with many GPUs
-
+        pynvml = importlib.import_module("pynvml")  # of nvidia-ml-py, which no extra brings
         pynvml.nvmlInit()
         return [NvmlGpus(pynvml, faults)]
     except Exception:  # ImportError; NVMLError without a driver
