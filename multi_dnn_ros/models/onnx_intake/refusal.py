@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 #: Longest message. Attributes of a file, such as the mode of a Resize, can be megabytes of text.
 _LONGEST = 1000
 _END = 300
