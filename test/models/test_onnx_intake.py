@@ -22,6 +22,7 @@ from multi_dnn_ros.models.load import check_dnn, load_dnn
 from multi_dnn_ros.models.onnx_intake import verification
 from multi_dnn_ros.models.onnx_intake.metadata import describe
 from multi_dnn_ros.models.onnx_intake.preparation import prepare
+from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 from multi_dnn_ros.models.sources import load_source, outline_source
 from multi_dnn_ros.settings.schema import DnnConfig
 
@@ -499,3 +500,11 @@ def test_numpy_helper_is_what_reads_constants(tmp_path: Path) -> None:
     file = written(tmp_path / "typed.onnx", proto)
     assert_same(file, RANDOM.random((1, 3, 8, 3), np.float32))
     assert numpy_helper.to_array(onnx.load(file).graph.initializer[0]).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_the_message_of_a_refusal_is_of_readable_length() -> None:
+    """Found by test/security/fuzz_onnx.py: a Resize whose mode was 10,000 characters."""
+    text = str(Refusal(f"operator Resize: mode '{'x' * 10_000}'; allowed: linear"))
+    assert len(text) == 1000
+    assert text.startswith("operator Resize: mode 'xx")
+    assert text.endswith("xx'; allowed: linear")
