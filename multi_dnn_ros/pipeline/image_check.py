@@ -45,6 +45,11 @@ def image_check_problems(name: str, settings: DnnConfig) -> Iterator[str]:
                 "folder of images to compare on"
             )
         return
+    if settings.outputs:
+        yield (
+            f"parameter dnn.{name}.check_images is '{settings.check_images}'; it cannot be used with several results "
+            f"(parameter dnn.{name}.outputs)"
+        )
     try:
         calibration_files(settings.check_images, _LEAST_IMAGES)
     except CalibrationError as error:
@@ -159,9 +164,9 @@ def _known_original(name: str, settings: DnnConfig) -> str:
 def _eager(dnn: Dnn, image: torch.Tensor) -> Any:
     """The result of the DNN on the CPU in float32."""
     with torch.inference_mode():
-        outputs = pytree.tree_leaves(dnn.module(*dnn.preprocess(image)))
+        outputs = pytree.tree_leaves(dnn.module(*dnn.inputs(image)))
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
-    return dnn.decoder(tensors, (image.shape[0], image.shape[1]))
+    return dnn.results(tensors, (image.shape[0], image.shape[1]))
 
 
 def _served(task: DnnTask, image: torch.Tensor, device: torch.device) -> Any:
