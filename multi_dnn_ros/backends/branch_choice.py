@@ -84,13 +84,12 @@ class ChoiceCache:
         path = self._folder / f"{key}.json"
         try:
             content: Any = json.loads(path.read_text(encoding="utf-8"))
-            if (
-                not isinstance(content, dict)
-                or content.get("format") != _FORMAT
-                or content["streams"] not in (1, *TRIED)
-            ):
-                raise ValueError("not a choice of streams")
-            return int(content["streams"])
+            if not isinstance(content, dict) or content.get("format") != _FORMAT:
+                raise ValueError(f"it is not of format '{_FORMAT}'")
+            streams, allowed = content["streams"], (1, *TRIED)
+            if streams not in allowed:
+                raise ValueError(f"streams is {streams}; allowed: {', '.join(map(str, allowed))}")
+            return int(streams)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

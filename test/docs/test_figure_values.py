@@ -68,7 +68,7 @@ def is_rounded(figure: str, value: float) -> bool:
 
 def is_in(figure: str, values: set[float]) -> bool:
     return any(
-        is_rounded(figure, value * scale) for value in values for scale in _SCALES
+        is_rounded(figure, abs(value) * scale) for value in values for scale in _SCALES
     ) or any(is_rounded(figure, 100.0 * (1.0 - value)) for value in values)  # fmt: skip
 
 

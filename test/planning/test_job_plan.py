@@ -26,6 +26,7 @@ from multi_dnn_ros.planning.predictor import Linear, Predictor, layers_of, train
 from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, Setting
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.view import WHOLE
 
 SHAPE = (1, 3, 8, 8)
 LAYERS = 7  # of Small
@@ -34,8 +35,9 @@ LAYERS = 7  # of Small
 def dnn(module: nn.Module | None = None, name: str = "object") -> SimpleNamespace:
     """The part of a Dnn that a plan uses."""
     return SimpleNamespace(
-        name=name, module=module or Small(), example_inputs=lambda: (torch.zeros(SHAPE),), preprocess=lambda image: ()
-    )
+        name=name, module=module or Small(), example_inputs=lambda: (torch.zeros(SHAPE),), inputs=lambda image: (),
+        view=WHOLE,
+    )  # fmt: skip
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import psutil
 import pytest
 import torch
@@ -36,11 +37,10 @@ def children() -> list[psutil.Process]:
 
 
 def test_gradients_are_those_of_one_process_on_the_whole_batch() -> None:
-    found: dict[str, list[torch.Tensor]] = run_processes(training_processes.gradients, None, 2, CPU, quiet)
+    found: dict[str, list[npt.NDArray[Any]]] = run_processes(training_processes.gradients, None, 2, CPU, quiet)
     for dtype, tolerance in ((torch.float64, 1e-6), (torch.float32, 1e-5)):
         network, batch = training_processes.Branches().to(dtype), training_processes.batch_of(dtype)
         F.cross_entropy(network(batch.images), batch.labels % 5).backward()
-        expected = [parameter.grad for parameter in network.parameters()]
         order = [parameter for module in network.modules() for parameter in module.parameters(recurse=False)]
         expected = [parameter.grad for parameter in order]
         for method in ("layers", "ddp"):
@@ -48,7 +48,7 @@ def test_gradients_are_those_of_one_process_on_the_whole_batch() -> None:
             assert len(own) == len(expected)
             for ours, theirs in zip(own, expected, strict=True):
                 assert theirs is not None
-                assert float((ours - theirs).norm() / theirs.norm()) < tolerance, (dtype, method)
+                assert float((torch.from_numpy(ours) - theirs).norm() / theirs.norm()) < tolerance, (dtype, method)
 
 
 @pytest.mark.parametrize(

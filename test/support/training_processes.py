@@ -8,6 +8,7 @@ import signal
 import time
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -52,7 +53,7 @@ class InDtype(Replica):
         return F.cross_entropy((self._ddp or self.network)(batch.images), batch.labels % 5)
 
 
-def gradients(member: Member, argument: Any, report: Report) -> dict[str, list[torch.Tensor]]:
+def gradients(member: Member, argument: Any, report: Report) -> dict[str, list[npt.NDArray[Any]]]:
     """By dtype and method: gradients of this process's share, averaged over the processes."""
     found = {}
     for dtype in (torch.float64, torch.float32):
@@ -61,7 +62,8 @@ def gradients(member: Member, argument: Any, report: Report) -> dict[str, list[t
         own = Batch(whole.images[share], whole.labels[share])
         for method, bucket in (("layers", None), ("ddp", 0.001)):
             replica = InDtype(copy.deepcopy(Branches().to(dtype)), bucket_mib=bucket)
-            found[f"{dtype} {method}"] = [tensor.clone() for tensor in replica.gradients(own, method)]
+            # As arrays: the memory of a tensor that is sent belongs to this process, which may end first.
+            found[f"{dtype} {method}"] = [tensor.numpy() for tensor in replica.gradients(own, method)]
     return found
 
 
