@@ -52,6 +52,8 @@ class JobTraining:
             data = check_data(opened, progress=False)
         self.data = data
         self.network = self._trainable.network.to(device)
+        self._dtype = torch.float64 if job.precision == "fp64" else torch.float32
+        self.network.to(self._dtype)
         if job.batch_norm == "global":
             with_global_batch_norm(self.network)
         self._batches = make_batches(
@@ -63,7 +65,7 @@ class JobTraining:
         self.total = job.steps if job.steps is not None else int(job.epochs or 0) * length
         self._schedule = Schedule(
             math.ceil(self.total / length), job.lr, job.optimizer, job.weight_decay, warmup_epochs=job.warm_up,
-            precision=job.precision, seed=job.seed, ema=0.0,
+            precision="fp32" if job.precision == "fp64" else job.precision, seed=job.seed, ema=0.0,
         )  # fmt: skip
         self._optimizer = make_optimizer(self.network, self._schedule)
         self.done = 0
@@ -88,8 +90,8 @@ class JobTraining:
         # Dropout: other random numbers in each rank, the same when a step is repeated.
         torch.manual_seed((self.job.seed * 1_000_003 + self.done) * 11 + self._range[0])
         set_rate(self._optimizer, self._schedule, self.done / len(self._batches))
-        with autocast(self.device, self.job.precision):
-            outputs = self.network(batch["image"])
+        with autocast(self.device, self._schedule.precision):
+            outputs = self.network(batch["image"].to(self._dtype))
         assert self._trainable.loss is not None
         # Gradients are summed over the ranks, so that each image counts the same, whatever the shares.
         loss = self._trainable.loss(outputs, batch) * (len(batch["image"]) / self._batches.batch_size)
@@ -110,7 +112,7 @@ class JobTraining:
             return float(loss), flag
         gradients = [weight.grad for weight in self._weights if weight.grad is not None]
         extra = torch.tensor([flag], device=self.device)
-        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), loss.float().reshape(1), extra])
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), loss.to(self._dtype).reshape(1), extra])
         dist.all_reduce(flat)
         sizes = [gradient.numel() for gradient in gradients]
         *parts, value, summed = flat.split([*sizes, 1, 1])
@@ -138,7 +140,7 @@ class JobTraining:
 
     def finish(self, path: Path) -> dict[str, float]:
         """Write the trained network and return its scores on the test part."""
-        self.network.eval()
+        self.network.eval().float()
         own = self._trainable
         scores = score_rows(
             self.network, own.task, self.data.part("test"), own.inputs, own.decoder, own.labels, kind=own.kind

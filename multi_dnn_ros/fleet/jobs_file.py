@@ -44,7 +44,10 @@ class FleetJob(_Checked):
     weight_decay: float = Field(default=0.02, ge=0, description="weight decay")
     warm_up: float = Field(default=1.0, ge=0, description="epochs over which the learning rate rises")
     label_smoothing: float = Field(default=0.1, ge=0, le=1, description="of classifiers")
-    precision: Literal["fp32", "bf16"] = Field(default="bf16", description="of the forward pass on a GPU")
+    precision: Literal["fp32", "bf16", "fp64"] = Field(
+        default="bf16",
+        description="of the forward pass on a GPU; fp64: of everything, on any unit; slow, to check results",
+    )
     batch_norm: Literal["global", "local"] = Field(
         default="global",
         description="statistics of batch normalization over the global batch, or each unit's part",

@@ -24,8 +24,8 @@ _PATIENCE_S = 240.0
 
 @pytest.fixture
 def job(job: FleetJob) -> FleetJob:
-    """Long enough for all shares to be tried."""
-    return job.model_copy(update={"steps": 110})
+    """Long enough for all shares to be tried. In float64, because training amplifies the rounding of float32."""
+    return job.model_copy(update={"steps": 45, "precision": "fp64"})
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def wait_for(ranks: JobProcesses, wanted: Callable[[Message], bool]) -> Message:
     raise AssertionError("no such message")
 
 
-@pytest.mark.xfail(reason="losses differ by more than 1 % after some 25 steps; cause not known yet", strict=False)
+@pytest.mark.long
 def test_shares_change_no_loss_and_a_rank_without_a_share_uses_no_cpu(
     ranks: JobProcesses, job: FleetJob, tmp_path: Path
 ) -> None:
@@ -73,7 +73,7 @@ def test_shares_change_no_loss_and_a_rank_without_a_share_uses_no_cpu(
     while alone.done < alone.total:
         alone.step()
     assert len(ended.losses) == job.steps
-    assert ended.losses == pytest.approx(alone.losses, rel=0.01)
+    assert ended.losses == pytest.approx(alone.losses, rel=1e-4)
     assert sum(alone.losses[-10:]) < sum(alone.losses[:10])
 
 
