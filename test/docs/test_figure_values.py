@@ -29,7 +29,7 @@ _NOT_IN_FILES = {
     "the-demo": {"212992"},
     "on-a-cpu": {"1613"},
     "three-cameras-and-one-of-them-flooding": {"56,578", "170,650"},
-    "engine-processes": {"267"},
+    "engine-processes": {"262", "267"},
     "heavy-networks": {"225", "188", "270"},
     "shared-weights-decomposed": {"0.328"},
     "one-kernel-for-a-convolution-and-its-relu": {"4,700", "9,600"},
