@@ -19,7 +19,7 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal --ignore test/
 demo: $(INSTALLED)-offline ## generated road -> camera process -> node process -> out/demo
 	$(BIN)/multi-dnn demo --output out/demo
 
-test: test-gpu ## all but the long ones: about eight minutes on two cores
+test: test-gpu ## all but the long ones: about eleven minutes on two cores
 	$(BIN)/python -m pytest --durations 25 $(PARALLEL) -m "not long"
 
 test-long: install ## soaks, scenarios of many processes, large networks

@@ -88,7 +88,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 progress=progress,
                 calibration=partial(_calibration, name, settings, dnns[name]),
                 single_launch=single_launch,
-                branches=settings.branches,
+                branches=str(settings.branches or "auto"),
             )
             plan, task = with_own_cudnn_plans(
                 settings.sms,

@@ -124,7 +124,7 @@ def _batch_warnings(name: str, settings: DnnConfig, cameras: int) -> Iterator[st
 
 
 def _branch_warnings(name: str, settings: DnnConfig, devices: tuple[torch.device, ...]) -> Iterator[str]:
-    if settings.branches == "1":
+    if settings.branches == 1:
         return
     for device in devices:
         try:
@@ -134,7 +134,7 @@ def _branch_warnings(name: str, settings: DnnConfig, devices: tuple[torch.device
         if device.type not in BACKENDS.get(backend).branches:
             have = ", ".join(spec.name for spec in BACKENDS.usable() if "cuda" in spec.branches)
             yield (
-                f"parameter dnn.{name}.branches is '{settings.branches}' and has no effect with backend {backend} on "
+                f"parameter dnn.{name}.branches is {settings.branches} and has no effect with backend {backend} on "
                 f"{device}: branches run at the same time on a GPU with backend {have}"
             )
 

@@ -310,12 +310,13 @@ class DnnConfig(_Section):
         "too_old. 0: no limit.",
         json_schema_extra=RUNTIME,
     )
-    branches: Literal["auto", "1", "2", "4", "8"] = Field(
-        "1",
+    branches: int = Field(
+        1,
+        ge=0,
+        le=8,
         description="Number of streams on which independent branches of the DNN run at the same time. Effective on a "
-        "GPU with backend cuda_graph. auto: 1, 2, 4 and 8 are measured while configuring, and the fastest is cached in "
+        "GPU with backend cuda_graph. 0: 1, 2, 4 and 8 are measured while configuring, and the fastest is cached in "
         "~/.cache/multi_dnn_ros/branches. Results are compared with those of one stream.",
-        json_schema_extra={"allowed": 'auto, "1", "2", "4", "8" (strings: quote the numbers)'},
     )
     crop: Annotated[list[float], AfterValidator(checked_crop)] = Field(
         default_factory=list,

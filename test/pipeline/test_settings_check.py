@@ -377,14 +377,14 @@ def test_values_without_effect_are_warnings(caplog: pytest.LogCaptureFixture, mo
 
 
 def test_branches_without_effect_are_a_warning() -> None:
-    flat = {"device": "cpu", "dnns": ["object", "lane"], "dnn.object.branches": "4"}
+    flat = {"device": "cpu", "dnns": ["object", "lane"], "dnn.object.branches": 4}
     (warning,) = check_settings(to_config(flat)).warnings
     assert warning == (
-        "parameter dnn.object.branches is '4' and has no effect with backend onnxruntime on cpu: branches run at the "
+        "parameter dnn.object.branches is 4 and has no effect with backend onnxruntime on cpu: branches run at the "
         "same time on a GPU with backend cuda_graph"
     )
-    (problem,) = read_parameters({**flat, "dnn.object.branches": 4}).problems
-    assert 'dnn.object.branches is 4; allowed: auto, "1"' in problem
+    (problem,) = read_parameters({**flat, "dnn.object.branches": 9}).problems
+    assert "dnn.object.branches is 9; allowed: int, 0 to 8" in problem
 
 
 def test_a_file_without_read_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
