@@ -119,7 +119,7 @@ class JobProcesses:
 def _context(units: Sequence[Unit]) -> Any:
     """How ranks are started. On CPUs they are forks of a process that has imported PyTorch, which takes seconds.
 
-    On GPUs each imports it anew: after a fork, CUDA fails if anything had called it before.
+    On GPUs each imports it again: after a fork, CUDA fails if anything had called it before.
     """
     if any(unit.device != "cpu" for unit in units):
         return multiprocessing.get_context("spawn")

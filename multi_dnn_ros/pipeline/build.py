@@ -186,7 +186,7 @@ def _rebuilt(
     planner: JobPlanner, dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], device: torch.device,
     progress: Callable[[str], None], single_launch: bool,
 ) -> DnnTask:  # fmt: skip
-    """The task of a DNN whose precision is not int8, prepared anew."""
+    """The task of a DNN whose precision is not int8, prepared again."""
     backend = choose_backend(
         settings.backend, device, settings.precision, dnn=dnn.name, progress=progress, single_launch=single_launch
     )
