@@ -121,12 +121,16 @@ def test_a_frame_is_decoded_once_into_a_slot_that_all_devices_release(make: Call
 def test_a_dnn_uses_its_devices_in_proportion_to_their_speeds_and_keeps_the_order(make: Callable[..., _Rig]) -> None:
     rig = make({"object": ["cpu:2", "cpu:1"]}, rate_hz=200.0).start()
     rig.wait_results(count=150)
+    fast, slow = rig.pid_of("cpu:1"), rig.pid_of("cpu:2")
+
+    def in_proportion() -> bool:  # 20 and 40 ms per frame; a busy machine disturbs it for a while
+        used = rig.by_pid()
+        return 1.3 < used[fast] / max(used[slow], 1) < 3.0
+
+    rig.until(in_proportion, "frames in proportion")
     rig.traffic.stop()
     numbers = rig.numbers()
     assert numbers == sorted(numbers)
-    used = rig.by_pid()
-    fast, slow = used[rig.pid_of("cpu:1")], used[rig.pid_of("cpu:2")]
-    assert 1.3 < fast / slow < 3.0, used  # 20 and 40 ms per frame
     assert not rig.traffic.streams()[FRONT].dropped.get(DropReason.OUT_OF_ORDER)
 
 
