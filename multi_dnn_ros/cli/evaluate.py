@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from multi_dnn_ros.partition.unit_network import UnitNetwork
     from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.training.data import Data, Rows
     from multi_dnn_ros.training.operating_points import OperatingPoint
@@ -118,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--units does not compute in int8")
     targets = [_target(args, network) for network in networks] if args.served or args.latency else []
     entries = [
-        [*_scored(args, network, device, target if args.served else None), *_on_units(args, network)]
+        _scored(args, network, device, target if args.served else None)
         for network, target in zip_longest(networks, targets)
     ]
     if args.latency:
@@ -155,7 +157,7 @@ def _calibration(folder: str, network: Trainable) -> list[tuple[torch.Tensor, ..
 def _scored(
     args: argparse.Namespace, network: Trainable, device: torch.device, target: Target | None
 ) -> list[dict[str, Any]]:
-    """The row of a network and, with a target, the row of the network as the node serves it."""
+    """The row of a network; with a target, its row as the node serves it; with --units, its row on them."""
     from multi_dnn_ros.training.comparison import label
     from multi_dnn_ros.training.served import Served
 
@@ -167,7 +169,14 @@ def _scored(
         entries.append({**entries[0], "served": served, "scores": {}, "latency_ms": []})
         modules.append(chain)
     network.network.to(device)
-    try:
+    with ExitStack() as stack:
+        stack.callback(network.network.cpu)
+        units = _on_units(args, network, stack) if args.units else None
+        if units is not None:
+            used = "+".join(unit.name for unit in args.units)
+            several = {"backend": used, "precision": args.precision, "target": used, "warnings": units.failures}
+            entries.append({**entries[0], "served": several, "scores": {}, "latency_ms": []})
+            modules.append(units)
         for data in read_data(args, network):
             for entry, module in zip(entries, modules, strict=True):
                 name = label(entry, short=True)
@@ -175,38 +184,22 @@ def _scored(
                 if args.thresholds:
                     points = _points(args, network, data, module, name)
                     entry.setdefault("operating_points", {})[data.name] = [point.as_json() for point in points]
-    finally:
-        network.network.cpu()
+        if units is not None:
+            rate = entries[-1]["served"]["images_per_s"] = round(units.images / units.seconds, 1)
+            print(f"{label(entries[-1], short=True)}: {rate} images/s, without reading and decoding")
     return entries
 
 
-def _on_units(args: argparse.Namespace, network: Trainable) -> list[dict[str, Any]]:
-    """With --units, the row of the network computed by them."""
-    if not args.units:
-        return []
+def _on_units(args: argparse.Namespace, network: Trainable, stack: ExitStack) -> UnitNetwork:
+    """The network computed by --units. stack: ends them."""
     from multi_dnn_ros.cli.network_arguments import own_weights
     from multi_dnn_ros.partition.executor import NetworkRequest
     from multi_dnn_ros.partition.unit_network import UnitNetwork
-    from multi_dnn_ros.training.comparison import label
 
     weights, classes = own_weights(args, network.model)
     request = NetworkRequest(network.model, weights, classes, args.size)
-    entry = _cost(network)
-    with plan_session(
-        network.model, args.precision, args.units, tables_folder(args), args.batch_size, request
-    ) as session:
-        module = UnitNetwork(session)
-        used = "+".join(unit.name for unit in args.units)
-        entry["served"] = {"backend": used, "precision": args.precision, "target": used, "warnings": session.failures}
-        name = label(entry, short=True)
-        for data in read_data(args, network):
-            entry["scores"][data.name] = _scores(args, network, data, module, name)
-            if args.thresholds:
-                points = _points(args, network, data, module, name)
-                entry.setdefault("operating_points", {})[data.name] = [point.as_json() for point in points]
-        entry["served"]["images_per_s"] = round(module.images / module.seconds, 1)
-        print(f"{name}: {entry['served']['images_per_s']} images/s, without reading and decoding")
-    return [entry]
+    session = plan_session(network.model, args.precision, args.units, tables_folder(args), args.batch_size, request)
+    return UnitNetwork(stack.enter_context(session))
 
 
 def _cost(network: Trainable) -> dict[str, Any]:

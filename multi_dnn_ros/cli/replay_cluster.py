@@ -108,14 +108,14 @@ def replay_one(recording: str, output: str, options: list[str], version: str) ->
     What it prints is appended to a log file beside the results.
     """
     from multi_dnn_ros.cli.main import main
-    from multi_dnn_ros.replay.manifest import checksums
+    from multi_dnn_ros.replay.manifest import Recording, checksums
 
     began = time.monotonic()
     entry: dict[str, Any] = {"host": socket.gethostname()}
     if version != __version__:
         reason = f"host {entry['host']} has multi_dnn_ros {__version__}, this command is of {version}"
         return {**entry, "status": "failed", "message": reason}
-    target, source = Path(output), Path(recording)
+    target = Path(output)
     target.parent.mkdir(parents=True, exist_ok=True)
     log = target.with_name(f"{target.name}.log")
     with (
@@ -133,11 +133,10 @@ def replay_one(recording: str, output: str, options: list[str], version: str) ->
         lines = [line.strip() for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
         return {**entry, "status": "failed", "message": f"{lines[-1]} (exit code {code}; {log.name})"}
     damage = json.loads((target / "summary.json").read_text(encoding="utf-8"))["input_damage"]
-    files = sorted(source.iterdir()) if source.is_dir() else [source]
     return {
         **entry,
         "status": "damaged" if damage else "done",
         "message": "; ".join(damage),
-        "input_sha256": checksums([file for file in files if file.is_file()]),
+        "input_sha256": checksums(Recording(target.name, Path(recording)).files()),
         "output_sha256": checksums(sorted(target.iterdir())),
     }

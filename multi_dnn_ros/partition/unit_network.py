@@ -14,13 +14,14 @@ class UnitNetwork(nn.Module):
     """forward(images (B, 3, h, w) float32) -> raw outputs of B images: one tensor if the network returns one, otherwise
     a tuple of its tensors in the order of tuples and dicts. B: up to the session's batch.
 
-    seconds, images: computed so far, for the rate.
+    seconds, images: computed so far, for the rate. failures: see BatchSession.
     """
 
     def __init__(self, session: BatchSession) -> None:
         super().__init__()
         self.seconds = 0.0
         self.images = 0
+        self.failures = session.failures
         self._session = session
         # Scoring uses the device of the first parameter.
         self.place = nn.Parameter(torch.empty(0), requires_grad=False)

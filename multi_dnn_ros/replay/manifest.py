@@ -26,12 +26,13 @@ class Recording:
     path: Path
 
     def files(self) -> list[Path]:
-        """Its files, sorted."""
-        return sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
+        """Its files, sorted, without subfolders."""
+        files = sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
+        return [file for file in files if file.is_file()]
 
     def state(self) -> dict[str, list[int]]:
         """Size and time of change (ns) of each file: another content has another state."""
-        return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in self.files() if file.is_file()}
+        return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in self.files()}
 
 
 class Entry(BaseModel):

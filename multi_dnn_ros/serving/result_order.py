@@ -27,13 +27,10 @@ class _Entry:
 
 @dataclass
 class _Frames:
-    """entries: of one stream, in the order of the frames. publishing: a thread is passing on its results. last: number
-    of the last frame that was passed on.
-    """
+    """entries: of one stream, in the order of the frames. publishing: a thread is passing on its results."""
 
     entries: list[_Entry] = field(default_factory=list)
     publishing: bool = False
-    last: int = -1
 
 
 class ResultOrder:
@@ -119,12 +116,6 @@ class ResultOrder:
                         return
                     del frames.entries[0]
                     del self._entries[entry.number, stream[0]]
-                    ordered = entry.number > frames.last
-                    frames.last = max(frames.last, entry.number)
-                if not ordered:
-                    message = "a later frame was handed to a device before this one"
-                    self._accounts.drop(entry.number, stream[0], DropReason.OUT_OF_ORDER, message)
-                    continue
                 self._accounts.result(entry.number, stream[0], *entry.result)
         except BaseException:
             frames.publishing = False

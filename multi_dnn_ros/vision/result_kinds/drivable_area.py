@@ -12,16 +12,15 @@ from multi_dnn_ros.vision.placement import place_mask
 from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
 from multi_dnn_ros.vision.results import NO_CLASS, Mask
 
-#: Bluish green.
-_COLOR = PALETTE[2]
+#: Bluish green for every class number, (256, 3).
+_COLORS = np.tile(np.array(PALETTE[2], np.float32), (NO_CLASS + 1, 1))
 
 
 def draw_areas(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
     """Colour the area. Areas of earlier frames are not drawn. ValueError: a mask of another size."""
-    colors = np.tile(np.array(_COLOR, np.float32), (NO_CLASS + 1, 1))
     for layer in layers:
         if not layer.stale:
-            blend(canvas, layer.output.pixels, colors, NO_CLASS)
+            blend(canvas, layer.output.pixels, _COLORS, NO_CLASS)
 
 
 KIND = ResultKind(
