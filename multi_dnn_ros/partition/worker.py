@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from multi_dnn_ros.partition import messages
@@ -19,20 +20,36 @@ _WARM_UP = 2
 
 
 def main(units: Sequence[tuple[Unit, Connection[Any, Any]]]) -> None:
-    """Serve each unit in a thread. A single unit is served in the main thread, as PyTorch's number of threads is set
-    per calling thread.
+    """Answer the requests of all units until their connections are closed.
+
+    Networks are loaded and prepared in the main thread, one after another: PyTorch 2.11 crashes in torch.export if two
+    threads of a process use it, and nothing else may allocate while a CUDA graph is captured. Several units run their
+    batches at the same time, each in a thread of its own. A single unit runs in the main thread, as PyTorch's number of
+    threads is set per calling thread.
     """
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole process group; the command closes the connection
-    if len(units) == 1:
-        _Server(*units[0]).serve()
-        return
-    threads = [threading.Thread(target=_Server(unit, end).serve, name=unit.name) for unit, end in units]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    # Any: wait() is typed for sockets and handles too.
+    servers: dict[Any, _Server] = {connection: _Server(unit, connection) for unit, connection in units}
+    runners: dict[Any, ThreadPoolExecutor] = {}
+    if len(units) > 1:
+        runners = {connection: ThreadPoolExecutor(1, thread_name_prefix=unit.name) for unit, connection in units}
+    while servers:
+        ready: list[Any] = wait(list(servers))
+        for connection in ready:
+            try:
+                request: messages.Request = connection.recv()
+            except (EOFError, OSError):
+                del servers[connection]
+                continue
+            answer = servers[connection].answer
+            if isinstance(request, messages.Run) and runners:
+                runners[connection].submit(answer, request)
+            else:
+                answer(request)
+    for runner in runners.values():
+        runner.shutdown()
 
 
 class _Server:
@@ -43,21 +60,15 @@ class _Server:
         self._inputs: Array | None = None
         self._outputs: tuple[Array, ...] = ()
 
-    def serve(self) -> None:
-        while True:
-            try:
-                request: messages.Request = self._connection.recv()
-            except (EOFError, OSError):
-                return
-            reply: messages.Reply
-            try:
-                reply = self._answer(request)
-            except Exception as error:
-                reply = messages.Failed(_text(error), is_memory_error(error))
-            try:
-                self._connection.send(reply)
-            except OSError:
-                return
+    def answer(self, request: messages.Request) -> None:
+        """Carry out a request and send the reply. Does nothing further if the connection is closed."""
+        reply: messages.Reply
+        try:
+            reply = self._answer(request)
+        except Exception as error:
+            reply = messages.Failed(_text(error), is_memory_error(error))
+        with contextlib.suppress(OSError):
+            self._connection.send(reply)
 
     def _answer(self, request: messages.Request) -> messages.Reply:
         if isinstance(request, messages.Attach):

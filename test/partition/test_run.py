@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from partition_fakes import SHAPE, expected, table
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.partition.executor import NetworkRequest, random_images
+from multi_dnn_ros.partition import messages
+from multi_dnn_ros.partition.blocks import Block, BlockForm
+from multi_dnn_ros.partition.executor import NetworkRequest, OutputForm, random_images
 from multi_dnn_ros.partition.run import BatchRun, disagreement, run_batch
 from multi_dnn_ros.partition.torch_executor import TorchExecutor
+from multi_dnn_ros.partition.unit_process import UnitProcesses
 from multi_dnn_ros.planning.batch_plan import Plan, plan_exact
 from multi_dnn_ros.planning.batch_table import read_table, table_path, write_table
 from multi_dnn_ros.planning.batch_units import parse_unit, parse_units
+from multi_dnn_ros.profiling.network import load
 
 
 def run(names: str, batch: int, *, most: int = 64, rounds: int = 2, timeout_s: float = 60.0) -> tuple[Plan, BatchRun]:
@@ -183,3 +189,33 @@ def test_two_cpu_units_are_profiled_and_run_a_network(tmp_path, capsys: pytest.C
     assert content["difference"] < 1e-3
     assert content["measured_ms"] > 0.0
     assert not content["failures"]
+
+
+def test_units_of_one_process_export_and_run_at_the_same_time() -> None:
+    """As the shares of one GPU do. Exports in two threads of one process crash it (PyTorch 2.11)."""
+    units = [replace(parse_unit(name), process="shared") for name in ("cpu:1", "cpu:2")]
+    shape = (3, 64, 64)
+    images = random_images(shape, 2)
+    with UnitProcesses(units) as processes:
+        assert len({handle.pid for handle in processes.handles.values()}) == 1
+        processes.open(NetworkRequest("torchvision:squeezenet1_1", size=shape[1:], weights="random"), "fp32", 120.0)
+        handles = list(processes.handles.values())
+        inputs = Block(BlockForm(images.shape, "float32"))
+        inputs.array[:] = images
+        outputs = Block(BlockForm((2, 1000), "float32"))
+        for handle in handles:
+            handle.send(messages.Prepare(1))
+        for handle in handles:
+            (form,) = handle.receive(messages.Prepared, 120.0).outputs
+            assert form == OutputForm((1000,), "float32")
+        for handle in handles:
+            handle.ask(messages.Attach(inputs.form, (outputs.form,)), messages.Attached, 60.0, (inputs, outputs))
+        answers, failures, _ = processes.run({"cpu:1": (0, 1), "cpu:2": (1, 1)}, 60.0)
+        assert set(answers) == {"cpu:1", "cpu:2"}
+        assert not failures
+        network = load("torchvision:squeezenet1_1", weights="random", size=shape[1:])
+        with torch.inference_mode():
+            right = network.module(torch.from_numpy(images)).numpy()
+        np.testing.assert_allclose(outputs.array, right, atol=1e-4)
+        inputs.close()
+        outputs.close()
