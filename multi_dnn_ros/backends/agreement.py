@@ -39,14 +39,16 @@ def check_agreement(results: Tensors, expected: Tensors, tolerance: float) -> No
             )
         found, wanted = result.detach().cpu().double(), right.detach().cpu().double()
         finite = wanted.isfinite()
-        if not torch.equal(finite, found.isfinite()) or not torch.equal(
-            found[~finite].nan_to_num(), wanted[~finite].nan_to_num()
-        ):
+        if not torch.equal(finite, found.isfinite()):
             raise ValueError(f"result {index}: the values that are not finite differ")
-        if not bool(finite.any()):
+        if not bool(finite.all()):  # copies by a mask take longer than the comparison
+            if not torch.equal(found[~finite].nan_to_num(), wanted[~finite].nan_to_num()):
+                raise ValueError(f"result {index}: the values that are not finite differ")
+            found, wanted = found[finite], wanted[finite]
+        if not wanted.numel():
             continue
-        scale = float(wanted[finite].abs().max())
-        error = float((found[finite] - wanted[finite]).abs().max())
+        scale = float(wanted.abs().max())
+        error = float((found - wanted).abs().max())
         if error > tolerance * (_LEAST_SCALE + scale):
             raise ValueError(
                 f"result {index} is off by {error:.3g} on a scale of {scale:.3g}, allowed is {tolerance:g}"

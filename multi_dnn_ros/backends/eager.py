@@ -20,10 +20,10 @@ class Eager:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Move to `device` and run twice: libraries choose their algorithms in the first calls."""
+        """Move to `device` and warm up. cuDNN chooses its algorithms in the first two calls, a CPU's library in one."""
         ready = tuple(stage.to(device).eval() for stage in stages)
         with torch.inference_mode():
-            for _ in range(2):
+            for _ in range(2 if device.type == "cuda" else 1):
                 run_stages(ready, tuple(tensor.to(device) for tensor in inputs))
         if device.type == "cuda":
             torch.cuda.synchronize(device)

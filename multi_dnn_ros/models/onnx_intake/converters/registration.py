@@ -9,6 +9,7 @@ at conversion.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -64,13 +65,17 @@ def converter(*operators: str) -> Callable[[Converter], Converter]:
 
 def versions_of(operator: str) -> list[int]:
     """Opsets that defined or changed a standard operator, as far as the installed onnx knows, ascending."""
-    return sorted(
-        {
-            schema.since_version
-            for schema in defs.get_all_schemas_with_history()
-            if schema.name == operator and schema.domain == defs.ONNX_DOMAIN
-        }
-    )
+    return sorted(_versions().get(operator, ()))
+
+
+@cache
+def _versions() -> dict[str, set[int]]:
+    """Of all standard operators. Listing the schemas takes milliseconds, and there are hundreds of registrations."""
+    found: dict[str, set[int]] = {}
+    for schema in defs.get_all_schemas_with_history():
+        if schema.domain == defs.ONNX_DOMAIN:
+            found.setdefault(schema.name, set()).add(schema.since_version)
+    return found
 
 
 def operator_result(
