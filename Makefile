@@ -11,6 +11,10 @@ INSTALLED := $(VENV)/.installed
 # tests of another when it has none left.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal --ignore test/gpu
 
+# Containers often set this: every worker would rewrite the asserts of all tests again, and every process of a test
+# compile this package.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Both install into the same environment.
 .NOTPARALLEL:
 

@@ -63,9 +63,10 @@ def test_the_package_s_networks_annotate_a_video(
     assert counts["/front/image_raw/compressed"] == FRAMES
     assert counts["/multi_dnn/front/lane/points"] == counts["/multi_dnn/front/object/detections"] == FRAMES
     assert np.diff(stamps) == pytest.approx(2e8)
-    again = tmp_path / "again"
-    assert main(["replay", str(out / "bag"), str(again), "--device", "cpu", "--topic",
-                 "front:=/front/image_raw/compressed"]) == 0  # fmt: skip
+    quick = tmp_path / "quick.yaml"
+    quick.write_text("/**: {ros__parameters: {dnns: [lane], dnn: {lane: {backend: eager, jobs: 1}}}}\n")
+    assert main(["replay", str(out / "bag"), str(tmp_path / "again"), "--device", "cpu", "--params-file", str(quick),
+                 "--topic", "front:=/front/image_raw/compressed"]) == 0  # fmt: skip
 
 
 def test_a_file_of_ones_own_needs_nothing_but_its_name(
@@ -90,7 +91,7 @@ def test_images_are_a_video_too(tmp_path: Path) -> None:
     for number in range(3):
         cv2.imwrite(str(folder / f"{number}.png"), np.full((SIZE[1], SIZE[0], 3), 40 * number, np.uint8))
     out = tmp_path / "out"
-    assert run("--video", folder, "--model", "lane=builtin:lane_small", "--output", out) == 0
+    assert run("--video", folder, "--model", "lane=builtin:lane", "--output", out) == 0
     assert json.loads((out / "summary.json").read_text())["dnns"]["lane"]["published"] == 3
 
 

@@ -29,8 +29,8 @@ def write(path: Path, *jobs: FleetJob, **more: Any) -> Path:
 
 def test_a_fleet_with_an_added_a_cancelled_a_bad_and_a_too_large_job(job: FleetJob, tmp_path: Path) -> None:
     """a: runs to its end; b: does not fit unit 0 whole; bad: has no such data; c: added, then cancelled."""
-    a = job.model_copy(update={"steps": 100})
-    b = job.model_copy(update={"name": "b", "seed": 1, "steps": 30})
+    a = job.model_copy(update={"steps": 40})
+    b = job.model_copy(update={"name": "b", "seed": 1, "steps": 15})
     bad = job.model_copy(update={"name": "bad", "data": f"classes:{tmp_path}/none"})
     c = job.model_copy(update={"name": "c", "steps": 100_000})
     path = write(tmp_path / "jobs.yaml", a, b, bad)
@@ -65,6 +65,7 @@ def test_a_fleet_with_an_added_a_cancelled_a_bad_and_a_too_large_job(job: FleetJ
 
 
 def test_an_interrupted_fleet_continues_from_its_checkpoints(job: FleetJob, tmp_path: Path) -> None:
+    job = job.model_copy(update={"steps": 30})
     path = write(tmp_path / "jobs.yaml", job)
 
     def interrupt(supervisor: Supervisor, line: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_exports import TinyMap, export
 
 from multi_dnn_ros.common import cpu_features
 from multi_dnn_ros.pipeline import bf16_check
@@ -19,10 +20,15 @@ X86 = "processor\t: 0\nmodel name\t: a CPU\nflags\t\t: fpu avx2 {}\n\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd {}\n\n"
 
 
-def config(precision: str, device: str = "cpu"):
-    return to_config(
-        {"device": device, "dnns": ["lane"], "dnn.lane.model": "builtin:lane_small", "dnn.lane.precision": precision}
-    )
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A network of one convolution."""
+    return str(export(TinyMap(), tmp_path_factory.mktemp("models") / "lane.onnx"))
+
+
+def config(precision: str, model: str = "builtin:lane_small"):
+    own = {"role": "lane", "model": model, "precision": precision}
+    return to_config({"device": "cpu", "dnns": ["lane"], **{f"dnn.lane.{name}": value for name, value in own.items()}})
 
 
 @pytest.fixture
@@ -65,6 +71,7 @@ def test_a_cpu_without_bf16_instructions_is_named_before_a_dnn_is_loaded(cpuinfo
 )  # fmt: skip
 def test_bf16_that_is_measured_slower_is_named(
     cpuinfo: Path,
+    model: str,
     bf16_ms: float,
     warning: str | None,
     monkeypatch: pytest.MonkeyPatch,
@@ -80,7 +87,7 @@ def test_bf16_that_is_measured_slower_is_named(
     monkeypatch.setattr(bf16_check, "median_times_ms", times)
     lines: list[str] = []
     with caplog.at_level(logging.WARNING), torch.inference_mode():
-        build(config("bf16"), lines.append)
+        build(config("bf16", model), lines.append)
     (both,) = compared
     scale = float(both[1].abs().max())
     assert 0.0 < float((both[0] - both[1]).abs().max()) < 0.08 * scale  # the same DNN, and one of them is in bf16
@@ -105,7 +112,7 @@ def test_both_are_run_and_timed() -> None:
     assert runs[:4] == ["slow", "fast", "slow", "fast"]
 
 
-def test_other_precisions_are_not_compared(cpuinfo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_precisions_are_not_compared(cpuinfo: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cpuinfo.write_text(X86.format("avx512_bf16"))
     monkeypatch.setattr(bf16_check, "median_times_ms", lambda *_: pytest.fail("compared"))
-    build(config("fp32"))
+    build(config("fp32", model))

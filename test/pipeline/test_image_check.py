@@ -31,7 +31,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def built(name: str, frames: str, lines: list[str] | None = None, **more: Any) -> Pipeline:
-    own = {"model": f"builtin:{name}", "check_images": frames, "backend": "torchscript", **more}
+    own = {"model": f"builtin:{name}", "check_images": frames, "backend": "eager", **more}
     parameters = {"device": "cpu", "dnns": [name], f"dnn.{name}.role": name.partition("_")[0]}
     return build(to_config({**parameters, **{f"dnn.{name}.{key}": value for key, value in own.items()}}),
                  (lines if lines is not None else []).append)  # fmt: skip

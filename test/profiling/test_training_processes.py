@@ -26,6 +26,11 @@ from multi_dnn_ros.profiling.training.processes import run_processes
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forks(forked_spawns: None) -> None:
+    """Processes of a group are forks; those of test_processes_end_with_their_parent are new interpreters."""
+
+
 def quiet(done: int, total: int) -> None:
     """No progress."""
 

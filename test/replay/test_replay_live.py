@@ -27,13 +27,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def live(drive: list[Scene], folder: Path) -> LiveSession:
+def parameters(folder: Path) -> Path:
+    """The backend that is ready soonest."""
+    path = folder / "quick.yaml"
+    dnns = ", ".join(f"{dnn}: {{backend: eager, jobs: 1}}" for dnn in DNNS)
+    path.write_text(f"/**: {{ros__parameters: {{device: cpu, dnns: [{', '.join(DNNS)}], dnn: {{{dnns}}}}}}}\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def live(drive: list[Scene], folder: Path, parameters: Path) -> LiveSession:
     """The recording at 5 Hz with its own stamps."""
     recording = write_road(folder / "drive", drive)
     camera = [str(recording), "--stamps", "source", "--rate", "5"]
     # Reliable and a deeper queue: what a busy test machine cannot take at once must arrive, to be accounted for.
-    settings = ["device:=cpu", "camera.front.qos:=reliable", "camera.front.depth:=10"]
-    return LiveSession().run(camera, ["--ros-args", *(word for value in settings for word in ("-p", value))], folder)
+    settings = ["camera.front.qos:=reliable", "camera.front.depth:=10"]
+    words = [word for value in settings for word in ("-p", value)]
+    return LiveSession().run(camera, ["--params-file", str(parameters), "--ros-args", *words], folder)
 
 
 def test_detections_are_where_the_truth_is(live: LiveSession, drive: list[Scene]) -> None:
@@ -72,9 +82,9 @@ def test_a_corrupt_frame_is_reported_and_the_next_is_served(live: LiveSession) -
     assert any(index_of(message) > CORRUPT for message in live.outputs["object/detections"])
 
 
-def test_live_and_offline_results_are_the_same(live: LiveSession, folder: Path) -> None:
+def test_live_and_offline_results_are_the_same(live: LiveSession, folder: Path, parameters: Path) -> None:
     """Frame by frame: the graph changes which frames are served, not what is found in them."""
-    assert main(["replay", str(folder / "drive"), str(folder / "results"), "--device", "cpu"]) == 0
+    assert main(["replay", str(folder / "drive"), str(folder / "results"), "--params-file", str(parameters)]) == 0
     for name in ("object/detections", "pedestrian/detections"):
         offline = {
             index_of(parsed(message)): parsed(message)

@@ -21,11 +21,11 @@ UNITS = "cpu:1,cpu:1/torchscript"
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tables(tmp_path_factory: pytest.TempPathFactory, forked_spawns: None) -> Path:
     """Tables of builtin:object on two units."""
     folder = tmp_path_factory.mktemp("tables")
     command = ["partition", "profile", "builtin:object", "--units", UNITS, "--tables", str(folder)]
-    assert main([*command, "--max-batch", "4", "--samples", "1", "--limit", "1"]) == 0
+    assert main([*command, "--max-batch", "2", "--samples", "1", "--limit", "1"]) == 0
     return folder
 
 
@@ -39,7 +39,7 @@ def one_dnn(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_results_are_those_of_an_engine(tables: Path, one_dnn: str, tmp_path: Path) -> None:
     recording = str(write_road(tmp_path / "drive", scenes(FRAMES)))
     assert main(["replay", recording, str(tmp_path / "one"), "--params-file", one_dnn, "--device", "cpu"]) == 0
-    several = ["--units", UNITS, "--tables", str(tables), "--batch", "4"]
+    several = ["--units", UNITS, "--tables", str(tables), "--batch", "2"]
     assert main(["replay", recording, str(tmp_path / "several"), "--params-file", one_dnn, *several]) == 0
     own, other = (read_bag(tmp_path / name) for name in ("several", "one"))
     assert [(message.topic, message.stamp_ns) for message in own] == [
@@ -65,7 +65,7 @@ def test_evaluate_scores_the_network_on_the_units(
     tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = ["--data", f"road:{tmp_path / 'road'}", "--scenes", "8", "--limit", "6", "--device", "cpu"]
-    units = ["--units", UNITS, "--tables", str(tables), "--batch-size", "4"]
+    units = ["--units", UNITS, "--tables", str(tables), "--batch-size", "2"]
     assert main(["evaluate", "builtin:object", *data, *units, "--report", str(tmp_path / "out")]) == 0
     assert "images/s" in capsys.readouterr().out
     (content,) = (json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json"))
