@@ -93,6 +93,16 @@ def forked_children(fork_server: ForkServer) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def forked_engines(fork_server: ForkServer) -> Iterator[None]:
+    """Engine processes of nodes in this process are forks."""
+    from multi_dnn_ros.serving import engine_process
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_process, "subprocess", fork_server.subprocess)
+        yield
+
+
+@pytest.fixture(scope="module")
 def forked_spawns(fork_server: ForkServer) -> Iterator[None]:
     """Processes that multiprocessing spawns are forks of the server."""
     with pytest.MonkeyPatch.context() as patch:

@@ -51,7 +51,7 @@ def check(module: nn.Module, inputs: tuple[torch.Tensor, ...], job_counts: tuple
         ("squeezenet1_1", 96, (1, 4, 1000)),
         ("vgg16", 64, (4,)),
         ("resnet18", 64, (1, 7)),
-        ("resnet50", 96, (5,)),
+        pytest.param("resnet50", 96, (5,), marks=pytest.mark.long),
         pytest.param("resnet152", 64, (8,), marks=pytest.mark.long),
         pytest.param("inception_v3", 160, (6,), marks=pytest.mark.long),
         pytest.param("regnet_y_32gf", 64, (8,), marks=pytest.mark.long),
@@ -66,7 +66,10 @@ def test_torchvision_classifiers(builder: str, size: int, job_counts: tuple[int,
     check(module, (torch.rand(1, 3, size, size),), job_counts)
 
 
-@pytest.mark.parametrize("builder", ["lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large"])
+@pytest.mark.parametrize(
+    "builder",
+    ["lraspp_mobilenet_v3_large", pytest.param("deeplabv3_mobilenet_v3_large", marks=pytest.mark.long)],
+)
 def test_segmentation_with_a_dictionary_of_outputs(builder: str) -> None:
     torch.manual_seed(0)
     module = torchvision.models.get_model(builder, weights=None, weights_backbone=None, aux_loss=None)

@@ -116,7 +116,7 @@ _STEPS: dict[str, Callable[[list[torch.Tensor], int, int], torch.Tensor]] = {
 }
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(_STEPS)), st.integers(0, 2), st.integers(0, 2)), min_size=2, max_size=6)
 )

@@ -10,15 +10,20 @@ import pytest
 from node_bench import Bench, image
 from vision_msgs.msg import Detection2DArray
 
+pytestmark = pytest.mark.usefixtures("forked_engines")
+
 OUT = "/multi_dnn/front/{}/detections"
 OK, ERROR = 0, 2
+#: The backend that is ready soonest.
+QUICK = {f"dnn.{dnn}.{key}": value for dnn in ("object", "pedestrian") for key, value in
+         (("backend", "eager"), ("jobs", 1))}  # fmt: skip
 
 
 def test_a_dnn_on_two_devices_publishes_in_order_also_when_one_is_killed(bench: Bench) -> None:
     bench.node(
         {
             "isolation": "process", "dnns": ["object", "pedestrian"], "dnn.object.device": ["cpu:1", "cpu:2"],
-            "dnn.pedestrian.device": "cpu:2", "reorder_ms": 2000.0,
+            "dnn.pedestrian.device": "cpu:2", "reorder_ms": 2000.0, **QUICK,
         }
     )  # fmt: skip
     assert bench.change("configure")
@@ -73,7 +78,7 @@ def test_an_invalid_device_is_refused_with_parameter_value_and_allowed_values(
 
 
 def test_a_gpu_that_does_not_exist_fails_configuring_with_the_allowed_devices(bench: Bench) -> None:
-    bench.node({"isolation": "process", "dnn.object.device": ["cpu:1", "cuda:99"]})
+    bench.node({"isolation": "process", "dnn.object.device": ["cpu:1", "cuda:99"], **QUICK})
     assert not bench.change("configure")
     bench.until(lambda: bench.status("node").level == ERROR, "the error in the diagnostics")
     message = bench.status("node").message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from multi_dnn_ros.engine.statistics import Statistics
@@ -58,6 +58,7 @@ class Camera:
         return self.account.losses(round(self.now) + LATENCY, 2_764_800)
 
 
+@settings(max_examples=40)
 @given(
     rate=st.sampled_from([5.0, 10.0, 15.0, 29.97, 30.0, 60.0, 120.0]),
     loss=st.sampled_from([0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.78]),

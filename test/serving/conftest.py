@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from engine_rig import Rig
 from fake_pipelines import settings
-from fork_server import ForkServer
 
 from multi_dnn_ros.serving import engine_process
 
@@ -35,11 +34,8 @@ def rig() -> Iterator[Callable[..., Rig]]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _forked_engine_processes(fork_server: ForkServer) -> Iterator[None]:
+def _forked_engine_processes(forked_engines: None) -> None:
     """Engine processes are forks of one that has imported PyTorch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_process, "subprocess", fork_server.subprocess)
-        yield
 
 
 @pytest.fixture

@@ -308,7 +308,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(mode=st.sampled_from(MODES), count=st.integers(1, 3), events=EVENTS)
 def test_any_order_of_events_leaves_every_dnn_served_or_disabled(mode: str, count: int, events: list) -> None:
     """Simulation.check() passes after each event; without further faults one process serves all DNNs in the end."""
