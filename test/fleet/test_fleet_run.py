@@ -18,6 +18,12 @@ from multi_dnn_ros.planning.batch_units import parse_unit
 UNITS = (parse_unit("cpu:1"),) * 2
 
 
+@pytest.fixture
+def job(job: FleetJob) -> FleetJob:
+    """A small network: what is tested here is not what it learns."""
+    return job.model_copy(update={"model": "torchvision:shufflenet_v2_x0_5"})
+
+
 def write(path: Path, *jobs: FleetJob, **more: Any) -> Path:
     """A file of jobs, replaced as an editor does."""
     content = {"period_s": 0.5, **more, "jobs": [job.model_dump(mode="json", exclude_defaults=True) for job in jobs]}
