@@ -6,6 +6,7 @@ cyclonedds's own (de)serialization is far too slow for images.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 import types
@@ -16,6 +17,7 @@ import cyclonedds.idl.types as idl_types
 from cyclonedds.core import DDSException, Entity, InstanceState, Policy, Qos, ReadCondition, SampleState, ViewState
 from cyclonedds.domain import Domain, DomainParticipant
 from cyclonedds.idl import IdlStruct
+from cyclonedds.internal import DDS
 from cyclonedds.pub import DataWriter, Publisher
 from cyclonedds.sub import DataReader, Subscriber
 from cyclonedds.topic import Topic
@@ -28,6 +30,7 @@ from multi_dnn_ros.standalone.loopback import restrict_to_loopback
 # ROS' default range of domains; a higher one has ports that overlap with the system's ephemeral ones or do not exist.
 MAX_DOMAIN_ID: Final = 232
 SERVICE_HEADER_BYTES: Final = 16
+_NO_HANDLES: Final = ctypes.c_size_t(0)
 _ANY: Final = SampleState.Any | ViewState.Any | InstanceState.Any
 _IDL_PRIMITIVES: Final[dict[str, Any]] = {
     "bool": bool,
@@ -220,6 +223,7 @@ class Writer(_Endpoint):
         except BaseException:
             delete(self._topic)
             raise
+        self._count_matched: Callable[..., int] = DDS._dll_handle.dds_get_matched_subscriptions
 
     def write(self, data: Any) -> None:
         """Send CDR bytes; a :class:`Payload` is sent without a copy.
@@ -241,6 +245,13 @@ class Writer(_Endpoint):
     def instance_handle(self) -> int:
         """Cyclone's number for this writer, which identifies a service's caller."""
         return int(self.entity.get_instance_handle()) & 2**64 - 1
+
+    def matched_count(self) -> int:
+        """Return the number of connected readers; a program may ask before each sample."""
+        count = self._count_matched(self.entity._ref, None, _NO_HANDLES)
+        if count < 0:
+            raise RCLError(f"cannot count the readers of {self._name}: {DDSException(count)}")
+        return count
 
     def matched(self) -> list[int]:
         """Return the handles of the connected readers."""

@@ -244,7 +244,8 @@ class Executor(Surface):
             found = self._claim_task() if self._task_is_next else None
             found = found or self._claim_ready(waitables)
             if found is None:
-                self._ready.extend(entity for entity in waitables if entity.is_ready())
+                idle = self._wait.untriggered()
+                self._ready.extend(entity for entity in waitables if entity.condition not in idle and entity.is_ready())
                 found = self._claim_ready(waitables)
             return found or self._claim_task()
 

@@ -90,7 +90,7 @@ class Publisher(Surface):
         with self.writer.lock:
             if self.writer.closed:
                 raise InvalidHandle(f"the publisher on {self.topic_name} was destroyed")
-            return len(self.writer.matched())
+            return self.writer.matched_count()
 
     def wait_for_all_acked(self, timeout: Duration | None = None) -> bool:
         """Wait until every reliable subscription has received everything; False on timeout."""

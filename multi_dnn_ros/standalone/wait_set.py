@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
+from collections.abc import Set
 from typing import Any
 
 from cyclonedds.core import DDSException, WaitSet
 from cyclonedds.core import GuardCondition as DdsGuardCondition
+from cyclonedds.internal import DDS
 
 from multi_dnn_ros.standalone import dds
 from multi_dnn_ros.standalone.context import Context
@@ -20,16 +23,39 @@ class Wait:
         self._lock = threading.Lock()  # acquired while waiting, so that the wait set is not freed meanwhile
         self._guard_lock = threading.Lock()
         self._attached: set[Any] = set()
+        self._places: dict[int, Any] = {}  # conditions by the address that Cyclone returns for them
+        self._found: Any = None  # those addresses
         self._closed = False
         self._guard = DdsGuardCondition(context.participant.entity)
         self._set = WaitSet(context.participant.entity)
         self._set.attach(self._guard)
+
+    def untriggered(self) -> Set[Any]:
+        """Conditions that certainly are not triggered; never blocks.
+
+        One call into DDS instead of one per entity: an executor checks all its entities before each callback. A
+        condition triggers until its data is taken, so nothing is missed. Leaves :meth:`wake` pending.
+        """
+        if not self._lock.acquire(blocking=False):  # another thread waits
+            return frozenset()
+        try:
+            if self._closed or self._found is None:
+                return frozenset()
+            count = DDS._dll_handle.dds_waitset_wait(
+                self._set._ref, self._found, ctypes.c_size_t(len(self._found)), ctypes.c_int64(0)
+            )
+            if not 0 <= count <= len(self._found):
+                return frozenset()
+            return self._attached - {self._places.get(address) for address in self._found[:count]}
+        finally:
+            self._lock.release()
 
     def wait(self, conditions: set[Any], timeout_ns: int) -> None:
         """Wait until a condition triggers, :meth:`wake` is called, or the timeout expires."""
         with self._lock:
             if self._closed:
                 return
+            changed = conditions != self._attached
             for condition in self._attached - conditions:
                 if hasattr(condition, "_ref"):
                     with contextlib.suppress(DDSException):  # freed by another thread since
@@ -41,6 +67,9 @@ class Wait:
                 except (DDSException, AttributeError):  # freed by another thread since
                     conditions = conditions - {condition}
             self._attached = conditions
+            if changed or self._found is None:
+                self._places = {ctypes.addressof(place): condition for condition, place in self._set.attached}
+                self._found = (ctypes.c_void_p * len(self._places))()
             self._set.wait(timeout_ns)
             self._guard.take()
 
