@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,13 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.optim.swa_utils import update_bn
 from tqdm import tqdm
 
 from multi_dnn_ros import __version__
 from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
+from multi_dnn_ros.training.averaging import Averaging, fit_statistics
+from multi_dnn_ros.training.batch_norm import global_batch_norm, is_global
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.graph_replay import capture_passes
 from multi_dnn_ros.training.precision import autocast
@@ -29,8 +29,6 @@ from multi_dnn_ros.vision.results import OutputError
 __all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "TrainingError", "train"]
 
 Batch = dict[str, Tensor]
-#: Number of batches for the batch normalization statistics of averaged weights.
-_STATISTICS_BATCHES = 32
 
 
 class Batches(Protocol):
@@ -116,6 +114,7 @@ def train(
     checkpoint_every: int = 1,
     identity: Mapping[str, Any] | None = None,
     progress: bool = True,
+    batch_norm: str = "auto",
 ) -> Outcome:
     """Train `network` on its device. Afterwards it has the weights with the best score.
 
@@ -127,16 +126,31 @@ def train(
     numbers of an epoch follow from the seed and the epoch number. identity: what defines the run besides the schedule,
     the initial weights and the versions of this package and PyTorch (data, losses), as JSON values; a checkpoint of
     another run is rejected. Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows
-    progress. Raises TrainingError for a loss that is not finite, and for a checkpoint of another run (naming what
-    differs).
+    progress. batch_norm: `local`: each process normalizes over its own images; `global`: over the whole batch; `auto`:
+    global if a process has fewer than SMALL_BATCH images. Raises TrainingError for a loss that is not finite, and for a
+    checkpoint of another run (naming what differs).
     """
+    whole_batch = is_global(batch_norm, batches.batch_size, distributed.world())
     run = {
         **(identity or {}),
         "schedule": asdict(schedule),
         "processes": distributed.world(),
+        "batch_norm": "global" if whole_batch else "local",
         "initial weights": weights_digest(network.state_dict()),
         "versions": {"multi_dnn_ros": __version__, "torch": torch.__version__},
     }
+    with global_batch_norm(*([network] if whole_batch else [])):
+        return _train(
+            network, batches, loss, score, schedule, run, whole_batch,
+            main=main, checkpoint=checkpoint, checkpoint_every=checkpoint_every, progress=progress,
+        )  # fmt: skip
+
+
+def _train(
+    network: nn.Module, batches: Batches, loss: Loss, score: Score, schedule: Schedule, run: Mapping[str, Any],
+    whole_batch: bool, *, main: str, checkpoint: Path | None, checkpoint_every: int, progress: bool,
+) -> Outcome:  # fmt: skip
+    """As `train`. run: identity of the run. whole_batch: whether `network` normalizes over all processes."""
     first_process = distributed.rank() == 0
     device = next(network.parameters()).device
     average = copy.deepcopy(network) if schedule.ema else network
@@ -154,6 +168,8 @@ def train(
         scaler.load_state_dict(state["scaler"])
         best_weights, first = state["best_weights"], state["next_epoch"]
         outcome = Outcome(state["best"], state["best_epoch"], state["history"])
+        if progress and first_process:
+            tqdm.write(f"{checkpoint}: continues after epoch {first} of {schedule.epochs}")
     else:
         _set_training(average, False)
         outcome.best = distributed.from_first(_scores(score, average, "before training") if first_process else {})
@@ -163,7 +179,7 @@ def train(
     capturing = device.type == "cuda" and distributed.world() == 1
     steps = len(batches)
     parameters = list(network.parameters())  # once: collecting them takes as long as some of the steps below
-    averaging = _Averaging(average, network) if schedule.ema else None
+    averaging = Averaging(average, network) if schedule.ema else None
     for epoch in range(first, schedule.epochs):
         if schedule.patience and _epochs_without_better(outcome.history, main) >= schedule.patience:
             break
@@ -201,8 +217,8 @@ def train(
             )
         row = {"epoch": float(epoch), "loss": mean}
         if (epoch + 1) % schedule.score_every == 0 or epoch + 1 == schedule.epochs:
-            if schedule.ema and first_process:
-                _fit_statistics(average, (batch["image"] for batch in batches.epoch(epoch)), schedule)
+            if schedule.ema and (first_process or whole_batch):  # then all processes compute the statistics together
+                fit_statistics(average, (batch["image"] for batch in batches.epoch(epoch)), schedule.precision)
             _set_training(average, False)
             when = f"epoch {epoch + 1}, lr {schedule.lr}"
             scores = distributed.from_first(_scores(score, average, when) if first_process else {})
@@ -309,31 +325,3 @@ def set_rate(optimizer: torch.optim.Optimizer, schedule: Schedule, epoch: float)
 def _channels_last(image: Tensor) -> Tensor:
     """The memory format that GPU convolutions prefer."""
     return image.to(memory_format=torch.channels_last) if image.is_cuda else image
-
-
-class _Averaging:
-    """Exponential moving average of the weights; buffers are copied, see _fit_statistics."""
-
-    def __init__(self, average: nn.Module, network: nn.Module) -> None:
-        self._weights = tuple([p.detach() for p in module.parameters()] for module in (average, network))
-        kinds = {buffer.dtype for buffer in network.buffers()}  # tensors of one dtype are copied in one launch
-        self._buffers = [
-            tuple([b for b in module.buffers() if b.dtype is kind] for module in (average, network)) for kind in kinds
-        ]
-
-    @torch.no_grad()
-    def step(self, decay: float) -> None:
-        kept, new = self._weights
-        torch._foreach_lerp_(kept, new, 1.0 - decay)
-        for kept, new in self._buffers:
-            torch._foreach_copy_(kept, new)
-
-
-def _fit_statistics(average: nn.Module, images: Iterator[Tensor], schedule: Schedule) -> None:
-    """Compute the batch normalization statistics of the averaged weights from images (Izmailov et al. 2018).
-
-    The statistics of the trained network do not fit: while its weights change fast, they differ from the average.
-    """
-    device = next(average.parameters()).device
-    with autocast(device, schedule.precision):
-        update_bn(itertools.islice(images, _STATISTICS_BATCHES), average)
