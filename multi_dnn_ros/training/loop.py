@@ -26,9 +26,13 @@ from multi_dnn_ros.training.graph_replay import capture_passes
 from multi_dnn_ros.training.precision import autocast
 from multi_dnn_ros.vision.results import OutputError
 
-__all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "TrainingError", "train"]
+__all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "Stopped", "TrainingError", "train"]
 
 Batch = dict[str, Tensor]
+
+
+class Stopped(TrainingError):
+    """Training was asked to stop; it continues from its checkpoint."""
 
 
 class Batches(Protocol):
@@ -115,6 +119,7 @@ def train(
     identity: Mapping[str, Any] | None = None,
     progress: bool = True,
     batch_norm: str = "auto",
+    stop: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Train `network` on its device. Afterwards it has the weights with the best score.
 
@@ -127,7 +132,8 @@ def train(
     the initial weights and the versions of this package and PyTorch (data, losses), as JSON values; a checkpoint of
     another run is rejected. Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows
     progress. batch_norm: `local`: each process normalizes over its own images; `global`: over the whole batch; `auto`:
-    global if a process has fewer than SMALL_BATCH images. Raises TrainingError for a loss that is not finite, and for a
+    global if a process has fewer than SMALL_BATCH images. stop: asked by rank 0 after each epoch but the last; if it
+    says so, the checkpoint is written and Stopped raised. Raises TrainingError for a loss that is not finite, and for a
     checkpoint of another run (naming what differs).
     """
     whole_batch = is_global(batch_norm, batches.batch_size, distributed.world())
@@ -142,13 +148,14 @@ def train(
     with global_batch_norm(*([network] if whole_batch else [])):
         return _train(
             network, batches, loss, score, schedule, run, whole_batch,
-            main=main, checkpoint=checkpoint, checkpoint_every=checkpoint_every, progress=progress,
+            main=main, checkpoint=checkpoint, checkpoint_every=checkpoint_every, progress=progress, stop=stop,
         )  # fmt: skip
 
 
 def _train(
     network: nn.Module, batches: Batches, loss: Loss, score: Score, schedule: Schedule, run: Mapping[str, Any],
     whole_batch: bool, *, main: str, checkpoint: Path | None, checkpoint_every: int, progress: bool,
+    stop: Callable[[], bool] | None,
 ) -> Outcome:  # fmt: skip
     """As `train`. run: identity of the run. whole_batch: whether `network` normalizes over all processes."""
     first_process = distributed.rank() == 0
@@ -229,7 +236,9 @@ def _train(
         if progress and first_process:
             text = " ".join(f"{name}={value:.4g}" for name, value in row.items())
             tqdm.write(f"{text} seconds={time.monotonic() - started:.1f}")
-        due = (epoch + 1) % checkpoint_every == 0 or epoch + 1 == schedule.epochs
+        last = epoch + 1 == schedule.epochs
+        stopped = not last and distributed.from_first(stop is not None and first_process and stop())
+        due = (epoch + 1) % checkpoint_every == 0 or last or stopped
         if checkpoint is not None and first_process and due:
             state = {
                 "network": network.state_dict(),
@@ -243,6 +252,8 @@ def _train(
                 "next_epoch": epoch + 1,
             }
             checkpoints.save(checkpoint, state, run)
+        if stopped:
+            raise Stopped(f"stopped after epoch {epoch + 1} of {schedule.epochs}")
     distributed.tensors_from_first(best_weights)
     network.load_state_dict(best_weights)
     _set_training(network, False)

@@ -63,6 +63,7 @@ def retrain(
     max_faulty: float = MAX_FAULTY,
     batch_norm: str = "auto",
     progress: bool = True,
+    stop: Callable[[], bool] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """Train `student.network` in place on all of `sets`, keep the weights that are best on their choice parts, and
@@ -70,8 +71,8 @@ def retrain(
 
     teacher: a network of the same task, framing and output, whose outputs count with `teacher_weight` (0..1) beside the
     truth; alone if the student has no loss of its own. max_faulty: see check_data.
-    batch_norm: see `train`. All processes of a `distributed.process_group` call this. Raises TrainingError if data,
-    teacher and network do not match, and as the loop; DatasetError.
+    batch_norm, stop: see `train`. All processes of a `distributed.process_group` call this. Raises TrainingError if
+    data, teacher and network do not match, and as the loop; DatasetError.
     """
     inputs = _inputs(student, schedule)
     first = sets[0]
@@ -110,6 +111,7 @@ def retrain(
         outcome = train(
             network, batches, loss, score, schedule, main=main, checkpoint=checkpoint,
             checkpoint_every=checkpoint_every, identity=identity, progress=progress, batch_norm=batch_norm,
+            stop=stop,
         )  # fmt: skip
     seconds = time.monotonic() - begin
     gc.collect()  # captured passes are reference cycles that own GPU memory
