@@ -48,6 +48,8 @@ NETWORKS, MANIFEST = "networks", "networks.json"
 DECOMPOSED, CONTROL = "decomposed", "control"
 #: Exit code of a run that --minutes has stopped.
 EXIT_STOPPED = 75
+#: Per training, besides the one that is written when --minutes are over: one of VGG16 has more than 2 GB.
+_CHECKPOINTS = 4
 _MAIN = MAIN["classes"]
 
 Stop = Callable[[], bool]
@@ -119,7 +121,8 @@ def _train(
     checkpoint = folder / f"{who}.seed{seed}.ckpt"
     result = retrain(
         student, [data], replace(settings.retraining, seed=seed), batch_size=settings.batch_size, device=device,
-        teacher=teacher, teacher_weight=settings.teacher_weight, checkpoint=checkpoint, stop=stop, say=print,
+        teacher=teacher, teacher_weight=settings.teacher_weight, checkpoint=checkpoint,
+        checkpoint_every=max(1, settings.retraining.epochs // _CHECKPOINTS), stop=stop, say=print,
     )  # fmt: skip
     path = folder / f"{who}.seed{seed}.safetensors"
     description = student.source.description
