@@ -14,8 +14,8 @@ _PAPER = """\
 The experiments of Kim, Kim and Kim (2022), the paper whose method this package implements: several DNNs at once, each
 starting its next inference when the last one ends. Measured is the time of one inference while all of them run.
 
-Every condition runs once in each repeat, in random order; ratios are taken within a repeat. Weights are random;
-decomposed networks have the structure that results from the paper's reductions of MACs.
+Every condition runs once in each repeat, in random order; ratios are taken within a repeat. Without --artifacts weights
+are random; decomposed networks have the structure that results from the paper's reductions of MACs.
 
 sets:
   small               2 ResNet18 and a SqueezeNet at 64x64, for a CPU
@@ -53,8 +53,9 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add_execution(parser, repeats=5, repeat="runs per condition", seconds=2.0)
     add("--no-tf32", dest="tf32", action="store_false", help="compute fp32 without TF32, as GPUs without TF32 do")
     add("--artifacts", type=Path, metavar="DIR",
-        help="folder with <builder>.safetensors, written by `multi-dnn decompose`, for conditions ours_dcomp* "
-        "(default: decompose by the paper's ratios)")  # fmt: skip
+        help="folder `networks` of `python -m multi_dnn_ros.training controlled`: all conditions run the very networks "
+        "that were scored; or a folder with <builder>.safetensors, written by `multi-dnn decompose`, for conditions "
+        "ours_dcomp* (default: random weights, decomposed by the paper's ratios)")  # fmt: skip
     add_output(parser, f"{_BESIDE}, after each repeat")
     add("--resume", action="store_true", help="continue an interrupted run from its --output file")
     parser = add_command(

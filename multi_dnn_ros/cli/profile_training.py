@@ -55,7 +55,7 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     add("--threads", type=natural, default=0, metavar="N",
         help="threads inside one CPU operation; 0: cores divided by processes (default: %(default)s)")  # fmt: skip
     add("--repeats", type=positive, default=10, metavar="N",
-        help="steps of each kind, of which medians are reported (default: %(default)s)")  # fmt: skip
+        help="steps of each kind; means of the faster half are reported (default: %(default)s)")  # fmt: skip
     add_seed(parser, "images and labels")
     add("--bucket-mib", type=positive_float, default=25.0, metavar="MIB",
         help="size of DDP's buckets (default: %(default)s)")  # fmt: skip

@@ -84,6 +84,9 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--epochs", type=positive, default=10, metavar="N", help="number of epochs (default: %(default)s)")
     add("--batch-size", type=positive, default=64, metavar="N",
         help="images per step, over all processes together (default: %(default)s)")  # fmt: skip
+    add("--batch-norm", choices=("auto", "global", "local"), default="auto",
+        help="with several processes: global normalizes over the whole batch, local over the images of each process; "
+        "auto is global if a process has fewer than 16 images (default: %(default)s)")  # fmt: skip
     add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="optimizer (default: %(default)s)")
     add("--lr", type=positive_float, default=1e-3, metavar="X",
         help="highest learning rate; it falls to zero along a cosine (default: %(default)s)")  # fmt: skip
@@ -165,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
             return retrain(
                 network, usable, own, batch_size=args.batch_size, device=device, teacher=teacher,
                 teacher_weight=args.teacher_weight, checkpoint=checkpoint, checkpoint_every=args.checkpoint_every,
-                progress=not args.quiet, say=say,
+                batch_norm=args.batch_norm, progress=not args.quiet, say=say,
             )  # fmt: skip
 
         student, result = retrain_controlled(
@@ -173,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
             (lambda: read_trainable(args, args.control, smoothing=args.label_smoothing)) if args.control else None,
             schedule, args.seeds, MAIN[first_student.task], train, args.checkpoint,
         )  # fmt: skip
-        chosen = settings(schedule, args.batch_size, sets, teacher, args.teacher_weight)
+        chosen = settings(schedule, args.batch_size, sets, teacher, args.teacher_weight, args.batch_norm)
     if first:
         _write(args, student, sets[0].labels, {**chosen, **result.provenance()})
         _print(result, args.output)

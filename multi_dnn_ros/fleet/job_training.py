@@ -15,12 +15,12 @@ from torch import Tensor
 
 from multi_dnn_ros import __version__
 from multi_dnn_ros.common.reporting import provenance
-from multi_dnn_ros.fleet.batch_norm import with_global_batch_norm
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.networks import load_trainable
 from multi_dnn_ros.fleet.shares import Shares
 from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, save_artifact, suffix_of
 from multi_dnn_ros.training import checkpoint as checkpoints
+from multi_dnn_ros.training.batch_norm import with_global_batch_norm
 from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.checks import CheckedData, check_data

@@ -51,11 +51,12 @@ def parser() -> argparse.ArgumentParser:
                 f"{role} are hard negatives",
             )
         verb.add_argument("--start", type=Path, metavar="FILE", help="initial weights, as written by --out")
-    from multi_dnn_ros.training import curve, evaluate
+    from multi_dnn_ros.training import controlled_run, curve, evaluate
 
     evaluate.add_parser(verbs)
     curve.add_parser(verbs)
     curve.add_curves_parser(verbs)
+    controlled_run.add_parser(verbs)
     return top
 
 

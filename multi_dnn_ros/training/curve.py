@@ -89,17 +89,19 @@ def policy_for(
 
 
 def original(
-    settings: Settings, path: Path, data: Data, device: torch.device, say: Callable[[str], None]
-) -> Result | None:
-    """Train the original into `path` unless it exists; returns None if it did."""
+    settings: Settings, path: Path, data: Data, device: torch.device, say: Callable[[str], None],
+    stop: Callable[[], bool] | None = None,
+) -> Result | None:  # fmt: skip
+    """Train the original into `path` unless it exists; returns None if it did. stop: see `train`."""
     if path.exists():
         return None
-    student = _trainable(load_network(settings.model, weights="random", num_classes=settings.num_classes), settings)
+    student = trainable_of(load_network(settings.model, weights="random", num_classes=settings.num_classes), settings)
     reinitialize(student.source.module, settings.original.seed)
     say(f"{settings.model}: training the original for {settings.original.epochs} epochs at {settings.size}")
     result = retrain(
         student, [data], settings.original, batch_size=settings.batch_size, device=device, say=say,
         checkpoint=path.with_suffix(".ckpt"), checkpoint_every=max(1, settings.original.epochs // 8),
+        stop=stop,
     )  # fmt: skip
     description = Description(
         model=settings.model, num_classes=settings.num_classes, input_size=settings.size, labels=data.labels,
@@ -153,8 +155,8 @@ def point(
     outcomes = decompose(network, inputs, policy, layers=layers)
     after = cost(network, inputs)
     seconds = time.monotonic() - begin
-    student = _trainable(replace(source, module=network, description=None), settings)
-    teacher = _trainable(copy.deepcopy(source), settings)
+    student = trainable_of(replace(source, module=network, description=None), settings)
+    teacher = trainable_of(copy.deepcopy(source), settings)
     result = retrain(
         student, [data], settings.retraining, batch_size=settings.batch_size, device=device, teacher=teacher,
         teacher_weight=settings.teacher_weight, say=say,
@@ -189,7 +191,7 @@ def run(
     """Compute all points that `out` does not contain yet; `folder` stores the original."""
     if out.suffix == ".png":
         raise ValueError(f"{out}: is the name of the plot, which would replace the points; use a .json file")
-    data = open_data(data_name, _wanted(settings))
+    data = open_data(data_name, wanted_rows(settings))
     known = _read(out) if out.exists() else {}
     mine = {"data": data_name, "settings": json.loads(json.dumps(asdict(settings)))}
     _check_same(out, known, mine)
@@ -197,7 +199,7 @@ def run(
     path = folder / f"{settings.model.partition(':')[2]}.safetensors"
     trained = original(settings, path, data, device, print)
     source = load_network(str(path))
-    training = _training(path, source, settings, data)
+    training = training_of(path, source, settings, data)
     width, height = settings.macs_size
     paid = cost(source.module, (torch.zeros(1, 3, height, width),))
     content["original"] = {
@@ -230,7 +232,7 @@ def run(
     return content
 
 
-def _training(path: Path, source: Source, settings: Settings, data: Data) -> dict[str, Any]:
+def training_of(path: Path, source: Source, settings: Settings, data: Data) -> dict[str, Any]:
     """How the original was trained. Raises ValueError if that differs from the settings: its file contains the
     builder's name only.
     """
@@ -284,13 +286,13 @@ def largest_cut(content: dict[str, Any]) -> dict[str, Any] | None:
     return best and {key: best[key] for key in ("policy", "parameter", "macs_cut", "scores")}
 
 
-def _wanted(settings: Settings) -> DataRequest:
+def wanted_rows(settings: Settings) -> DataRequest:
     from multi_dnn_ros.vision.preprocess import Preprocess
 
     return DataRequest("classes", Preprocess(*settings.size))
 
 
-def _trainable(source: Source, settings: Settings) -> Trainable:
+def trainable_of(source: Source, settings: Settings) -> Trainable:
     return make_trainable(source, settings.model, size=settings.size)
 
 
@@ -299,6 +301,25 @@ def add_parser(verbs: Any) -> None:
         "curve", help="accuracy against MACs of one network", description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )  # fmt: skip
+    add_arguments(verb)
+    add = verb.add_argument
+    add("--policies", nargs="+", choices=("ratio", "energy", "budget"), default=["ratio", "energy", "budget"])
+    add(
+        "--cuts",
+        nargs="+",
+        type=_cut,
+        metavar="SHARE",
+        default=[0.5, 0.7, 0.8, 0.9],
+        help="shares of the MACs to remove",
+    )
+    add("--folder", type=Path, required=True, help="folder for the original")
+    add("--keep", action="store_true", help="also store the decomposed networks there")
+    add("--out", type=Path, required=True, help="JSON file to write; a .png is written next to it")
+    verb.set_defaults(run=main, libraries=("scipy", "tensorly", "matplotlib"))
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """Options of :func:`settings_of`."""
     add = verb.add_argument
     add("model", help="torchvision:<classifier>")
     add("--data", required=True, help="cifar10:PATH or classes:DIR, as for multi-dnn retrain")
@@ -316,21 +337,8 @@ def add_parser(verbs: Any) -> None:
     add("--batch-size", type=int, default=256)
     add("--teacher-weight", type=float, default=0.7)
     add("--mix", type=float, default=0.5, help="share of the images mixed with others (CutMix)")
-    add("--policies", nargs="+", choices=("ratio", "energy", "budget"), default=["ratio", "energy", "budget"])
-    add(
-        "--cuts",
-        nargs="+",
-        type=_cut,
-        metavar="SHARE",
-        default=[0.5, 0.7, 0.8, 0.9],
-        help="shares of the MACs to remove",
-    )
     add("--linear", action="store_true", help="also decompose large fully connected layers, by truncated SVD")
-    add("--folder", type=Path, required=True, help="folder for the original")
-    add("--keep", action="store_true", help="also store the decomposed networks there")
-    add("--out", type=Path, required=True, help="JSON file to write; a .png is written next to it")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    verb.set_defaults(run=main, libraries=("scipy", "tensorly", "matplotlib"))
 
 
 def _cut(text: str) -> float:
@@ -355,8 +363,8 @@ def draw(args: argparse.Namespace) -> int:
     return 0
 
 
-def main(args: argparse.Namespace) -> int:
-    settings = Settings(
+def settings_of(args: argparse.Namespace, policies: Sequence[str], cuts: Sequence[float]) -> Settings:
+    return Settings(
         model=args.model,
         num_classes=args.num_classes,
         size=(args.size, args.size),
@@ -383,10 +391,14 @@ def main(args: argparse.Namespace) -> int:
         ),
         batch_size=args.batch_size,
         teacher_weight=args.teacher_weight,
-        policies=tuple(args.policies),
-        cuts=tuple(args.cuts),
+        policies=tuple(policies),
+        cuts=tuple(cuts),
         linear=args.linear,
     )
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = settings_of(args, args.policies, args.cuts)
     content = run(settings, args.data, args.folder, args.out, existing_device(args.device), args.keep)
     print(json.dumps({"original": content["original"]["scores"], "largest_cut_within": content["largest_cut_within"]}))
     return 0

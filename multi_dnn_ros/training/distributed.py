@@ -6,6 +6,9 @@ Without torchrun all functions behave as for one process.
 from __future__ import annotations
 
 import os
+import re
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,8 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.training.checkpoint import TrainingError
+
 #: Maximum wait for rank 0, which alone computes scores.
 _TIMEOUT = timedelta(minutes=30)
+#: Seconds between looks at whether torchrun still lives.
+_WATCH_S = 0.5
+#: Texts of PyTorch's errors when another process of the group has ended.
+PROCESS_LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited")
 
 
 @contextmanager
@@ -24,7 +34,8 @@ def process_group(device: str) -> Iterator[torch.device]:
     """Context that joins the processes started by torchrun (NCCL on GPUs, gloo on CPUs).
 
     device: cpu, cuda, cuda:<number>; with torchrun each process of a host gets the GPU of its local rank. Yields the
-    device. Inside another such context, that one is used.
+    device. Inside another such context, that one is used. Raises TrainingError if another process ends, and ends this
+    process if torchrun was killed.
     """
     chosen = torch.device(device)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -34,11 +45,36 @@ def process_group(device: str) -> Iterator[torch.device]:
     if not several or dist.is_initialized():
         yield chosen
         return
+    _end_with_agent()
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=_TIMEOUT)
     try:
         yield chosen
+    except RuntimeError as error:
+        if PROCESS_LOST.search(str(error)):
+            raise TrainingError(
+                f"another process of this training has ended ({summarize_error(error)}); the same command continues "
+                "from --checkpoint"
+            ) from error
+        raise
     finally:
         dist.destroy_process_group()
+
+
+def _end_with_agent() -> None:
+    """End this process when torchrun, which started it, was killed.
+
+    It would otherwise go on beside the process that a new torchrun starts, and hold its GPU.
+    """
+    agent = os.getppid()
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+
+    def watch() -> None:
+        while os.getppid() == agent:
+            time.sleep(_WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="torchrun watch", daemon=True).start()
 
 
 def existing_device(name: str) -> torch.device:
@@ -75,7 +111,7 @@ def replicated(network: nn.Module, unused: bool = False) -> nn.Module:
     from torch.nn.parallel import DistributedDataParallel
 
     device = next(network.parameters()).device
-    # Buffers are not synchronized: each process normalizes over its own share, and rank 0's statistics are kept.
+    # Before each forward pass the buffers become rank 0's, whose statistics are those that are kept.
     return DistributedDataParallel(
         network, device_ids=[device.index] if device.type == "cuda" else None, find_unused_parameters=unused
     )

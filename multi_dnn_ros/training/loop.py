@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,23 +13,26 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.optim.swa_utils import update_bn
 from tqdm import tqdm
 
 from multi_dnn_ros import __version__
 from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
+from multi_dnn_ros.training.averaging import Averaging, fit_statistics
+from multi_dnn_ros.training.batch_norm import global_batch_norm, is_global
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.graph_replay import capture_passes
 from multi_dnn_ros.training.precision import autocast
 from multi_dnn_ros.vision.results import OutputError
 
-__all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "TrainingError", "train"]
+__all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "Stopped", "TrainingError", "train"]
 
 Batch = dict[str, Tensor]
-#: Number of batches for the batch normalization statistics of averaged weights.
-_STATISTICS_BATCHES = 32
+
+
+class Stopped(TrainingError):
+    """Training was asked to stop; it continues from its checkpoint."""
 
 
 class Batches(Protocol):
@@ -116,6 +118,8 @@ def train(
     checkpoint_every: int = 1,
     identity: Mapping[str, Any] | None = None,
     progress: bool = True,
+    batch_norm: str = "auto",
+    stop: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Train `network` on its device. Afterwards it has the weights with the best score.
 
@@ -127,16 +131,33 @@ def train(
     numbers of an epoch follow from the seed and the epoch number. identity: what defines the run besides the schedule,
     the initial weights and the versions of this package and PyTorch (data, losses), as JSON values; a checkpoint of
     another run is rejected. Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows
-    progress. Raises TrainingError for a loss that is not finite, and for a checkpoint of another run (naming what
-    differs).
+    progress. batch_norm: `local`: each process normalizes over its own images; `global`: over the whole batch; `auto`:
+    global if a process has fewer than SMALL_BATCH images. stop: asked by rank 0 after each epoch but the last; if it
+    says so, the checkpoint is written and Stopped raised. Raises TrainingError for a loss that is not finite, and for a
+    checkpoint of another run (naming what differs).
     """
+    whole_batch = is_global(batch_norm, batches.batch_size, distributed.world())
     run = {
         **(identity or {}),
         "schedule": asdict(schedule),
         "processes": distributed.world(),
+        "batch_norm": "global" if whole_batch else "local",
         "initial weights": weights_digest(network.state_dict()),
         "versions": {"multi_dnn_ros": __version__, "torch": torch.__version__},
     }
+    with global_batch_norm(*([network] if whole_batch else [])):
+        return _train(
+            network, batches, loss, score, schedule, run, whole_batch,
+            main=main, checkpoint=checkpoint, checkpoint_every=checkpoint_every, progress=progress, stop=stop,
+        )  # fmt: skip
+
+
+def _train(
+    network: nn.Module, batches: Batches, loss: Loss, score: Score, schedule: Schedule, run: Mapping[str, Any],
+    whole_batch: bool, *, main: str, checkpoint: Path | None, checkpoint_every: int, progress: bool,
+    stop: Callable[[], bool] | None,
+) -> Outcome:  # fmt: skip
+    """As `train`. run: identity of the run. whole_batch: whether `network` normalizes over all processes."""
     first_process = distributed.rank() == 0
     device = next(network.parameters()).device
     average = copy.deepcopy(network) if schedule.ema else network
@@ -154,6 +175,8 @@ def train(
         scaler.load_state_dict(state["scaler"])
         best_weights, first = state["best_weights"], state["next_epoch"]
         outcome = Outcome(state["best"], state["best_epoch"], state["history"])
+        if progress and first_process:
+            tqdm.write(f"{checkpoint}: continues after epoch {first} of {schedule.epochs}")
     else:
         _set_training(average, False)
         outcome.best = distributed.from_first(_scores(score, average, "before training") if first_process else {})
@@ -163,7 +186,7 @@ def train(
     capturing = device.type == "cuda" and distributed.world() == 1
     steps = len(batches)
     parameters = list(network.parameters())  # once: collecting them takes as long as some of the steps below
-    averaging = _Averaging(average, network) if schedule.ema else None
+    averaging = Averaging(average, network) if schedule.ema else None
     for epoch in range(first, schedule.epochs):
         if schedule.patience and _epochs_without_better(outcome.history, main) >= schedule.patience:
             break
@@ -201,8 +224,8 @@ def train(
             )
         row = {"epoch": float(epoch), "loss": mean}
         if (epoch + 1) % schedule.score_every == 0 or epoch + 1 == schedule.epochs:
-            if schedule.ema and first_process:
-                _fit_statistics(average, (batch["image"] for batch in batches.epoch(epoch)), schedule)
+            if schedule.ema and (first_process or whole_batch):  # then all processes compute the statistics together
+                fit_statistics(average, (batch["image"] for batch in batches.epoch(epoch)), schedule.precision)
             _set_training(average, False)
             when = f"epoch {epoch + 1}, lr {schedule.lr}"
             scores = distributed.from_first(_scores(score, average, when) if first_process else {})
@@ -213,7 +236,9 @@ def train(
         if progress and first_process:
             text = " ".join(f"{name}={value:.4g}" for name, value in row.items())
             tqdm.write(f"{text} seconds={time.monotonic() - started:.1f}")
-        due = (epoch + 1) % checkpoint_every == 0 or epoch + 1 == schedule.epochs
+        last = epoch + 1 == schedule.epochs
+        stopped = not last and distributed.from_first(stop is not None and first_process and stop())
+        due = (epoch + 1) % checkpoint_every == 0 or last or stopped
         if checkpoint is not None and first_process and due:
             state = {
                 "network": network.state_dict(),
@@ -227,6 +252,8 @@ def train(
                 "next_epoch": epoch + 1,
             }
             checkpoints.save(checkpoint, state, run)
+        if stopped:
+            raise Stopped(f"stopped after epoch {epoch + 1} of {schedule.epochs}")
     distributed.tensors_from_first(best_weights)
     network.load_state_dict(best_weights)
     _set_training(network, False)
@@ -309,31 +336,3 @@ def set_rate(optimizer: torch.optim.Optimizer, schedule: Schedule, epoch: float)
 def _channels_last(image: Tensor) -> Tensor:
     """The memory format that GPU convolutions prefer."""
     return image.to(memory_format=torch.channels_last) if image.is_cuda else image
-
-
-class _Averaging:
-    """Exponential moving average of the weights; buffers are copied, see _fit_statistics."""
-
-    def __init__(self, average: nn.Module, network: nn.Module) -> None:
-        self._weights = tuple([p.detach() for p in module.parameters()] for module in (average, network))
-        kinds = {buffer.dtype for buffer in network.buffers()}  # tensors of one dtype are copied in one launch
-        self._buffers = [
-            tuple([b for b in module.buffers() if b.dtype is kind] for module in (average, network)) for kind in kinds
-        ]
-
-    @torch.no_grad()
-    def step(self, decay: float) -> None:
-        kept, new = self._weights
-        torch._foreach_lerp_(kept, new, 1.0 - decay)
-        for kept, new in self._buffers:
-            torch._foreach_copy_(kept, new)
-
-
-def _fit_statistics(average: nn.Module, images: Iterator[Tensor], schedule: Schedule) -> None:
-    """Compute the batch normalization statistics of the averaged weights from images (Izmailov et al. 2018).
-
-    The statistics of the trained network do not fit: while its weights change fast, they differ from the average.
-    """
-    device = next(average.parameters()).device
-    with autocast(device, schedule.precision):
-        update_bn(itertools.islice(images, _STATISTICS_BATCHES), average)

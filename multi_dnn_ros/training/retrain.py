@@ -61,16 +61,18 @@ def retrain(
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
     max_faulty: float = MAX_FAULTY,
+    batch_norm: str = "auto",
     progress: bool = True,
+    stop: Callable[[], bool] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """Train `student.network` in place on all of `sets`, keep the weights that are best on their choice parts, and
     score the test part.
 
     teacher: a network of the same task, framing and output, whose outputs count with `teacher_weight` (0..1) beside the
-    truth; alone if the student has no loss of its own. max_faulty: see check_data. All
-    processes of a `distributed.process_group` call this. Raises TrainingError if data, teacher and network do not
-    match, and as the loop; DatasetError.
+    truth; alone if the student has no loss of its own. max_faulty: see check_data.
+    batch_norm, stop: see `train`. All processes of a `distributed.process_group` call this. Raises TrainingError if
+    data, teacher and network do not match, and as the loop; DatasetError.
     """
     inputs = _inputs(student, schedule)
     first = sets[0]
@@ -108,7 +110,8 @@ def retrain(
     with torch.backends.cudnn.flags(enabled=True, benchmark=device.type == "cuda"):  # all batches have one size
         outcome = train(
             network, batches, loss, score, schedule, main=main, checkpoint=checkpoint,
-            checkpoint_every=checkpoint_every, identity=identity, progress=progress,
+            checkpoint_every=checkpoint_every, identity=identity, progress=progress, batch_norm=batch_norm,
+            stop=stop,
         )  # fmt: skip
     seconds = time.monotonic() - begin
     gc.collect()  # captured passes are reference cycles that own GPU memory
@@ -159,14 +162,16 @@ def _run(student: Trainable, size: tuple[int, int]) -> Any:
 
 
 def settings(
-    schedule: Schedule, batch_size: int, sets: Sequence[Data], teacher: Trainable | None, weight: float
-) -> Any:
+    schedule: Schedule, batch_size: int, sets: Sequence[Data], teacher: Trainable | None, weight: float,
+    batch_norm: str = "auto",
+) -> Any:  # fmt: skip
     """Training settings recorded in a retrained artifact."""
     return {
         "data": [data.name for data in sets],
         "schedule": asdict(schedule),
         "batch_size": batch_size,
         "processes": distributed.world(),
+        "batch_norm": batch_norm,
         "teacher": {"model": teacher.model, "weight": weight} if teacher is not None else None,
     }
 

@@ -19,11 +19,13 @@ from typing import Any
 import torch
 
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
+from multi_dnn_ros.benchmark.paper.evaluated import files_of
 from multi_dnn_ros.benchmark.paper.prepare import Work
 from multi_dnn_ros.benchmark.paper.process_group import RUN_IN_S, WAKE_S, ProcessGroup, ProcessGroupError
 from multi_dnn_ros.benchmark.paper.sets import DnnSet
 from multi_dnn_ros.benchmark.paper.statistics import run_figures, summarize
 from multi_dnn_ros.benchmark.paper.time_bound import Costs, Rates, lower_bounds, measure_costs, measure_rates
+from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.pipeline.choices import default_workers
 
@@ -162,7 +164,11 @@ def _measure_set(
     save: Save,
     progress: Progress,
 ) -> None:
-    before = content["sets"].get(dnns.name, {}).get("conditions", {})
+    earlier = content["sets"].get(dnns.name, {})
+    before = earlier.get("conditions", {})
+    networks = files_of(dnns.kinds, plan.artifacts)
+    if done and earlier.get("networks", networks) != networks:
+        raise CommandError(f"{dnns.name}: the files in {plan.artifacts} are others than in the run to continue")
     entries: dict[str, dict[str, Any]] = {}
     with contextlib.ExitStack() as stack:
         # Conditions that failed in a resumed run stay out: their blocks would differ from the others'.
@@ -183,7 +189,9 @@ def _measure_set(
                 "runs": list(before.get(condition.name, {}).get("runs", ()))[:done],
             }
             entry.update(_prepare(plan, condition, groups, progress))
-        of_set = {"dnns": [network.builder for network in dnns.networks], "conditions": entries}
+        of_set = {
+            "dnns": [network.builder for network in dnns.networks], "networks": networks, "conditions": entries
+        }  # fmt: skip
         for block in range(done, plan.repeats):
             runs = _block(plan, plan.order(dnns, block), groups, entries, progress)
             for name, run in runs.items():

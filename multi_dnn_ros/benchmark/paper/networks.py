@@ -1,4 +1,7 @@
-"""The timed DNNs: random weights; decomposed ones by structure only, because times do not depend on values."""
+"""The timed DNNs: random weights; decomposed ones by structure only, because times do not depend on values.
+
+With a folder of networks that were scored (see `evaluated`), these files instead.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.benchmark.paper.conditions import PAPER_RANKS
+from multi_dnn_ros.benchmark.paper.evaluated import evaluated_network, manifest
 from multi_dnn_ros.benchmark.paper.sets import Network
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.compression.layers import list_layers
@@ -34,9 +38,12 @@ def make_network(
     alignment: None for the original; otherwise ranks are the network's ratio of the channels, rounded to multiples of
     it.
     artifacts: folder with outputs of `multi-dnn decompose`, `<builder>.safetensors` or `.pt2`, used instead of the
-    ratio. The paper's own ranks always come from the ratio. balanced: scale the weights so that activations stay
+    ratio. The paper's own ranks always come from the ratio, unless the folder has networks that were scored: then all
+    conditions run these, originals included. balanced: scale the weights so that activations stay
     finite. Raises CommandError if the folder lacks the network or its input size differs.
     """
+    if artifacts is not None and (entries := manifest(artifacts)) is not None:
+        return evaluated_network(network, artifacts, entries, decomposed=alignment is not None)
     if artifacts is not None and alignment not in (None, PAPER_RANKS):
         return _artifact(network, artifacts)
     module = load_network(f"torchvision:{network.builder}", weights="random", num_classes=CLASSES).module

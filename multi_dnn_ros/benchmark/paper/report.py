@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.benchmark.paper.conditions import ALTERNATIVE, BASELINE
+from multi_dnn_ros.benchmark.paper.evaluated import mixed, remarks
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import table, three_digits
 
@@ -43,7 +44,10 @@ def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
 
 
 def merged(paths: Sequence[Path]) -> dict[str, Any]:
-    """The sets of several files; each set from one file. Raises CommandError if they are not comparable."""
+    """The sets of several files; each set from one file.
+
+    Raises CommandError if they are not comparable, or if one name stands for different networks.
+    """
     contents = [read_results(path) for path in paths]
     result = {**contents[0], "commands": [content["command"] for content in contents], "sets": {}}
     for path, content in zip(paths, contents, strict=True):
@@ -53,6 +57,8 @@ def merged(paths: Sequence[Path]) -> dict[str, Any]:
             if name in result["sets"]:
                 raise CommandError(f"{path}: the set {name} is also in another file")
             result["sets"][name] = of_set
+    if found := mixed(result["sets"]):
+        raise CommandError(f"the files mix networks: {'; '.join(found)}")
     return result
 
 
@@ -79,7 +85,7 @@ def markdown(content: Mapping[str, Any]) -> str:
         lines += [f"{runs} runs of each condition, {min(samples)} to {max(samples)} inferences."] if samples else []
         if len(set(of_set["dnns"])) > 1:
             lines += ["", "Median (p99) by network, ms:", "", _by_network(of_set)]
-        lines += [f"- {line}" for line in _remarks(of_set)]
+        lines += [f"- {line}" for line in (*remarks(of_set.get("networks", {})), *_remarks(of_set))]
     return "\n".join(lines) + "\n"
 
 

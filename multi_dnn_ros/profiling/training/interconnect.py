@@ -19,6 +19,8 @@ _REPEATS = 5
 _BLOCK_BYTES = 1 << 22
 _MOST_CALLS = 16
 _SMALLEST = 4 << 10
+#: Runs of computation and messages at once.
+_OVERLAPS = 7
 
 
 @dataclass(frozen=True)
@@ -172,12 +174,12 @@ def measure_overlap(
 
     communication_s = _least(messages)
     runs = []
-    for _ in range(3):
+    for _ in range(_OVERLAPS):
         dist.barrier()
         _synchronize(device)
         runs.append(both())
-    together_s, whole_s = sorted(runs)[1]
-    together_s = min(together_s, whole_s)
+    whole_s = statistics.median(whole for _, whole in runs)
+    together_s = min(statistics.median(together for together, _ in runs), whole_s)
     # The computation advanced by together_s / slow-down while the messages were under way, then at its own speed.
     advanced = max(alone_s - (whole_s - together_s), together_s / 100)
     slower = max(1.0, together_s / advanced)
@@ -190,7 +192,7 @@ def measure_overlap(
 
 def _least(timed: Callable[[], float]) -> float:
     found = []
-    for _ in range(4):
+    for _ in range(1 + _OVERLAPS):
         dist.barrier()
         found.append(timed())
     return statistics.median(found[1:])

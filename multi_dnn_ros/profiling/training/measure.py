@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from multi_dnn_ros.profiling.training.trace import Timeline, exposed_by_message
 from multi_dnn_ros.profiling.training.work import Work, WorkCounter
 
 _WARM_UP = 2
+_Step = TypeVar("_Step")
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Times:
-    """Of one method. steps_s: without time stamps. traced: with them. exposed_s: by layer, the median of the steps.
-
-    seconds: by layer and phase, the median of the traced steps.
+    """Of one method. steps_s: without time stamps. traced: with them, of median length. seconds: by layer and phase;
+    exposed_s: by layer; both means of the faster half of the traced steps, so that they add up to those.
     """
 
     steps_s: tuple[float, ...]
@@ -69,8 +69,8 @@ class Times:
 
     @property
     def step_s(self) -> float:
-        """Median."""
-        return statistics.median(self.steps_s)
+        """Mean of the faster half: other work on the machine only makes steps longer."""
+        return statistics.fmean(_faster_half(self.steps_s, float))
 
 
 @dataclass(frozen=True)
@@ -220,18 +220,24 @@ def _together() -> None:
 
 
 def _times(plain: Sequence[float], traced: Sequence[Timeline], method: Method) -> Times:
-    keys = {key for timeline in traced for key in timeline.seconds()}
-    sums = [timeline.seconds() for timeline in traced]
-    seconds = {key: statistics.median(each.get(key, 0.0) for each in sums) for key in keys}
+    fast = _faster_half(traced, lambda timeline: timeline.total_s)
+    sums = [timeline.seconds() for timeline in fast]
+    keys = {key for each in sums for key in each}
+    # Means, not medians: those of layers that are disturbed in different steps would add up to too little.
+    seconds = {key: statistics.fmean(each.get(key, 0.0) for each in sums) for key in keys}
     exposed: dict[int, float] = {}
     if method == "layers":
         exposed = {layer: value for (layer, phase), value in seconds.items() if phase == "wait"}
     elif method == "ddp":
-        found = [_exposed_by_layer(timeline) for timeline in traced]
+        found = [_exposed_by_layer(timeline) for timeline in fast]
         layers = {layer for each in found for layer in each}
-        exposed = {layer: statistics.median(each.get(layer, 0.0) for each in found) for layer in layers}
+        exposed = {layer: statistics.fmean(each.get(layer, 0.0) for each in found) for layer in layers}
     middle = sorted(traced, key=lambda timeline: timeline.total_s)[len(traced) // 2]
     return Times(tuple(plain), middle, seconds, exposed)
+
+
+def _faster_half(steps: Sequence[_Step], seconds: Callable[[_Step], float]) -> list[_Step]:
+    return sorted(steps, key=seconds)[: (len(steps) + 1) // 2]
 
 
 def _exposed_by_layer(timeline: Timeline) -> dict[int, float]:

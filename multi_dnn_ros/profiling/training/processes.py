@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import signal
 import threading
 import time
@@ -20,13 +19,12 @@ import torch.distributed as dist
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.training.distributed import PROCESS_LOST
 
 _TIMEOUT = timedelta(minutes=10)
 #: After the first failure the others are given this long to end by themselves: the cause may be one of them.
 _GRACE_S = 1.0
 _JOIN_S = 5.0
-#: Errors of a process because another one has ended.
-_LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited")
 
 Report = Callable[[int, int], None]
 _Store: Any = dist.TCPStore  # type: ignore[attr-defined]
@@ -196,7 +194,7 @@ def _serve(work: Work, argument: Any, member: Member, port: int, pipe: Any) -> N
         if os.environ.get("MULTI_DNN_DEBUG", "") not in ("", "0"):
             traceback.print_exc()
         named = isinstance(error, (ValueError, CommandError, UsageError, OSError))
-        kind = "model" if named else "lost" if _LOST.search(str(error)) else "error"
+        kind = "model" if named else "lost" if PROCESS_LOST.search(str(error)) else "error"
         text = summarize_error(error) if named else f"failed: {type(error).__name__}: {summarize_error(error)}"
         pipe.send((kind, text))
         os._exit(1)  # another thread of gloo or NCCL may still wait

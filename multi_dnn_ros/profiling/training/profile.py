@@ -56,7 +56,7 @@ class LayerProfile:
 
 @dataclass(frozen=True)
 class MethodProfile:
-    """step_ms: measured, mean of the processes' medians. sum_ms: of the layers. predicted_ms: from the layers' times
+    """step_ms: measured, mean of the processes. sum_ms: of the layers. predicted_ms: from the layers' times
     without communication and the fit.
     """
 

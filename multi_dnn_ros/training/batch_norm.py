@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 
+log = logging.getLogger(__name__)
+
+#: Values of the option. auto: global if a process has fewer than SMALL_BATCH images of each batch.
+BATCH_NORMS = ("auto", "global", "local")
+SMALL_BATCH = 16
+
 
 class GlobalBatchNorm(_BatchNorm):
     """Batch normalization (Ioffe and Szegedy 2015) with mean and variance of the whole batch, however it is divided.
 
     As torch.nn.SyncBatchNorm, which has no CPU version. Without a process group it equals the layer that it replaces.
+    The parts may differ in size; the gradients are those of the whole batch if the losses of the processes add up to
+    its loss.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  the name in PyTorch
@@ -50,8 +63,46 @@ class GlobalBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance, factor)
 
 
-def with_global_batch_norm(network: nn.Module) -> None:
-    """Replace all batch normalization layers of `network` in place; their weights and statistics stay."""
+#: The layers that are replaced. Subclasses are not: their forward pass may do more than normalize.
+_REPLACED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def with_global_batch_norm(network: nn.Module) -> list[tuple[nn.Module, type[nn.Module]]]:
+    """Replace all batch normalization layers of `network` in place; their weights and statistics stay.
+
+    Returns the layers and their former classes. Subclasses of PyTorch's layers are left as they are, with a warning.
+    """
+    replaced: list[tuple[nn.Module, type[nn.Module]]] = []
+    others: Counter[str] = Counter()
     for module in network.modules():
-        if isinstance(module, _BatchNorm):
+        if type(module) in _REPLACED:
+            replaced.append((module, type(module)))
             module.__class__ = GlobalBatchNorm
+        elif isinstance(module, _BatchNorm) and not isinstance(module, GlobalBatchNorm | nn.SyncBatchNorm):
+            others[type(module).__name__] += 1
+    for name, count in others.items():
+        log.warning("%d layers of class %s normalize over the images of one process: only PyTorch's are replaced",
+                    count, name)  # fmt: skip
+    return replaced
+
+
+@contextmanager
+def global_batch_norm(*networks: nn.Module) -> Iterator[None]:
+    """Context in which the networks normalize over all processes; afterwards they have their former layers."""
+    replaced = [each for network in networks for each in with_global_batch_norm(network)]
+    try:
+        yield
+    finally:
+        for module, former in replaced:
+            module.__class__ = former
+
+
+def is_global(option: str, batch_size: int, processes: int) -> bool:
+    """Whether to normalize over all processes. option: one of BATCH_NORMS. batch_size: summed over the processes.
+    Raises ValueError for another option.
+    """
+    if option not in BATCH_NORMS:
+        raise ValueError(f"batch_norm = {option!r}: not one of {', '.join(BATCH_NORMS)}")
+    if processes == 1 or option == "local":
+        return False
+    return option == "global" or batch_size // processes < SMALL_BATCH

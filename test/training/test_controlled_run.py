@@ -1,0 +1,93 @@
+"""``python -m multi_dnn_ros.training controlled``: stopped, killed and continued, it computes the same networks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fork_server import ForkServer
+
+from multi_dnn_ros.models.sources import load_artifact
+from multi_dnn_ros.training.__main__ import main
+from multi_dnn_ros.training.controlled_run import EXIT_STOPPED
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def command(colours: Path, folder: Path, *more: str) -> list[str]:
+    return ["controlled", "torchvision:squeezenet1_1", "--data", f"classes:{colours}", "--num-classes", "2",
+            "--size", "32", "--macs-size", "64", "--epochs", "2", "--retrain-epochs", "2", "--batch-size", "8",
+            "--ratio", "0.4", "--seeds", "2", "--folder", str(folder), "--out", str(folder / "out.json"),
+            "--device", "cpu", *more]  # fmt: skip
+
+
+def test_a_run_goes_on_where_it_was_stopped_or_killed(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fork_server: ForkServer
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    codes = []
+    while not codes or (codes[-1] == EXIT_STOPPED and len(codes) < 30):
+        codes.append(main(command(colours, whole, "--minutes", "1e-9")))
+    # Stopped after each epoch but the last of a network, and after each further training: 1 + 4 * 2.
+    assert codes == [EXIT_STOPPED] * 9 + [0]
+    shown = capsys.readouterr().out
+    assert "stopped after epoch 1 of 2; the same command continues" in shown
+    content = json.loads((whole / "out.json").read_text())
+    assert list(content["runs"]) == ["decomposed 0", "control 0", "decomposed 1", "control 1"]
+    assert content["settings"]["retraining"]["epochs"] == 2
+    assert 0.1 < content["cost"]["macs_cut"] < 0.9
+    after = {who: [content["runs"][f"{who} {seed}"]["after"]["top1"] for seed in (0, 1)]
+             for who in ("decomposed", "control")}  # fmt: skip
+    for who, values in after.items():
+        assert content["summary"][who]["mean"] == pytest.approx(sum(values) / 2)
+    difference = sum(after["decomposed"]) / 2 - sum(after["control"]) / 2
+    assert content["summary"]["against_control"] == pytest.approx(difference)
+    assert f"{difference:+.4f}" in shown.splitlines()[-1]
+    assert not list(whole.glob("*seed*.ckpt"))
+
+    # The same files to start from: the signs of a decomposition differ from run to run.
+    killed.mkdir()
+    for name in ("original.safetensors", "decomposed.safetensors"):
+        shutil.copy(whole / name, killed / name)
+    (killed / "out.json").write_text(json.dumps({**content, "runs": {}}))
+    process = fork_server.popen(
+        [sys.executable, "-m", "multi_dnn_ros.training", *command(colours, killed)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    limit = time.monotonic() + 200
+    while not (killed / "control.seed0.ckpt").exists() and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert list(json.loads((killed / "out.json").read_text())["runs"]) == ["decomposed 0"]
+    assert main(command(colours, killed)) == 0
+    again = json.loads((killed / "out.json").read_text())
+    for key, row in content["runs"].items():
+        assert {**again["runs"][key], "seconds": 0, "sha256": ""} == {**row, "seconds": 0, "sha256": ""}
+        name = f"{key.replace(' ', '.seed')}.safetensors"
+        weights = [load_artifact(folder / name)[0].state_dict() for folder in (whole, killed)]
+        assert all(bool((weights[0][part] == weights[1][part]).all()) for part in weights[0])
+
+    # The networks that are named are files with these scores.
+    networks = json.loads((whole / "networks" / "networks.json").read_text())
+    entry = networks["squeezenet1_1"]
+    assert entry == content["networks"]["squeezenet1_1"]
+    for role, who in (("original", "control"), ("decomposed", "decomposed")):
+        file = whole / "networks" / entry[role]["file"]
+        assert hashlib.sha256(file.read_bytes()).hexdigest() == entry[role]["sha256"]
+        assert entry[role]["scores"] == content["runs"][f"{who} {entry[role]['seed']}"]["after"]
+        assert bool(load_artifact(file)[1].plan) == (role == "decomposed")
+
+    capsys.readouterr()
+    assert main(["controlled-table", str(whole / "out.json"), str(killed / "out.json")]) == 0
+    assert capsys.readouterr().out.count("squeezenet1_1") == 2
+    assert main(command(colours, whole, "--ratio", "0.5")) == 1
+    assert "was made with other ratio" in capsys.readouterr().err
