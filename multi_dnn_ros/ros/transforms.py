@@ -26,7 +26,7 @@ class Transforms:
         self._node = node
         self._buffer: Any = None
         self._listener: Any = None
-        self._error = "it has not been listened to TF yet"
+        self._error = "nobody has listened to TF yet"
 
     def open(self) -> None:
         """Start to listen, if it does not listen yet. Without tf2_ros, :meth:`pose` raises."""
@@ -60,7 +60,8 @@ class Transforms:
         try:
             found = buffer.lookup_transform(vehicle, frame.lstrip("/"), Time.from_msg(stamp)).transform
         except Exception as error:  # tf2's exceptions have no common base class that can be imported without tf2
-            raise PoseError(f"TF has no transform from {frame} to {vehicle}: {summarize_error(error)}") from error
+            reason = summarize_error(error).rstrip(".")
+            raise PoseError(f"TF has no transform from {frame} to {vehicle}: {reason}") from error
         at, turned = found.translation, found.rotation
         try:
             return CameraPose.of_transform((at.x, at.y, at.z), (turned.x, turned.y, turned.z, turned.w))
