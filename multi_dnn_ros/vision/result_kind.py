@@ -109,6 +109,11 @@ class ResultKind:
         """Message type of each topic, by its name."""
         return {topic.name: topic.msgtype for topic in self.topics}
 
+    @property
+    def ground_msgtypes(self) -> dict[str, str]:
+        """Message type of each topic on the ground, by its name."""
+        return {topic.name: topic.msgtype for topic in self.ground_topics}
+
     def check(self, dnn: str, output: Any) -> None:
         """Raise TypeError, which names the DNN, if `output` is not a result of this kind."""
         if not isinstance(output, self.type):
