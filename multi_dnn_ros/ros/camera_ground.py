@@ -20,16 +20,16 @@ from multi_dnn_ros.ros.diagnostics import OK, WARN, DiagnosticsReport
 from multi_dnn_ros.ros.log_throttle import LogThrottle
 from multi_dnn_ros.ros.transforms import PoseError, Transforms
 from multi_dnn_ros.settings.schema import NodeConfig
-from multi_dnn_ros.vision.ground import CameraPose, Fate, GroundPoints, GroundView
+from multi_dnn_ros.vision.ground import CameraPose, GroundPoints, GroundView, Outcome
 from multi_dnn_ros.vision.lens import CalibrationError
 
 #: Best effort is compatible with every publisher, and a later message replaces a lost one.
 _QOS = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
 _COUNTS = {
-    Fate.KEPT: "points published",
-    Fate.ABOVE_HORIZON: "left out: above the horizon",
-    Fate.TOO_FAR: "left out: beyond ground_range_m",
-    Fate.OUTSIDE_LENS: "left out: outside the lens model",
+    Outcome.KEPT: "points published",
+    Outcome.ABOVE_HORIZON: "left out: above the horizon",
+    Outcome.TOO_FAR: "left out: beyond ground_range_m",
+    Outcome.OUTSIDE_LENS: "left out: outside the lens model",
 }
 #: Called with pixels (N, 2) of the image.
 Project = Callable[[npt.NDArray[np.floating]], GroundPoints]
@@ -73,7 +73,7 @@ class CameraGround:
             position = (settings.x_m, settings.y_m, config.ground_z_m + settings.height_m)
             self._pose = CameraPose.mounted(position, settings.roll_rad, settings.pitch_rad, settings.yaw_rad)
         self._lock = threading.Lock()  # for what follows
-        self._counts: Counter[Fate] = Counter()
+        self._counts: Counter[Outcome] = Counter()
         self._without_points = 0
         self._problem = ""  # of the last image; empty: none
 
@@ -112,37 +112,39 @@ class CameraGround:
         def project(pixels: npt.NDArray[np.floating]) -> GroundPoints:
             points = found.project(pixels)
             with self._lock:
-                for fate in Fate:
-                    self._counts[fate] += int(np.count_nonzero(points.fates == fate))
+                for outcome in Outcome:
+                    self._counts[outcome] += int(np.count_nonzero(points.outcomes == outcome))
             return points
 
         return project
 
     def status(self, report: DiagnosticsReport, stale_after_s: float) -> DiagnosticStatus:
         """WARN while somebody wants points that cannot be computed. stale_after_s: time to wait for a CameraInfo."""
+        calibration = self._calibration
         with self._lock:
             problem = self._problem
             values: dict[str, object] = {
                 "CameraInfo": self._topic,
                 "pose from": "TF" if self.uses_tf else "parameters",
-                **{key: self._counts[fate] for fate, key in _COUNTS.items()},
+                **{key: self._counts[outcome] for outcome, key in _COUNTS.items()},
                 "results without points": self._without_points,
             }
+        if isinstance(calibration, CalibrationError):
+            problem = f"{calibration} ({self._topic})"
         level, text = OK, f"points in {self._vehicle}"
         if self._subscription is None:
             text = "no subscription"
-        elif self._calibration is None and (self._clock() - self._since_ns) / 1e9 < stale_after_s:
+        elif self._is_waiting(stale_after_s):
             text = f"waiting for a CameraInfo on {self._topic}"
-        elif problem or self._calibration is None:
+        elif problem or calibration is None:
             level, text = WARN, problem or self._no_info()
         return report.status(f"ground {self._camera}", level, text, values)
 
     def log_problem(self, stale_after_s: float) -> None:
         """Log why there are no points, now and then."""
-        waiting = self._calibration is None and (self._clock() - self._since_ns) / 1e9 < stale_after_s
         with self._lock:
             problem = self._problem
-        if self._subscription is None or waiting or not problem:
+        if self._subscription is None or self._is_waiting(stale_after_s) or not problem:
             return
         more = self._throttle.passes("no points")
         if more is not None:
@@ -172,6 +174,10 @@ class CameraGround:
             raise PoseError(f"the camera is {-height:.2f} m below the ground (ground_z_m is {self._ground_z:g})")
         turned = CameraPose(pose.rotation @ calibration.rotation, pose.position)
         return GroundView(calibration.lens, area, turned, self._ground_z, self._settings.ground_range_m)
+
+    def _is_waiting(self, stale_after_s: float) -> bool:
+        """Whether it subscribed to the CameraInfo so recently that none need have arrived."""
+        return self._calibration is None and (self._clock() - self._since_ns) / 1e9 < stale_after_s
 
     def _no_info(self) -> str:
         return (

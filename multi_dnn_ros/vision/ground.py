@@ -18,8 +18,8 @@ from multi_dnn_ros.vision.lens import Lens, Points
 _BODY_FROM_OPTICAL = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
 
 
-class Fate(IntEnum):
-    """What becomes of a pixel. Values other than KEPT: why it is left out."""
+class Outcome(IntEnum):
+    """Result of the projection of a pixel. Values other than KEPT: why it is left out."""
 
     KEPT = 0
     ABOVE_HORIZON = 1
@@ -93,15 +93,18 @@ class ImageArea:
 
 @dataclass(frozen=True)
 class GroundPoints:
-    """Result of a projection: points (N, 3) float64, x, y, z in metres, NaN where left out; fates (N,) uint8, Fate."""
+    """Result of a projection.
+
+    points: (N, 3) float64, x, y, z in metres, NaN where left out. outcomes: (N,) uint8, Outcome of each.
+    """
 
     points: Points
-    fates: npt.NDArray[np.uint8]
+    outcomes: npt.NDArray[np.uint8]
 
     @property
     def kept(self) -> npt.NDArray[np.bool_]:
         """(N,) which points are on the ground within the range."""
-        return np.asarray(self.fates == Fate.KEPT)
+        return np.asarray(self.outcomes == Outcome.KEPT)
 
 
 @dataclass(frozen=True)
@@ -130,15 +133,15 @@ class GroundView:
             across = rays[:, :2] * stretch[:, None]
             distance = np.hypot(across[:, 0], across[:, 1])
         below = seen & (stretch > 0.0) & np.isfinite(distance)
-        fates = np.full(len(rays), Fate.KEPT, np.uint8)
-        fates[~below] = Fate.ABOVE_HORIZON
-        fates[below & (distance > self.range_m)] = Fate.TOO_FAR
-        fates[~seen] = Fate.OUTSIDE_LENS
+        outcomes = np.full(len(rays), Outcome.KEPT, np.uint8)
+        outcomes[~below] = Outcome.ABOVE_HORIZON
+        outcomes[below & (distance > self.range_m)] = Outcome.TOO_FAR
+        outcomes[~seen] = Outcome.OUTSIDE_LENS
         points = np.full((len(rays), 3), np.nan)
-        kept = fates == Fate.KEPT
+        kept = outcomes == Outcome.KEPT
         points[kept, :2] = across[kept] + self.pose.position[:2]
         points[kept, 2] = self.ground_z
-        return GroundPoints(points, fates)
+        return GroundPoints(points, outcomes)
 
     def pixels(self, points: Points) -> Points:
         """(N, 3) points of the vehicle frame, at any height -> (N, 2) u, v of the image; NaN behind the camera."""

@@ -148,7 +148,7 @@ def test_nothing_is_computed_unless_somebody_listens(bench: Bench) -> None:
 def test_what_cannot_be_projected_is_a_warning_and_pixels_go_on(rig: Rig, wrong: dict[str, Any], text: str) -> None:
     assert text in rig.warning(info(**wrong))
     assert not rig.metres
-    assert int(rig.status().by_key["results without points"]) > 0
+    rig.frames(lambda: int(rig.status().by_key["results without points"]) > 0, (8, 6))
     assert len(rig.points(info())) == 1  # a right one is used from then on
     rig.bench.until(lambda: rig.status().level == OK, "the status")
 
@@ -255,6 +255,32 @@ def test_the_pose_from_tf(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None
     assert tf.open == 1
     assert bench.change("deactivate")
     assert tf.open == 0
+
+
+def test_the_pose_from_a_real_tf(bench: Bench) -> None:
+    """Only on a real ROS 2 with tf2_ros: a static transform, which is published once."""
+    pytest.importorskip("tf2_ros")
+    from geometry_msgs.msg import Quaternion, Transform, TransformStamped, Vector3
+    from rclpy.qos import DurabilityPolicy
+    from tf2_msgs.msg import TFMessage
+
+    latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    statics = bench.peer.create_publisher(TFMessage, "/tf_static", latched)
+    rig = Rig(bench)
+    rig.listen()
+    assert "TF has no transform from frame" in rig.warning(info())
+    # The frame ids of the images are frame1, frame2 and so on.
+    message = TFMessage()
+    for number in range(1, 400):
+        stamped = TransformStamped(child_frame_id=f"frame{number}")
+        stamped.header.frame_id = "base_link"
+        stamped.transform = Transform(
+            translation=Vector3(x=1.0, y=0.0, z=HEIGHT), rotation=Quaternion(x=-0.5, y=0.5, z=-0.5, w=0.5)
+        )
+        message.transforms.append(stamped)
+    statics.publish(message)
+    assert rig.points(info())[:, :3] == pytest.approx(np.array([[1.0 + X, Y, 0.0]]), rel=1e-5)
+    bench.until(lambda: rig.status().level == OK, "the status")
 
 
 def test_without_tf_and_without_parameters(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

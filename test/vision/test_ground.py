@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.vision.ground import CameraPose, Fate, GroundView, ImageArea
+from multi_dnn_ros.vision.ground import CameraPose, GroundView, ImageArea, Outcome
 from multi_dnn_ros.vision.lens import CalibrationError, Lens, checked_lens
 
 K = (500.0, 0.0, 319.5, 0.0, 505.0, 239.5, 0.0, 0.0, 1.0)
@@ -120,15 +120,18 @@ def test_an_invalid_transform_is_refused(quaternion: tuple[float, ...]) -> None:
 def test_points_that_are_left_out_have_a_reason() -> None:
     rows = np.array([[319.5, 100.0], [319.5, 239.5], [319.5, 241.0], [319.5, 300.0]])
     found = view_of(range_m=60.0).project(rows)
-    assert found.fates.tolist() == [Fate.ABOVE_HORIZON, Fate.ABOVE_HORIZON, Fate.TOO_FAR, Fate.KEPT]
+    assert found.outcomes.tolist() == [Outcome.ABOVE_HORIZON, Outcome.ABOVE_HORIZON, Outcome.TOO_FAR, Outcome.KEPT]
     assert view_of(range_m=60.0).project(np.empty((0, 2))).points.shape == (0, 3)
     # This polynomial has a maximum: no direction is seen beyond it.
     barrel = GroundView(checked_lens(K, (-0.4, 0.0, 0.0, 0.0), "plumb_bob"), ImageArea(), view_of().pose)
-    assert barrel.project(np.array([[2000.0, 2000.0], [319.5, 300.0]])).fates.tolist() == [Fate.OUTSIDE_LENS, Fate.KEPT]
+    assert barrel.project(np.array([[2000.0, 2000.0], [319.5, 300.0]])).outcomes.tolist() == [
+        Outcome.OUTSIDE_LENS,
+        Outcome.KEPT,
+    ]
 
 
 def test_a_pixel_without_a_number_is_left_out() -> None:
-    assert view_of().project(np.array([[math.nan, 300.0]])).fates.tolist() == [Fate.OUTSIDE_LENS]
+    assert view_of().project(np.array([[math.nan, 300.0]])).outcomes.tolist() == [Outcome.OUTSIDE_LENS]
 
 
 @pytest.mark.parametrize(
