@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.common.reporting import write_figure
 from multi_dnn_ros.training.scenes import Scene
 from multi_dnn_ros.vision.drawing import draw
@@ -19,8 +20,12 @@ _AHEAD_M, _ASIDE_M = 45.0, 12.0
 
 
 def plot_ground(path: Path, scene: Scene, lanes: Lanes, lines: Mapping[int, npt.NDArray[np.float64]]) -> None:
-    """Write a PNG. lines: x, y, z in metres of each line of `lanes`, by its number."""
-    from matplotlib.figure import Figure
+    """Write a PNG. lines: x, y, z in metres of each line of `lanes`, by its number.
+
+    Raises what :func:`multi_dnn_ros.common.extras.optional` raises without matplotlib.
+    """
+    with optional("a picture"):
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 5.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2.1, 1.0))
