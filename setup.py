@@ -13,7 +13,10 @@ setup(
         ("share/ament_index/resource_index/packages", [f"resource/{package_name}"]),
         (f"share/{package_name}", ["package.xml"]),
         (f"share/{package_name}/launch", glob("launch/*.launch.py")),
-        (f"share/{package_name}/config", glob("config/*.yaml") + glob("config/*.xml")),
+        (
+            f"share/{package_name}/config",
+            [file for kind in ("yaml", "xml", "json", "rviz") for file in glob(f"config/*.{kind}")],
+        ),
     ],
     python_requires=">=3.10",
     # What serving needs; multi_dnn_ros/common/extras.py says which library of an extra is imported where.

@@ -9,6 +9,7 @@ from multi_dnn_ros.cli import (
     benchmark_chaos,
     benchmark_compute,
     benchmark_deadlines,
+    benchmark_ground,
     benchmark_host,
     benchmark_node,
     benchmark_paper,
@@ -36,6 +37,7 @@ multi-dnn benchmark paper --set vgg16_x8 --sms 16 --output results/vgg_16.json
 multi-dnn benchmark deadlines
 multi-dnn benchmark chaos --minutes 10 --output results/chaos_cpu.json
 multi-dnn benchmark host --output results/host_cpu.json
+multi-dnn benchmark ground --output ground.json --plot ground.png
 """
 
 
@@ -54,3 +56,4 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     benchmark_host.add_scenarios(scenarios)
     benchmark_paper.add_scenarios(scenarios)
     benchmark_deadlines.add_scenarios(scenarios)
+    benchmark_ground.add_scenarios(scenarios)

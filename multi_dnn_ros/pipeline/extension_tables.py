@@ -20,7 +20,11 @@ def markdown() -> str:
     """A GitHub Markdown table for each registry, with the usable entries of other installed packages."""
     decoders = [(spec.name, spec.signature, f"`{spec.result_kind}`") for spec in DECODERS.usable()]
     kinds = [
-        (kind.name, ", ".join(f"`{topic.name}` ({topic.msgtype})" for topic in kind.topics), kind.truth or "no")
+        (
+            kind.name,
+            ", ".join(f"`{name}` ({msgtype})" for name, msgtype in (kind.msgtypes | kind.ground_msgtypes).items()),
+            kind.truth or "no",
+        )
         for kind in RESULT_KINDS.usable()
     ]
     backends = [

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rclpy.lifecycle import LifecycleNode
+from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CompressedImage, Image
 
@@ -170,6 +171,11 @@ class CameraInput:
 def default_topic(camera: str, transport: str) -> str:
     """The conventional topic of a camera; relative, so that namespace and remaps apply."""
     return f"{camera}/image_raw" + ("/compressed" if transport == "compressed" else "")
+
+
+def image_topic(node: Node, camera: str, config: CameraConfig) -> str:
+    """The absolute name of the topic of a camera's images, after remapping."""
+    return str(node.resolve_topic_name(config.topic or default_topic(camera, config.transport)))
 
 
 def _stamp_ns(message: Image | CompressedImage) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cv2
@@ -13,6 +13,7 @@ from sensor_msgs.msg import CompressedImage, Image, PointCloud2, PointField
 from std_msgs.msg import Header
 from vision_msgs.msg import Detection2D, Detection2DArray, ObjectHypothesisWithPose
 
+from multi_dnn_ros.vision.ground import GroundPoints
 from multi_dnn_ros.vision.results import NO_CLASS, Detections, InstanceMasks, Lanes, Mask
 
 try:
@@ -23,6 +24,7 @@ except ImportError:  # vision_msgs before 4.0
 
 #: All fields have the same type, which sensor_msgs_py.point_cloud2.read_points_numpy requires.
 POINT_FIELDS = ("u", "v", "lane", "score")
+GROUND_FIELDS = ("x", "y", "z", "lane", "score")
 #: Of overlays: docs/overlay.png, 640x480, takes 46 kB.
 _JPEG_QUALITY = 85
 
@@ -88,17 +90,36 @@ def area_mask_message(mask: Mask, header: Header) -> Image:
 
 def lane_points_message(lanes: Lanes, header: Header) -> PointCloud2:
     """sensor_msgs/PointCloud2 of float32: u, v (pixels of the camera image), lane (number from the left), score."""
+    return _cloud(_lane_points(lanes), POINT_FIELDS, header)
+
+
+def lane_ground_message(lanes: Lanes, header: Header, project: Callable[[Any], GroundPoints]) -> PointCloud2:
+    """sensor_msgs/PointCloud2 of float32: x, y, z (metres, in the frame of the header), lane and score as in
+    :func:`lane_points_message`. Points that are not on the ground within the range are left out.
+    """
+    points = _lane_points(lanes)
+    ground = project(points[:, :2])
+    return _cloud(np.column_stack([ground.points, points[:, 2:]])[ground.kept], GROUND_FIELDS, header)
+
+
+def _lane_points(lanes: Lanes) -> npt.NDArray[np.float64]:
+    """(N, 4) POINT_FIELDS of the points of all lines."""
     rows = [
         np.column_stack([lane.points, np.tile(np.array([lane.number, lane.score]), (len(lane.points), 1))])
         for lane in lanes.lanes
     ]
-    points = np.concatenate(rows).astype("<f4") if rows else np.zeros((0, len(POINT_FIELDS)), "<f4")
+    return np.concatenate(rows).astype(np.float64) if rows else np.zeros((0, len(POINT_FIELDS)))
+
+
+def _cloud(values: npt.NDArray[np.float64], names: Sequence[str], header: Header) -> PointCloud2:
+    """(N, F) as a PointCloud2 of float32, one field for each name."""
+    points = values.astype("<f4")
     message = PointCloud2(header=header, height=1, width=len(points), is_bigendian=False, is_dense=True)
     message.fields = [
         PointField(name=name, offset=4 * index, datatype=PointField.FLOAT32, count=1)
-        for index, name in enumerate(POINT_FIELDS)
+        for index, name in enumerate(names)
     ]
-    message.point_step = 4 * len(POINT_FIELDS)
+    message.point_step = 4 * len(names)
     message.row_step = message.point_step * len(points)
     message.data = _bytes(points)
     return message

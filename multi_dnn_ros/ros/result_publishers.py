@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
 
@@ -13,12 +13,16 @@ from std_msgs.msg import Header
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.engine.task import Result
+from multi_dnn_ros.ros.camera_ground import Project
 from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.overlay_publisher import OverlayTopics
 from multi_dnn_ros.ros.qos import IMAGES, LATCHED, RESULTS
 from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
-from multi_dnn_ros.vision.result_kind import ResultKind, Topic
+from multi_dnn_ros.vision.result_kind import GroundTopic, ResultKind, Topic
 from multi_dnn_ros.vision.results import result_name, results_by_name
+
+#: Called with camera, header and (width, height) of an image: header and projection of points on the ground, or None.
+GroundOf = Callable[[str, Header, tuple[int, int]], tuple[Header, Project] | None]
 
 
 class ResultPublishers:
@@ -42,6 +46,7 @@ class ResultPublishers:
         self._kinds: dict[str, ResultKind] = {}
         self._labels: dict[str, tuple[str, ...]] = {}
         self._publishers: dict[tuple[str, ...], Any] = {}
+        self._on_ground: dict[str, list[tuple[str, ...]]] = {}  # publishers of ground topics, by camera
         for dnn, cameras in streams.items():
             for output, (kind, labels) in results[dnn].items():
                 result = result_name(dnn, output)
@@ -51,6 +56,10 @@ class ResultPublishers:
                 for camera, topic in product(cameras, kind.topics):
                     qos = IMAGES if topic.picture else RESULTS
                     self._add(_message_class(kind, topic, result), qos, camera, result, topic.name)
+                for camera, ground_topic in product(cameras, kind.ground_topics):
+                    key = (camera, result, ground_topic.name)
+                    self._add(_message_class(kind, ground_topic, result), RESULTS, *key)
+                    self._on_ground.setdefault(camera, []).append(key)
         for camera in dict.fromkeys(camera for cameras in streams.values() for camera in cameras):
             self._add(Image, IMAGES, camera, "overlay")
             self._add(CompressedImage, IMAGES, camera, "overlay", "compressed")
@@ -72,9 +81,22 @@ class ResultPublishers:
         """The kind of each result, by its name."""
         return self._kinds
 
-    def publish(self, result: Result) -> None:
+    @property
+    def ground_cameras(self) -> tuple[str, ...]:
+        """The cameras with results that can be published on the ground."""
+        return tuple(self._on_ground)
+
+    def wanted_on_ground(self) -> set[str]:
+        """Those of them whose results on the ground have a subscription."""
+        return {
+            camera
+            for camera, keys in self._on_ground.items()
+            if any(self._publishers[key].get_subscription_count() for key in keys)
+        }
+
+    def publish(self, result: Result, ground: GroundOf) -> None:
         """Publish the results of an inference, also empty ones, with the header of its image, on the topics that have a
-        subscription.
+        subscription. On ground topics only if `ground` has a projection for the image.
 
         Raises TypeError, before anything is published, for a result of another kind than the DNN's.
         """
@@ -87,6 +109,18 @@ class ResultPublishers:
             publisher = self._publishers[camera, name, topic.name]
             if publisher.get_subscription_count():
                 publisher.publish(topic.message(found[name], header))
+        for name, output in found.items():  # last, so that the others do not wait for it
+            self._publish_on_ground(result, name, output, ground)
+
+    def _publish_on_ground(self, result: Result, name: str, output: Any, ground: GroundOf) -> None:
+        header, camera = result.frame.context, result.frame.camera
+        for topic in self._kinds[name].ground_topics:
+            publisher = self._publishers[camera, name, topic.name]
+            if publisher.get_subscription_count():
+                height, width = result.frame.image().shape[:2]
+                view = ground(camera, header, (width, height))
+                if view is not None:
+                    publisher.publish(topic.message(output, *view))
 
     def publish_labels(self, result: str, score_threshold: float) -> None:
         """Publish class names and score threshold of a result, latched; does nothing if its kind has no labels.
@@ -109,7 +143,7 @@ class ResultPublishers:
         self._publishers[path] = self._node.create_lifecycle_publisher(kind, f"~/{'/'.join(path)}", qos)
 
 
-def _message_class(kind: ResultKind, topic: Topic, result: str) -> type:
+def _message_class(kind: ResultKind, topic: Topic | GroundTopic, result: str) -> type:
     """The class of the topic's messages. Also imports the function that makes them, so that its errors are seen now."""
     try:
         assert callable(topic.message)

@@ -15,8 +15,9 @@ from rclpy.lifecycle import LifecycleNode
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
-from multi_dnn_ros.ros.camera_input import CameraInput
+from multi_dnn_ros.ros.camera_input import CameraInput, image_topic
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport, PublishAges
+from multi_dnn_ros.ros.ground import Ground
 from multi_dnn_ros.ros.log_throttle import LogThrottle
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
@@ -97,6 +98,13 @@ class ServingSession:
         }
         # Subscribe last, when everything that processes a frame exists, and only to cameras that a DNN processes.
         self._inputs: dict[str, CameraInput] = {}
+        self._ground = Ground(
+            node,
+            config,
+            {camera: image_topic(node, camera, config.cameras[camera]) for camera in outputs.ground_cameras},
+            time.monotonic_ns,
+            self._log.warning,
+        )
         self._drops = SocketDrops()
         # On the steady clock, because simulated time may be paused.
         self._check_timer = node.create_timer(
@@ -140,7 +148,7 @@ class ServingSession:
         return {stream: figures.published for stream, figures in self._accounts.statistics().streams.items()}
 
     def statuses(self, report: DiagnosticsReport) -> Iterator[DiagnosticStatus]:
-        """The statuses of each DNN on each camera, and of each camera."""
+        """The statuses of each DNN on each camera, of each camera, and of the ground that it sees."""
         statistics, now_ns = self._accounts.statistics(), time.monotonic_ns()
         for source in self._inputs.values():
             source.update_losses()
@@ -148,6 +156,7 @@ class ServingSession:
         switched_off = [dnn for dnn in self._accounts.streams if not self._admission.is_enabled(dnn)]
         yield from report.streams(statistics, cameras, self._ages, now_ns, switched_off)
         yield from report.cameras(statistics, cameras, now_ns)
+        yield from self._ground.statuses(report)
 
     def unsubscribe(self) -> None:
         """Destroy the subscriptions; to be called in the thread that spins the node, if it is spinning."""
@@ -156,6 +165,7 @@ class ServingSession:
             self._node.destroy_timer(self._check_timer)
             for source in self._inputs.values():
                 source.close()
+            self._ground.close()
 
     def stop(self, timeout_s: float) -> list[str]:
         """Accept no more frames, finish those in progress, end all threads; returns the names of threads that hang."""
@@ -187,6 +197,7 @@ class ServingSession:
         drops = self._drops.poll()
         for source in self._inputs.values():
             source.update(drops)
+        self._ground.update(self._outputs.wanted_on_ground())
 
     # -- called in threads of the host and in decoding threads
 
@@ -195,7 +206,7 @@ class ServingSession:
 
     def _on_result(self, result: Result) -> None:
         result = self._tracks.apply(result)
-        self._outputs.publish(result)
+        self._outputs.publish(result, self._ground.view)
         guarded(self._after_publishing, result)  # its failure must not count the frame as not published
 
     def _after_publishing(self, result: Result) -> None:

@@ -107,6 +107,43 @@ class CameraConfig(_Section):
         "the status of the camera in /diagnostics is WARN.",
     )
 
+    # Results on the ground, in metres (docs/lanes_in_metres.md)
+    info_topic: str = Field(
+        "",
+        description="Topic of the camera's calibration, sensor_msgs/CameraInfo. Empty: `camera_info` beside the topic "
+        "of the images.",
+    )
+    rectified: bool = Field(
+        False,
+        description="Whether the images are rectified (image_proc): P and R of the CameraInfo are used instead of K "
+        "and D.",
+    )
+    height_m: float = Field(
+        0.0,
+        ge=0.0,
+        le=100.0,
+        description="Height in m of the camera above the ground. 0: unknown; the pose of the camera comes from TF, and "
+        "`x_m` to `yaw_rad` have no effect.",
+    )
+    x_m: float = Field(
+        0.0, ge=-100.0, le=100.0, description="Position of the camera in `vehicle_frame` in m, forward positive."
+    )
+    y_m: float = Field(
+        0.0, ge=-100.0, le=100.0, description="Position of the camera in `vehicle_frame` in m, to the left positive."
+    )
+    roll_rad: float = Field(
+        0.0, ge=-3.2, le=3.2, description="Roll of the camera in rad, clockwise seen from behind positive (REP 103)."
+    )
+    pitch_rad: float = Field(0.0, ge=-1.6, le=1.6, description="Pitch of the camera in rad, down positive (REP 103).")
+    yaw_rad: float = Field(0.0, ge=-3.2, le=3.2, description="Yaw of the camera in rad, to the left positive.")
+    ground_range_m: float = Field(
+        50.0,
+        gt=0.0,
+        le=1000.0,
+        description="Maximum horizontal distance in m from the camera of a point on the ground. Points further away "
+        "are left out, because their error grows with the square of the distance.",
+    )
+
 
 class OutputConfig(_Section):
     """One of several results of a DNN (parameters ``dnn.<dnn>.output.<output>.*``)."""
@@ -545,4 +582,19 @@ class NodeConfig(_Section):
         le=60_000.0,
         description="For a DNN with several devices: maximum time in ms that a result waits for the results of earlier "
         "frames on other devices. An earlier frame without a result by then is dropped as out_of_order.",
+    )
+
+    # Results on the ground, in metres (docs/lanes_in_metres.md)
+    vehicle_frame: str = Field(
+        "base_link",
+        pattern=r"^[^/\s][^\s]*$",
+        description="Frame of points on the ground: x forward, y left, z up (REP 105).",
+        json_schema_extra={"allowed": "a frame id: not empty, without spaces and without / at the beginning"},
+    )
+    ground_z_m: float = Field(
+        0.0,
+        ge=-100.0,
+        le=100.0,
+        description="z of the ground in `vehicle_frame` in m. 0 if the frame's origin is on the ground (as that of "
+        "base_footprint); negative if it is above, for example in the rear axle.",
     )

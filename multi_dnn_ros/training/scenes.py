@@ -8,17 +8,17 @@ OpenCV.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.training.rendering import traffic
-from multi_dnn_ros.training.rendering.camera import Camera, RoadPath
+from multi_dnn_ros.training.rendering.camera import Camera, RoadPath, in_vehicle_axes
 from multi_dnn_ros.training.rendering.canvas import SCENERY, Canvas, Silhouette
 from multi_dnn_ros.training.rendering.light import VISIBLE_CONTRAST
-from multi_dnn_ros.training.rendering.road import Decal, draw_decals, draw_ground, draw_markings, lane_truth
+from multi_dnn_ros.training.rendering.road import Decal, draw_decals, draw_ground, draw_markings, lane_lines, lane_truth
 from multi_dnn_ros.training.rendering.sky import draw_backdrop
 from multi_dnn_ros.training.rendering.surroundings import Conditions, light_and_sky, road_section, sensor
 from multi_dnn_ros.training.rendering.vehicles import footprint
@@ -46,7 +46,8 @@ class Scene:
     x1, y1, x2, y2 in pixels, tight around each unoccluded object, clipped to the image. class_ids: (N,) int64, index
     into LABELS. ignored: (M, 4) float32, boxes of visible objects that do not count (too small, too occluded or too
     dim). conditions: style, time and weather. identities: (N,) int64, number of each object of `boxes`, the same in
-    all scenes of one World (one stretch of a Drive).
+    all scenes of one World (one stretch of a Drive). camera: with its height in metres. lines: each marked line, seen
+    or not, from left to right, (K, 3) float64 metres: x forward, y left, z up, from the ground below the camera.
     """
 
     image: npt.NDArray[np.uint8]
@@ -56,6 +57,8 @@ class Scene:
     ignored: npt.NDArray[np.float32]
     conditions: Conditions
     identities: npt.NDArray[np.int64]
+    camera: Camera
+    lines: tuple[npt.NDArray[np.float64], ...]
 
 
 class _Drawn(NamedTuple):
@@ -79,8 +82,16 @@ def _identity(stream: int, slot: int, turn: int) -> int:
 class World:
     """One stretch of road in one weather; can be rendered at any time."""
 
-    def __init__(self, width: int, height: int, key: tuple[int, ...], conditions: Conditions | None = None) -> None:
-        """key: nonnegative integers that determine everything. conditions: random if None."""
+    def __init__(
+        self,
+        width: int,
+        height: int,
+        key: tuple[int, ...],
+        conditions: Conditions | None = None,
+        *,
+        flat: bool = False,
+    ) -> None:
+        """key: nonnegative integers that determine everything. conditions: random if None. flat: without hills."""
         self._key = key
         rng = np.random.default_rng(key)
         self.conditions = drawn = Conditions.random(rng) if conditions is None else conditions
@@ -95,6 +106,8 @@ class World:
         waves = rng.uniform((-1.0, 90.0, 0.0), (1.0, 320.0, 2 * np.pi), (3, 3))
         self._waves = waves * (bend * rng.uniform(0.0, 1.0) ** 0.7, 1.0, 1.0)
         self._hill = float(rng.uniform(-1 / 4200, 1 / 1900)) if drawn.style != "city" else 0.0
+        if flat:
+            self._hill = 0.0
         self._camera = Camera(
             width, height, focal=width * float(rng.uniform(0.68, 1.05)), mount_m=float(rng.uniform(1.15, 1.75)),
             pitch=0.0, yaw=float(rng.normal(0.0, 0.025)), roll=float(rng.normal(0.0, 0.009)),
@@ -104,6 +117,16 @@ class World:
         self._pitch = float(np.arctan(-drop / self._camera.focal))
         self._streams = traffic.plan(rng, drawn, self._section, self._speed, lane)
         self._cast = traffic.ActorList(key, drawn)
+
+    @property
+    def camera(self) -> Camera:
+        """The camera without its pitching and swaying motion."""
+        return replace(self._camera, pitch=self._pitch)
+
+    @property
+    def hill(self) -> float:
+        """Vertical curvature of the road, 1/m, 0 if it is flat."""
+        return self._hill
 
     def scene(self, seconds: float, frame: int = 0) -> Scene:
         """The scene at a time; `frame` seeds per-frame randomness (noise, rain drops)."""
@@ -128,7 +151,8 @@ class World:
             snow(canvas.image, float(rng.uniform(0.5, 1.0)), rng)
         boxes, class_ids, ignored, identities = self._truth(canvas, drawn)
         image = expose(canvas.image, self._sensor, rng)
-        return Scene(image, lane_mask, boxes, class_ids, ignored, self.conditions, identities)
+        lines = tuple(in_vehicle_axes(line) for line in lane_lines(path, self._section))
+        return Scene(image, lane_mask, boxes, class_ids, ignored, self.conditions, identities, camera, lines)
 
     def _moved(self, seconds: float) -> Camera:
         """The camera with its pitching and swaying motion."""

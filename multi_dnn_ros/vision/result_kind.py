@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.vision.agreement import Agreement
+from multi_dnn_ros.vision.ground import GroundPoints
 from multi_dnn_ros.vision.view import Window
 
 Image = npt.NDArray[np.uint8]
@@ -42,6 +43,29 @@ class Topic:
 
 
 @dataclass(frozen=True)
+class GroundTopic:
+    """A topic of a result kind with results on the ground, in metres: ``~/<camera>/<dnn>/<name>``.
+
+    to_message: (result, header, project) -> message. header: std_msgs/Header with the stamp of the image and the frame
+    of the vehicle. project: pixels (N, 2) of the image -> points on the ground; called at most once. Messages are
+    created only for topics with subscribers, and only while the camera's calibration and pose are known. Other fields
+    are those of :class:`Topic`.
+    """
+
+    name: str
+    msgtype: str
+    to_message: Callable[[Any, Any, Callable[[Any], GroundPoints]], Any] | str
+
+    @cached_property
+    def message(self) -> Callable[[Any, Any, Callable[[Any], GroundPoints]], Any]:
+        """As :attr:`Topic.message`."""
+        function: Callable[[Any, Any, Callable[[Any], GroundPoints]], Any] = (
+            extensions.load(self.to_message) if isinstance(self.to_message, str) else self.to_message
+        )
+        return function
+
+
+@dataclass(frozen=True)
 class ResultKind:
     """One kind of results: how they are published, drawn and scored.
 
@@ -64,6 +88,7 @@ class ResultKind:
     merge: (results of tiles in pixels of the image, windows of the tiles, iou_threshold, max_detections) -> one result,
     for DNNs with parameter `tiles`; None: the parameter is refused.
     score: (pairs of result and ground truth, labels) -> scores by name, or "module:function"; None: no scores.
+    ground_topics: topics with results on the ground, in metres; a running node publishes them.
     """
 
     name: str
@@ -77,11 +102,17 @@ class ResultKind:
     place: Callable[[Any, Window, tuple[int, int]], Any] | None = None
     agreement: Callable[[Any, Any], Agreement] | None = None
     merge: Callable[[Sequence[Any], Sequence[Window], float, int], Any] | None = None
+    ground_topics: tuple[GroundTopic, ...] = ()
 
     @property
     def msgtypes(self) -> dict[str, str]:
         """Message type of each topic, by its name."""
         return {topic.name: topic.msgtype for topic in self.topics}
+
+    @property
+    def ground_msgtypes(self) -> dict[str, str]:
+        """Message type of each topic on the ground, by its name."""
+        return {topic.name: topic.msgtype for topic in self.ground_topics}
 
     def check(self, dnn: str, output: Any) -> None:
         """Raise TypeError, which names the DNN, if `output` is not a result of this kind."""

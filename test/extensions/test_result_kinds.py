@@ -12,7 +12,7 @@ import multi_dnn_ros.ros  # noqa: F401
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.vision.drawing import draw
-from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer, ResultKind, Topic
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS, GroundTopic, Layer, ResultKind, Topic
 
 
 def publishers(kind: ResultKind) -> ResultPublishers:
@@ -31,6 +31,9 @@ def publishers(kind: ResultKind) -> ResultPublishers:
 def test_messages_that_cannot_be_made_are_refused_while_configuring(topic: Topic, reason: str) -> None:
     with pytest.raises(ExtensionError, match=rf"DNN light: topic lamp of result kind 'lamps' .*{reason}"):
         publishers(ResultKind("lamps", float, (topic,)))
+    on_ground = GroundTopic(topic.name, topic.msgtype, topic.to_message)
+    with pytest.raises(ExtensionError, match=rf"DNN light: topic lamp of result kind 'lamps' .*{reason}"):
+        publishers(ResultKind("lamps", float, (), ground_topics=(on_ground,)))
 
 
 def test_a_result_of_another_kind_is_refused() -> None:
@@ -39,7 +42,7 @@ def test_a_result_of_another_kind_is_refused() -> None:
     with pytest.raises(
         TypeError, match=r"DNN light returned a float; expected a Detections \(result kind detections\)"
     ):
-        made.publish(result)
+        made.publish(result, lambda *image: None)
 
 
 def test_kinds_are_drawn_in_their_order_and_only_where_they_can_be() -> None:

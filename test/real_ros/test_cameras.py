@@ -27,12 +27,13 @@ def _own_domain(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.parametrize("tests", ["test_camera_topics.py", "test_ground_points.py", "test_layouts.py"])
 @pytest.mark.parametrize("middleware", MIDDLEWARES)
-def test_camera_topics_as_on_the_standalone_runtime(middleware: str) -> None:
-    """QoS that follows the publishers, topics without publishers, losses: the same tests with the real rclpy."""
+def test_camera_topics_as_on_the_standalone_runtime(middleware: str, tests: str) -> None:
+    """QoS that follows the publishers, missing publishers, losses, points in metres, layouts: the same tests."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:launch_testing", "-p", "no:launch_ros", "-p",
-         "no:cacheprovider", str(ROOT / "test" / "ros" / "test_camera_topics.py")],
+         "no:cacheprovider", str(ROOT / "test" / "ros" / tests)],
         env={**os.environ, "RMW_IMPLEMENTATION": middleware}, cwd=ROOT, capture_output=True, text=True, timeout=600,
         check=False,
     )  # fmt: skip

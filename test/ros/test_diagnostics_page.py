@@ -38,10 +38,16 @@ def stands_for(documented_key: str, key: str) -> bool:
 
 @pytest.mark.parametrize(
     ("title", "status"),
-    [("node", "node"), ("capacity", "capacity"), ("camera", "camera front"), ("DNN on camera", "object on front")],
+    [
+        ("node", "node"),
+        ("capacity", "capacity"),
+        ("camera", "camera front"),
+        ("ground", "ground front"),
+        ("DNN on camera", "object on front"),
+    ],
 )
 def test_every_key_is_on_the_page_and_every_key_of_the_page_exists(bench: Bench, title: str, status: str) -> None:
-    bench.node({"camera.front.rate_hz": 5.0})  # without a rate there is no capacity
+    bench.node({"dnns": ["object", "lane"], "camera.front.rate_hz": 5.0})  # without a rate there is no capacity
     assert bench.change("configure")
     assert bench.change("activate")
     results = bench.listen("/multi_dnn/front/object/detections", Detection2DArray)

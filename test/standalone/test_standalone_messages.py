@@ -133,6 +133,8 @@ def test_an_unwritable_field_is_named() -> None:
     ("type_name", "digest"),
     [
         ("vision_msgs/msg/Detection2DArray", "214274120007f4a683866481336b70310268cfa107aebe9d594a6acf75bda968"),
+        ("sensor_msgs/msg/CameraInfo", "b3dfd68ff46c9d56c80fd3bd4ed22c7a4ddce8c8348f2f59c299e73118e7e275"),
+        ("sensor_msgs/msg/PointCloud2", "9198cabf7da3796ae6fe19c4cb3bdd3525492988c70522628af5daa124bae2b5"),
         ("std_msgs/msg/String", "df668c740482bbd48fb39d76a70dfd4bd59db1288021743503259e948f6b1a18"),
         ("std_msgs/msg/Char", "3ad2d04dd29ba19d04b16659afa3ccaedd691914b02a64e82e252f2fa6a586a9"),
     ],

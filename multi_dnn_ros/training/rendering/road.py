@@ -213,6 +213,14 @@ def lane_truth(canvas: Canvas, path: RoadPath, section: RoadSection) -> npt.NDAr
     return _renumbered(mask)
 
 
+def lane_lines(path: RoadPath, section: RoadSection) -> tuple[Points, ...]:
+    """Every marked line up to LANE_TRUTH_M, whether it is seen or not, from left to right: (K, 3) camera coordinates,
+    the middle of the line every 0.25 m, through the gaps between its dashes.
+    """
+    s = np.arange(0.0, LANE_TRUTH_M, 0.25)
+    return tuple(path.at(s, line.offset) for line in section.lines)
+
+
 def _length_inside(pixels: Points, width: int, height: int) -> float:
     inside = (pixels[:, 0] >= 0) & (pixels[:, 0] < width) & (pixels[:, 1] >= 0) & (pixels[:, 1] < height)
     both = inside[:-1] & inside[1:]

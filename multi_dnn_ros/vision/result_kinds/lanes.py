@@ -10,7 +10,7 @@ import numpy as np
 from multi_dnn_ros.vision.agreement import compare_lanes
 from multi_dnn_ros.vision.drawing import PALETTE, Color, blend, line_width
 from multi_dnn_ros.vision.placement import place_lanes
-from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
+from multi_dnn_ros.vision.result_kind import GroundTopic, Image, Layer, ResultKind, Topic
 from multi_dnn_ros.vision.results import Lanes
 
 
@@ -50,4 +50,9 @@ KIND = ResultKind(
     score="multi_dnn_ros.training.metrics:score_lanes",
     place=place_lanes,
     agreement=compare_lanes,
+    ground_topics=(
+        GroundTopic(
+            "ground_points", "sensor_msgs/msg/PointCloud2", "multi_dnn_ros.ros.result_messages:lane_ground_message"
+        ),
+    ),
 )

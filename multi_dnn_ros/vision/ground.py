@@ -1,0 +1,152 @@
+"""Projects pixels on the ground plane; docs/lanes_in_metres.md has the formula. Knows neither ROS nor lanes.
+
+Vehicle frame (REP 103, REP 105): x forward, y left, z up, metres. Rotations are right-handed about these axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from multi_dnn_ros.vision.lens import Lens, Points
+
+#: From a camera's optical frame (x right, y down, z forward) to its body frame (x forward, y left, z up).
+_BODY_FROM_OPTICAL = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
+
+
+class Outcome(IntEnum):
+    """Result of the projection of a pixel. Values other than KEPT: why it is left out."""
+
+    KEPT = 0
+    ABOVE_HORIZON = 1
+    TOO_FAR = 2
+    OUTSIDE_LENS = 3
+
+
+@dataclass(frozen=True)
+class CameraPose:
+    """Pose of the optical frame in the vehicle frame: p_vehicle = rotation @ p_optical + position.
+
+    rotation: (3, 3) float64. position: (3,) float64, metres.
+    """
+
+    rotation: Points
+    position: Points
+
+    @classmethod
+    def mounted(cls, position: Sequence[float], roll: float, pitch: float, yaw: float) -> CameraPose:
+        """A camera at `position`, turned by Rz(yaw) Ry(pitch) Rx(roll), as in URDF; radians.
+
+        With all angles 0 it looks forward, level. pitch > 0: down; yaw > 0: to the left; roll > 0: clockwise, seen
+        from behind.
+        """
+        (sr, sp, sy), (cr, cp, cy) = np.sin([roll, pitch, yaw]), np.cos([roll, pitch, yaw])
+        about_x = np.array([[1.0, 0.0, 0.0], [0.0, cr, -sr], [0.0, sr, cr]])
+        about_y = np.array([[cp, 0.0, sp], [0.0, 1.0, 0.0], [-sp, 0.0, cp]])
+        about_z = np.array([[cy, -sy, 0.0], [sy, cy, 0.0], [0.0, 0.0, 1.0]])
+        return cls(about_z @ about_y @ about_x @ _BODY_FROM_OPTICAL, np.array(position, np.float64))
+
+    @classmethod
+    def of_transform(cls, position: Sequence[float], quaternion: Sequence[float]) -> CameraPose:
+        """From translation and quaternion (x, y, z, w) of the transform from the optical frame to the vehicle frame.
+
+        Raises ValueError if the quaternion has length 0, or a number is not finite.
+        """
+        x, y, z, w = numbers = np.array(quaternion, np.float64)
+        square = float(numbers @ numbers)
+        if not (np.isfinite(numbers).all() and np.isfinite(position).all()) or square < 1e-12:
+            raise ValueError(f"position {list(position)}, quaternion {list(quaternion)}: not a rigid motion")
+        rotation = np.eye(3) + (2.0 / square) * np.array(
+            [
+                [-y * y - z * z, x * y - z * w, x * z + y * w],
+                [x * y + z * w, -x * x - z * z, y * z - x * w],
+                [x * z - y * w, y * z + x * w, -x * x - y * y],
+            ]
+        )
+        return cls(rotation, np.array(position, np.float64))
+
+
+@dataclass(frozen=True)
+class ImageArea:
+    """Where the pixels of an image are in the image that was calibrated: a part of it (ROI), reduced (binning, resize).
+
+    offset: left and top, calibrated pixels. scale: calibrated pixels per pixel, horizontal and vertical.
+    """
+
+    offset: tuple[float, float] = (0.0, 0.0)
+    scale: tuple[float, float] = (1.0, 1.0)
+
+    def calibrated(self, pixels: Points) -> Points:
+        """(N, 2) pixels of the image -> pixels of the calibrated image. Edges are kept, so centres shift by half."""
+        found: Points = (pixels + 0.5) * self.scale - 0.5 + self.offset
+        return found
+
+    def image(self, calibrated: Points) -> Points:
+        """The inverse of :meth:`calibrated`."""
+        found: Points = (calibrated - self.offset + 0.5) / self.scale - 0.5
+        return found
+
+
+@dataclass(frozen=True)
+class GroundPoints:
+    """Result of a projection.
+
+    points: (N, 3) float64, x, y, z in metres, NaN where left out. outcomes: (N,) uint8, Outcome of each.
+    """
+
+    points: Points
+    outcomes: npt.NDArray[np.uint8]
+
+    @property
+    def kept(self) -> npt.NDArray[np.bool_]:
+        """(N,) which points are on the ground within the range."""
+        return np.asarray(self.outcomes == Outcome.KEPT)
+
+
+@dataclass(frozen=True)
+class GroundView:
+    """A camera over a ground plane.
+
+    area: of the image in the calibrated one. ground_z: of the plane in the vehicle frame, m. range_m: points whose
+    horizontal distance from the camera exceeds it are left out.
+    """
+
+    lens: Lens
+    area: ImageArea
+    pose: CameraPose
+    ground_z: float = 0.0
+    range_m: float = float("inf")
+
+    def project(self, pixels: npt.NDArray[np.floating]) -> GroundPoints:
+        """(N, 2) u, v of the image -> where their rays meet the ground."""
+        calibrated = self.area.calibrated(np.asarray(pixels, np.float64).reshape(-1, 2))
+        directions = self.lens.directions(calibrated)
+        rays = np.column_stack([directions, np.ones(len(directions))]) @ self.pose.rotation.T
+        seen = np.isfinite(rays).all(axis=1)
+        drop = self.ground_z - self.pose.position[2]  # negative: the camera is above the plane
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            stretch = drop / rays[:, 2]
+            across = rays[:, :2] * stretch[:, None]
+            distance = np.hypot(across[:, 0], across[:, 1])
+        below = seen & (stretch > 0.0) & np.isfinite(distance)
+        outcomes = np.full(len(rays), Outcome.KEPT, np.uint8)
+        outcomes[~below] = Outcome.ABOVE_HORIZON
+        outcomes[below & (distance > self.range_m)] = Outcome.TOO_FAR
+        outcomes[~seen] = Outcome.OUTSIDE_LENS
+        points = np.full((len(rays), 3), np.nan)
+        kept = outcomes == Outcome.KEPT
+        points[kept, :2] = across[kept] + self.pose.position[:2]
+        points[kept, 2] = self.ground_z
+        return GroundPoints(points, outcomes)
+
+    def pixels(self, points: Points) -> Points:
+        """(N, 3) points of the vehicle frame, at any height -> (N, 2) u, v of the image; NaN behind the camera."""
+        optical = (np.asarray(points, np.float64).reshape(-1, 3) - self.pose.position) @ self.pose.rotation
+        ahead = optical[:, 2] > 1e-9
+        directions = np.full((len(optical), 2), np.nan)
+        directions[ahead] = optical[ahead, :2] / optical[ahead, 2:]
+        return self.area.image(self.lens.pixels(directions))

@@ -1,0 +1,121 @@
+"""config/foxglove.json and config/multi_dnn.rviz show topics that a node with the default parameters publishes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from node_bench import Bench
+
+from multi_dnn_ros.ros.result_messages import GROUND_FIELDS
+from multi_dnn_ros.settings.parameter_fields import DEFAULT_DNNS
+from multi_dnn_ros.settings.schema import NodeConfig
+
+CONFIG = Path(__file__).resolve().parents[2] / "config"
+FOXGLOVE: dict[str, Any] = json.loads((CONFIG / "foxglove.json").read_text(encoding="utf-8"))
+RVIZ: dict[str, Any] = yaml.safe_load((CONFIG / "multi_dnn.rviz").read_text(encoding="utf-8"))
+FRAME = NodeConfig.model_fields["vehicle_frame"].default
+CLOUD, IMAGE, JPEG = "sensor_msgs/msg/PointCloud2", "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
+DETECTIONS, DIAGNOSTICS = "vision_msgs/msg/Detection2DArray", "diagnostic_msgs/msg/DiagnosticArray"
+
+#: Topic and the message types that its panel or display can show.
+Shown = tuple[str, set[str]]
+#: Displays of rviz_default_plugins with a topic, and the type that each subscribes to.
+DISPLAYS = {"rviz_default_plugins/PointCloud2": {CLOUD}, "rviz_default_plugins/Image": {IMAGE}}
+WITHOUT_TOPIC = {"rviz_default_plugins/Grid", "rviz_default_plugins/Axes"}
+
+
+def panels() -> dict[str, dict[str, Any]]:
+    return dict(FOXGLOVE["configById"])
+
+
+def of_foxglove() -> Iterator[Shown]:
+    for name, panel in panels().items():
+        kind = name.partition("!")[0]
+        if kind == "Image":
+            yield panel["imageMode"]["imageTopic"], {IMAGE, JPEG}
+        elif kind == "3D":
+            yield from ((topic, {CLOUD}) for topic in panel["topics"])
+        elif kind == "DiagnosticSummary":
+            yield panel["topicToRender"], {DIAGNOSTICS}
+        elif kind == "RawMessages":
+            yield panel["topicPath"], {DETECTIONS}
+        else:
+            raise AssertionError(f"panel {name}: add its topics to this test")
+
+
+def of_rviz() -> Iterator[Shown]:
+    for display in RVIZ["Visualization Manager"]["Displays"]:
+        kind = display["Class"]
+        if kind not in WITHOUT_TOPIC:
+            assert kind in DISPLAYS, f"display {display['Name']}: add its topic to this test"
+            yield display["Topic"]["Value"], DISPLAYS[kind]
+
+
+def topics_in(value: Any) -> set[str]:
+    """Every string that looks like a topic of ours, at whatever depth."""
+    if isinstance(value, dict):
+        return set().union(*(topics_in(each) for pair in value.items() for each in pair))
+    if isinstance(value, list):
+        return set().union(*map(topics_in, value)) if value else set()
+    return {value} if isinstance(value, str) and re.match(r"/(multi_dnn|diagnostics)", value) else set()
+
+
+@pytest.mark.parametrize(("layout", "shown"), [(FOXGLOVE, of_foxglove), (RVIZ, of_rviz)], ids=["foxglove", "rviz"])
+def test_every_topic_is_published_with_a_type_that_is_shown(bench: Bench, layout: Any, shown: Any) -> None:
+    bench.node({"dnns": list(DEFAULT_DNNS)})
+    assert bench.change("configure")
+    assert bench.change("activate")
+    named = dict(shown())
+    assert topics_in(layout) == set(named)
+    bench.until(lambda: named.keys() <= dict(bench.peer.get_topic_names_and_types()).keys(), f"the topics {named}")
+    types = dict(bench.peer.get_topic_names_and_types())
+    for topic, allowed in named.items():
+        assert set(types[topic]) <= allowed, topic
+        assert bench.peer.count_publishers(topic) == 1, topic
+
+
+def test_both_show_the_overlay_and_the_points() -> None:
+    points = "/multi_dnn/front/lane/ground_points"
+    assert {"/multi_dnn/front/overlay/compressed", points, "/diagnostics"} <= dict(of_foxglove()).keys()
+    assert {"/multi_dnn/front/overlay", points} == dict(of_rviz()).keys()
+
+
+def test_every_panel_of_foxglove_has_a_place() -> None:
+    def places(tree: Any) -> list[str]:
+        if isinstance(tree, str):
+            return [tree]
+        assert tree["direction"] in ("row", "column")
+        assert 0 < tree["splitPercentage"] < 100
+        return [*places(tree["first"]), *places(tree["second"])]
+
+    found = places(FOXGLOVE["layout"])
+    assert sorted(found) == sorted(panels())
+    assert all(re.fullmatch(r"\w+!\w+", name) for name in found)
+
+
+def test_colours_and_frames_exist() -> None:
+    (view,) = [panel for name, panel in panels().items() if name.startswith("3D!")]
+    assert view["followTf"] == FRAME
+    assert {topic["colorField"] for topic in view["topics"].values()} <= set(GROUND_FIELDS)
+    assert {layer["frameId"] for layer in view["layers"].values()} == {FRAME}
+    manager = RVIZ["Visualization Manager"]
+    assert manager["Global Options"]["Fixed Frame"] == FRAME
+    displays = {display["Class"].rpartition("/")[2]: display for display in manager["Displays"]}
+    assert displays["PointCloud2"]["Channel Name"] in GROUND_FIELDS
+    assert displays["Axes"]["Reference Frame"] == FRAME
+
+
+def test_the_topics_of_rviz_have_a_qos_that_it_reads() -> None:
+    for display in RVIZ["Visualization Manager"]["Displays"]:
+        if "Topic" in display:
+            qos = display["Topic"]
+            assert qos["Reliability Policy"] in ("Reliable", "Best Effort", "System Default")
+            assert qos["Durability Policy"] in ("Volatile", "Transient Local", "System Default")
+            assert qos["History Policy"] in ("Keep Last", "Keep All", "System Default")
+            assert qos["Depth"] > 0

@@ -1,0 +1,157 @@
+"""Pixels on the ground plane and back, and calibrations that cannot be used."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.vision.ground import CameraPose, GroundView, ImageArea, Outcome
+from multi_dnn_ros.vision.lens import CalibrationError, Lens, checked_lens
+
+K = (500.0, 0.0, 319.5, 0.0, 505.0, 239.5, 0.0, 0.0, 1.0)
+#: Distortions of ordinary lenses: model and scale of D.
+LENSES = {
+    "pinhole": ("", ()),
+    "plumb_bob": ("plumb_bob", (-0.25, 0.08, 0.001, -0.001, -0.01)),
+    "rational_polynomial": ("rational_polynomial", (0.5, -0.1, 0.0005, 0.0003, 0.01, 0.8, -0.05, 0.02)),
+    "equidistant": ("equidistant", (-0.03, 0.01, -0.005, 0.001)),
+}
+
+
+def small(limit: float) -> st.SearchStrategy[float]:
+    return st.floats(-limit, limit)
+
+
+@st.composite
+def views(draw: Any, lens: str) -> GroundView:
+    model, full = LENSES[lens]
+    share = draw(st.floats(0.1, 1.0))
+    focal = draw(st.floats(300.0, 1500.0))
+    matrix = (focal, 0.0, 319.5 + draw(small(30.0)), 0.0, focal * draw(st.floats(0.95, 1.05)), 239.5, 0.0, 0.0, 1.0)
+    return GroundView(
+        checked_lens(matrix, [share * value for value in full], model),
+        ImageArea((draw(small(50.0)), draw(small(50.0))), (draw(st.floats(0.5, 4.0)), draw(st.floats(0.5, 4.0)))),
+        CameraPose.mounted(
+            (draw(small(3.0)), draw(small(2.0)), draw(st.floats(0.3, 5.0))),
+            draw(small(0.3)), draw(small(0.4)), draw(small(3.0)),
+        ),
+        draw(st.floats(-0.9, 0.2)),
+    )  # fmt: skip
+
+
+#: Directions inside the field of view of an ordinary lens, below the horizon of a level camera.
+DIRECTIONS = st.lists(st.tuples(small(0.7), st.floats(0.02, 0.6)), min_size=1, max_size=20)
+
+
+@pytest.mark.parametrize("lens", LENSES)
+@given(data=st.data())
+def test_a_point_of_the_ground_is_found_again(lens: str, data: Any) -> None:
+    view = data.draw(views(lens))
+    optical = np.array([(x, y, 1.0) for x, y in data.draw(DIRECTIONS)])
+    rays = optical @ view.pose.rotation.T
+    rays = rays[rays[:, 2] < -0.01]
+    truth = view.pose.position + rays * ((view.ground_z - view.pose.position[2]) / rays[:, 2:])
+    found = view.project(view.pixels(truth))
+    assert found.kept.all()
+    distance = np.hypot(*(truth - view.pose.position)[:, :2].T)
+    assert (np.abs(found.points - truth).max(axis=1, initial=0.0) <= 1e-6 * np.maximum(distance, 1.0)).all()
+
+
+@pytest.mark.parametrize("lens", LENSES)
+@given(data=st.data())
+def test_a_pixel_on_the_ground_is_projected_on_itself(lens: str, data: Any) -> None:
+    view = data.draw(views(lens))
+    pixels = np.array(data.draw(st.lists(st.tuples(st.floats(-50, 700), st.floats(-50, 500)), min_size=1, max_size=20)))
+    found = view.project(pixels)
+    missed = np.abs(view.pixels(found.points[found.kept]) - pixels[found.kept]) * view.area.scale
+    assert missed.max(initial=0.0) < 1.1e-6  # calibrated pixels
+    assert np.isnan(found.points[~found.kept]).all()
+
+
+def view_of(*, pitch: float = 0.0, roll: float = 0.0, yaw: float = 0.0, **others: Any) -> GroundView:
+    pose = CameraPose.mounted((0.0, 0.0, 1.4), roll, pitch, yaw)
+    return GroundView(checked_lens(K, (), ""), ImageArea(), pose, **others)
+
+
+def test_the_axes_are_those_of_rep_103() -> None:
+    centre = np.array([[319.5, 239.5]])
+    (point,) = view_of(pitch=0.1).project(centre).points  # looks down
+    assert point == pytest.approx([1.4 / math.tan(0.1), 0.0, 0.0])
+    (left,) = view_of(pitch=0.1, yaw=0.2).project(centre).points
+    assert math.atan2(left[1], left[0]) == pytest.approx(0.2)
+    right = view_of().project(np.array([[419.5, 289.5]])).points[0]
+    assert right[0] == pytest.approx(1.4 * 505 / 50)
+    assert right[1] == pytest.approx(-right[0] * 100 / 500)  # y is to the left
+    # Rolled clockwise, the right side of the image sees the ground nearer.
+    rolled = view_of(roll=0.1).project(np.array([[419.5, 260.0]])).points[0]
+    assert rolled[0] < view_of().project(np.array([[419.5, 260.0]])).points[0][0]
+
+
+def test_the_pose_of_the_parameters_is_that_of_the_transform() -> None:
+    """Quaternion of URDF's rpy = (roll, pitch, yaw), times that of the optical frame."""
+    roll, pitch, yaw = 0.1, -0.2, 0.7
+
+    def about(axis: int, angle: float) -> np.ndarray:
+        quaternion = np.zeros(4)
+        quaternion[axis], quaternion[3] = math.sin(angle / 2), math.cos(angle / 2)
+        return quaternion
+
+    def times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        vector = a[3] * b[:3] + b[3] * a[:3] + np.cross(a[:3], b[:3])
+        return np.array([*vector, a[3] * b[3] - a[:3] @ b[:3]])
+
+    body = times(about(2, yaw), times(about(1, pitch), about(0, roll)))
+    optical = times(about(2, -math.pi / 2), about(0, -math.pi / 2))
+    given_pose = CameraPose.of_transform((1.0, 2.0, 3.0), (2.5 * times(body, optical)).tolist())
+    assert given_pose.rotation == pytest.approx(CameraPose.mounted((0, 0, 0), roll, pitch, yaw).rotation)
+
+
+@pytest.mark.parametrize("quaternion", [(0, 0, 0, 0), (math.nan, 0, 0, 1), (0, math.inf, 0, 1)])
+def test_an_invalid_transform_is_refused(quaternion: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="not a rigid motion"):
+        CameraPose.of_transform((0, 0, 1), quaternion)
+
+
+def test_points_that_are_left_out_have_a_reason() -> None:
+    rows = np.array([[319.5, 100.0], [319.5, 239.5], [319.5, 241.0], [319.5, 300.0]])
+    found = view_of(range_m=60.0).project(rows)
+    assert found.outcomes.tolist() == [Outcome.ABOVE_HORIZON, Outcome.ABOVE_HORIZON, Outcome.TOO_FAR, Outcome.KEPT]
+    assert view_of(range_m=60.0).project(np.empty((0, 2))).points.shape == (0, 3)
+    # This polynomial has a maximum: no direction is seen beyond it.
+    barrel = GroundView(checked_lens(K, (-0.4, 0.0, 0.0, 0.0), "plumb_bob"), ImageArea(), view_of().pose)
+    assert barrel.project(np.array([[2000.0, 2000.0], [319.5, 300.0]])).outcomes.tolist() == [
+        Outcome.OUTSIDE_LENS,
+        Outcome.KEPT,
+    ]
+
+
+def test_a_pixel_without_a_number_is_left_out() -> None:
+    assert view_of().project(np.array([[math.nan, 300.0]])).outcomes.tolist() == [Outcome.OUTSIDE_LENS]
+
+
+@pytest.mark.parametrize(
+    ("matrix", "coefficients", "model", "text"),
+    [
+        ((0.0,) * 9, (), "plumb_bob", "the focal length is 0 x 0 pixels: the camera is not calibrated"),
+        ((*K[:4], math.nan, *K[5:]), (), "", "NaN or infinity"),
+        (K, (math.inf, 0.0, 0.0, 0.0), "plumb_bob", "NaN or infinity"),
+        (K, (0.1,) * 5, "fov", "'fov' is not known; allowed: plumb_bob, rational_polynomial, equidistant"),
+        (K, (0.1,) * 3, "plumb_bob", "plumb_bob has 3 coefficients; allowed: 4, 5"),
+        (K, (0.1,) * 5, "equidistant", "equidistant has 5 coefficients; allowed: 4"),
+    ],
+)
+def test_a_calibration_that_cannot_be_used(
+    matrix: tuple[float, ...], coefficients: tuple[float, ...], model: str, text: str
+) -> None:
+    with pytest.raises(CalibrationError, match=text.replace("(", r"\(")):
+        checked_lens(matrix, coefficients, model)
+
+
+def test_zeros_are_no_distortion_of_any_model() -> None:
+    assert checked_lens(K, (0.0,) * 5, "whatever").coefficients == ()
+    assert checked_lens(K, (), "").matrix.tolist() == Lens(np.array(K).reshape(3, 3)).matrix.tolist()
