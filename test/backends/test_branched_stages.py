@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_branched_graph import EXAMPLE, FakeLanes, blocks
+from test_branched_graph import EXAMPLE, FakeStreams, blocks
 from torch import nn
 
 from multi_dnn_ros.backends import Stage, Tensors
@@ -49,7 +49,7 @@ class Device:
         return self.times.get(self.running, 9.0)
 
     def choose(self, setting: str, folder: Path, stage: nn.Module | None = None) -> int:
-        stages = BranchedStages(setting, lambda count: FakeLanes(), self.capture, self.ms, ChoiceCache(folder))
+        stages = BranchedStages(setting, lambda count: FakeStreams(), self.capture, self.ms, ChoiceCache(folder))
         with torch.inference_mode():
             return streams_used(stages.choose("job 0 of a", stage or blocks(), IMAGE, "a GPU"))
 

@@ -113,13 +113,14 @@ def test_branches_on_threads_compute_the_same(streams: int):
 def test_an_operation_that_fails_ends_all_threads_of_the_run(branch: str):
     stage, image = stage_of(Fork()), noise_like(EXAMPLE)
     threaded = ThreadedStage(stage, 2, 1)
-    weight = next(node for node in threaded._constants if branch in str(node.target) and "weight" in str(node.target))
-    right = threaded._constants[weight]
+    constants = threaded._planned._constants
+    weight = next(node for node in constants if branch in str(node.target) and "weight" in str(node.target))
+    right = constants[weight]
     try:
-        threaded._constants[weight] = torch.zeros(1, 1, 1)
+        constants[weight] = torch.zeros(1, 1, 1)
         with pytest.raises(RuntimeError):
             threaded(image)
-        threaded._constants[weight] = right
+        constants[weight] = right
         check_agreement(threaded(image), stage(image), 1e-5)
     finally:
         threaded.close()
