@@ -133,11 +133,15 @@ def branched(stage: nn.Module, streams: int, make_streams: Callable[[int], Strea
     make_streams: called with the number of streams that are used. None if the stage has no branches that are worth a
     second stream. Raises SerialGraphError if its operations must run in order or are unknown.
     """
-    graph_module = _only_graph(stage)
+    graph_module = only_graph(stage)
     plan = plan_streams(device_operations(graph_module), streams)
     if plan.streams == 1:
         return None
-    own = BranchedGraph(graph_module, plan, make_streams(plan.streams))
+    return with_graph(stage, graph_module, BranchedGraph(graph_module, plan, make_streams(plan.streams)))
+
+
+def with_graph(stage: nn.Module, graph_module: fx.GraphModule, own: nn.Module) -> nn.Module:
+    """A copy of the stage that shares its tensors and has `own` in place of its graph."""
     shared: dict[int, Any] = {id(each): each for each in itertools.chain(stage.parameters(), stage.buffers())}
     shared[id(graph_module)] = own
     return copy.deepcopy(stage, shared)
@@ -151,12 +155,12 @@ def streams_used(stage: object) -> int:
 
 def operations_of(stage: nn.Module) -> tuple[DeviceOperation, ...]:
     """The operations of a stage that launch work. Raises SerialGraphError as `branched`."""
-    return device_operations(_only_graph(stage))
+    return device_operations(only_graph(stage))
 
 
 def graph_key(stage: nn.Module) -> tuple[str, ...]:
     """What determines the time of a stage besides the device: its operations, arguments, shapes and number formats."""
-    graph_module = _only_graph(stage)
+    graph_module = only_graph(stage)
     lines = []
     for node in graph_module.graph.nodes:
         value = attribute(graph_module, node) if node.op == "get_attr" else node.meta.get("val")
@@ -166,7 +170,8 @@ def graph_key(stage: nn.Module) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _only_graph(stage: nn.Module) -> fx.GraphModule:
+def only_graph(stage: nn.Module) -> fx.GraphModule:
+    """The traced graph of a stage. Raises SerialGraphError if it has none or several."""
     found = [part for part in stage.modules() if isinstance(part, fx.GraphModule)]
     if len(found) != 1:
         raise SerialGraphError(f"it consists of {len(found)} traced graphs instead of one")

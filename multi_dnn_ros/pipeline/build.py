@@ -89,6 +89,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 calibration=partial(_calibration, name, settings, dnns[name]),
                 single_launch=single_launch,
                 branches=str(settings.branches or "auto"),
+                merge_siblings=settings.merge_siblings,
             )
             plan, task = with_own_cudnn_plans(
                 settings.sms,
