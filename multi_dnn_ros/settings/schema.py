@@ -543,7 +543,8 @@ class NodeConfig(_Section):
         "fixed",
         description="How DNNs are assigned to devices. fixed: as `device` and `dnn.<dnn>.device` say. auto: one device "
         "per DNN, so that the largest utilization of a device is smallest and deadlines hold, from times measured when "
-        "configuring; the log has the table. Cameras without `rate_hz` count as 30 Hz.",
+        "configuring (cached), or predicted with `predictor`; the log has the table. Cameras without `rate_hz` count "
+        "as 30 Hz.",
     )
     reorder_ms: float = Field(
         100.0,
