@@ -19,13 +19,14 @@ class Shared:
 
     converted: weights cast to another dtype, by dtype and id of the float32 tensor, which must stay alive. pool,
     stream: memory pool of the CUDA graphs and the stream they are captured on. weights: of ONNX Runtime's sessions, by
-    content.
+    content. merged: concatenated weights of siblings, by the ids of the tensors that they consist of.
     """
 
     converted: dict[torch.dtype, dict[int, torch.Tensor]] = field(default_factory=lambda: defaultdict(dict))
     pool: Any = None
     stream: Any = None
     weights: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    merged: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -29,7 +29,6 @@ _WORTH = 0.98
 _ROUNDS = 9
 #: Comparisons of two runs with the same input, each after a run with another input.
 _REPEATS = 8
-_FORMAT = "multi_dnn_ros branches 1"
 
 
 def check_repeatable(stage: Callable[[Tensors], Tensors], inputs: Tensors, repeats: int = _REPEATS) -> None:
@@ -70,30 +69,34 @@ def measure_in_turn(
 
 
 class ChoiceCache:
-    """Chosen numbers of streams by stage and device: a file for each in `folder`.
+    """Choices by stage and device, such as the number of streams: a file for each in `folder`.
 
-    folder: None: `branches` in the user's cache folder. A file that is invalid or cannot be read or written is logged
-    and ignored.
+    folder: None: `kind` in the user's cache folder. allowed: choices that a file may contain. A file that is invalid or
+    cannot be read or written is logged and ignored.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or cache_folder() / "branches"
+    def __init__(
+        self, folder: Path | None = None, kind: str = "branches", allowed: Sequence[int] = (1, *TRIED)
+    ) -> None:
+        self._folder = folder or cache_folder() / kind
+        self._format = f"multi_dnn_ros {kind} 1"
+        self._allowed = tuple(allowed)
 
     def get(self, key: str) -> int | None:
         """The choice for a key of choice_key(); None if there is none."""
         path = self._folder / f"{key}.json"
         try:
             content: Any = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(content, dict) or content.get("format") != _FORMAT:
-                raise ValueError(f"it is not of format '{_FORMAT}'")
-            streams, allowed = content["streams"], (1, *TRIED)
+            if not isinstance(content, dict) or content.get("format") != self._format:
+                raise ValueError(f"it is not of format '{self._format}'")
+            streams, allowed = content["choice"], self._allowed
             if streams not in allowed:
-                raise ValueError(f"streams is {streams}; allowed: {', '.join(map(str, allowed))}")
+                raise ValueError(f"choice is {streams}; allowed: {', '.join(map(str, allowed))}")
             return int(streams)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            log.warning("the number of streams in %s is not used: %s", path, summarize_error(error))
+            log.warning("the choice in %s is not used: %s", path, summarize_error(error))
             return None
 
     def put(self, key: str, streams: int, times: Mapping[int, Sequence[float]]) -> None:
@@ -102,10 +105,10 @@ class ChoiceCache:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with atomic_write(self._folder / f"{key}.json") as temporary:
-                text = json.dumps({"format": _FORMAT, "streams": streams, "ms": medians}, indent=1)
+                text = json.dumps({"format": self._format, "choice": streams, "ms": medians}, indent=1)
                 temporary.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
-            log.warning("the number of streams is not kept: %s cannot be written: %s", self._folder, error)
+            log.warning("the choice is not kept: %s cannot be written: %s", self._folder, error)
 
 
 def choice_key(graph: Sequence[str], inputs: Tensors, device: str) -> str:

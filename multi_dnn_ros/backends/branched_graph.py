@@ -14,29 +14,30 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.green_contexts import streams_beside
-from multi_dnn_ros.graph.branches import DeviceOperation, SerialGraphError, device_operations, origins
+from multi_dnn_ros.graph.branches import DeviceOperation, SerialGraphError, device_operations
 from multi_dnn_ros.graph.nodes import attribute
+from multi_dnn_ros.graph.planned_graph import PlannedGraph, arguments, compute
 from multi_dnn_ros.graph.stream_plan import StreamPlan, plan_streams
 
 
-class Lanes(Protocol):
-    """Several streams, numbered from 0. Lane 0 is the stream that the stage is called on."""
+class Streams(Protocol):
+    """Several streams, numbered from 0. Stream 0 is the one that the stage is called on."""
 
     def begin(self) -> None:
-        """Before each run: make the calling thread's current stream lane 0."""
+        """Before each run: make the calling thread's current stream number 0."""
 
-    def on(self, lane: int) -> AbstractContextManager[Any]:
-        """What is launched inside the context goes to `lane`."""
+    def on(self, stream: int) -> AbstractContextManager[Any]:
+        """What is launched inside the context goes to `stream`."""
 
-    def signal(self, lane: int) -> Any:
-        """An event after all that was launched on `lane` so far."""
+    def signal(self, stream: int) -> Any:
+        """An event after all that was launched on `stream` so far."""
 
-    def wait(self, lane: int, event: Any) -> None:
-        """What is launched on `lane` from now on waits for `event`."""
+    def wait(self, stream: int, event: Any) -> None:
+        """What is launched on `stream` from now on waits for `event`."""
 
 
-class StreamLanes:
-    """CUDA streams on the same SMs as `stream`, on which the stage will be captured. count: of lanes, with lane 0."""
+class CudaStreams:
+    """CUDA streams on the same SMs as `stream`, on which the stage will be captured. count: with stream 0."""
 
     def __init__(self, stream: torch.cuda.Stream, count: int) -> None:
         self._device = stream.device
@@ -46,73 +47,60 @@ class StreamLanes:
     def begin(self) -> None:
         self._streams = [torch.cuda.current_stream(self._device), *self._beside]
 
-    def on(self, lane: int) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._streams[lane])
+    def on(self, stream: int) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._streams[stream])
 
-    def signal(self, lane: int) -> torch.cuda.Event:
+    def signal(self, stream: int) -> torch.cuda.Event:
         event = torch.cuda.Event()
-        event.record(self._streams[lane])
+        event.record(self._streams[stream])
         return event
 
-    def wait(self, lane: int, event: torch.cuda.Event) -> None:
-        self._streams[lane].wait_event(event)
+    def wait(self, stream: int, event: torch.cuda.Event) -> None:
+        self._streams[stream].wait_event(event)
 
 
 class BranchedGraph(nn.Module):
-    """A traced graph whose operations are launched on several lanes, as a plan says.
+    """A traced graph whose operations are launched on several streams, as a plan says.
 
-    forward() takes and returns what the graph does; on return lane 0 waits for all other lanes. Memory is safe under a
+    forward() takes and returns what the graph does; on return stream 0 waits for all others. Memory is safe under a
     caching allocator that reuses freed memory on the stream that it was allocated on: a tensor that an operation on
-    another lane reads stays allocated until the lanes have joined. A tensor that only its own lane reads is freed after
-    the last use.
+    another stream reads stays allocated until the streams have joined. A tensor that only its own stream reads is freed
+    after the last use.
     """
 
-    def __init__(self, graph_module: fx.GraphModule, plan: StreamPlan, lanes: Lanes) -> None:
+    def __init__(self, graph_module: fx.GraphModule, plan: StreamPlan, streams: Streams) -> None:
         """Parameters are read here, so the graph must already be on its device."""
         super().__init__()
         self.plan = plan
-        self._graph_module = graph_module  # keeps the parameters alive
-        self._lanes = lanes
-        nodes = list(graph_module.graph.nodes)
-        self._inputs = [node for node in nodes if node.op == "placeholder"]
-        self._results: Any = graph_module.graph.output_node().args[0]
-        self._constants = {node: attribute(graph_module, node) for node in nodes if node.op == "get_attr"}
-        origin = origins(graph_module.graph)
-        views: dict[fx.Node, list[fx.Node]] = {node: [] for node in origin.values()}
-        for node, source in origin.items():
-            if node is not source:
-                views[source].append(node)
-        self._views_of_inputs = [node for source in (*self._inputs, *self._constants) for node in views.get(source, ())]
-        by_name = {node.name: node for node in origin}
-        self._steps = [(step, by_name[step.name], tuple(views[by_name[step.name]])) for step in plan.steps]
-        self._uses = {node: len(node.users) for node in nodes}
+        self._planned = PlannedGraph(graph_module, plan)
+        self._streams = streams
+        self._uses = {node: len(node.users) for node in graph_module.graph.nodes}
 
     def forward(self, *carried: torch.Tensor) -> Tensors:
         """The graph's outputs; see the class."""
-        lanes = self._lanes
-        lanes.begin()
-        start = lanes.signal(0)
-        run = _Run({**self._constants, **dict(zip(self._inputs, carried, strict=True))}, self._uses)
-        for node in self._views_of_inputs:
+        streams, planned = self._streams, self._planned
+        streams.begin()
+        start = streams.signal(0)
+        run = _Run(planned.values(carried), self._uses)
+        for node in planned.views_of_inputs:
             run.call(node, 0)
         events: dict[str, Any] = {}
         entered = {0}
-        for step, node, views in self._steps:
+        for operation in planned.operations:
+            step = operation.step
             if step.stream not in entered and not step.waits:
-                lanes.wait(step.stream, start)
+                streams.wait(step.stream, start)
             entered.add(step.stream)
             for source in step.waits:
-                lanes.wait(step.stream, events[source])
-            with lanes.on(step.stream):
-                run.call(node, step.stream)
-                for view in views:
-                    run.call(view, step.stream)
+                streams.wait(step.stream, events[source])
+            with streams.on(step.stream):
+                for node in (operation.node, *operation.views):
+                    run.call(node, step.stream)
             if step.signals:
-                events[step.name] = lanes.signal(step.stream)
+                events[step.name] = streams.signal(step.stream)
         for name in self.plan.joins:
-            lanes.wait(0, events[name])
-        outputs: Tensors = fx.node.map_arg(self._results, run.values.__getitem__)
-        return outputs
+            streams.wait(0, events[name])
+        return planned.results(run.values)
 
 
 class _Run:
@@ -121,37 +109,39 @@ class _Run:
     def __init__(self, values: dict[fx.Node, Any], uses: dict[fx.Node, int]) -> None:
         self.values = values
         self._left = dict(uses)
-        self._lane_of: dict[int, int] = {}  # by address of the storage: the lane that it was allocated on
+        self._stream_of: dict[int, int] = {}  # by address of the storage: the stream that it was allocated on
         self._held: list[torch.Tensor] = []
 
-    def call(self, node: fx.Node, lane: int) -> None:
-        """Compute the node's value, launching on `lane`, and drop the values that are not needed any more."""
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
-        read = {_address(tensor): tensor for tensor in _tensors((args, kwargs))}
+    def call(self, node: fx.Node, stream: int) -> None:
+        """Compute the node's value, launching on `stream`, and drop the values that are not needed any more."""
+        read = {_address(tensor): tensor for tensor in _tensors(arguments(node, self.values))}
         # Inputs and parameters were not allocated here; the caller keeps them, and holding them costs nothing.
-        self._held.extend(tensor for address, tensor in read.items() if self._lane_of.get(address, -1) != lane)
-        assert callable(node.target)
-        result = self.values[node] = node.target(*args, **kwargs)
-        for tensor in _tensors(result):
+        self._held.extend(tensor for address, tensor in read.items() if self._stream_of.get(address, -1) != stream)
+        compute(node, self.values)
+        for tensor in _tensors(self.values[node]):
             if _address(tensor) not in read:  # otherwise it shares the memory of what was read
-                self._lane_of[_address(tensor)] = lane
+                self._stream_of[_address(tensor)] = stream
         for source in node.all_input_nodes:
             self._left[source] -= 1
             if not self._left[source] and source.op == "call_function":
                 del self.values[source]
 
 
-def branched(stage: nn.Module, streams: int, make_lanes: Callable[[int], Lanes]) -> nn.Module | None:
-    """A copy of the stage that runs its branches on at most `streams` lanes and shares its tensors.
+def branched(stage: nn.Module, streams: int, make_streams: Callable[[int], Streams]) -> nn.Module | None:
+    """A copy of the stage that runs its branches on at most `streams` streams and shares its tensors.
 
-    make_lanes: called with the number of lanes that are used. None if the stage has no branches that are worth a second
-    lane. Raises SerialGraphError if its operations must run in order or are unknown.
+    make_streams: called with the number of streams that are used. None if the stage has no branches that are worth a
+    second stream. Raises SerialGraphError if its operations must run in order or are unknown.
     """
-    graph_module = _only_graph(stage)
+    graph_module = only_graph(stage)
     plan = plan_streams(device_operations(graph_module), streams)
     if plan.streams == 1:
         return None
-    own = BranchedGraph(graph_module, plan, make_lanes(plan.streams))
+    return with_graph(stage, graph_module, BranchedGraph(graph_module, plan, make_streams(plan.streams)))
+
+
+def with_graph(stage: nn.Module, graph_module: fx.GraphModule, own: nn.Module) -> nn.Module:
+    """A copy of the stage that shares its tensors and has `own` in place of its graph."""
     shared: dict[int, Any] = {id(each): each for each in itertools.chain(stage.parameters(), stage.buffers())}
     shared[id(graph_module)] = own
     return copy.deepcopy(stage, shared)
@@ -165,12 +155,12 @@ def streams_used(stage: object) -> int:
 
 def operations_of(stage: nn.Module) -> tuple[DeviceOperation, ...]:
     """The operations of a stage that launch work. Raises SerialGraphError as `branched`."""
-    return device_operations(_only_graph(stage))
+    return device_operations(only_graph(stage))
 
 
 def graph_key(stage: nn.Module) -> tuple[str, ...]:
     """What determines the time of a stage besides the device: its operations, arguments, shapes and number formats."""
-    graph_module = _only_graph(stage)
+    graph_module = only_graph(stage)
     lines = []
     for node in graph_module.graph.nodes:
         value = attribute(graph_module, node) if node.op == "get_attr" else node.meta.get("val")
@@ -180,7 +170,8 @@ def graph_key(stage: nn.Module) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _only_graph(stage: nn.Module) -> fx.GraphModule:
+def only_graph(stage: nn.Module) -> fx.GraphModule:
+    """The traced graph of a stage. Raises SerialGraphError if it has none or several."""
     found = [part for part in stage.modules() if isinstance(part, fx.GraphModule)]
     if len(found) != 1:
         raise SerialGraphError(f"it consists of {len(found)} traced graphs instead of one")

@@ -17,7 +17,7 @@ from multi_dnn_ros.backends.branch_choice import (
     choose_streams,
     measure_in_turn,
 )
-from multi_dnn_ros.backends.branched_graph import Lanes, branched, graph_key
+from multi_dnn_ros.backends.branched_graph import Streams, branched, graph_key
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.graph.branches import SerialGraphError
 
@@ -28,7 +28,7 @@ class BranchedStages:
     """Makes stages with branches in parallel, or returns them unchanged.
 
     setting: value of the parameter `dnn.<dnn>.branches`. With `auto` every number of streams is measured and the
-    fastest is kept, also for later runs; with a number it is used without measuring. make_lanes: makes that many lanes.
+    fastest is kept, also for later runs; with a number it is used without measuring. make_streams: makes that many.
     capture: prepares a candidate for measuring and compares its results with those of the unchanged stage; what it
     raises rules the candidate out. ms: milliseconds of a call.
     """
@@ -36,13 +36,13 @@ class BranchedStages:
     def __init__(
         self,
         setting: str,
-        make_lanes: Callable[[int], Lanes],
+        make_streams: Callable[[int], Streams],
         capture: Callable[[Stage], Stage],
         ms: Callable[[Callable[[], object]], float],
         cache: ChoiceCache | None = None,
     ) -> None:
         self._setting = setting
-        self._make_lanes = make_lanes
+        self._make_streams = make_streams
         self._capture = capture
         self._ms = ms
         self._cache = cache or ChoiceCache()
@@ -70,16 +70,16 @@ class BranchedStages:
         found: dict[int, nn.Module] = {}
         used = {1}
         for count in counts:
-            lanes: list[int] = []
+            used_here: list[int] = []
 
-            def make_lanes(needed: int, lanes: list[int] = lanes) -> Lanes:
-                lanes.append(needed)
-                return self._make_lanes(needed)
+            def make_streams(needed: int, used_here: list[int] = used_here) -> Streams:
+                used_here.append(needed)
+                return self._make_streams(needed)
 
-            candidate = branched(stage, count, make_lanes) if count > 1 else None
-            if candidate is not None and not used.issuperset(lanes):
+            candidate = branched(stage, count, make_streams) if count > 1 else None
+            if candidate is not None and not used.issuperset(used_here):
                 found[count] = candidate
-                used.update(lanes)
+                used.update(used_here)
         return found
 
     def _measure(

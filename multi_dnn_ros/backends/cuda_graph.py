@@ -15,7 +15,7 @@ import torch
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.branch_choice import check_repeatable
-from multi_dnn_ros.backends.branched_graph import Lanes, StreamLanes, streams_used
+from multi_dnn_ros.backends.branched_graph import CudaStreams, Streams, streams_used
 from multi_dnn_ros.backends.branched_stages import BranchedStages
 from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
@@ -126,14 +126,14 @@ class CudaGraph:
             pool = torch.cuda.graph_pool_handle()  # its own: the memory of a candidate that loses is freed
             return Captured(candidate, carried, None, pool, stream, self._tolerance, expected_of=stage)
 
-        def make_lanes(count: int) -> Lanes:
-            return StreamLanes(stream, count)
+        def make_streams(count: int) -> Streams:
+            return CudaStreams(stream, count)
 
         device = stream.device
         # The tolerance differs between float32 with and without TF32, which the stage does not show.
         name = f"{torch.cuda.get_device_name(device)}, {current_sms(device)} SMs, tolerance {self._tolerance}"
         try:
-            return BranchedStages(self._branches, make_lanes, capture, gpu_ms).choose(title, stage, carried, name)
+            return BranchedStages(self._branches, make_streams, capture, gpu_ms).choose(title, stage, carried, name)
         finally:
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()

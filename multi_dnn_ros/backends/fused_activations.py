@@ -20,17 +20,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.convolution_nodes import (
+from multi_dnn_ros.backends.device_errors import is_out_of_memory
+from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, unfused
+from multi_dnn_ros.backends.gpu_time import gpu_ms
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.graph.convolution_nodes import (
     CONVOLUTIONS,
     arguments_of,
     convolution_arguments,
     is_transposed,
     traced,
 )
-from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, unfused
-from multi_dnn_ros.backends.gpu_time import gpu_ms
-from multi_dnn_ros.common.error_text import summarize_error
 
 log = logging.getLogger(__name__)
 

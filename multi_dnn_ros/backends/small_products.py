@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from multi_dnn_ros.backends.convolution_nodes import CONVOLUTIONS, convolution_arguments, is_transposed, traced
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
+from multi_dnn_ros.graph.convolution_nodes import CONVOLUTIONS, convolution_arguments, is_transposed, traced
 
 aten = torch.ops.aten
 #: Maximum number of images of a convolution: each reads all weights.

@@ -14,6 +14,7 @@ from multi_dnn_ros.cli import (
     benchmark_node,
     benchmark_paper,
     benchmark_precisions,
+    benchmark_siblings,
 )
 from multi_dnn_ros.cli.commands import Commands, add_command, add_subcommands
 
@@ -28,6 +29,7 @@ multi-dnn benchmark cpu --alone builtin:object --alone torchvision:resnet50
 multi-dnn benchmark precisions builtin:object torchvision:resnet50
 multi-dnn benchmark overhead
 multi-dnn benchmark branches torchvision:googlenet --precision fp16
+multi-dnn benchmark siblings torchvision:googlenet --device cpu
 multi-dnn benchmark load --minutes 10 --output results/load_cpu.json --plot results/load_cpu.png
 multi-dnn benchmark load --params-file my_robot.yaml --camera front=1280x720@30:rgb8 --camera rear=640x480@10:jpeg
 multi-dnn benchmark camera-faults --seconds 15
@@ -51,6 +53,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     benchmark_compute.add_scenarios(scenarios)
     benchmark_precisions.add_scenarios(scenarios)
     benchmark_branches.add_scenarios(scenarios)
+    benchmark_siblings.add_scenarios(scenarios)
     benchmark_node.add_scenarios(scenarios)
     benchmark_chaos.add_scenarios(scenarios)
     benchmark_host.add_scenarios(scenarios)

@@ -22,7 +22,6 @@ from multi_dnn_ros.backends.static_stages import single_launches, streams_of
 from multi_dnn_ros.common.cpu_features import has_bf16_products
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.progress_lines import DnnReady
-from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.graph.trace import TraceError
@@ -32,8 +31,8 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline.bf16_check import slower_than_float32
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_inputs
-from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend, default_workers, timing_target
-from multi_dnn_ros.pipeline.devices import devices_in_use, torch_device
+from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend, timing_target
+from multi_dnn_ros.pipeline.devices import devices_in_use, torch_device, workers_and_threads
 from multi_dnn_ros.pipeline.image_check import checked_on_images
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.pipeline.settings_check import check_settings
@@ -60,12 +59,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         log.warning("%s", warning)
     unit, predictor = _only_device(findings.units), findings.predictor
     device = torch_device(unit)
-    workers = config.workers or default_workers(device, len(config.dnns), unit.threads)
-    # On a GPU little work remains for the CPU, and each DNN's thread would start its own pool of OpenMP threads for it.
-    threads = config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1)
-    if unit.threads:
-        workers = min(workers, unit.threads)
-        threads = min(config.cpu_threads or unit.threads, unit.threads // workers)
+    workers, threads = workers_and_threads(config, unit)
     torch.set_num_threads(threads)
     dnns = _load_all(config)
     tasks: list[DnnTask] = []
@@ -89,6 +83,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 calibration=partial(_calibration, name, settings, dnns[name]),
                 single_launch=single_launch,
                 branches=str(settings.branches or "auto"),
+                merge_siblings=settings.merge_siblings,
             )
             plan, task = with_own_cudnn_plans(
                 settings.sms,

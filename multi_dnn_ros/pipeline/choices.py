@@ -10,6 +10,8 @@ import torch
 
 from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.backends.capture import CudnnBenchmark
+from multi_dnn_ros.backends.green_contexts import current_sms
+from multi_dnn_ros.backends.merged_siblings import MergedSiblings
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec
 from multi_dnn_ros.common.cpu_features import has_int8_products
@@ -106,13 +108,14 @@ def choose_backend(
     calibration: Callable[[], Sequence[Tensors]] | None = None,
     single_launch: bool = True,
     branches: str = "1",
+    merge_siblings: str = "never",
 ) -> Backend:
     """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
 
     dnn: the DNN's name, for messages. progress: called with a line for each slow step. calibration: returns the DNN's
     inputs for images of its camera; required for int8. single_launch: see BackendRequest. branches: parameter
-    `dnn.<dnn>.branches`; ignored by a backend without branches on this device. Raises ConfigError if the backend cannot
-    run on this device.
+    `dnn.<dnn>.branches`; ignored by a backend without branches on this device. merge_siblings: parameter of that
+    name. Raises ConfigError if the backend cannot run on this device.
     """
     name = check_backend(name, device, precision, dnn)
     if precision == "int8" and calibration is None:
@@ -125,9 +128,19 @@ def choose_backend(
         branches if device.type in spec.branches else "1",
     )  # fmt: skip
     backend = spec.factory(request)
+    if merge_siblings != "never":
+        backend = MergedSiblings(
+            backend, merge_siblings, chosen.tolerance(device), dnn, partial(_served_on, device, name, precision)
+        )
     if precision != "auto":
         backend = InPrecision(chosen, backend, dnn)
     return CudnnBenchmark(backend) if device.type in spec.captures else backend
+
+
+def _served_on(device: torch.device, backend: str, precision: str) -> str:
+    """Device, share, precision, backend and versions; for the calling thread's current stream and number of threads."""
+    sms = current_sms(device) if device.type == "cuda" else 0
+    return Target(device, backend, partial(choose_backend, backend, device, precision), precision, sms=sms).name()
 
 
 def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Target:

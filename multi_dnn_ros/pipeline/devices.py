@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from multi_dnn_ros.pipeline.choices import ConfigError, choose_device
+from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.pipeline.choices import ConfigError, choose_device, default_workers
 from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_unit
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -35,6 +36,18 @@ def every_unit() -> list[Unit]:
 def torch_device(unit: Unit) -> torch.device:
     """PyTorch's device of a unit."""
     return torch.device(unit.device)
+
+
+def workers_and_threads(config: NodeConfig, unit: Unit) -> tuple[int, int]:
+    """(workers, CPU threads of each operation) with which a device serves the DNNs of `config`."""
+    device = torch_device(unit)
+    workers = config.workers or default_workers(device, len(config.dnns), unit.threads)
+    # On a GPU little work remains for the CPU, and each DNN's thread would start its own pool of OpenMP threads for it.
+    threads = config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1)
+    if unit.threads:
+        workers = min(workers, unit.threads)
+        threads = min(config.cpu_threads or unit.threads, unit.threads // workers)
+    return workers, threads
 
 
 def dnn_units(config: NodeConfig) -> dict[str, tuple[Unit, ...]]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from multi_dnn_ros.backends.static_stages import streams_of
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.engine import Engine
 from multi_dnn_ros.pipeline.build import milliseconds
@@ -84,7 +85,8 @@ def service_times(
         targets = {name: timing_target(name, settings, pipeline.device) for name, settings in config.dnns.items()}
         of_dnns = {task.name: images[task.cameras[0]] if isinstance(images, Mapping) else images
                    for task in pipeline.tasks}  # fmt: skip
-        services, doubts = predicted_services(pipeline.dnns, predictor, targets, pipeline.servers, of_dnns)
+        streams = {task.name: [streams_of(stage) for stage in task.stages] for task in pipeline.tasks}
+        services, doubts = predicted_services(pipeline.dnns, predictor, targets, pipeline.servers, of_dnns, streams)
         if not doubts:
             return services, ()
     services = measure_services(pipeline.tasks, engine_factory(config, pipeline), images, pipeline.servers, frames)

@@ -3,6 +3,9 @@
 Model: a device computes one frame after the other. Its utilization is the sum of rate x time of its DNNs. A frame waits
 for at most one frame of each other DNN on the device, so the predicted latency of a DNN is the sum of the times of all
 DNNs there. GPUs overlap kernels, so both are upper estimates.
+
+The baseline is all DNNs on the first device that can hold them. If it can serve the rates, no placement is chosen in
+which the predicted latency of a DNN is larger than there, except to meet more deadlines.
 """
 
 from __future__ import annotations
@@ -20,10 +23,13 @@ class PlacementError(ValueError):
 
 @dataclass(frozen=True)
 class Cost:
-    """ms: time of one frame while nothing else runs. memory_bytes: of the DNN on the device."""
+    """ms: time of one frame while nothing else runs. memory_bytes: of the DNN on the device. source: of the figures,
+    "measured", "measured earlier" or "predicted".
+    """
 
     ms: float
     memory_bytes: int = 0
+    source: str = "measured"
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,9 @@ class Placement:
 
 
 def choose_placement(loads: Sequence[Load], memory_bytes: Mapping[str, int]) -> Placement:
-    """The placement with the fewest DNNs that miss their deadlines and, among these, the smallest largest utilization;
-    among equals, the smallest sum of utilizations. Deterministic. Exact (branch and bound) up to 8 DNNs on 4 devices.
+    """The placement with the fewest DNNs that miss their deadlines and, among these, the smallest largest utilization
+    of those that are not slower than the baseline; among equals, the smallest sum of utilizations. Deterministic. Exact
+    (branch and bound) up to 8 DNNs on 4 devices.
 
     memory_bytes: by device, in order of preference, what its DNNs may use together. Raises PlacementError if a DNN can
     run nowhere, or if no placement fits the memory.
@@ -105,8 +112,9 @@ class _Search:
         self._rest = [0.0]  # least utilization that the remaining DNNs add, by number of remaining DNNs
         for load in reversed(self._order):
             self._rest.append(self._rest[-1] + least[load.dnn])
+        self._slowest_ms = _baseline_ms(loads, memory_bytes) * (1 + 1e-9)  # sums in another order differ by rounding
         self.best: dict[str, str] | None = None
-        self._best_key = (len(loads) + 1, float("inf"), float("inf"))
+        self._best_key = (len(loads) + 1, True, float("inf"), float("inf"))
         self.steps = 0
 
     def consider(self, devices: Mapping[str, str]) -> None:
@@ -120,7 +128,8 @@ class _Search:
         if any(needed[device] > limit for device, limit in self._memory.items()):
             return
         placement = evaluate(self._loads, devices, self._memory)
-        key = (len(placement.late), placement.largest, sum(placement.utilization.values()))
+        slower = max(placement.latency_ms.values(), default=0.0) > self._slowest_ms
+        key = (len(placement.late), slower, placement.largest, sum(placement.utilization.values()))
         if key < self._best_key:
             self.best, self._best_key = dict(devices), key
 
@@ -151,18 +160,34 @@ class _Search:
         """Whether a completion may be better than the best placement. No figure can become smaller."""
         total = sum(busy.values()) + self._rest[len(self._order) - len(chosen)]
         largest = max(*busy.values(), total / len(busy)) * (1 - 1e-12)  # sums in another order differ by rounding
-        late, best_late = self._late(chosen), self._best_key[0]
-        if late != best_late:
-            return late < best_late
-        return (largest, total * (1 - 1e-12)) < self._best_key[1:]
+        together_ms = self._together_ms(chosen)
+        late, slower = self._late(chosen, together_ms), max(together_ms.values()) > self._slowest_ms
+        return (late, slower, largest, total * (1 - 1e-12)) < self._best_key
 
-    def _late(self, chosen: Mapping[str, str]) -> int:
+    def _together_ms(self, chosen: Mapping[str, str]) -> dict[str, float]:
+        """By device, the predicted latency of the DNNs that are placed there."""
         together_ms = dict.fromkeys(self._memory, 0.0)
-        placed = self._order[: len(chosen)]
-        for load in placed:
+        for load in self._order[: len(chosen)]:
             together_ms[chosen[load.dnn]] += load.costs[chosen[load.dnn]].ms
+        return together_ms
+
+    def _late(self, chosen: Mapping[str, str], together_ms: Mapping[str, float]) -> int:
+        placed = self._order[: len(chosen)]
         deadlines = ((load.deadline_ms, together_ms[chosen[load.dnn]]) for load in placed)
         return sum(deadline_ms is not None and ms > deadline_ms * (1 + 1e-12) for deadline_ms, ms in deadlines)
+
+
+def _baseline_ms(loads: Sequence[Load], memory_bytes: Mapping[str, int]) -> float:
+    """Predicted latency with all DNNs on the first device that can hold them; infinite if it cannot serve the rates, or
+    if there is none.
+    """
+    for device, limit in memory_bytes.items():
+        costs = [load.costs.get(device) for load in loads]
+        held = [cost for cost in costs if cost is not None]
+        if len(held) == len(loads) and sum(cost.memory_bytes for cost in held) <= limit:
+            busy = sum(load.hz * cost.ms / 1e3 for load, cost in zip(loads, held, strict=True))
+            return sum(cost.ms for cost in held) if busy <= 1.0 else float("inf")
+    return float("inf")
 
 
 def _memory_text(loads: Sequence[Load], memory_bytes: Mapping[str, int]) -> str:
@@ -198,6 +223,11 @@ def placement_table(loads: Sequence[Load], memory_bytes: Mapping[str, int], chos
     lines += [
         f"{load.dnn} cannot run on {device}: {reason}" for load in loads for device, reason in load.impossible.items()
     ]
+    for source in ("measured earlier", "predicted"):
+        found = [
+            f"{load.dnn} on {device}" for load in loads for device, cost in load.costs.items() if cost.source == source
+        ]
+        lines += [f"{source}: {', '.join(found)}"] if found else []
     used = ", ".join(f"{device} {share:.1%}" for device, share in chosen.utilization.items())
     lines.append(
         f"utilization: {used}" + ("" if chosen.exact else " (search cut off: there may be a better placement)")

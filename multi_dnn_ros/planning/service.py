@@ -23,6 +23,7 @@ from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.planning.fit import Demand, service_ms
 from multi_dnn_ros.planning.launch_cost import synchronize
 from multi_dnn_ros.planning.measure import trace_for
+from multi_dnn_ros.planning.predicted_time import network_ms
 from multi_dnn_ros.planning.predictor import Predictor, layers_of
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.planning.samples import Load
@@ -254,11 +255,12 @@ def predicted_services(
     targets: Mapping[str, Target],
     workers: int,
     images: Mapping[str, Image],
+    streams: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[dict[str, Service], tuple[str, ...]]:
     """Service times from `predictor`, with preprocessing and decoding measured; and the predictor's doubts.
 
-    targets: device, backend and precision, by DNN. images: one per DNN. Crowded: a DNN on every other worker. For one
-    image at a time.
+    targets: device, backend and precision, by DNN. images: one per DNN. streams: by DNN and job, on which branches run
+    at the same time; None: one each. Crowded: a DNN on every other worker. For one image at a time.
     """
     services: dict[str, Service] = {}
     doubts: list[str] = []
@@ -269,7 +271,9 @@ def predicted_services(
         layers = layers_of(traced)
         alone, crowded = (predictor.predict(layers, beside, target) for beside in (Load(), load))
         around_ms = _pre_and_postprocess_ms(dnn, images[name], target.device)
-        services[name] = Service(sum(alone.ms) + around_ms, max(sum(alone.ms), sum(crowded.ms)) + around_ms)
+        counts = (streams or {}).get(name, ())
+        alone_ms, crowded_ms = (network_ms(traced, layers, of.ms, counts) for of in (alone, crowded))
+        services[name] = Service(alone_ms + around_ms, max(alone_ms, crowded_ms) + around_ms)
         doubts += [f"{name}: {doubt}" for doubt in crowded.doubts]
     return services, tuple(doubts)
 

@@ -355,6 +355,12 @@ class DnnConfig(_Section):
         "GPU with backend cuda_graph. 0: 1, 2, 4 and 8 are measured while configuring, and the fastest is cached in "
         "~/.cache/multi_dnn_ros/branches. Results are compared with those of one stream.",
     )
+    merge_siblings: Literal["never", "measured", "always"] = Field(
+        "never",
+        description="Whether convolutions or linear layers of the DNN that read the same tensor with the same geometry "
+        "become one. measured: compared while configuring, and merged where that is at least 2 % faster; the choice is "
+        "cached in ~/.cache/multi_dnn_ros/siblings. Results are compared with those of the separate operations.",
+    )
     crop: Annotated[list[float], AfterValidator(checked_crop)] = Field(
         default_factory=list,
         description="Part of the image that the DNN sees: x, y, width and height, as fractions of the image if all are "
@@ -574,7 +580,8 @@ class NodeConfig(_Section):
         "fixed",
         description="How DNNs are assigned to devices. fixed: as `device` and `dnn.<dnn>.device` say. auto: one device "
         "per DNN, so that the largest utilization of a device is smallest and deadlines hold, from times measured when "
-        "configuring; the log has the table. Cameras without `rate_hz` count as 30 Hz.",
+        "configuring (cached), or predicted with `predictor`; the log has the table. Cameras without `rate_hz` count "
+        "as 30 Hz.",
     )
     reorder_ms: float = Field(
         100.0,

@@ -1,4 +1,4 @@
-"""Branches on several lanes compute the same, in a safe order, with safe memory. On a GPU: test/gpu/backends."""
+"""Branches on several streams compute the same, in a safe order, with safe memory. On a GPU: test/gpu/backends."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from multi_dnn_ros.graph.branches import SerialGraphError
 from multi_dnn_ros.graph.cut import GraphStage, cut
 
 
-class FakeLanes:
-    """Lanes on a CPU, which compute at once. log: (what, lane, event) in the order of the calls; an event is its index
-    in the log.
+class FakeStreams:
+    """Streams on a CPU, which compute at once. log: (what, stream, event) in the order of the calls; an event is its
+    index in the log.
     """
 
     def __init__(self) -> None:
@@ -38,43 +38,43 @@ class FakeLanes:
         self.log.clear()
 
     @contextlib.contextmanager
-    def on(self, lane: int) -> Iterator[None]:
-        before, self.current = self.current, lane
+    def on(self, stream: int) -> Iterator[None]:
+        before, self.current = self.current, stream
         yield
         self.current = before
 
-    def signal(self, lane: int) -> int:
-        self.log.append(("signal", lane, None))
+    def signal(self, stream: int) -> int:
+        self.log.append(("signal", stream, None))
         return len(self.log) - 1
 
-    def wait(self, lane: int, event: int) -> None:
-        self.log.append(("wait", lane, event))
+    def wait(self, stream: int, event: int) -> None:
+        self.log.append(("wait", stream, event))
 
 
 class Watched(TorchDispatchMode):
-    """Logs each operation in the log of the lanes, as ("run", lane, (addresses read, addresses written)).
+    """Logs each operation in the log of the streams, as ("run", stream, (addresses read, addresses written)).
 
     storages: by address, a weak reference to each result's memory. With `keep` results stay alive, so that addresses
     are unique.
     """
 
-    def __init__(self, lanes: FakeLanes, keep: bool) -> None:
+    def __init__(self, device: FakeStreams, keep: bool) -> None:
         super().__init__()
-        self.lanes = lanes
+        self.device = device
         self.kept: list[Any] | None = [] if keep else None
-        self.storages: list[tuple[StorageWeakRef, int, set[int]]] = []  # (memory, its lane, lanes that read it)
+        self.storages: list[tuple[StorageWeakRef, int, set[int]]] = []  # (memory, its stream, streams that read it)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         read, result = addresses((args, kwargs)), function(*args, **(kwargs or {}))
         written = addresses(result) - read
-        lane = self.lanes.current
-        self.lanes.log.append(("run", lane, (read, written)))
+        stream = self.device.current
+        self.device.log.append(("run", stream, (read, written)))
         for reference, _, readers in self.storages:
             if not reference.expired() and reference.cdata in storages((args, kwargs)):
-                readers.add(lane)
+                readers.add(stream)
         for tensor in tensors(result):
             if tensor.untyped_storage().data_ptr() in written:
-                self.storages.append((StorageWeakRef(tensor.untyped_storage()), lane, set()))
+                self.storages.append((StorageWeakRef(tensor.untyped_storage()), stream, set()))
         if self.kept is not None:
             self.kept.append(result)
         return result
@@ -151,7 +151,7 @@ def test_branches_compute_the_same_as_the_stage(kind: str, streams: int):
         stage = fuse(stage)
     elif kind == "bf16":
         stage = cast_stage(stage, torch.bfloat16)
-    parallel = branched(stage, streams, lambda count: FakeLanes())
+    parallel = branched(stage, streams, lambda count: FakeStreams())
     assert parallel is not None
     image = noise_like(EXAMPLE)
     with torch.inference_mode():
@@ -167,11 +167,11 @@ def test_googlenet_has_four_branches():
     stage = stage_of(torchvision.models.googlenet(weights=None, init_weights=False), example)
     counts: list[int] = []
 
-    def make_lanes(count: int) -> FakeLanes:
+    def make_streams(count: int) -> FakeStreams:
         counts.append(count)
-        return FakeLanes()
+        return FakeStreams()
 
-    parallel = branched(stage, 8, make_lanes)
+    parallel = branched(stage, 8, make_streams)
     assert parallel is not None
     assert counts[0] >= 4
     with torch.inference_mode():
@@ -181,17 +181,17 @@ def test_googlenet_has_four_branches():
 @pytest.mark.parametrize("streams", [2, 4, 8])
 def test_the_device_would_run_no_operation_before_what_it_reads(streams: int):
     """The order that streams and events guarantee, from a log of what was launched, recorded and waited for."""
-    lanes = FakeLanes()
-    parallel = branched(blocks(), streams, lambda count: lanes)
+    device = FakeStreams()
+    parallel = branched(blocks(), streams, lambda count: device)
     assert parallel is not None
-    with torch.inference_mode(), Watched(lanes, keep=True):
+    with torch.inference_mode(), Watched(device, keep=True):
         outputs = parallel(noise_like(EXAMPLE))
-    log = lanes.log
+    log = device.log
     before: list[set[int]] = []  # by entry of the log: all entries that the device finishes first
     last: dict[int, int] = {}
     writers: dict[int, int] = {}
-    for index, (what, lane, value) in enumerate(log):
-        known = set() if lane not in last else before[last[lane]] | {last[lane]}
+    for index, (what, stream, value) in enumerate(log):
+        known = set() if stream not in last else before[last[stream]] | {last[stream]}
         if what == "wait":
             known |= before[value] | {value}
         before.append(known)
@@ -200,50 +200,50 @@ def test_the_device_would_run_no_operation_before_what_it_reads(streams: int):
             for address in read & writers.keys():
                 assert writers[address] in known
             writers.update(dict.fromkeys(written, index))
-            if lane:
+            if stream:
                 assert 0 in known  # the start, after which the inputs are ready
-        last[lane] = index
+        last[stream] = index
     end = before[last[0]] | {last[0]}
     assert all(index in end for index, (what, _, _) in enumerate(log) if what == "run")
     assert all(writers[address] in end for address in addresses(outputs) & writers.keys())
-    assert sum(what == "run" and lane > 0 for what, lane, _ in log) > 0
+    assert sum(what == "run" and stream > 0 for what, stream, _ in log) > 0
 
 
-def test_memory_that_another_lane_reads_lives_until_the_lanes_have_joined():
+def test_memory_that_another_stream_reads_lives_until_the_streams_have_joined():
     """And only that: the memory of a branch is freed while it runs."""
-    lanes = FakeLanes()
-    parallel = branched(blocks(), 4, lambda count: lanes)
+    device = FakeStreams()
+    parallel = branched(blocks(), 4, lambda count: device)
     assert parallel is not None
     freed_at_join: list[bool] = []
-    with torch.inference_mode(), Watched(lanes, keep=False) as watched:
-        wait = lanes.wait
+    with torch.inference_mode(), Watched(device, keep=False) as watched:
+        wait = device.wait
 
-        def at_wait(lane: int, event: int) -> None:
-            wait(lane, event)
+        def at_wait(stream: int, event: int) -> None:
+            wait(stream, event)
             for memory, own, readers in watched.storages:
                 assert readers <= {own} or not memory.expired()
             freed_at_join.append(any(memory.expired() for memory, _, _ in watched.storages))
 
-        lanes.wait = at_wait  # type: ignore[method-assign]
+        device.wait = at_wait  # type: ignore[method-assign]
         parallel(noise_like(EXAMPLE))
     assert freed_at_join[-1]
     assert any(readers - {own} for _, own, readers in watched.storages)
 
 
-def test_a_stage_without_branches_gets_no_lanes():
+def test_a_stage_without_branches_gets_no_further_streams():
     torch.manual_seed(0)
     chain = stage_of(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
-    assert branched(chain, 8, lambda count: pytest.fail("no lanes are needed")) is None
+    assert branched(chain, 8, lambda count: pytest.fail("no streams are needed")) is None
 
 
 def test_a_stage_that_is_no_single_graph_is_rejected():
     with pytest.raises(SerialGraphError, match="consists of 0 traced graphs instead of one"):
-        branched(nn.Sequential(nn.ReLU()), 2, lambda count: FakeLanes())
+        branched(nn.Sequential(nn.ReLU()), 2, lambda count: FakeStreams())
 
 
 def test_the_operations_of_a_stage_are_those_of_its_graph():
     stage = blocks()
-    parallel = branched(stage, 2, lambda count: FakeLanes())
+    parallel = branched(stage, 2, lambda count: FakeStreams())
     assert parallel is not None
     (graph,) = (part for part in parallel.modules() if isinstance(part, BranchedGraph))
     assert {step.name for step in graph.plan.steps} == {each.name for each in operations_of(stage)}

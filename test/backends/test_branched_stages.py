@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_branched_graph import EXAMPLE, FakeLanes, blocks
+from test_branched_graph import EXAMPLE, FakeStreams, blocks
 from torch import nn
 
 from multi_dnn_ros.backends import Stage, Tensors
@@ -49,7 +49,7 @@ class Device:
         return self.times.get(self.running, 9.0)
 
     def choose(self, setting: str, folder: Path, stage: nn.Module | None = None) -> int:
-        stages = BranchedStages(setting, lambda count: FakeLanes(), self.capture, self.ms, ChoiceCache(folder))
+        stages = BranchedStages(setting, lambda count: FakeStreams(), self.capture, self.ms, ChoiceCache(folder))
         with torch.inference_mode():
             return streams_used(stages.choose("job 0 of a", stage or blocks(), IMAGE, "a GPU"))
 
@@ -73,9 +73,9 @@ def test_the_choice_is_cached_by_stage_and_device(tmp_path, caplog):
     again = Device({})
     assert again.choose("auto", tmp_path) == 4
     assert again.captured == []
-    file.write_text('{"format": "multi_dnn_ros branches 1", "streams": 3}')
+    file.write_text('{"format": "multi_dnn_ros branches 1", "choice": 3}')
     assert Device({1: 1.0, 2: 2.0, 4: 2.0}).choose("auto", tmp_path) == 1
-    assert "streams is 3; allowed: 1, 2, 4, 8" in caplog.text
+    assert "choice is 3; allowed: 1, 2, 4, 8" in caplog.text
 
 
 def test_a_cached_choice_of_one_stream_measures_nothing(tmp_path):
@@ -130,4 +130,4 @@ def test_at_equal_times_fewer_streams_are_chosen():
 def test_a_cache_that_cannot_be_written_is_reported(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     ChoiceCache(tmp_path / "file" / "folder").put("key", 2, {1: [2.0], 2: [1.0]})
-    assert "the number of streams is not kept" in caplog.text
+    assert "the choice is not kept" in caplog.text

@@ -123,13 +123,14 @@ def test_branches_on_threads_compute_the_same(streams: int):
 def test_an_operation_that_fails_ends_all_threads_of_the_run(branch: str):
     stage, image = stage_of(Fork()), noise_like(EXAMPLE)
     threaded = ThreadedStage(stage, 2, 1)
-    weight = next(node for node in threaded._constants if branch in str(node.target) and "weight" in str(node.target))
-    right = threaded._constants[weight]
+    constants = threaded._planned._constants
+    weight = next(node for node in constants if branch in str(node.target) and "weight" in str(node.target))
+    right = constants[weight]
     try:
-        threaded._constants[weight] = torch.zeros(1, 1, 1)
+        constants[weight] = torch.zeros(1, 1, 1)
         with pytest.raises(RuntimeError):
             threaded(image)
-        threaded._constants[weight] = right
+        constants[weight] = right
         check_agreement(threaded(image), stage(image), 1e-5)
     finally:
         threaded.close()
@@ -183,3 +184,34 @@ def test_a_tracker_returns_maps_of_its_search_region(name: str):
 def test_a_size_that_windows_do_not_divide_is_rejected():
     with pytest.raises(UsageError, match="--size is 100x64; allowed for tracker-equal: multiples of 64"):
         make_network("tracker-equal", (100, 64))
+
+
+def test_siblings_are_compared_for_each_backend(tmp_path, capsys):
+    output = tmp_path / "siblings.json"
+    command = ["benchmark", "siblings", "encoder-equal", "encoder-windows", "builtin:nothing", "--device", "cpu"]
+    assert main([*command, "--size", "64x64", "--rounds", "3", "--output", str(output)]) == 1
+    figures = json.loads(output.read_text())
+    assert "'builtin:nothing'; allowed:" in figures["failed"]["builtin:nothing"]
+    equal, windows = figures["networks"]
+    assert sum(equal["siblings"]) == 4 * 8 * 5
+    assert sum(windows["siblings"]) == 4 * 8 * 5
+    for each in (equal, windows):
+        assert set(each["backends"]) == {"onnxruntime", "torchscript"}
+        for of_backend in each["backends"].values():
+            ms = of_backend["ms"]
+            assert {name: times["samples"] for name, times in ms.items()} == {"separate": 3, "merged": 3}
+            assert of_backend["merged_over_separate"] == pytest.approx(ms["merged"]["p50"] / ms["separate"]["p50"])
+    assert "encoder-equal" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["torchvision:vgg16", "--size", "32x32"], "torchvision:vgg16 has no sibling operations"),
+        (["encoder-equal", "--backends", "cuda_graph"], "dnn.<dnn>.backend is 'cuda_graph', but the device is cpu"),
+    ],
+)
+def test_siblings_that_cannot_be_measured_are_named(options, words, capsys):
+    assert main(["benchmark", "siblings", "--device", "cpu", "--rounds", "1", *options]) != 0
+    printed = capsys.readouterr()
+    assert words in printed.out + printed.err

@@ -12,6 +12,7 @@ import torch
 from profiling_fakes import Small, target
 from torch import nn
 
+from multi_dnn_ros.graph.branches import critical_path, device_operations
 from multi_dnn_ros.graph.cut import cut, split
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
@@ -22,6 +23,7 @@ from multi_dnn_ros.planning.features import LINEAR_FEATURES
 from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner, in_precision
 from multi_dnn_ros.planning.launch_cost import launch_cost_s
 from multi_dnn_ros.planning.measure import Times, Traced, trace_for
+from multi_dnn_ros.planning.predicted_time import network_ms
 from multi_dnn_ros.planning.predictor import Linear, Predictor, layers_of, trained_range, write_predictor
 from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, Setting
 from multi_dnn_ros.settings.flat_parameters import to_config
@@ -118,6 +120,33 @@ def test_the_remaining_time_counts_branches_on_several_streams_once() -> None:
     stages[0].cost_s = 35e-3  # with 5 ms that no operation of the graph has, such as preprocessing
     assert plan.remaining_ns(stages) == plan.remaining_ns(stages, [1]) == (35_000_000,)
     assert plan.remaining_ns(stages, [2]) == (pytest.approx(25e6, rel=0.01),)
+
+
+class Block(nn.Module):
+    """A fork into a branch of three operations and one of a single operation, a join, and two operations more."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return (image.exp().tanh().sigmoid() + image.sin()).relu().cos()
+
+
+def test_the_predicted_time_of_a_job_with_branches_is_its_critical_path() -> None:
+    """By the layer times of a predictor: 2 ms for each of the seven operations, six of them in the longest chain."""
+    module, predictor = Block(), taught(SHAPE, Block())
+    plan = planner(predictor, ms=(), launch_ms=1.0).plan(dnn(module), 1, target())
+    assert plan.known == "predicted"
+    (job,) = stages = cut(module.eval(), (torch.zeros(SHAPE),), 1, costs=plan.costs)
+    assert plan.costs is not None
+    chain, longest_s = critical_path(device_operations(job.graph, plan.costs))
+    assert len(chain) == 6
+    (serial_ns,), (parallel_ns,) = plan.remaining_ns(stages, [1]) or (), plan.remaining_ns(stages, [4]) or ()
+    assert serial_ns == pytest.approx(7 * 2e6 + 1e6, rel=0.02)  # and hardly any preprocessing
+    assert parallel_ns == pytest.approx(longest_s * 1e9 + 1e6, rel=0.01)
+    traced = trace_for(module, SHAPE, target())
+    layers = layers_of(traced)
+    ms = predictor.predict(layers, target=target()).ms
+    assert network_ms(traced, layers, ms) == pytest.approx(14.0, rel=0.01)
+    assert network_ms(traced, layers, ms, [4]) == pytest.approx(12.0, rel=0.01)
+    assert network_ms(traced, layers, ms, [4, 4]) == pytest.approx(12.0, rel=0.2)  # the cut may divide a branch
 
 
 def test_fewest_jobs_for_a_bound_and_their_summary(caplog: pytest.LogCaptureFixture) -> None:

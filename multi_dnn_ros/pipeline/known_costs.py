@@ -1,0 +1,119 @@
+"""Costs of a DNN on a device that need no measurement: measured by an earlier configure, or predicted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from multi_dnn_ros.common.resources import cache_folder
+from multi_dnn_ros.graph.live_memory import peak_bytes, weight_bytes
+from multi_dnn_ros.graph.trace import trace
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.pipeline.choices import timing_target
+from multi_dnn_ros.planning.placement import Cost
+from multi_dnn_ros.planning.predictor import read_predictor
+from multi_dnn_ros.planning.service import predicted_services
+from multi_dnn_ros.planning.timing import TimingCache
+from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
+
+log = logging.getLogger(__name__)
+
+#: Parameters of a DNN that change neither its time nor its memory.
+_IRRELEVANT = ("device", "cameras", "labels", "keep", "deadline_ms", "batch_delay_ms", "outputs")
+_BYTES_PER_MB = 1e6
+#: TimingCache holds positive numbers; a DNN whose memory could not be noticed needs this much.
+_LEAST_MB = 1e-3
+_HEIGHT, _WIDTH = 480, 640
+_BLOCK = 1 << 20
+
+
+class CostCache:
+    """Measured costs by everything that they depend on: parameters, content of the model's files, device, backend,
+    precision and versions. path: None: `placement.json` in the user's cache folder.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path or cache_folder() / "placement.json"
+
+    def get(self, key: str) -> Cost | None:
+        """None if it was not measured yet."""
+        times = TimingCache(self._path)
+        ms, megabytes = times.get(f"{key} time"), times.get(f"{key} memory in MB")
+        if ms is None or megabytes is None:
+            return None
+        return Cost(ms, 0 if megabytes <= _LEAST_MB else round(megabytes * _BYTES_PER_MB), "measured earlier")
+
+    def put(self, key: str, cost: Cost) -> None:
+        """Store. If the file cannot be written, a warning is logged."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            log.warning("costs of DNNs are not kept: %s cannot be written: %s", self._path, error)
+            return
+        megabytes = max(_LEAST_MB, cost.memory_bytes / _BYTES_PER_MB)
+        # Read again: processes of other devices write to the same file.
+        TimingCache(self._path).put({f"{key} time": cost.ms, f"{key} memory in MB": megabytes})
+
+
+def cost_key(name: str, config: NodeConfig, device: torch.device) -> str:
+    """Key of a DNN's cost on a device. Raises ConfigError if the backend cannot run there."""
+    settings = config.dnns[name]
+    runtime = {
+        key for key, field in DnnConfig.model_fields.items()
+        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("runtime")
+    }  # fmt: skip
+    own = settings.model_dump(mode="json", exclude={*_IRRELEVANT, *runtime})
+    cameras = len(set(settings.cameras or config.cameras))
+    parts = {
+        "dnn": own,
+        "largest_batch": min(settings.max_batch, cameras),
+        "files": {field: _digest(str(own[field])) for field in ("model", "weights")},
+        "node": {
+            "cpu_threads": config.cpu_threads,
+            "workers": config.workers,
+            "blocking_ms": config.blocking_ms,
+            "device": config.device,
+        },
+        "target": timing_target(name, settings, device).name(),
+        "backend": timing_target(name, settings, device).served_by,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def predicted_cost(name: str, config: NodeConfig, device: torch.device) -> tuple[Cost | None, str]:
+    """(cost, "") by the file of parameter `predictor`, or (None, the reason why it must be measured).
+
+    The network's time is predicted; preprocessing and decoding are measured with a black image of 640 x 480 pixels. The
+    memory is that of the weights and of the results that exist at the same time. Raises ProfileError for a file that
+    is no predictor, and ModelError.
+    """
+    settings = config.dnns[name]
+    predictor = read_predictor(Path(config.predictor))
+    target = timing_target(name, settings, device)
+    dnn = load_dnn(name, settings)
+    image = np.zeros((*dnn.view.enough((_HEIGHT, _WIDTH)), 3), np.uint8)
+    with torch.inference_mode():
+        services, doubts = predicted_services({name: dnn}, predictor, {name: target}, 1, {name: image})
+    if doubts:
+        return None, doubts[0]
+    graph_module = trace(dnn.module, dnn.example_inputs(), fold_batch_norm=True)
+    part = target.dtype.itemsize / torch.float32.itemsize
+    return Cost(services[name].alone_ms, round(part * (weight_bytes(graph_module) + peak_bytes(graph_module))),
+                "predicted"), ""  # fmt: skip
+
+
+def _digest(name: str) -> str:
+    """SHA-256 of a file's content; "" if it is not the path of a file, such as `builtin:object`."""
+    path = Path(name).expanduser()
+    if not name or not path.is_file():
+        return ""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
