@@ -20,7 +20,7 @@ _SIZE = 320
 #: Factor of the weights of heads.
 _SPREAD = 2.0
 #: Standard deviation of the outputs of predicting convolutions, on the image that the statistics are from.
-_HEAD_SPREAD = 0.15
+_HEAD_SPREAD = 0.04
 
 
 @torch.no_grad()
