@@ -1,7 +1,8 @@
 """Replaces quantized operators by DequantizeLinear, the operator in float32, and QuantizeLinear.
 
 ONNX Runtime's quantization writes them: the operator-oriented format (QLinearConv, QLinearMatMul, and those of its own
-domain such as QLinearAdd) and dynamic quantization (DynamicQuantizeLinear, ConvInteger, MatMulInteger). Weights become float32 here; activations are rounded as in the file.
+domain such as QLinearAdd) and dynamic quantization (DynamicQuantizeLinear, ConvInteger, MatMulInteger). Weights become
+float32 here; activations are rounded as in the file.
 """
 
 from __future__ import annotations

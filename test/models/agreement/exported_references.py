@@ -17,6 +17,8 @@ from torch import nn
 from reference_decoding import Candidate  # isort: skip
 
 _SIZE = 320
+#: Networks that get random statistics.
+_MAGNIFYING = ("yolov9t", "yolo12n")
 #: Factor of the weights of heads.
 _SPREAD = 2.0
 #: Standard deviation of the outputs of predicting convolutions, on the image that the statistics are from.
@@ -55,6 +57,18 @@ def vary(network: nn.Module, run: Callable[[torch.Tensor], Any], seed: int) -> N
             part.weight.mul_(_SPREAD * 30)
 
 
+@torch.no_grad()
+def vary_randomly(network: nn.Module, seed: int) -> None:
+    """As :func:`vary`, with random statistics: for networks that magnify rounding with those of an image."""
+    generator = torch.Generator().manual_seed(seed)
+    for part in network.eval().modules():
+        if isinstance(part, nn.BatchNorm2d) and part.running_mean is not None and part.running_var is not None:
+            part.running_mean.copy_(torch.randn(part.running_mean.shape, generator=generator) * 0.2)
+            part.running_var.copy_(torch.rand(part.running_var.shape, generator=generator) * 0.5 + 0.2)
+        if isinstance(part, nn.Conv2d) and part.bias is not None and part.bias.requires_grad:
+            part.bias.add_(torch.randn(part.bias.shape, generator=generator) * 0.5)
+
+
 def _with_little_spread(part: nn.Conv2d, given: Any, output: torch.Tensor) -> torch.Tensor:
     """Forward hook: change the weights so that the outputs of each channel have the standard deviation
     _HEAD_SPREAD, so that few scores of photos are rounded to 1.
@@ -88,7 +102,10 @@ def _ultralytics(name: str, opset: int) -> Callable[[Path, Path], Model]:
         torch.manual_seed(0)
         made: Any = RTDETR(f"{name}.yaml") if "rtdetr" in name else YOLO(f"{name}.yaml", verbose=False)
         network = made.model
-        vary(network, network, 1)
+        if name in _MAGNIFYING:
+            vary_randomly(network, 1)
+        else:
+            vary(network, network, 1)
         made.ckpt_path = str(scratch / f"{name}.pt")
         network.pt_path = made.ckpt_path  # the exporter writes beside it
         file = made.export(format="onnx", imgsz=_SIZE, opset=opset, simplify=False, verbose=False, device="cpu")
