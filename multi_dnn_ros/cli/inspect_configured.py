@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
 
 #: Options that the parameter file replaces, with their defaults.
-_BY_MODEL: dict[str, object] = {"weights": "default", "size": None, "decoder": "auto", "labels": [], "keep": [], "threshold": 0.0,
-             "compile": False}  # fmt: skip
+_BY_MODEL: dict[str, object] = {
+    "weights": "default", "size": None, "decoder": "auto", "labels": [], "keep": [], "threshold": 0.0, "compile": False,
+}  # fmt: skip
 
 
 def inspect_configured(args: argparse.Namespace) -> int:
