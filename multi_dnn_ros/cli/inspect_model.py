@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multi_dnn_ros.cli import inspect_configured
 from multi_dnn_ros.cli.arguments import fraction, size
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.network_arguments import add_model
+from multi_dnn_ros.cli.network_arguments import MODEL_HELP
 from multi_dnn_ros.cli.options import check_writable
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import CommandError, UsageError
@@ -27,6 +28,7 @@ _EXAMPLES = """\
 multi-dnn inspect yolov8n.onnx
 multi-dnn inspect yolox_nano.onnx --image road.jpg --output found.png
 multi-dnn inspect people.onnx --labels person --json
+multi-dnn inspect --params-file my_robot.yaml --dnn road --image road.jpg
 multi-dnn inspect torchvision:ssdlite320_mobilenet_v3_large --weights random
 """
 #: Maximum number of operators in a line of text; --json has all of them.
@@ -39,8 +41,12 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         subparsers, "inspect", "show inputs, outputs, decoder and parameters of a model", details=_DETAILS,
         examples=_EXAMPLES, run=run,
     )  # fmt: skip
-    add_model(parser, what="model to inspect")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=f"model to inspect: {MODEL_HELP}")
     add = parser.add_argument
+    add("--params-file", type=Path, metavar="YAML",
+        help="in place of MODEL: a DNN of this parameter file, with all results of parameter `outputs`, its crop and "
+        "its tiles")  # fmt: skip
+    add("--dnn", metavar="NAME", help="the DNN of --params-file (default: its only one)")
     add(
         "--weights",
         default="default",
@@ -72,6 +78,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--output is the picture of --image, which is missing")
     if args.output is not None and args.output.suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise UsageError(f"--output is {args.output}; expected a name that ends in .png or .jpg")
+    inspect_configured.check(args)
+    if args.params_file is not None:
+        if args.output is not None:
+            check_writable("--output", args.output)
+        return inspect_configured.inspect_configured(args)
     output = args.output
     if args.image is not None:
         output = output or Path(f"{Path(args.model.replace(':', '_')).stem}_{args.image.stem}.png")
@@ -90,57 +101,13 @@ def run(args: argparse.Namespace) -> int:
     result = inspect_model(config, devices, compile_too=args.compile)
     content = result.as_json()
     if args.image is not None and result.dnn is not None:
-        content["image"] = _draw(result, args.image, output)
+        from multi_dnn_ros.cli.inspect_image import draw_image
+
+        content["image"] = draw_image(result.dnn, args.image, output)
     print(json.dumps(content, indent=2) if args.json else _text(result, content))
     if args.image is not None and result.dnn is None:
         raise CommandError(f"--image: {args.model} cannot be run: {result.problems[0]}")
     return 0 if result.served else 1
-
-
-def _draw(result: Inspection, image: Path, output: Path) -> dict[str, object]:
-    """Run the image through the network, layer by layer in float32, and write the picture."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    from multi_dnn_ros.camera.sources import ImageSource
-    from multi_dnn_ros.vision.drawing import draw
-    from multi_dnn_ros.vision.overlay_files import save_picture
-    from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer
-
-    dnn = result.dnn
-    assert dnn is not None  # checked by run()
-    if not image.is_file():
-        raise CommandError(f"--image is {image}, and there is no such file")
-    (source,) = ImageSource(image).items()
-    pixels = source.image
-    with torch.inference_mode():
-        outputs = pytree.tree_leaves(dnn.module(*dnn.inputs(torch.from_numpy(pixels))))
-    found = dnn.results([part for part in outputs if isinstance(part, torch.Tensor)], pixels.shape[:2])
-    save_picture(output, draw(pixels, [Layer(dnn.name, RESULT_KINDS.get(dnn.result_kind), found)]))
-    return {"file": str(output), "found": _found(found)}
-
-
-def _found(result: object) -> list[str]:
-    """A line for each thing that the model found."""
-    import numpy as np
-
-    from multi_dnn_ros.vision.results import NO_CLASS, Detections, Lanes, Mask
-
-    if isinstance(result, Detections):
-        entries = zip(result.boxes, result.scores, result.class_ids, strict=True)
-        return [
-            f"{result.labels[number]} {score:.2f} at {', '.join(f'{side:.0f}' for side in box)}"
-            for box, score, number in entries
-        ]
-    if isinstance(result, Lanes):
-        return [f"lane {lane.number}, score {lane.score:.2f}, {len(lane.points)} points" for lane in result.lanes]
-    if isinstance(result, Mask):
-        ids, counts = np.unique(result.class_ids, return_counts=True)
-        return [
-            f"{'no class' if number == NO_CLASS else result.labels[number]}: {count / counts.sum():.1%} of the pixels"
-            for number, count in zip(ids.tolist(), counts.tolist(), strict=True)
-        ]
-    return [repr(result)]
 
 
 def _text(result: Inspection, content: dict[str, object]) -> str:

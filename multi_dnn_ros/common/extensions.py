@@ -55,6 +55,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "nanodet": "multi_dnn_ros.vision.decoders.nanodet:SPEC",
         "nanodet_plus": "multi_dnn_ros.vision.decoders.nanodet_plus:SPEC",
         "rtdetr": "multi_dnn_ros.vision.decoders.rtdetr:SPEC",
+        "rtdetr_selected": "multi_dnn_ros.vision.decoders.rtdetr_selected:SPEC",
         "detr": "multi_dnn_ros.vision.decoders.detr:SPEC",
         "detr_sigmoid": "multi_dnn_ros.vision.decoders.detr_sigmoid:SPEC",
         "postprocessed": "multi_dnn_ros.vision.decoders.postprocessed:SPEC",

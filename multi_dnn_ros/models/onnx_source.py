@@ -61,10 +61,11 @@ def _source(prepared: Prepared, module: nn.Module) -> Source:
     preprocess = dict(described.preprocess)
     if prepared.image.integers:  # it takes values from 0 to 255
         preprocess = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255), **preprocess}
+    rows_of_6 = len(prepared.outputs) == 1 and prepared.outputs[0][1][2:] == (6,)
     return Source(
         module,
         size,
-        described.decoder,
+        described.decoder_of_rows if rows_of_6 and described.decoder_of_rows else described.decoder,
         described.labels,
         preprocess,
         fixed_size=size is not None,

@@ -84,8 +84,7 @@ def test_the_text_and_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[
     drawn = cv2.imread(str(output))
     assert drawn.shape == (120, 200, 3)
     assert (drawn != 90).any()  # boxes
-    with pytest.raises(SystemExit):
-        main(["inspect"])
+    assert main(["inspect"]) != 0
 
 
 def test_outputs_that_no_decoder_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

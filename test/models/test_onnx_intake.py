@@ -271,6 +271,40 @@ def test_metadata_of_ultralytics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("columns", "classes", "properties", "decoder", "fit"),
+    [
+        (6, 3, {"head": "RTDETRDecoder"}, "rtdetr_selected", "stretch"),
+        (6, 2, {"head": "RTDETRDecoder"}, "rtdetr_selected", "stretch"),
+        (6, 3, {"description": "Ultralytics rtdetr-l model"}, "rtdetr_selected", "stretch"),
+        (6, 2, {"description": "Ultralytics rtdetr-l model"}, "rtdetr", "stretch"),
+        (7, 3, {"description": "Ultralytics rtdetr-l model"}, "rtdetr", "stretch"),
+        (6, 3, {"head": "v10Detect"}, "end_to_end", "letterbox"),
+    ],
+)
+def test_the_metadata_tells_the_layouts_of_rt_detr_from_others(
+    columns: int, classes: int, properties: dict[str, str], decoder: str, fit: str, tmp_path: Path
+) -> None:
+    """Since May 2026, RT-DETR of Ultralytics has the shape of YOLOv10, with another meaning of the first 4 columns."""
+    row = [0.5, 0.25, 0.2, 0.1, *[0.9] * (columns - 5), 1.0]
+    constants = {"row": np.array([[row] * 20], np.float32), "zero": np.array(0, np.float32)}
+    nodes = [
+        helper.make_node("ReduceMean", ["image"], ["mean"], keepdims=0, axes=[1, 2, 3]),
+        helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
+        helper.make_node("Add", ["row", "nothing"], ["rows"]),
+    ]
+    proto = model(nodes, ["rows"], opset=17, constants=constants)
+    names = {number: f"class {number}" for number in range(classes)}
+    helper.set_model_props(proto, {"names": str(names), "task": "detect", "stride": "1", **properties})
+    file = written(tmp_path / "u.onnx", proto)
+    dnn = load_dnn("x", DnnConfig(role="object", model=str(file), score_threshold=0.5))
+    assert (type(dnn.decoder).name, dnn.preprocess.fit) == (decoder, fit)
+    if decoder == "rtdetr_selected":
+        found = dnn.results([dnn.module(dnn.example_inputs()[0])], (100, 200))
+        assert found.boxes[0] == pytest.approx([80, 20, 120, 30])
+        assert (found.class_ids[0], found.scores[0]) == (1, pytest.approx(0.9))
+
+
+@pytest.mark.parametrize(
     ("properties", "words"),
     [
         ({"names": "{0: 'car', 2: 'bus'}"}, r"names has the numbers \[0, 2\].*expected 0 to 1"),

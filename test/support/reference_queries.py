@@ -41,6 +41,16 @@ def read_rtdetr(outputs: list[np.ndarray], size: tuple[int, int]) -> list[Candid
     return found
 
 
+def rtdetr_selected(rng: np.random.Generator, size: tuple[int, int], classes: int) -> list[np.ndarray]:
+    (rows,) = end_to_end(rng, size, classes)
+    rows[..., :4] = centers(rng, _QUERIES, 1, 1)
+    return [rows]
+
+
+def read_rtdetr_selected(outputs: list[np.ndarray], size: tuple[int, int]) -> list[Candidate]:
+    return [(*scaled(row, size), float(row[4]), int(row[5])) for row in outputs[0][0]]
+
+
 def detr(rng: np.random.Generator, size: tuple[int, int], classes: int) -> list[np.ndarray]:
     logits = rng.normal(0, 2, (1, _QUERIES, classes + 1)).astype(np.float32)
     return [logits, centers(rng, _QUERIES, 1, 1)[None]]
@@ -99,6 +109,7 @@ def read_ssd(outputs: list[np.ndarray], size: tuple[int, int]) -> list[Candidate
 QUERIES = {
     "end_to_end": Case(end_to_end, read_end_to_end, suppress=False),
     "rtdetr": Case(rtdetr, read_rtdetr, suppress=False),
+    "rtdetr_selected": Case(rtdetr_selected, read_rtdetr_selected, suppress=False),
     "detr": Case(detr, read_detr, suppress=False),
     "detr_sigmoid": Case(detr_sigmoid, read_detr_sigmoid, suppress=False),
     "postprocessed": Case(apart, read_apart, suppress=False),

@@ -33,14 +33,16 @@ class Metadata:
     """Metadata of a model.
 
     labels: class names by index. size: (width, height) for sides that the graph leaves free. preprocess: keyword
-    arguments of Preprocess. decoder: name of the decoder; empty: not stated. task: such as detect; empty: not stated.
-    stride: width and height must be multiples of it.
+    arguments of Preprocess. decoder: name of the decoder; empty: not stated. decoder_of_rows: the decoder in its place
+    if the output is (1, N, 6). task: such as detect; empty: not stated. stride: width and height must be multiples of
+    it.
     """
 
     labels: tuple[str, ...] = ()
     size: tuple[int, int] = (0, 0)
     preprocess: dict[str, Any] = field(default_factory=dict)
     decoder: str = ""
+    decoder_of_rows: str = ""
     task: str = ""
     stride: int = 1
 
@@ -54,7 +56,8 @@ def describe(path: Path, properties: Mapping[str, str]) -> Metadata:
     found = Metadata()
     if "names" in properties and ("task" in properties or "stride" in properties or "imgsz" in properties):
         values = {key: _literal(properties[key], key) for key in ("names", "imgsz", "stride") if key in properties}
-        found = _ultralytics({**values, "task": properties.get("task", "")}, "metadata")
+        stated = {key: properties.get(key, "") for key in ("task", "head", "description")}
+        found = _ultralytics({**values, **stated}, "metadata")
     for file in _files_beside(path):
         found = _merged(found, _read(file))
     return found
@@ -74,6 +77,7 @@ def _merged(first: Metadata, second: Metadata) -> Metadata:
         size=second.size if all(second.size) else first.size,
         preprocess={**first.preprocess, **second.preprocess},
         decoder=second.decoder or first.decoder,
+        decoder_of_rows=second.decoder_of_rows if second.decoder else first.decoder_of_rows,
         task=second.task or first.task,
         stride=max(first.stride, second.stride),
     )
@@ -130,7 +134,7 @@ def _own(values: Mapping[str, Any], where: str) -> Metadata:
 
 
 def _ultralytics(values: Mapping[str, Any], where: str) -> Metadata:
-    """Ultralytics trains on letterboxed RGB images, 0..1."""
+    """Ultralytics trains on letterboxed RGB images, 0..1; RT-DETR on stretched ones."""
     side = values.get("imgsz") or [0, 0]
     sides = [side, side] if isinstance(side, int) else side
     if not isinstance(sides, Sequence) or len(sides) != 2:
@@ -139,8 +143,14 @@ def _ultralytics(values: Mapping[str, Any], where: str) -> Metadata:
     stride = values.get("stride", 1)
     if not isinstance(stride, int) or not 1 <= stride <= 1024:
         raise Refusal(f"{where}: stride is {str(stride)[:80]!r}; expected a whole number")
+    labels = _labels(values["names"], f"{where}: names")
+    head = str(values.get("head", ""))
+    transformer = head == "RTDETRDecoder" or "rtdetr" in str(values.get("description", "")).lower()
+    # Without a head in the metadata, rows of 6 numbers may also be those of two classes (before May 2026).
+    selected = transformer and (bool(head) or len(labels) != 2)
     return Metadata(
-        _labels(values["names"], f"{where}: names"), (width, height), {"fit": "letterbox"},
+        labels, (width, height), {"fit": "stretch" if transformer else "letterbox"},
+        decoder="rtdetr" if transformer else "", decoder_of_rows="rtdetr_selected" if selected else "",
         task=str(values.get("task", ""))[:40], stride=stride,
     )  # fmt: skip
 

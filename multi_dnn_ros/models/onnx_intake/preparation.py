@@ -14,6 +14,7 @@ from multi_dnn_ros.models.onnx_intake.memory import check_memory
 from multi_dnn_ros.models.onnx_intake.metadata import Metadata, describe
 from multi_dnn_ros.models.onnx_intake.padding import make_pads_explicit
 from multi_dnn_ros.models.onnx_intake.precision import to_float32
+from multi_dnn_ros.models.onnx_intake.quantized_operators import expand_quantized
 from multi_dnn_ros.models.onnx_intake.reading import read_model
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 
@@ -27,7 +28,8 @@ class Prepared:
 
     model: onnx.ModelProto with one input, (1, 3, height, width) float32. image: the input of the file. outputs: name
     and shape of each output, 0 for a free axis. described: metadata from the file and the files beside it. cut:
-    whether the graph was cut before a non-maximum suppression. half: whether the file is in half precision.
+    whether the graph was cut before a non-maximum suppression. half: whether the file is in half precision. quantized:
+    whether it rounds activations.
     operators: how often each occurs in the graph. producer: exporter and its version. opset: version of the standard
     operators.
     """
@@ -38,6 +40,7 @@ class Prepared:
     described: Metadata
     cut: bool
     half: bool
+    quantized: bool
     operators: dict[str, int]
     producer: str
     opset: int
@@ -71,6 +74,7 @@ def prepare(path: Path, asked: tuple[int, int] = (0, 0), *, weights: bool = True
         if graph_node.domain == "ai.onnx":  # the long name of the same operators
             graph_node.domain = ""
     half = to_float32(model)
+    quantized = expand_quantized(model)
     image = fix_inputs(model, asked)
     if image.size is not None and any(side % described.stride for side in image.size):
         width, height = image.size
@@ -92,7 +96,7 @@ def prepare(path: Path, asked: tuple[int, int] = (0, 0), *, weights: bool = True
     rebuilt = helper.make_model(graph, opset_imports=_imports(opsets), ir_version=max(model.ir_version, 3))
     return Prepared(
         rebuilt, image, tuple((name, _open_shape(folded, name)) for name in names),
-        described, names != wanted, half, operators,
+        described, names != wanted, half, quantized, operators,
         f"{model.producer_name} {model.producer_version}".strip(), opsets[""],
     )  # fmt: skip
 

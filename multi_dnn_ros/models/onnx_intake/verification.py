@@ -165,9 +165,9 @@ def _compare(
     """Largest difference of each output, relative to its largest value."""
     operators = set(prepared.operators)
     tolerance = _TOLERANCE_HALF if prepared.half else _TOLERANCE
-    if "QuantizeLinear" in operators:
+    if prepared.quantized:
         tolerance = max(tolerance, _TOLERANCE_QUANTIZED)
-    exchanged = _EXCHANGED if operators & _CHOOSING else 0.0
+    exchanged = _EXCHANGED if prepared.quantized or operators & _CHOOSING else 0.0
     found: dict[str, float] = {}
     for (name, _), values, reference in zip(prepared.outputs, own, expected, strict=True):
         if values.shape != reference.shape:

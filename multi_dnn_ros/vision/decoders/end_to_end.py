@@ -9,7 +9,7 @@ import torch
 
 from multi_dnn_ros.vision.decoders.layout import LIKELY, POSSIBLE, Difference, Layout, Match, match
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
-from multi_dnn_ros.vision.decoders.rows import RecognizedDecoder, report_ranked
+from multi_dnn_ros.vision.decoders.rows import Floats, RecognizedDecoder, report_ranked
 from multi_dnn_ros.vision.results import Detections
 
 #: Maximum number of boxes that such exports report; more rows are candidates, not selected boxes.
@@ -42,7 +42,12 @@ class EndToEndDecoder(RecognizedDecoder):
         rows = outputs[0][0].numpy()
         rows = rows[rows[:, 4] >= self.score_threshold]
         class_ids = rows[:, 5].round().astype(np.int64)
-        return report_ranked(self, rows[:, :4].clip(-_LIMIT, _LIMIT), rows[:, 4], class_ids, source_size)
+        boxes = self.corners(rows[:, :4].clip(-_LIMIT, _LIMIT))
+        return report_ranked(self, boxes, rows[:, 4], class_ids, source_size)
+
+    def corners(self, rows: Floats) -> Floats:
+        """(K, 4) x1, y1, x2, y2 in input pixels of the first four columns."""
+        return rows
 
 
 SPEC = DecoderSpec(

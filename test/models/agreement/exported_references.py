@@ -17,23 +17,76 @@ from torch import nn
 from reference_decoding import Candidate  # isort: skip
 
 _SIZE = 320
+#: Networks that get random statistics.
+_MAGNIFYING = ("yolov9t", "yolo12n")
 #: Factor of the weights of heads.
-_SPREAD = 6.0
+_SPREAD = 2.0
+#: Standard deviation of the outputs of predicting convolutions, on the image that the statistics are from.
+_HEAD_SPREAD = 0.04
 
 
-def vary(network: nn.Module, seed: int) -> None:
-    """Give every layer random statistics, so that scores and boxes differ from place to place.
+@torch.no_grad()
+def vary(network: nn.Module, run: Callable[[torch.Tensor], Any], seed: int) -> None:
+    """Give the layers of a network the statistics of an image, and its heads larger weights, so that scores and boxes
+    differ from place to place by more than rounding, which would otherwise decide what TopK and suppression select.
 
-    With the initial weights of a package they are nearly the same everywhere.
+    With the initial weights of a package they are nearly the same everywhere. run: passes an image (1, 3, h, w) through
+    the network. Afterwards it is in eval mode.
     """
     generator = torch.Generator().manual_seed(seed)
-    for part in network.modules():
+    network.eval()
+    normalized = [part for part in network.modules() if isinstance(part, nn.BatchNorm2d)]
+    before = [part.momentum for part in normalized]
+    for part in normalized:
+        part.momentum = 1.0
+        part.train()
+    image = _like_a_photo(generator)
+    run(image)
+    for part, momentum in zip(normalized, before, strict=True):
+        part.momentum = momentum
+        part.eval()
+    predicting = [part for part in network.modules() if isinstance(part, nn.Conv2d) and part.bias is not None]
+    hooks = [part.register_forward_hook(_with_little_spread) for part in predicting if part.bias.requires_grad]
+    run(image)
+    for hook in hooks:
+        hook.remove()
+    for name, part in network.named_modules():
+        if isinstance(part, nn.Linear) and any(head in name for head in ("class", "score", "bbox")):
+            part.weight.mul_(_SPREAD)
+        elif isinstance(part, nn.Embedding):  # the queries of DETR
+            part.weight.mul_(_SPREAD * 30)
+
+
+@torch.no_grad()
+def vary_randomly(network: nn.Module, seed: int) -> None:
+    """As :func:`vary`, with random statistics: for networks that magnify rounding with those of an image."""
+    generator = torch.Generator().manual_seed(seed)
+    for part in network.eval().modules():
         if isinstance(part, nn.BatchNorm2d) and part.running_mean is not None and part.running_var is not None:
             part.running_mean.copy_(torch.randn(part.running_mean.shape, generator=generator) * 0.2)
             part.running_var.copy_(torch.rand(part.running_var.shape, generator=generator) * 0.5 + 0.2)
         if isinstance(part, nn.Conv2d) and part.bias is not None and part.bias.requires_grad:
-            with torch.no_grad():
-                part.bias.add_(torch.randn(part.bias.shape, generator=generator) * 0.5)
+            part.bias.add_(torch.randn(part.bias.shape, generator=generator) * 0.5)
+
+
+def _with_little_spread(part: nn.Conv2d, given: Any, output: torch.Tensor) -> torch.Tensor:
+    """Forward hook: change the weights so that the outputs of each channel have the standard deviation
+    _HEAD_SPREAD, so that few scores of photos are rounded to 1.
+    """
+    factor = _HEAD_SPREAD / output.std(dim=(0, 2, 3)).clamp(min=1e-6)
+    part.weight.mul_(factor[:, None, None, None])
+    assert part.bias is not None
+    rest: torch.Tensor = part.bias[:, None, None]
+    return (output - rest) * factor[:, None, None] + rest
+
+
+def _like_a_photo(generator: torch.Generator) -> torch.Tensor:
+    """Random (1, 3, h, w), 0..1, whose contrast falls with the frequency."""
+    image = torch.zeros(1, 3, _SIZE, _SIZE)
+    for cells in (5, 10, 20, 40, 80, 160):
+        part = torch.randn(1, 3, cells, cells, generator=generator) / cells
+        image += nn.functional.interpolate(part, size=(_SIZE, _SIZE), mode="bilinear", align_corners=False)
+    return (image - image.amin()) / (image.amax() - image.amin())
 
 
 def _listed(boxes: torch.Tensor) -> list[Candidate]:
@@ -48,8 +101,11 @@ def _ultralytics(name: str, opset: int) -> Callable[[Path, Path], Model]:
 
         torch.manual_seed(0)
         made: Any = RTDETR(f"{name}.yaml") if "rtdetr" in name else YOLO(f"{name}.yaml", verbose=False)
-        vary(made.model, 1)
-        network = made.model.eval()
+        network = made.model
+        if name in _MAGNIFYING:
+            vary_randomly(network, 1)
+        else:
+            vary(network, network, 1)
         made.ckpt_path = str(scratch / f"{name}.pt")
         network.pt_path = made.ckpt_path  # the exporter writes beside it
         file = made.export(format="onnx", imgsz=_SIZE, opset=opset, simplify=False, verbose=False, device="cpu")
@@ -59,26 +115,18 @@ def _ultralytics(name: str, opset: int) -> Callable[[Path, Path], Model]:
             output = network(torch.from_numpy(image))
             while isinstance(output, (tuple, list)):  # the first is what the others are made from
                 output = output[0]
-            if "rtdetr" in name:  # as RTDETRPredictor: the best class of each query, no suppression
+            if "rtdetr" in name:  # as RTDETRPredictor: selected by the network, boxes as shares of the input
                 rows = output[0]
-                best, number = rows[:, 4:].max(dim=1)
                 center, half = rows[:, :2] * _SIZE, rows[:, 2:4] * (_SIZE / 2)
-                return _listed(torch.cat([center - half, center + half, best[:, None], number[:, None]], 1))
+                return _listed(torch.cat([center - half, center + half, rows[:, 4:]], 1))
             if output.shape[-1] == 6:  # end to end
                 return _listed(output[0])
-            found = non_max_suppression(output, conf_thres=_lowest(output), iou_thres=0.5, max_det=100, max_nms=4096,
-                                        nc=80)  # fmt: skip
+            found = non_max_suppression(output, conf_thres=0.0, iou_thres=0.5, max_det=100, max_nms=4096, nc=80)
             return _listed(found[0][:, :6])
 
         return Model(str(file), {}, boxes, suppress=False)
 
     return prepare
-
-
-def _lowest(output: torch.Tensor) -> float:
-    """A threshold far below the one of the comparison."""
-    best = output[0, 4:84].amax(dim=0)
-    return float(best.topk(min(1500, len(best))).values[-1])
 
 
 def _hugging_face(make: Callable[[], tuple[nn.Module, bool]]) -> Callable[[Path, Path], Model]:
@@ -87,9 +135,7 @@ def _hugging_face(make: Callable[[], tuple[nn.Module, bool]]) -> Callable[[Path,
     def prepare(weights: Path, scratch: Path) -> Model:
         torch.manual_seed(0)
         network, softmax = make()
-        network.eval()
-        vary(network, 2)
-        _spread(network)
+        vary(network, lambda image: network(pixel_values=image), 2)
         file = scratch / f"{type(network).__name__}.onnx"
         export_detr(network, file)
 
@@ -113,14 +159,6 @@ def _hugging_face(make: Callable[[], tuple[nn.Module, bool]]) -> Callable[[Path,
     return prepare
 
 
-@torch.no_grad()
-def _spread(network: nn.Module) -> None:
-    """Larger weights of the heads, so that the scores of places differ by more than rounding: TopK selects by them."""
-    for name, part in network.named_modules():
-        if isinstance(part, nn.Linear) and any(head in name for head in ("class", "score", "bbox")):
-            part.weight.mul_(_SPREAD)
-
-
 class _Outputs(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -134,7 +172,7 @@ class _Outputs(nn.Module):
 def export_detr(network: nn.Module, file: Path) -> None:
     """Write logits and boxes of a network of Hugging Face."""
     torch.onnx.export(
-        _Outputs(network), (torch.zeros(1, 3, _SIZE, _SIZE),), str(file), dynamo=False, opset_version=17,
+        _Outputs(network).eval(), (torch.zeros(1, 3, _SIZE, _SIZE),), str(file), dynamo=False, opset_version=17,
         input_names=["pixel_values"], output_names=["logits", "pred_boxes"],
     )  # fmt: skip
 

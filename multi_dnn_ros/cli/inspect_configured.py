@@ -1,0 +1,105 @@
+"""``multi-dnn inspect --params-file``: the results of a DNN as it is configured, and all of them in one picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multi_dnn_ros.cli.options import read_config
+from multi_dnn_ros.common.errors import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.models.dnn import Dnn
+    from multi_dnn_ros.settings.schema import NodeConfig
+
+#: Options that the parameter file replaces, with their defaults.
+_BY_MODEL: dict[str, object] = {
+    "weights": "default", "size": None, "decoder": "auto", "labels": [], "keep": [], "threshold": 0.0, "compile": False,
+}  # fmt: skip
+
+
+def inspect_configured(args: argparse.Namespace) -> int:
+    """Print the results that `--dnn` of `--params-file` gives, and draw them. Raises UsageError, ParameterError,
+    ModelError.
+    """
+    from multi_dnn_ros.models.load import load_dnn
+
+    if args.model is not None:
+        raise UsageError("MODEL and --params-file name a model; give one of them")
+    for option, default in _BY_MODEL.items():
+        if getattr(args, option) != default:
+            raise UsageError(f"--{option} is for MODEL; with --params-file, set it there")
+    config = read_config(args)
+    name = _chosen(args.dnn, config)
+    dnn = load_dnn(name, config.dnns[name])
+    content = _content(dnn, config)
+    if args.image is not None:
+        from multi_dnn_ros.cli.inspect_image import draw_image
+
+        content["image"] = draw_image(dnn, args.image, args.output or Path(f"{name}_{args.image.stem}.png"))
+    print(json.dumps(content, indent=2) if args.json else _text(content))
+    return 0
+
+
+def _chosen(name: str | None, config: NodeConfig) -> str:
+    names = ", ".join(config.dnns)
+    if name is None and len(config.dnns) == 1:
+        return next(iter(config.dnns))
+    if name is None:
+        raise UsageError(f"--dnn is missing; the parameter file has: {names}")
+    if name not in config.dnns:
+        raise UsageError(f"--dnn is {name!r}; the parameter file has: {names}")
+    return name
+
+
+def _content(dnn: Dnn, config: NodeConfig) -> dict[str, Any]:
+    from multi_dnn_ros.vision.results import result_name
+
+    settings = config.dnns[dnn.name]
+    return {
+        "dnn": dnn.name,
+        "model": settings.model,
+        "input_size": [dnn.preprocess.width, dnn.preprocess.height],
+        "crop": list(settings.crop),
+        "tiles": settings.tiles,
+        "results": {
+            result_name(dnn.name, output): {
+                "decoder": type(result.decoder).name,
+                "result_kind": result.result_kind,
+                "raw_outputs": None if result.raw_outputs is None else list(result.raw_outputs),
+                "labels": list(result.labels),
+            }
+            for output, result in dnn.outputs.items()
+        },
+    }
+
+
+def _text(content: dict[str, Any]) -> str:
+    width, height = content["input_size"]
+    lines = [f"dnn         {content['dnn']}: {content['model']}", f"input       {width} x {height}"]
+    if content["crop"]:
+        lines.append(f"crop        {content['crop']}")
+    if content["tiles"] != "1x1":
+        lines.append(f"tiles       {content['tiles']}")
+    for name, result in content["results"].items():
+        read = "all" if result["raw_outputs"] is None else ", ".join(map(str, result["raw_outputs"]))
+        shown = ", ".join(result["labels"][:8]) + (", ..." if len(result["labels"]) > 8 else "")
+        lines.append(f"result      {name}: {result['result_kind']} by decoder {result['decoder']}, raw outputs: {read}")
+        lines.append(f"            labels: {shown}")
+    image = content.get("image")
+    if image is not None:
+        lines += [f"found       {text}" for text in image["found"] or ["nothing over the threshold"]]
+        lines.append(f"picture     {image['file']}")
+    return "\n".join(lines)
+
+
+def check(args: argparse.Namespace) -> None:
+    """UsageError for arguments that do not name a model, or a DNN without a parameter file."""
+    if args.params_file is None and args.dnn is not None:
+        raise UsageError("--dnn names a DNN of --params-file, which is missing")
+    if args.params_file is None and args.model is None:
+        raise UsageError("expected MODEL, or --params-file")
+    if args.params_file is not None and not args.params_file.is_file():
+        raise CommandError(f"--params-file is {args.params_file}, and there is no such file")

@@ -1,0 +1,57 @@
+"""One image through a DNN for ``multi-dnn inspect``: what it finds, and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from multi_dnn_ros.camera.sources import ImageSource
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.vision.drawing import draw
+from multi_dnn_ros.vision.overlay_files import save_picture
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer
+from multi_dnn_ros.vision.results import NO_CLASS, Detections, Lanes, Mask, result_name, results_by_name
+
+
+def draw_image(dnn: Dnn, image: Path, output: Path) -> dict[str, object]:
+    """Run the image through the network, layer by layer in float32, and write the picture with all results.
+
+    Returns `file`, the picture, and `found`, a line for each thing that was found. Raises CommandError.
+    """
+    if not image.is_file():
+        raise CommandError(f"--image is {image}, and there is no such file")
+    (source,) = ImageSource(image).items()
+    pixels = source.image
+    with torch.inference_mode():
+        outputs = pytree.tree_leaves(dnn.module(*dnn.inputs(torch.from_numpy(pixels))))
+    result = dnn.results([part for part in outputs if isinstance(part, torch.Tensor)], pixels.shape[:2])
+    found = results_by_name(dnn.name, result)
+    kinds = {result_name(dnn.name, name): output.result_kind for name, output in dnn.outputs.items()}
+    layers = [Layer(name, RESULT_KINDS.get(kinds[name]), part) for name, part in found.items()]
+    save_picture(output, draw(pixels, layers))
+    several = len(found) > 1
+    lines = [f"{name}: {line}" if several else line for name, part in found.items() for line in _found(part)]
+    return {"file": str(output), "found": lines}
+
+
+def _found(result: object) -> list[str]:
+    """A line for each thing that the model found."""
+    if isinstance(result, Detections):
+        entries = zip(result.boxes, result.scores, result.class_ids, strict=True)
+        return [
+            f"{result.labels[number]} {score:.2f} at {', '.join(f'{side:.0f}' for side in box)}"
+            for box, score, number in entries
+        ]
+    if isinstance(result, Lanes):
+        return [f"lane {lane.number}, score {lane.score:.2f}, {len(lane.points)} points" for lane in result.lanes]
+    if isinstance(result, Mask):
+        ids, counts = np.unique(result.class_ids, return_counts=True)
+        return [
+            f"{'no class' if number == NO_CLASS else result.labels[number]}: {count / counts.sum():.1%} of the pixels"
+            for number, count in zip(ids.tolist(), counts.tolist(), strict=True)
+        ]
+    return [repr(result)]
