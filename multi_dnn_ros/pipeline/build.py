@@ -89,6 +89,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 calibration=partial(_calibration, name, settings, dnns[name]),
                 single_launch=single_launch,
                 branches=str(settings.branches or "auto"),
+                providers=settings.providers,
             )
             plan, task = with_own_cudnn_plans(
                 settings.sms,
@@ -188,8 +189,9 @@ def _rebuilt(
 ) -> DnnTask:  # fmt: skip
     """The task of a DNN whose precision is not int8, prepared again."""
     backend = choose_backend(
-        settings.backend, device, settings.precision, dnn=dnn.name, progress=progress, single_launch=single_launch
-    )
+        settings.backend, device, settings.precision, dnn=dnn.name, progress=progress, single_launch=single_launch,
+        providers=settings.providers,
+    )  # fmt: skip
     _, task = with_own_cudnn_plans(
         settings.sms, partial(_plan_and_make_task, planner, dnn, settings, cameras, backend, device)
     )
