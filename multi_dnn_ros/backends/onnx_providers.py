@@ -228,6 +228,10 @@ def make_session(model: Any, options: Any, choice: Choice, request: SessionReque
     onnxruntime.set_default_logger_severity(4)  # a provider that is left out is reported by our own message
     try:
         session = onnxruntime.InferenceSession(content, options, providers=listed, enable_fallback=0)
+    except Exception as error:
+        if problem := _library_problem(choice):
+            raise ProviderError(f"execution provider {choice.text} does not load for {dnn}: {problem}") from error
+        raise
     finally:
         onnxruntime.set_default_logger_severity(2)
     if choice.provider.key not in session.get_providers():
@@ -236,7 +240,15 @@ def make_session(model: Any, options: Any, choice: Choice, request: SessionReque
 
 
 def _load_problem(choice: Choice) -> str:
-    """Why ONNX Runtime left a provider out. Only called afterwards: loading its library first would break it."""
+    """Why ONNX Runtime left a provider out."""
+    device = f" {choice.target}" if choice.target else ""
+    return _library_problem(choice) or f"its device{device} or the driver of it is not there"
+
+
+def _library_problem(choice: Choice) -> str:
+    """Why the provider's library does not load; "" if it does. Only for a provider that ONNX Runtime has tried to load:
+    loaded earlier than by ONNX Runtime, the library would not find it.
+    """
     import onnxruntime
 
     library = Path(onnxruntime.__file__).parent / "capi" / choice.provider.library
@@ -245,8 +257,7 @@ def _load_problem(choice: Choice) -> str:
             ctypes.CDLL(str(library))
         except OSError as error:
             return str(error)
-    device = f" {choice.target}" if choice.target else ""
-    return f"its device{device} or the driver of it is not there"
+    return ""
 
 
 def engine_folder(model: Any, choice: Choice, request: SessionRequest, dnn: str) -> Path | None:

@@ -35,6 +35,7 @@ from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_inp
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend, default_workers, timing_target
 from multi_dnn_ros.pipeline.devices import devices_in_use, torch_device
 from multi_dnn_ros.pipeline.image_check import checked_on_images
+from multi_dnn_ros.pipeline.measured_backend import MEASURED, with_measured_backend
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.pipeline.tiles_check import check_tiles
@@ -80,6 +81,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         progress(f"preparing {name} ({settings.model})")
         cameras = tuple(dict.fromkeys(settings.cameras or config.cameras))
         try:
+            if settings.backend == MEASURED:
+                settings = with_measured_backend(dnns[name], settings, device, progress)
             backend = choose_backend(
                 settings.backend,
                 device,

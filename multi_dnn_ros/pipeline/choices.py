@@ -58,9 +58,9 @@ def backend_name(name: str, device: torch.device, dnn: str = "<dnn>", precision:
     """The backend for parameter `dnn.<dnn>.backend` on this device. Raises ConfigError if it cannot run there.
 
     precision: parameter `dnn.<dnn>.precision`, on which the meaning of `auto` depends, because not every backend has
-    every precision.
+    every precision. `measured` is as `auto` until it was measured.
     """
-    if name == "auto":
+    if name in ("auto", "measured"):
         automatic = AUTOMATIC[device.type]
         return next(
             (each for each in automatic if precision in _spec(each, dnn).precisions[device.type]), automatic[-1]

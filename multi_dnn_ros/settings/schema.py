@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the names are read from the registries at run time
     BackendName = str
 else:
     DecoderName = Literal[("auto", *extensions.names(extensions.DECODERS))]
-    BackendName = Literal[("auto", *extensions.names(extensions.BACKENDS))]
+    BackendName = Literal[("auto", "measured", *extensions.names(extensions.BACKENDS))]
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 
@@ -221,7 +221,8 @@ class DnnConfig(_Section):
     backend: BackendName = Field(
         "auto",
         description="How the jobs run. auto: cuda_graph on a GPU; onnxruntime on a CPU, or torchscript with precision "
-        "bf16 and for DNNs that cannot be exported. inductor compiles the jobs with TorchInductor "
+        "bf16 and for DNNs that cannot be exported. measured: the fastest of those that work here, measured when the "
+        "DNN is first configured and then cached (docs/providers.md). inductor compiles the jobs with TorchInductor "
         "and captures them "
         "on a GPU; the first compilation takes minutes and is cached in ~/.cache/multi_dnn_ros/inductor.",
     )
