@@ -71,12 +71,12 @@ def with_measured_backend(
 ) -> DnnConfig:
     """`settings` with the fastest backend and execution provider instead of `measured`, from the cache if it is known.
 
-    progress: called with a line before slow steps. The table of all backends is logged. The backend of `auto` is kept
-    if none is at least 2 % faster, if none works, and with int8, which only one backend computes.
+    progress: called with a line before slow steps and with the table of all backends. The backend of `auto` is kept if
+    none is at least 2 % faster, if none works, and with int8, which only one backend computes.
     """
     automatic = backend_name("auto", device, dnn.name, settings.precision)
     if settings.precision == "int8":
-        log.info("dnn.%s: backend %s, the only one with int8", dnn.name, automatic)
+        progress(f"dnn.{dnn.name}: backend {automatic}, the only one with int8")
         return settings.model_copy(update={"backend": automatic})
     rows = _candidates(settings, device)
     key = _key(dnn, settings, device, rows)
@@ -89,7 +89,7 @@ def with_measured_backend(
     else:
         source = f"from {CHOICES.folder / key.name}"
     best = choose(found, automatic)
-    log.info("dnn.%s: backend %s, %s:\n%s", dnn.name, best.name, source, as_table(found))
+    progress(f"dnn.{dnn.name}: backend {best.name}, {source}:\n{as_table(found)}")
     providers = [best.provider] if best.provider else []
     return settings.model_copy(update={"backend": best.backend, "providers": providers or settings.providers})
 

@@ -34,6 +34,7 @@ from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.schema import DnnConfig
 
 CPU = torch.device("cpu")
+MEASURING = "measuring 3 backends for lane"
 SETTINGS = DnnConfig(role="lane", model="builtin:lane_small", backend="measured", jobs=2)
 
 
@@ -66,14 +67,12 @@ def chosen(dnn: Dnn, settings: DnnConfig = SETTINGS, lines: list[str] | None = N
     return with_measured_backend(dnn, settings, CPU, (lines if lines is not None else []).append)
 
 
-def test_every_backend_of_a_cpu_is_measured_and_agrees_with_eager(dnn: Dnn, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_backend_of_a_cpu_is_measured_and_agrees_with_eager(dnn: Dnn) -> None:
     """Nothing is faked: the times are real, and any of them may win."""
     lines: list[str] = []
-    with caplog.at_level(logging.INFO):
-        settings = chosen(dnn, lines=lines)
-    assert lines == ["measuring 3 backends for lane"]
-    (record,) = [each for each in caplog.records if each.name == measured_backend.__name__]
-    head, *table = record.message.splitlines()
+    settings = chosen(dnn, lines=lines)
+    assert lines[0] == MEASURING
+    head, *table = lines[1].splitlines()
     cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:5]] for row in table[2:]}
     timed = {name: float(row[0]) for name, row in cells.items() if row[0] != "-"}
     assert set(timed) == {"eager", "torchscript", "onnxruntime/cpu"}
@@ -96,14 +95,16 @@ def test_the_choice_is_read_from_the_cache_until_the_network_or_the_machine_chan
     ms({"eager": 1.0, "torchscript": 2.0, "onnxruntime/cpu": 3.0})
     lines: list[str] = []
     assert chosen(dnn, lines=lines).backend == "torchscript"
-    assert lines == []
+    (text,) = lines
+    assert text.startswith(f"dnn.lane: backend torchscript, from {CHOICES.folder}")
+    lines.clear()
     with torch.no_grad():
         next(dnn.module.parameters()).add_(0.01)
     assert chosen(dnn).backend == "eager"
     monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.cpu_model", lambda: "Board 9000")
     caplog.clear()
     assert chosen(dnn, lines=lines).backend == "eager"
-    assert len(lines) == 1
+    assert lines[0] == MEASURING
     (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert "the measured backends of lane in" in warning
     assert "are not used: cpu is '" in warning
@@ -130,7 +131,7 @@ def test_a_damaged_choice_is_measured_again(
     (entry.folder / "content.json").write_text(content)
     lines: list[str] = []
     assert chosen(dnn, lines=lines).backend == "torchscript"
-    assert len(lines) == 1
+    assert lines[0] == MEASURING
     assert "are not used" in caplog.text
 
 
@@ -142,7 +143,7 @@ def test_facts_that_do_not_match_the_folder_are_refused(dnn: Dnn, caplog: pytest
     (entry.folder / "facts.json").write_text(json.dumps(facts))
     lines: list[str] = []
     chosen(dnn, lines=lines)
-    assert len(lines) == 1
+    assert lines[0] == MEASURING
     assert "facts.json does not match the folder" in caplog.text
 
 
@@ -168,21 +169,21 @@ class _Replaced(Eager):
     [(_Wrong, "is off by"), (_Broken, "no such instruction"), (_Replaced, "lane runs as eager, because toy fails")],
 )
 def test_a_backend_that_does_not_work_here_is_not_chosen(
-    kind: type[Eager], reason: str, dnn: Dnn, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: type[Eager], reason: str, dnn: Dnn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs = [*BACKENDS.usable(), BackendSpec("toy", lambda request: kind())]
     monkeypatch.setattr(BACKENDS, "usable", lambda: specs)
     monkeypatch.setattr(BACKENDS, "get", {spec.name: spec for spec in specs}.__getitem__)
-    with caplog.at_level(logging.INFO):
-        assert chosen(dnn).backend != "toy"
-    (row,) = [line for line in caplog.text.splitlines() if line.startswith("| toy ")]
+    lines: list[str] = []
+    assert chosen(dnn, lines=lines).backend != "toy"
+    (row,) = [line for line in lines[-1].splitlines() if line.startswith("| toy ")]
     assert reason in row
 
 
 def test_int8_has_one_backend_and_is_not_measured(dnn: Dnn) -> None:
     lines: list[str] = []
     settings = chosen(dnn, SETTINGS.model_copy(update={"precision": "int8"}), lines)
-    assert (settings.backend, lines) == ("onnxruntime", [])
+    assert (settings.backend, lines) == ("onnxruntime", ["dnn.lane: backend onnxruntime, the only one with int8"])
 
 
 TIMES = st.one_of(st.none(), st.floats(0.01, 100.0))
@@ -226,7 +227,7 @@ def test_a_pipeline_runs_the_measured_backend(ms: Callable[[dict[str, float]], N
     config = to_config({"cameras": ["front"], "dnns": ["lane"], "device": "cpu", **flat})
     lines: list[str] = []
     (task,) = build_module.build(config, lines.append).tasks
-    assert "measuring 3 backends for lane" in lines
+    assert MEASURING in lines
     assert type(task.stages[0]).__name__ == "SessionStage"
     image = noise_like(dnn.example_inputs())
     with torch.inference_mode():
