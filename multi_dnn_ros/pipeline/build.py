@@ -70,7 +70,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     torch.set_num_threads(threads)
     dnns = _load_all(config)
     tasks: list[DnnTask] = []
-    planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3)
+    planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3, keep=True)
     # With fewer workers than DNNs, a whole network in one call would occupy a worker for longer than blocking_ms.
     single_launch = not (config.blocking_ms and device.type == "cpu" and workers < len(config.dnns))
     shortage = ""
