@@ -11,7 +11,7 @@ from multi_dnn_ros.cli.options import add_device, add_output, check_files, read_
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.serving.cache_build import Built
+    from multi_dnn_ros.cli.cache_build import Built
 
 _DETAILS = """\
 Configures the DNNs of a parameter file exactly as the node does, in processes of their own and without ROS, and keeps
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.node is not None and not args.node.startswith("/"):
         raise UsageError(f"--node is '{args.node}'; expected a full name such as /multi_dnn")
     config = read_config(args, args.node)
-    from multi_dnn_ros.serving.cache_build import build_caches, seconds
+    from multi_dnn_ros.cli.cache_build import build_caches, seconds
     from multi_dnn_ros.serving.host import ConfigureError
     from multi_dnn_ros.serving.process_host import ProcessHost
 
