@@ -209,6 +209,10 @@ def _provider_problems(name: str, settings: DnnConfig, device: torch.device) -> 
         if device.type not in provider.device_types:
             fit = ", ".join(each.name for each in PROVIDERS.values() if device.type in each.device_types)
             yield f"parameter dnn.{name}.providers names '{text}', but the device is {device}; allowed there: {fit}"
+    chosen = [parse(text).provider for text in settings.providers]
+    if chosen and not any(settings.precision in provider.precisions for provider in chosen):
+        have = "; ".join(f"{provider.name}: {', '.join(provider.precisions)}" for provider in chosen)
+        yield f"parameter dnn.{name}.precision is '{settings.precision}'; allowed with its providers: {have}"
 
 
 def _sms_problem(device: torch.device, sms: int) -> str:
