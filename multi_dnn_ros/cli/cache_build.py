@@ -47,7 +47,7 @@ class Made:
 class Built:
     """Result of build_caches(). first_s, again_s: to configure, with the caches as they were and from the caches.
 
-    by_dnn_s: the same two times until each DNN was ready, from the one before. caches: in the order of kinds().
+    by_dnn_s: the same two times for each DNN, without starting the processes. caches: in the order of kinds().
     """
 
     first_s: float
@@ -92,8 +92,8 @@ def _configure(
     config: NodeConfig, make_host: Callable[[], Host], report: Callable[[str], None], clock: Callable[[], float]
 ) -> tuple[float, dict[str, float], Description]:
     """(seconds, seconds by DNN, what is served)."""
-    names, ready_s = list(config.dnns), [clock()]
-    begin = ready_s[0]
+    names, begin = list(config.dnns), clock()
+    ready_s: list[float] = []  # of the first step, after the processes have started, and of each DNN
 
     def progress(step: Progress) -> None:
         report(f"{clock() - begin:7.1f} s  {step.text}")
