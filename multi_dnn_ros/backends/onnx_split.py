@@ -42,8 +42,8 @@ class Part:
     guards: tuple[str, ...] = ()
 
 
-def optimize_whole(chain: ExportedChain) -> Part:
-    """The whole DNN with only its final outputs, optimized for this CPU. Raises what ONNX Runtime raises."""
+def optimize_whole(chain: ExportedChain, *, standard: bool = False) -> Part:
+    """The whole DNN with only its final outputs; see optimize_parts."""
     model = onnx.ModelProto()
     model.CopyFrom(chain.model)
     outputs = {value.name: value for value in model.graph.output}
@@ -51,17 +51,19 @@ def optimize_whole(chain: ExportedChain) -> Part:
     model.graph.output.extend(
         outputs[name] for name in dict.fromkeys((*chain.carried[-1], *chain.guards)) if name in outputs
     )
-    (part,) = optimize_parts(ExportedChain(model, chain.carried[-1:], chain.guards))
+    (part,) = optimize_parts(ExportedChain(model, chain.carried[-1:], chain.guards), standard=standard)
     return part
 
 
-def optimize_parts(chain: ExportedChain) -> list[Part]:
+def optimize_parts(chain: ExportedChain, *, standard: bool = False) -> list[Part]:
     """The DNN as one part per stage, optimized for this CPU. Raises what ONNX Runtime raises.
+
+    standard: only optimize what leaves operators of the ONNX standard, which every execution provider reads.
 
     A node belongs to the first stage whose results need it. A value carried over a cut may differ from the stage's own
     result, for example by a blocked layout.
     """
-    model = _optimize(chain.model)
+    model = _optimize(chain.model, standard=standard)
     nodes = list(model.graph.node)
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
@@ -167,8 +169,10 @@ def _value(name: str, known: dict[str, onnx.ValueInfoProto]) -> onnx.ValueInfoPr
     return known[name]
 
 
-def _optimize(model: onnx.ModelProto) -> onnx.ModelProto:
+def _optimize(model: onnx.ModelProto, *, standard: bool) -> onnx.ModelProto:
     options = onnxruntime.SessionOptions()
+    if standard:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3  # no warning that the result is specific to this CPU
     with memory_file("optimized.onnx") as path:

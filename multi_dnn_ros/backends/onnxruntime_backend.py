@@ -1,4 +1,4 @@
-"""ONNX Runtime: a whole stage in one call, in its own kernels and without the GIL. For CPUs."""
+"""ONNX Runtime: a whole stage in one call, in the kernels of one of its execution providers and without the GIL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
+from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
+from multi_dnn_ros.backends.onnx_providers import ProviderError, candidates
+from multi_dnn_ros.backends.onnxruntime_gpu import OnnxRuntimeOnGpu
 from multi_dnn_ros.backends.registry import BackendRequest, BackendSpec
 from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.common.error_text import summarize_error
@@ -25,15 +28,16 @@ _FP32_TOLERANCE = 1e-4
 
 
 class OnnxRuntime:
-    """Runs each stage as a session.
+    """Runs each stage as a session on a CPU, or on a processor that reads and writes host memory.
 
-    A DNN that cannot be exported, or whose results differ, runs as TorchScript, with a warning. The first stage's
-    `single_launch` is the whole DNN as one session: cutting costs up to 9 % (docs/measured.md).
+    The execution providers are tried in turn; the reason why one is not used is a line in the log. A DNN that cannot be
+    exported, or whose results differ, runs as TorchScript, with a warning. The first stage's `single_launch` is the
+    whole DNN as one session: cutting costs up to 9 % (docs/measured.md).
 
     tolerance: largest error of the DNN's results, relative to their scale. dnn: its name, for the log. fallback: the
     backend for a DNN that cannot be exported; None: TorchScript. calibration: run in int8, calibrated with these
     images; a DNN whose int8 error is too large stays float32, with a warning. single_launch: also prepare the whole DNN
-    as one session.
+    as one session. providers: parameter `dnn.<dnn>.providers`. required: see BackendRequest.
     """
 
     def __init__(
@@ -44,12 +48,16 @@ class OnnxRuntime:
         calibration: Calibration | None = None,
         *,
         single_launch: bool = True,
+        providers: Sequence[str] = (),
+        required: bool = False,
     ) -> None:
         self._tolerance = tolerance
         self._calibration = calibration
         self._single_launch = single_launch
         self._dnn = dnn or "the DNN"
         self._fallback = fallback or TorchScript(tolerance, dnn)
+        self._providers = tuple(providers)
+        self._required = required
 
     def prepare(
         self,
@@ -61,12 +69,14 @@ class OnnxRuntime:
         """Export, create the sessions, compare with eager results and warm up.
 
         A session uses as many threads as PyTorch does at this call (``torch.get_num_threads()``). The stages may be
-        called by any number of threads at once. ValueError for a device that is not the CPU.
+        called by any number of threads at once. ValueError for a device that is not the CPU. ProviderError if the
+        providers are required and none works.
         """
         if device.type != "cpu":
-            raise ValueError(f"backend onnxruntime runs on a CPU; the device is {device}")
+            raise ValueError(f"these sessions are for a CPU; the device is {device}")
         # Outside of the try block: the user has to correct images that cannot be read.
         images = None if self._calibration is None else self._calibration.split(len(inputs[0]))
+        failures: list[str] = []
         try:
             # Imported here: where onnxruntime cannot be imported, TorchScript is used.
             from multi_dnn_ros.backends.onnxruntime_sessions import make_int8_sessions, make_sessions
@@ -81,11 +91,29 @@ class OnnxRuntime:
                     if is_out_of_memory(error):
                         raise
                     log.warning("%s stays float32, because int8 fails: %s", self._dnn, summarize_error(error))
-            return make_sessions(stages, inputs, self._tolerance, shared, self._single_launch)
+            choices, reasons = candidates(self._providers, device, "auto")
+            for reason in reasons:
+                log.warning("%s: %s", self._dnn, reason)
+            failures = [*reasons]
+            for choice in choices:
+                try:
+                    return make_sessions(
+                        stages, inputs, self._tolerance, shared, self._single_launch, choice, self._dnn
+                    )
+                except Exception as error:  # whatever a provider raises, the next one may work
+                    if is_out_of_memory(error):
+                        raise
+                    failures.append(summarize_error(error))
+                    if choice is not choices[-1]:
+                        log.warning("%s does not run on %s: %s", self._dnn, choice.text, failures[-1])
         except Exception as error:  # whatever the exporter or runtime raises, TorchScript supports more
             if is_out_of_memory(error):
                 raise
-            log.warning("%s runs as torchscript, because ONNX Runtime fails: %s", self._dnn, summarize_error(error))
+            failures = [summarize_error(error)]
+        if self._required:
+            raise ProviderError(f"{self._dnn} cannot run on {', '.join(self._providers)}: {'; '.join(failures)}")
+        reason = failures[-1] if failures else "it has no execution provider for a CPU"
+        log.warning("%s runs as torchscript, because ONNX Runtime fails: %s", self._dnn, reason)
         return self._fallback.prepare(stages, inputs, device, shared)
 
 
@@ -98,17 +126,37 @@ def _version() -> str:
 
 
 def _make(request: BackendRequest) -> Backend:
-    if request.precision != "int8" or request.calibration is None:
-        return OnnxRuntime(request.tolerance, request.dnn, single_launch=request.single_launch)
-    from multi_dnn_ros.backends.quantization import Calibration
+    if request.device.type == "cuda":
+        sessions = OnnxRuntimeOnGpu(
+            request.tolerance,
+            request.dnn,
+            precision=request.precision,
+            single_launch=request.single_launch,
+            providers=request.providers,
+            required=request.required,
+        )
+        return CudaGraph(request.tolerance, kernels=sessions, dnn=request.dnn, single_launch=request.single_launch)
+    tolerance, calibration = request.tolerance, None
+    if request.precision == "int8" and request.calibration is not None:
+        from multi_dnn_ros.backends.quantization import Calibration
 
-    calibration = Calibration(request.calibration, lambda text: request.progress(f"{request.dnn}: {text}"))
-    return OnnxRuntime(_FP32_TOLERANCE, request.dnn, calibration=calibration, single_launch=request.single_launch)
+        tolerance = _FP32_TOLERANCE
+        calibration = Calibration(request.calibration, lambda text: request.progress(f"{request.dnn}: {text}"))
+    return OnnxRuntime(
+        tolerance,
+        request.dnn,
+        calibration=calibration,
+        single_launch=request.single_launch,
+        providers=request.providers,
+        required=request.required,
+    )
 
 
 SPEC = BackendSpec(
     "onnxruntime",
     _make,
-    precisions={"cpu": ("auto", "fp32", "int8")},  # its sessions are float32; InPrecision cannot cast them
+    precisions={"cpu": ("auto", "fp32", "int8"), "cuda": ("auto", "fp32", "fp16")},
+    captures=("cuda",),
     version=_version,
+    providers=True,
 )

@@ -7,6 +7,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from multi_dnn_ros.backends import Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.onnx_export import ExportedChain, export_chain, memory_file
 from multi_dnn_ros.backends.onnx_guards import add_guards
+from multi_dnn_ros.backends.onnx_providers import CPU, Choice, SessionRequest, engine_folder, make_session
 from multi_dnn_ros.backends.onnx_split import Part, optimize_parts, optimize_whole
 from multi_dnn_ros.backends.quantization import check_quantized, quantize
 
@@ -28,6 +30,7 @@ _WARM_UP_CALLS = 2
 #: ONNX Runtime takes one allocator per device and process, and raises at a second one.
 _arena_lock = threading.Lock()
 _arena_registered = False
+_ON_CPU = Choice(CPU)
 
 
 log = logging.getLogger(__name__)
@@ -39,15 +42,18 @@ def make_sessions(
     tolerance: float,
     shared: Shared | None = None,
     single_launch: bool = True,
+    choice: Choice = _ON_CPU,
+    dnn: str = "",
 ) -> tuple[Stage, ...]:
     """One session per stage (eval mode, on the CPU).
 
-    tolerance: largest error of the results relative to their scale. shared: stores equal weights once for all sessions,
-    also those for other numbers of images. single_launch: of several stages, the first one's `single_launch` is a
-    session of all of them. Raises ExportError, ValueError for results that differ, and what ONNX Runtime raises.
+    tolerance: largest error of the results relative to their scale. shared: stores equal weights once for all sessions
+    of the CPU's provider, also those for other numbers of images. single_launch: of several stages, the first one's
+    `single_launch` is a session of all of them. choice: the execution provider. dnn: the DNN's name, for messages.
+    Raises ExportError, ValueError for results that differ, ProviderError, and what ONNX Runtime raises.
     """
     shared = shared or Shared()
-    ready = _sessions(export_chain(stages, inputs), shared, single_launch)
+    ready = _sessions(export_chain(stages, inputs), shared, single_launch, choice, dnn)
     image = noise_like(inputs)
     expected = _run(stages, image)
     for chain in _sequences(ready):
@@ -89,14 +95,21 @@ def make_int8_sessions(
     return ready(heads=False)
 
 
-def _sessions(exported: ExportedChain, shared: Shared, single_launch: bool) -> list[SessionStage]:
+def _sessions(
+    exported: ExportedChain, shared: Shared, single_launch: bool, choice: Choice = _ON_CPU, dnn: str = ""
+) -> list[SessionStage]:
     exported = add_guards(exported)
-    parts = optimize_parts(exported)
+    standard = choice.provider.standard
+
+    def stage(part: Part) -> SessionStage:
+        return SessionStage(part, shared, choice, dnn)
+
+    parts = optimize_parts(exported, standard=standard)
     ready = []
     while parts:  # release each model as soon as possible: it contains its weights
-        ready.append(SessionStage(parts.pop(0), shared))
+        ready.append(stage(parts.pop(0)))
     if single_launch and len(ready) > 1:
-        ready[0].single_launch = SessionStage(optimize_whole(exported), shared)
+        ready[0].single_launch = stage(optimize_whole(exported, standard=standard))
     return ready
 
 
@@ -113,16 +126,19 @@ def _run(stages: Sequence[Stage], inputs: Tensors) -> Tensors:
 class SessionStage:
     """A stage as a session. single_launch: of a first stage, the whole DNN as one session.
 
+    choice: the execution provider, which reads and writes host memory. dnn: the DNN's name, for messages.
+
     weights: values that the session reads in place and that must stay alive; equal ones are those of `shared`.
     operators: operator types of its model. A returned tensor is new, an input or a constant. If a guard is NaN, all
     floating-point results are filled with NaN, as some of PyTorch's would be; FloatingPointError if there are none.
     """
 
-    def __init__(self, part: Part, shared: Shared) -> None:
+    def __init__(self, part: Part, shared: Shared, choice: Choice = _ON_CPU, dnn: str = "") -> None:
+        self.choice = choice
         self.single_launch: SessionStage | None = None
         self.weights: list[Any] = []
         self._takes, self._gives, self._guards = part.takes, part.gives, part.guards
-        self._constants = {name: _to_tensor(tensor) for name, tensor in part.constants.items()}
+        self._constants = {name: to_tensor(tensor) for name, tensor in part.constants.items()}
         self._session: Any = None
         self._reads: frozenset[str] = frozenset()
         self._makes: list[str] = []
@@ -131,7 +147,10 @@ class SessionStage:
             self.operators = frozenset(node.op_type for node in part.model.graph.node)
             self._reads = frozenset(value.name for value in part.model.graph.input)
             self._makes = [value.name for value in part.model.graph.output]
-            self.weights, self._session = _session(part.model, shared)
+            if choice.provider is CPU:
+                self.weights, self._session = _session(part.model, shared)
+            else:
+                self._session = provider_session(part.model, choice, torch.device("cpu"), dnn=dnn)
 
     def __call__(self, carried: Tensors) -> Tensors:
         values = {**self._constants, **dict(zip(self._takes, carried, strict=True))}
@@ -154,13 +173,31 @@ def _fill_with_nan(arrays: Sequence[Any]) -> None:
         array.fill(np.nan)
 
 
-def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
-    """(weights that must stay alive, session) for an optimized model."""
+def provider_session(
+    model: onnx.ModelProto, choice: Choice, device: torch.device, *, dnn: str, precision: str = "auto", stream: int = 0
+) -> Any:
+    """A session for a model in standard operators; what the provider compiles is cached.
+
+    device, precision, stream: see SessionRequest. Raises ProviderError and what ONNX Runtime raises.
+    """
+    request = SessionRequest(device, precision, torch.get_num_threads(), stream, choice.target)
+    request = replace(request, cache=engine_folder(model, choice, request, dnn))
+    return make_session(model, _session_options(optimize=choice.provider.optimize), choice, request, dnn)
+
+
+def _session_options(*, optimize: bool) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # already optimized
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
+
+
+def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
+    """(weights that must stay alive, session) for a model that was optimized for this CPU."""
+    options = _session_options(optimize=False)
     # Idle threads that spin would take the core from another worker. That is also why each session has a pool of its
     # own: the Python API cannot stop the threads of ONNX Runtime's global pool from spinning. On two cores with two
     # threads per operation, the global pool took 0.93 of the time with one worker, 1.10 with two, and 1.5 beside other
@@ -197,11 +234,12 @@ def _register_arena() -> None:
 def _shared_weight(tensor: onnx.TensorProto, shared: Shared) -> Any:
     key = tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest()
     if key not in shared.weights:
-        shared.weights[key] = onnxruntime.OrtValue.ortvalue_from_numpy(_to_tensor(tensor).numpy())
+        shared.weights[key] = onnxruntime.OrtValue.ortvalue_from_numpy(to_tensor(tensor).numpy())
     return shared.weights[key]
 
 
-def _to_tensor(tensor: onnx.TensorProto) -> torch.Tensor:
+def to_tensor(tensor: onnx.TensorProto) -> torch.Tensor:
+    """A constant of a model as a tensor of its own memory."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a read-only array; the copy is writable
         return torch.from_numpy(onnx.numpy_helper.to_array(tensor)).clone()

@@ -26,7 +26,9 @@ class BackendRequest:
     step. precision: value of the parameter `dnn.<dnn>.precision`. calibration: returns
     the DNN's inputs for images of its camera; always given with int8. single_launch: False: do not prepare all stages
     as one launch, too (see static_stages.single_launches), because no launch may be longer than a stage. branches:
-    value of the parameter `dnn.<dnn>.branches`; "1" for a backend without branches on this device.
+    value of the parameter `dnn.<dnn>.branches`; "1" for a backend without branches on this device. providers: value of
+    the parameter `dnn.<dnn>.providers`. required: raise an error if none of `providers` works, instead of running
+    another backend.
     """
 
     device: torch.device
@@ -38,6 +40,8 @@ class BackendRequest:
     calibration: Callable[[], Sequence[Tensors]] | None = None
     single_launch: bool = True
     branches: str = "1"
+    providers: tuple[str, ...] = ()
+    required: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class BackendSpec:
     finish: called after the last DNN was prepared, for example to end compiler processes; None: nothing to do.
     version: of the library that determines the times, such as "onnxruntime 1.20.0"; None: PyTorch.
     branches: types of device on which independent branches of a DNN can run at the same time.
+    providers: it has execution providers, so that the parameter `dnn.<dnn>.providers` has an effect.
     """
 
     name: str
@@ -70,6 +75,7 @@ class BackendSpec:
     finish: Callable[[], None] | None = None
     version: Callable[[], str] | None = None
     branches: tuple[str, ...] = ()
+    providers: bool = False
 
 
 BACKENDS = extensions.Registry(BackendSpec, extensions.BACKENDS)

@@ -25,7 +25,7 @@ from multi_dnn_ros.common.extras import MissingExtra, require
 #: Verbs by the heading that `--help` lists them under.
 GROUPS = {
     "try it without a camera": ("demo",),
-    "run DNNs on cameras and recordings": ("run", "camera", "replay"),
+    "run DNNs on cameras and recordings": ("run", "build", "camera", "replay"),
     "bring a model": ("inspect",),
     "reduce a DNN's cost offline": ("decompose", "retrain", "evaluate", "fleet"),
     "measure and plan": ("devices", "profile", "partition", "benchmark"),

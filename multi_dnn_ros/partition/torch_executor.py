@@ -36,7 +36,7 @@ class TorchExecutor:
         self._target = _target(unit, precision)
         if self._target.device.type == "cpu":
             torch.set_num_threads(_threads(unit))
-        self._device = self._target.name()
+        self._device = _name(unit, self._target)
         self._network = load(network.model, weights=network.weights, num_classes=network.num_classes, size=network.size)
         self._parameters = sum(tensor.numel() for tensor in self._network.module.parameters())
         self._chain: tuple[Stage, ...] = ()
@@ -50,7 +50,7 @@ class TorchExecutor:
         """The value of `device` for an executor of this unit. Raises UnitError."""
         target = _target(unit, precision)
         with torch_threads(_threads(unit) if target.device.type == "cpu" else torch.get_num_threads()):
-            return target.name()
+            return _name(unit, target)
 
     @property
     def device(self) -> str:
@@ -164,10 +164,20 @@ def _target(unit: Unit, precision: str) -> Target:
     if device.type == "cpu" and unit.threads > cpu_count():
         raise UnitError(f"unit '{unit.name}' has {unit.threads} threads; this process may use {cpu_count()} cores")
 
+    providers: tuple[str, ...] = dict(unit.options).get("providers", ())
+
     def make_backend() -> Any:
-        return choose_backend(backend, device, precision, dnn=f"the network on {unit.name}")
+        return choose_backend(
+            backend, device, precision, dnn=f"the network on {unit.name}", providers=providers,
+            required=bool(providers),
+        )  # fmt: skip
 
     return Target(device, backend, make_backend, precision, sms=unit.sms)
+
+
+def _name(unit: Unit, target: Target) -> str:
+    providers = dict(unit.options).get("providers", ())
+    return "; ".join((target.name(), *providers))
 
 
 def _threads(unit: Unit) -> int:

@@ -34,6 +34,7 @@ from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_inp
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend, timing_target
 from multi_dnn_ros.pipeline.devices import devices_in_use, torch_device, workers_and_threads
 from multi_dnn_ros.pipeline.image_check import checked_on_images
+from multi_dnn_ros.pipeline.measured_backend import MEASURED, with_measured_backend
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.pipeline.tiles_check import check_tiles
@@ -63,7 +64,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     torch.set_num_threads(threads)
     dnns = _load_all(config)
     tasks: list[DnnTask] = []
-    planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3)
+    planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3, keep=True)
     # With fewer workers than DNNs, a whole network in one call would occupy a worker for longer than blocking_ms.
     single_launch = not (config.blocking_ms and device.type == "cpu" and workers < len(config.dnns))
     shortage = ""
@@ -74,6 +75,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         progress(f"preparing {name} ({settings.model})")
         cameras = tuple(dict.fromkeys(settings.cameras or config.cameras))
         try:
+            if settings.backend == MEASURED:
+                settings = with_measured_backend(dnns[name], settings, device, progress)
             backend = choose_backend(
                 settings.backend,
                 device,
@@ -84,6 +87,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 single_launch=single_launch,
                 branches=str(settings.branches or "auto"),
                 merge_siblings=settings.merge_siblings,
+                providers=settings.providers,
             )
             plan, task = with_own_cudnn_plans(
                 settings.sms,
@@ -183,8 +187,9 @@ def _rebuilt(
 ) -> DnnTask:  # fmt: skip
     """The task of a DNN whose precision is not int8, prepared again."""
     backend = choose_backend(
-        settings.backend, device, settings.precision, dnn=dnn.name, progress=progress, single_launch=single_launch
-    )
+        settings.backend, device, settings.precision, dnn=dnn.name, progress=progress, single_launch=single_launch,
+        providers=settings.providers,
+    )  # fmt: skip
     _, task = with_own_cudnn_plans(
         settings.sms, partial(_plan_and_make_task, planner, dnn, settings, cameras, backend, device)
     )

@@ -60,9 +60,9 @@ def backend_name(name: str, device: torch.device, dnn: str = "<dnn>", precision:
     """The backend for parameter `dnn.<dnn>.backend` on this device. Raises ConfigError if it cannot run there.
 
     precision: parameter `dnn.<dnn>.precision`, on which the meaning of `auto` depends, because not every backend has
-    every precision.
+    every precision. `measured` is as `auto` until it was measured.
     """
-    if name == "auto":
+    if name in ("auto", "measured"):
         automatic = AUTOMATIC[device.type]
         return next(
             (each for each in automatic if precision in _spec(each, dnn).precisions[device.type]), automatic[-1]
@@ -109,14 +109,18 @@ def choose_backend(
     single_launch: bool = True,
     branches: str = "1",
     merge_siblings: str = "never",
+    providers: Sequence[str] = (),
+    required: bool = False,
 ) -> Backend:
     """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
 
     dnn: the DNN's name, for messages. progress: called with a line for each slow step. calibration: returns the DNN's
     inputs for images of its camera; required for int8. single_launch: see BackendRequest. branches: parameter
     `dnn.<dnn>.branches`; ignored by a backend without branches on this device. merge_siblings: parameter of that
-    name. Raises ConfigError if the backend cannot run on this device.
+    name. providers: parameter `dnn.<dnn>.providers`; ignored by a backend without execution providers. required: see
+    BackendRequest. Raises ConfigError if the backend cannot run on this device.
     """
+    providers = providers or automatic_providers(name, device)
     name = check_backend(name, device, precision, dnn)
     if precision == "int8" and calibration is None:
         raise ConfigError(
@@ -125,7 +129,7 @@ def choose_backend(
     spec, chosen = _spec(name, dnn), PRECISIONS[precision]
     request = BackendRequest(
         device, chosen.tolerance(device), chosen.dtype, dnn, progress, precision, calibration, single_launch,
-        branches if device.type in spec.branches else "1",
+        branches if device.type in spec.branches else "1", tuple(providers), required,
     )  # fmt: skip
     backend = spec.factory(request)
     if merge_siblings != "never":
@@ -143,6 +147,14 @@ def _served_on(device: torch.device, backend: str, precision: str) -> str:
     return Target(device, backend, partial(choose_backend, backend, device, precision), precision, sms=sms).name()
 
 
+def automatic_providers(backend: str, device: torch.device) -> tuple[str, ...]:
+    """What an empty parameter `providers` means with this parameter `backend`; (): the order of preference.
+
+    `auto` is what was measured to be the fastest on a CPU, whichever build of ONNX Runtime is installed.
+    """
+    return ("cpu",) if backend == "auto" and device.type == "cpu" else ()
+
+
 def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Target:
     """Device, backend and precision for timing the layers of DNN `name`: as it is served, on its share of the SMs.
 
@@ -153,5 +165,8 @@ def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Targe
     compiles = _spec(serves, name).compiles
     times = backend_name("auto", device, name, settings.precision) if compiles else serves
     precision = "auto" if settings.precision == "int8" else settings.precision
-    make_backend = partial(choose_backend, times, device, precision, dnn=f"{name}, while it is timed,")
+    make_backend = partial(
+        choose_backend, times, device, precision, dnn=f"{name}, while it is timed,",
+        providers=settings.providers or automatic_providers(settings.backend, device),
+    )  # fmt: skip
     return Target(device, times, make_backend, precision, rounds=ROUNDS, sms=settings.sms, served_by=serves)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from multi_dnn_ros.backends import green_contexts
+from multi_dnn_ros.backends.onnx_providers import PROVIDERS, parse
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extensions import Registry
@@ -84,6 +85,7 @@ def check_settings(config: NodeConfig) -> Findings:
         warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
         warnings.extend(filter(None, (missing_instructions(name, settings.precision, device) for device in own)))
         warnings.extend(_branch_warnings(name, settings, own))
+        warnings.extend(_provider_warnings(name, settings, own))
         problems.extend(image_check_problems(name, settings))
         try:
             check_dnn(name, settings)
@@ -139,6 +141,20 @@ def _branch_warnings(name: str, settings: DnnConfig, devices: tuple[torch.device
             )
 
 
+def _provider_warnings(name: str, settings: DnnConfig, devices: tuple[torch.device, ...]) -> Iterator[str]:
+    for device in devices if settings.providers else ():
+        try:
+            backend = backend_name(settings.backend, device, name, settings.precision)
+        except ConfigError:
+            continue  # reported as a problem
+        if not BACKENDS.get(backend).providers:
+            have = ", ".join(spec.name for spec in BACKENDS.usable() if spec.providers)
+            yield (
+                f"parameter dnn.{name}.providers is {settings.providers} and has no effect with backend {backend} on "
+                f"{device}: backends with execution providers: {have}"
+            )
+
+
 def _isolation_problem(config: NodeConfig, devices: tuple[Unit, ...]) -> str:
     reason = (
         "parameter placement is 'auto'"
@@ -177,6 +193,7 @@ def _execution_problems(name: str, settings: DnnConfig, devices: tuple[torch.dev
             yield str(error)
         else:
             calibrated = calibrated or settings.precision == "int8"
+            yield from _provider_problems(name, settings, device)
         if settings.sms and (problem := _sms_problem(device, settings.sms)):
             yield f"parameter dnn.{name}.sms is {settings.sms}; {problem}; 0: the whole device"
     if calibrated:
@@ -184,6 +201,18 @@ def _execution_problems(name: str, settings: DnnConfig, devices: tuple[torch.dev
             calibration_files(settings.calibration_images)
         except CalibrationError as error:
             yield f"parameter dnn.{name}.calibration_images is '{settings.calibration_images}': {error}"
+
+
+def _provider_problems(name: str, settings: DnnConfig, device: torch.device) -> Iterator[str]:
+    for text in settings.providers:
+        provider = parse(text).provider
+        if device.type not in provider.device_types:
+            fit = ", ".join(each.name for each in PROVIDERS.values() if device.type in each.device_types)
+            yield f"parameter dnn.{name}.providers names '{text}', but the device is {device}; allowed there: {fit}"
+    chosen = [parse(text).provider for text in settings.providers]
+    if chosen and not any(settings.precision in provider.precisions for provider in chosen):
+        have = "; ".join(f"{provider.name}: {', '.join(provider.precisions)}" for provider in chosen)
+        yield f"parameter dnn.{name}.precision is '{settings.precision}'; allowed with its providers: {have}"
 
 
 def _sms_problem(device: torch.device, sms: int) -> str:

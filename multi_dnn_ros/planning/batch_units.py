@@ -1,9 +1,9 @@
 """Units that run shares of a batch. A unit is a device with a backend and, on a GPU, a share of its SMs.
 
-A unit has a name: ``cpu``, ``cpu:8`` (threads), ``cuda:0``, ``cuda:0/16sms``, ``cpu:1/torchscript`` (backend). The part
-before the first ``:`` or ``/`` is its kind. Another package adds a kind by an entry point in the group
-``multi_dnn_ros.units``, whose value is ``module:attribute`` of a :class:`UnitKind`. This module does not import
-PyTorch.
+A unit has a name: ``cpu``, ``cpu:8`` (threads), ``cuda:0``, ``cuda:0/16sms``, ``cpu:1/torchscript`` (backend),
+``openvino:gpu``. The part before the first ``:`` or ``/`` is its kind. Another package adds a kind by an entry point in
+the group ``multi_dnn_ros.units``, whose value is ``module:attribute`` of a :class:`UnitKind`. This module does not
+import PyTorch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Unit:
     name: normalized, so that equal units have equal names. process: units with the same value run as threads of one
     process, because kernels of two processes do not run on a GPU at the same time. executor: ``module:class`` that runs
     networks on the unit, see :class:`multi_dnn_ros.partition.executor.Executor`. device: of PyTorch. threads: per CPU
-    operation; 0: one per core. sms: of a GPU; 0: all. options: for kinds of other packages.
+    operation; 0: one per core. sms: of a GPU; 0: all. options: for kinds that need more.
     """
 
     name: str
@@ -72,9 +72,34 @@ def _parse_cuda(text: str) -> Unit:
     return Unit(name, device, _TORCH, device, sms=int(match[2] or 0), backend=match[3] or "auto")
 
 
+def _parse_openvino(text: str) -> Unit:
+    """A processor that OpenVINO computes on, such as an integrated GPU; images and outputs are in host memory."""
+    match = re.fullmatch(r"openvino:((?:cpu|gpu|npu)(?:\.[0-9]{1,2})?)", text)
+    if match is None:
+        raise UnitError(f"unit '{text}' is invalid; allowed: {OPENVINO.form}")
+    if problem := _missing_openvino():
+        raise UnitError(f"unit '{text}' cannot be used: {problem}")
+    threads = 0 if text.startswith("openvino:cpu") else 1  # of the host
+    return Unit(text, text, _TORCH, "cpu", threads, backend="onnxruntime", options=(("providers", (text,)),))
+
+
+def _missing_openvino() -> str:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        return f"ONNX Runtime cannot be imported: {error}"
+    if "OpenVINOExecutionProvider" in onnxruntime.get_available_providers():
+        return ""
+    return (
+        f"onnxruntime {onnxruntime.__version__} was built without OpenVINO; install onnxruntime-openvino in its place "
+        "(docs/providers.md)"
+    )
+
+
 CPU = UnitKind("cpu", "cpu[:THREADS][/BACKEND]", _parse_cpu)
 CUDA = UnitKind("cuda", "cuda[:NUMBER][/NUMBERsms][/BACKEND]", _parse_cuda)
-_registered: dict[str, UnitKind] = {kind.name: kind for kind in (CPU, CUDA)}
+OPENVINO = UnitKind("openvino", "openvino:cpu|gpu|npu[.NUMBER]", _parse_openvino)
+_registered: dict[str, UnitKind] = {kind.name: kind for kind in (CPU, CUDA, OPENVINO)}
 
 
 def register(kind: UnitKind) -> None:

@@ -24,6 +24,7 @@ from multi_dnn_ros.graph.stream_plan import time_saved_s
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.planning.launch_cost import launch_cost_s, synchronize
+from multi_dnn_ros.planning.layer_times import read_layer_times, write_layer_times
 from multi_dnn_ros.planning.measure import Times, Traced, measure
 from multi_dnn_ros.planning.predictor import Predictor, layers_of
 from multi_dnn_ros.planning.profile import LayerShape, describe, node_costs
@@ -82,7 +83,8 @@ class JobPlanner:
     """Plans the cuts of the DNNs of a node.
 
     predictor: predicts layer times; None: layers are measured. source: the predictor's file, for messages. bound_s:
-    maximum duration of a job; 0: none, and the number of jobs is an argument of plan(). timed, launch: for tests.
+    maximum duration of a job; 0: none, and the number of jobs is an argument of plan(). keep: read measured times from
+    the cache, and store them there. timed, launch: for tests.
     """
 
     def __init__(
@@ -91,12 +93,14 @@ class JobPlanner:
         source: str,
         bound_s: float,
         *,
+        keep: bool = False,
         timed: Callable[..., Times] = measure,
         launch: Callable[[Target], float] = launch_cost_s,
     ) -> None:
         self._predictor = predictor
         self._source = source
         self._bound_s = bound_s
+        self._keep = keep
         self._timed = timed
         self._launch = launch
         self._logged: set[str] = set()
@@ -152,9 +156,14 @@ class JobPlanner:
             if not prediction.doubts:
                 return layers, list(prediction.ms), "predicted"
             self._log_doubts(dnn.name, prediction.doubts)
+        if self._keep and (known := read_layer_times(dnn.name, traced, target)) is not None:
+            return *known, "measured"
         times = self._timed(traced, target, jobs=1)
         layers = describe(traced, [layer for stage in times.stages for layer in stage.layers])
-        return layers, [statistics.median(ms) for ms in times.layers], "measured"
+        medians = [statistics.median(ms) for ms in times.layers]
+        if self._keep:
+            write_layer_times(dnn.name, traced, target, layers, medians)
+        return layers, medians, "measured"
 
     def _log_doubts(self, dnn: str, doubts: Sequence[str]) -> None:
         """Log each doubt once, with the first DNN that has it."""

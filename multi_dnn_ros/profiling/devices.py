@@ -13,6 +13,7 @@ import torch
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.onnx_providers import missing_provider
 from multi_dnn_ros.backends.precision import PRECISIONS, allowed_precisions, float32_products
 from multi_dnn_ros.backends.registry import BACKENDS, BackendSpec
 from multi_dnn_ros.common.cpu_features import has_bf16_products, has_int8_products
@@ -186,6 +187,8 @@ def _support(spec: BackendSpec, device: torch.device, capability: tuple[int, int
         types = ", ".join(spec.precisions)
         return BackendSupport(spec.name, version, problem=f"runs on {types} only")
     if spec.compiles and (missing := missing_compiler(device)):
+        return BackendSupport(spec.name, version, problem=missing)
+    if spec.providers and (missing := missing_provider(device.type)):
         return BackendSupport(spec.name, version, problem=missing)
     own, allowed = spec.precisions[device.type], allowed_precisions(device.type, spec.name, capability)
     refused = {

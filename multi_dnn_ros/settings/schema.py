@@ -21,12 +21,14 @@ if TYPE_CHECKING:  # the names are read from the registries at run time
     BackendName = str
 else:
     DecoderName = Literal[("auto", *extensions.names(extensions.DECODERS))]
-    BackendName = Literal[("auto", *extensions.names(extensions.BACKENDS))]
+    BackendName = Literal[("auto", "measured", *extensions.names(extensions.BACKENDS))]
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 
 #: Syntax of a device; :func:`multi_dnn_ros.planning.batch_units.parse_unit` reads all of them but auto.
 _DEVICE = r"^(auto|cpu(:[1-9][0-9]{0,3})?|cuda(:[0-9]{1,3})?)$"
+#: Syntax of an execution provider; :func:`multi_dnn_ros.backends.onnx_providers.parse` reads all of them.
+_PROVIDER = r"^(tensorrt|cuda|openvino(:(cpu|gpu|npu)(\.[0-9]{1,2})?)?|cpu)$"
 _DEVICE_FORMS = "auto, cpu, cpu:<threads>, cuda, cuda:<number>"
 
 
@@ -256,7 +258,9 @@ class DnnConfig(_Section):
     backend: BackendName = Field(
         "auto",
         description="How the jobs run. auto: cuda_graph on a GPU; onnxruntime on a CPU, or torchscript with precision "
-        "bf16 and for DNNs that cannot be exported. inductor compiles the jobs with TorchInductor and captures them "
+        "bf16 and for DNNs that cannot be exported. measured: the fastest of those that work here, measured when the "
+        "DNN is first configured and then cached (docs/providers.md). inductor compiles the jobs with TorchInductor "
+        "and captures them "
         "on a GPU; the first compilation takes minutes and is cached in ~/.cache/multi_dnn_ros/inductor.",
     )
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = Field(
@@ -449,6 +453,16 @@ class DnnConfig(_Section):
         "(docs/devices.md). auto: that of the node's parameter `device`. With `placement: auto` the node chooses one "
         "device of the list, and auto stands for all GPUs and the CPU if parameter `device` is auto, too.",
         json_schema_extra={"allowed": f"{_DEVICE_FORMS}, or a list of different devices without auto"},
+    )
+
+    # Execution providers
+    providers: list[Annotated[str, Field(pattern=_PROVIDER)]] = Field(
+        default_factory=list,
+        description="Execution providers of ONNX Runtime that backend onnxruntime tries, in this order "
+        "(docs/providers.md). On a GPU tensorrt, cuda; on a CPU openvino, cpu, where openvino:gpu or openvino:npu is a "
+        "processor beside the CPU. Empty: those of the device that are installed, in the order tensorrt, cuda, "
+        "openvino, cpu; with backend auto on a CPU only cpu.",
+        json_schema_extra={"allowed": "tensorrt, cuda, openvino, openvino:<cpu, gpu, gpu.<number>, npu>, cpu"},
     )
 
 

@@ -395,12 +395,6 @@ def test_onnxruntime_is_the_default_on_a_cpu_in_float32() -> None:
         choose_backend("onnxruntime", CPU, "bf16", dnn="lane")
 
 
-def test_onnxruntime_is_rejected_on_a_gpu() -> None:
-    message = (
-        "parameter dnn.lane.backend is 'onnxruntime', but the device is cuda:0; "
-        "allowed: auto, eager, torchscript, cuda_graph, inductor"
-    )
-    with pytest.raises(ConfigError, match=message):
-        choose_backend("onnxruntime", GPU, dnn="lane")
-    with pytest.raises(ValueError, match="runs on a CPU; the device is cuda:0"):
+def test_sessions_in_host_memory_are_rejected_on_a_gpu() -> None:
+    with pytest.raises(ValueError, match="for a CPU; the device is cuda:0"):
         OnnxRuntime().prepare([seeded(Residual)], IMAGE, GPU)

@@ -387,6 +387,28 @@ def test_branches_without_effect_are_a_warning() -> None:
     assert "dnn.object.branches is 9; allowed: int, 0 to 8" in problem
 
 
+def test_execution_providers_must_fit_device_precision_and_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi_dnn_ros.backends.precision.has_int8_products", lambda: True)
+    flat = {"device": "cpu", "dnns": ["object"]}
+
+    def found(providers: list[str], **more: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        values = {f"dnn.object.{name}": value for name, value in {"providers": providers, **more}.items()}
+        findings = check_settings(to_config({**flat, **values}))
+        return findings.problems, findings.warnings
+
+    assert found(["openvino:gpu", "cpu"]) == found(["openvino", "cpu"], precision="fp32") == ((), ())
+    assert found(["cpu", "cuda"])[0] == (
+        "parameter dnn.object.providers names 'cuda', but the device is cpu; allowed there: openvino, cpu",
+    )
+    ((problem,), _) = found(["openvino"], precision="int8", backend="onnxruntime")
+    assert problem == "parameter dnn.object.precision is 'int8'; allowed with its providers: openvino: auto, fp32"
+    (_, (warning,)) = found(["openvino"], backend="eager")
+    assert warning == (
+        "parameter dnn.object.providers is ['openvino'] and has no effect with backend eager on cpu: backends with "
+        "execution providers: onnxruntime"
+    )
+
+
 def test_a_file_without_read_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = exported(tmp_path)
     monkeypatch.setattr("multi_dnn_ros.models.weights.os.access", lambda path, mode: False)  # root may read everything

@@ -130,7 +130,9 @@ def test_a_gpu_says_which_precisions_it_is_too_old_for(two_gpus: None) -> None:
     captured = {device.id: next(of for of in device.backends if of.name == "cuda_graph") for device in (old, new)}
     assert captured["cuda:0"].refused["bf16"] == "needs compute capability 8.0; this GPU has 7.2"
     assert captured["cuda:1"].refused == {"int8": "this backend has no int8 on cuda"}
-    assert next(of for of in new.backends if of.name == "onnxruntime").problem == "runs on cpu only"
+    assert next(of for of in new.backends if of.name == "onnxruntime").problem == (
+        "has no execution provider for cuda; it has cpu (docs/providers.md)"
+    )
 
 
 def test_memory_that_does_not_suffice_is_a_reason_and_the_rest_is_measured(

@@ -1,0 +1,298 @@
+"""Execution providers of ONNX Runtime: what computes a session, and how each is configured.
+
+:data:`PROVIDERS` is the table of all of them, in the order of preference. An element of the parameter
+`dnn.<dnn>.providers` names one, and for some a device of their own: `openvino:gpu`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multi_dnn_ros.common.machine_cache import Key, MachineCache
+from multi_dnn_ros.common.reporting import cpu_model
+
+
+@dataclass(frozen=True)
+class SessionRequest:
+    """What a session is configured for.
+
+    device: of PyTorch, on which its inputs and outputs are. precision: as parameter `dnn.<dnn>.precision`. threads: of
+    an operation on a CPU. stream: handle of the CUDA stream that the session computes on; 0: its own. target: the
+    provider's own device ("gpu" of openvino:gpu); "": its default. cache: folder for what the provider compiles; None:
+    not kept.
+    """
+
+    device: torch.device
+    precision: str = "auto"
+    threads: int = 1
+    stream: int = 0
+    target: str = ""
+    cache: Path | None = None
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One execution provider.
+
+    name, key: its name here and in ONNX Runtime. device_types: of PyTorch, where inputs and outputs may be. precisions:
+    values of `dnn.<dnn>.precision` that it computes. options: its options. beside: names of the providers that compute
+    the operators it does not have; the CPU's is always the last. targets: devices of its own that can be named.
+    standard: it reads operators of the ONNX standard; False: those of ONNX Runtime for this CPU. optimize: ONNX Runtime
+    optimizes the session for it. compiles: it compiles the network, and the result is cached. library: of ONNX Runtime,
+    which may fail to load.
+    """
+
+    name: str
+    key: str
+    device_types: tuple[str, ...]
+    precisions: tuple[str, ...]
+    options: Callable[[SessionRequest], dict[str, str]]
+    beside: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    standard: bool = True
+    optimize: bool = True
+    compiles: bool = False
+    library: str = ""
+
+
+class ProviderError(ValueError):
+    """An execution provider cannot be used; the message says which and why."""
+
+
+def _tensorrt_options(request: SessionRequest) -> dict[str, str]:
+    options = {"device_id": str(request.device.index or 0), "trt_fp16_enable": str(int(request.precision == "fp16"))}
+    if request.cache is not None:
+        folder = str(request.cache)
+        options |= {
+            "trt_engine_cache_enable": "1",
+            "trt_engine_cache_path": folder,
+            "trt_timing_cache_enable": "1",
+            "trt_timing_cache_path": folder,
+        }
+    return options | _stream_options(request)
+
+
+def _cuda_options(request: SessionRequest) -> dict[str, str]:
+    return {
+        "device_id": str(request.device.index or 0),
+        "use_tf32": str(int(request.precision != "fp32")),
+        "arena_extend_strategy": "kSameAsRequested",
+        **_stream_options(request),
+    }
+
+
+def _stream_options(request: SessionRequest) -> dict[str, str]:
+    return {"user_compute_stream": str(request.stream)} if request.stream else {}
+
+
+def _openvino_options(request: SessionRequest) -> dict[str, str]:
+    target = (request.target or "cpu").upper()
+    options = {"device_type": target, "precision": "FP32" if target == "CPU" else "ACCURACY"}
+    if target == "CPU":
+        options |= {"num_of_threads": str(request.threads), "num_streams": "1"}
+    if request.cache is not None:
+        options["cache_dir"] = str(request.cache)
+    return options
+
+
+def _no_options(request: SessionRequest) -> dict[str, str]:
+    return {}
+
+
+#: In the order of preference.
+PROVIDERS: Mapping[str, Provider] = {
+    provider.name: provider
+    for provider in (
+        Provider(
+            "tensorrt", "TensorrtExecutionProvider", ("cuda",), ("auto", "fp16"), _tensorrt_options, beside=("cuda",),
+            compiles=True, library="libonnxruntime_providers_tensorrt.so",
+        ),
+        Provider(
+            "cuda", "CUDAExecutionProvider", ("cuda",), ("auto", "fp32", "fp16"), _cuda_options,
+            library="libonnxruntime_providers_cuda.so",
+        ),
+        Provider(
+            "openvino", "OpenVINOExecutionProvider", ("cpu",), ("auto", "fp32"), _openvino_options,
+            targets=("cpu", "gpu", "npu"), optimize=False, compiles=True,
+            library="libonnxruntime_providers_openvino.so",
+        ),
+        Provider("cpu", "CPUExecutionProvider", ("cpu",), ("auto", "fp32", "int8"), _no_options, standard=False),
+    )
+}  # fmt: skip
+CPU = PROVIDERS["cpu"]
+
+#: What providers compile.
+ENGINES = MachineCache("onnx_providers", "compiled networks")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A provider with its own device; see SessionRequest.target."""
+
+    provider: Provider
+    target: str = ""
+
+    @property
+    def text(self) -> str:
+        """As in the parameter."""
+        return f"{self.provider.name}:{self.target}" if self.target else self.provider.name
+
+
+def available() -> tuple[str, ...]:
+    """Names of the providers that the installed ONNX Runtime has, which may still fail to load; (): it is missing."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return ()
+    keys = onnxruntime.get_available_providers()
+    return tuple(name for name, provider in PROVIDERS.items() if provider.key in keys)
+
+
+def missing_provider(device_type: str) -> str:
+    """Why ONNX Runtime cannot be used on a type of device, as the end of a sentence ("has ..."); "" if it can."""
+    if any(device_type in PROVIDERS[name].device_types for name in available()):
+        return ""
+    return f"has no execution provider for {device_type}; it has {_installed()}"
+
+
+def _installed() -> str:
+    return f"{', '.join(available()) or 'none'} (docs/providers.md)"
+
+
+def parse(text: str) -> Choice:
+    """One element of the parameter `providers`. Raises ProviderError."""
+    name, _, target = text.partition(":")
+    provider = PROVIDERS.get(name)
+    if provider is None:
+        raise ProviderError(f"execution provider '{text}' is not known; allowed: {', '.join(forms())}")
+    kind, _, number = target.partition(".")
+    if target and (kind not in provider.targets or not (number.isdecimal() or target == kind)):
+        raise ProviderError(f"execution provider '{text}': its device is '{target}'; allowed: {', '.join(forms())}")
+    return Choice(provider, target)
+
+
+def forms() -> tuple[str, ...]:
+    """The syntax of all providers."""
+    return tuple(
+        provider.name + (f"[:{'|'.join(provider.targets)}[.NUMBER]]" if provider.targets else "")
+        for provider in PROVIDERS.values()
+    )
+
+
+def candidates(wanted: Sequence[str], device: torch.device, precision: str) -> tuple[list[Choice], list[str]]:
+    """The providers to try, in order, and a reason for each wanted one that is left out.
+
+    wanted: the parameter `providers`; empty: all for this type of device, in the order of preference, of which those
+    that are not installed or lack the precision are left out without a reason.
+    """
+    installed = available()
+    found: list[Choice] = []
+    reasons: list[str] = []
+    for text in wanted or PROVIDERS:
+        choice = parse(text)
+        provider = choice.provider
+        if device.type not in provider.device_types:
+            problem = f"it computes on {' and '.join(provider.device_types)}; the device is {device}"
+        elif provider.name not in installed:
+            problem = f"the installed ONNX Runtime was built without it; it has {_installed()}"
+        elif precision not in provider.precisions:
+            problem = f"it has no precision {precision}; it has {', '.join(provider.precisions)}"
+        else:
+            found.append(choice)
+            continue
+        if wanted:
+            reasons.append(f"execution provider {choice.text} is not used: {problem}")
+    return found, reasons
+
+
+def make_session(model: Any, options: Any, choice: Choice, request: SessionRequest, dnn: str) -> Any:
+    """A session of `choice`. model: onnx.ModelProto, or the path of a file. dnn: its name, for messages.
+
+    Raises ProviderError if ONNX Runtime leaves the provider out, and what it raises.
+    """
+    import onnxruntime
+
+    chain = [choice.provider, *(PROVIDERS[name] for name in choice.provider.beside)]
+    listed = [(each.key, each.options(request)) for each in chain]
+    if choice.provider is not CPU:
+        listed.append((CPU.key, {}))
+    content = model if isinstance(model, str) else model.SerializeToString()
+    onnxruntime.set_default_logger_severity(4)  # a provider that is left out is reported by our own message
+    try:
+        session = onnxruntime.InferenceSession(content, options, providers=listed, enable_fallback=0)
+    except Exception as error:
+        if problem := _library_problem(choice):
+            raise ProviderError(f"execution provider {choice.text} does not load for {dnn}: {problem}") from error
+        raise
+    finally:
+        onnxruntime.set_default_logger_severity(2)
+    if choice.provider.key not in session.get_providers():
+        raise ProviderError(f"execution provider {choice.text} does not load for {dnn}: {_load_problem(choice)}")
+    return session
+
+
+def _load_problem(choice: Choice) -> str:
+    """Why ONNX Runtime left a provider out."""
+    device = f" {choice.target}" if choice.target else ""
+    return _library_problem(choice) or f"its device{device} or the driver of it is not there"
+
+
+def _library_problem(choice: Choice) -> str:
+    """Why the provider's library does not load; "" if it does. Only for a provider that ONNX Runtime has tried to load:
+    loaded earlier than by ONNX Runtime, the library would not find it.
+    """
+    import onnxruntime
+
+    library = Path(onnxruntime.__file__).parent / "capi" / choice.provider.library
+    if choice.provider.library and library.is_file():
+        try:
+            ctypes.CDLL(str(library))
+        except OSError as error:
+            return str(error)
+    return ""
+
+
+def engine_folder(model: Any, choice: Choice, request: SessionRequest, dnn: str) -> Path | None:
+    """Folder for what the provider compiles from this model; None if it compiles nothing, or the folder fails."""
+    if not choice.provider.compiles:
+        return None
+    checksum = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+    setup = {"provider": choice.text, "precision": request.precision}
+    machine = hardware_facts(request.device)
+    if choice.provider.name == "tensorrt":
+        machine["tensorrt"] = _tensorrt_version()
+    if request.device.type == "cpu":
+        setup["threads"] = str(request.threads)
+    return ENGINES.entry(Key(checksum, setup, machine, dnn))
+
+
+def hardware_facts(device: torch.device) -> dict[str, str]:
+    """Name of the processor and the versions that decide whether a compiled network or a time holds there."""
+    facts = {"torch": torch.__version__}
+    with contextlib.suppress(ImportError):
+        import onnxruntime
+
+        facts["onnxruntime"] = onnxruntime.__version__
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        capability = f"{properties.major}.{properties.minor}"
+        return {"gpu": properties.name, "compute capability": capability, "cuda": str(torch.version.cuda), **facts}
+    return {"cpu": cpu_model(), **facts}
+
+
+def _tensorrt_version() -> str:
+    """Of the library that ONNX Runtime's provider loads; "unknown" if there is none."""
+    for major in (10, 11, 9, 8):
+        try:
+            return str(ctypes.CDLL(f"libnvinfer.so.{major}").getInferLibVersion())
+        except (OSError, AttributeError):
+            continue
+    return "unknown"

@@ -1,0 +1,225 @@
+"""Stages as sessions of ONNX Runtime on a GPU: images and results stay in its memory, on the DNN's own stream.
+
+Not run on a GPU so far (docs/providers.md). The same stage with a session of the CPU's provider is tested.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from multi_dnn_ros.backends import Shared, Stage, Tensors, run_stages
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.device_errors import is_out_of_memory
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.onnx_providers import ProviderError, candidates
+from multi_dnn_ros.backends.stream_priority import capture_stream
+from multi_dnn_ros.common.error_text import summarize_error
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.backends.onnx_split import Part
+
+log = logging.getLogger(__name__)
+
+_WARM_UP_CALLS = 2
+#: PyTorch's types by ONNX Runtime's names.
+_DTYPES = {
+    "tensor(float)": torch.float32,
+    "tensor(float16)": torch.float16,
+    "tensor(double)": torch.float64,
+    "tensor(bool)": torch.bool,
+    "tensor(uint8)": torch.uint8,
+    "tensor(int8)": torch.int8,
+    "tensor(int32)": torch.int32,
+    "tensor(int64)": torch.int64,
+}
+
+
+class OnnxRuntimeOnGpu:
+    """Runs each stage as a session; the execution providers are tried in turn. To be captured by CudaGraph.
+
+    A DNN that none of them runs stays PyTorch, with a warning. tolerance: largest error of the results, relative to
+    their scale. dnn: its name, for the log. precision: as the parameter; the stages are cast already. single_launch:
+    the first stage's `single_launch` is the whole DNN as one session. providers: parameter `dnn.<dnn>.providers`.
+    required: see BackendRequest.
+    """
+
+    def __init__(
+        self,
+        tolerance: float = 1e-2,
+        dnn: str = "",
+        *,
+        precision: str = "auto",
+        single_launch: bool = True,
+        providers: Sequence[str] = (),
+        required: bool = False,
+    ) -> None:
+        self._tolerance = tolerance
+        self._dnn = dnn or "the DNN"
+        self._precision = precision
+        self._single_launch = single_launch
+        self._providers = tuple(providers)
+        self._required = required
+
+    def prepare(
+        self,
+        stages: Sequence[nn.Module],
+        inputs: Tensors,
+        device: torch.device,
+        shared: Shared | None = None,
+    ) -> tuple[Stage, ...]:
+        """Move to `device`, export, create the sessions, compare with eager results and warm up.
+
+        Sessions compute on the stream of `shared`. Raises ProviderError if the providers are required and none works.
+        """
+        shared = shared or Shared()
+        if shared.stream is None and device.type == "cuda":
+            shared.stream = capture_stream(device)
+        eager = Eager().prepare(stages, inputs, device)
+        failures: list[str] = []
+        choices, reasons = candidates(self._providers, device, self._precision)
+        for reason in reasons:
+            log.warning("%s: %s", self._dnn, reason)
+        for choice in choices:
+            try:
+                from multi_dnn_ros.backends.onnxruntime_sessions import provider_session
+
+                def session(model: Any, choice: Any = choice) -> Any:
+                    stream = 0 if shared.stream is None else shared.stream.cuda_stream
+                    return provider_session(
+                        model, choice, device, dnn=self._dnn, precision=self._precision, stream=stream
+                    )
+
+                return bound_stages(
+                    eager, inputs, device, session, self._tolerance,
+                    stream=shared.stream, single_launch=self._single_launch,
+                )  # fmt: skip
+            except Exception as error:  # whatever a provider raises, the next one may work
+                if is_out_of_memory(error):
+                    raise
+                failures.append(f"{choice.text}: {summarize_error(error)}")
+                log.warning("%s does not run on %s", self._dnn, failures[-1])
+        if self._required:
+            raise ProviderError(
+                f"{self._dnn} cannot run on {', '.join(self._providers)}: {'; '.join([*reasons, *failures])}"
+            )
+        log.warning(
+            "%s runs as PyTorch on %s, because no execution provider of ONNX Runtime runs it", self._dnn, device
+        )
+        return eager
+
+
+def bound_stages(
+    stages: Sequence[Any],
+    inputs: Tensors,
+    device: torch.device,
+    make_session: Any,
+    tolerance: float,
+    *,
+    stream: Any = None,
+    single_launch: bool = True,
+) -> tuple[Stage, ...]:
+    """The stages as sessions that are bound to the memory of `device`, compared with the stages themselves.
+
+    stages: modules on `device`. make_session: creates a session from a model in standard operators. stream: that the
+    sessions compute on; None: on a CPU. Raises ExportError, ValueError for results that differ, and what ONNX Runtime
+    raises.
+    """
+    from multi_dnn_ros.backends.onnx_export import export_chain
+    from multi_dnn_ros.backends.onnx_guards import add_guards
+    from multi_dnn_ros.backends.onnx_split import optimize_parts, optimize_whole
+
+    example = tuple(tensor.to(device) for tensor in inputs)
+    exported = add_guards(export_chain(stages, example))
+    ready = [BoundStage(part, device, make_session, stream) for part in optimize_parts(exported, standard=True)]
+    if single_launch and len(ready) > 1:
+        ready[0].single_launch = BoundStage(optimize_whole(exported, standard=True), device, make_session, stream)
+    with torch.inference_mode():
+        image = noise_like(example)
+        expected = run_stages(stages, image)
+        for chain in [ready] if ready[0].single_launch is None else [ready, [ready[0].single_launch]]:
+            for _ in range(_WARM_UP_CALLS):
+                check_agreement(run_stages(chain, image), expected, tolerance)
+    return tuple(ready)
+
+
+class BoundStage:
+    """A stage as a session that reads and writes tensors where they are. See SessionStage for `part` and NaN guards.
+
+    It runs on its own stream, which waits for the calling thread's current one and the other way round. Captured on its
+    own stream it needs no wait. single_launch: of a first stage, the whole DNN as one stage.
+    """
+
+    def __init__(self, part: Part, device: torch.device, make_session: Any, stream: Any = None) -> None:
+        from multi_dnn_ros.backends.onnxruntime_sessions import to_tensor
+
+        self.single_launch: BoundStage | None = None
+        self._device, self._stream = device, stream
+        self._takes, self._gives, self._guards = part.takes, part.gives, part.guards
+        self._constants = {name: to_tensor(tensor).to(device) for name, tensor in part.constants.items()}
+        self._session: Any = None
+        self._reads: frozenset[str] = frozenset()
+        self._makes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        if part.model is not None:
+            import onnxruntime
+
+            self._session = make_session(part.model)
+            self._reads = frozenset(value.name for value in self._session.get_inputs())
+            self._makes = {value.name: _form(value) for value in self._session.get_outputs()}
+            self._options = onnxruntime.RunOptions()
+            if stream is not None:  # the stream orders what follows; waiting for it would stop a capture
+                self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def __call__(self, carried: Tensors) -> Tensors:
+        values = {**self._constants, **dict(zip(self._takes, carried, strict=True))}
+        if self._session is not None:
+            read = {name: tensor.contiguous() for name, tensor in values.items() if name in self._reads}
+            made = {
+                name: torch.empty(shape, dtype=dtype, device=self._device)
+                for name, (shape, dtype) in self._makes.items()
+            }
+            self._run(read, made)
+            self._mark_nan(made)
+            values.update(made)
+        return tuple(values[name] for name in self._gives)
+
+    def _run(self, read: dict[str, torch.Tensor], made: dict[str, torch.Tensor]) -> None:
+        binding = self._session.io_binding()
+        for name, tensor in read.items():
+            binding.bind_input(*self._place(name, tensor))
+        for name, tensor in made.items():
+            binding.bind_output(*self._place(name, tensor))
+        current = None if self._stream is None else torch.cuda.current_stream(self._device)
+        if current is not None and current != self._stream:
+            self._stream.wait_stream(current)
+        self._session.run_with_iobinding(binding, self._options)
+        if current is not None and current != self._stream:
+            current.wait_stream(self._stream)
+
+    def _place(self, name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
+        """Arguments of bind_input and bind_output."""
+        import numpy as np
+
+        element = np.dtype(str(tensor.dtype).removeprefix("torch."))
+        return (
+            name, self._device.type, self._device.index or 0, element.type, tuple(tensor.shape), tensor.data_ptr(),
+        )  # fmt: skip
+
+    def _mark_nan(self, made: dict[str, torch.Tensor]) -> None:
+        """Fill the floating-point results with NaN if a guard is NaN, without waiting for the device."""
+        if self._guards:
+            lost = torch.stack([made[name].isnan().any() for name in self._guards]).any()
+            for name, tensor in made.items():
+                if tensor.is_floating_point() and name not in self._guards:
+                    tensor.masked_fill_(lost, float("nan"))
+
+
+def _form(value: Any) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and type of an output of a session. ValueError if they are not fixed, or PyTorch lacks the type."""
+    if value.type not in _DTYPES or not all(isinstance(size, int) for size in value.shape):
+        raise ValueError(f"result {value.name} is {value.type} {value.shape}, without a fixed shape or a known type")
+    return tuple(value.shape), _DTYPES[value.type]

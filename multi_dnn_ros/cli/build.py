@@ -1,0 +1,99 @@
+"""``multi-dnn build``: make the caches of a parameter file beforehand, so that the node starts quickly."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.options import add_device, add_output, check_files, read_config, write_figures
+from multi_dnn_ros.common.errors import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.cli.cache_build import Built
+
+_DETAILS = """\
+Configures the DNNs of a parameter file exactly as the node does, in processes of their own and without ROS, and keeps
+everything that takes long in ~/.cache/multi_dnn_ros: int8 calibration, kernels that Inductor compiled, TensorRT engines
+and networks compiled by OpenVINO, measured backends (backend: measured) and numbers of streams (branches: 0). Then it
+configures again, from the caches, to show how long the node will take.
+
+Run it on the robot: what is compiled or measured depends on the machine and on the versions of its libraries. An entry
+of another machine or version is never used; the summary names it, and it can be deleted. Stop other programs while
+backends are measured.
+
+CONFIG is a parameter file as for `multi-dnn run`. Exit code 1: a DNN cannot be configured; the message says why.
+"""
+_EXAMPLES = """\
+multi-dnn build
+multi-dnn build my_robot.yaml
+multi-dnn build my_robot.yaml --node /robot1/multi_dnn --output build.json
+"""
+
+
+def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
+    """Declare the verb."""
+    parser = add_command(
+        subparsers, "build", "make the caches of a parameter file, so that the node starts in seconds",
+        details=_DETAILS, examples=_EXAMPLES, run=run,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("params_file", type=Path, nargs="?", metavar="CONFIG",
+        help="parameter file of the node (default: the package's config/multi_dnn.yaml)")  # fmt: skip
+    add("--node", metavar="NAME", help="full name of the node whose section of the file is used "
+        "(default: /multi_dnn)")  # fmt: skip
+    add_device(parser, None)
+    add_output(parser, "write the summary to this JSON file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build, print progress and the summary."""
+    check_files(args, "output")
+    if args.node is not None and not args.node.startswith("/"):
+        raise UsageError(f"--node is '{args.node}'; expected a full name such as /multi_dnn")
+    config = read_config(args, args.node)
+    from multi_dnn_ros.cli.cache_build import build_caches, seconds
+    from multi_dnn_ros.serving.host import ConfigureError
+    from multi_dnn_ros.serving.process_host import ProcessHost
+
+    config = config.model_copy(update={"isolation": "process"})
+    try:
+        built = build_caches(config, ProcessHost, lambda line: print(line, flush=True), seconds)
+    except ConfigureError as error:
+        raise CommandError(str(error)) from None
+    print(summary(built))
+    caches = [
+        {"what": made.kind.what, "where": str(made.kind.folder), "files": made.files, "bytes": made.size_bytes,
+         "total_bytes": made.total_bytes, "not_used": list(made.foreign)}
+        for made in built.caches
+    ]  # fmt: skip
+    by_dnn = {name: {"first_s": first, "again_s": again} for name, (first, again) in built.by_dnn_s.items()}
+    figures = {"first_s": built.first_s, "again_s": built.again_s, "dnns": by_dnn, "caches": caches}
+    write_figures(args.output, figures)
+    return 0
+
+
+def summary(built: Built) -> str:
+    """Tables of the caches and of the times, and what is not used."""
+    from multi_dnn_ros.common.reporting import table
+
+    caches = table(
+        ["cache", "where", "files made", "KiB made", "KiB in all"],
+        [
+            [made.kind.what, str(made.kind.folder), str(made.files), f"{made.size_bytes / 1024:.0f}",
+             f"{made.total_bytes / 1024:.0f}"]
+            for made in built.caches
+            if made.total_bytes
+        ],
+    )  # fmt: skip
+    times = table(
+        ["seconds to configure", "first", "from the caches"],
+        [
+            *([name, f"{first:.1f}", f"{again:.1f}"] for name, (first, again) in built.by_dnn_s.items()),
+            ["in all, with starting the processes", f"{built.first_s:.1f}", f"{built.again_s:.1f}"],
+        ],
+    )
+    foreign = [line for made in built.caches for line in made.foreign]
+    note = "\n\nNot used, of another machine or version:\n" + "\n".join(f"  {line}" for line in foreign)
+    return f"\n{caches}\n\n{times}" + (note if foreign else "")

@@ -1,0 +1,151 @@
+"""Makes the caches that configuring reads: configures the DNNs as the node does, and then again from the caches."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from multi_dnn_ros.backends.inductor import cache_directory
+from multi_dnn_ros.backends.onnx_providers import ENGINES, hardware_facts
+from multi_dnn_ros.common.machine_cache import MachineCache
+from multi_dnn_ros.common.resources import cache_folder
+from multi_dnn_ros.pipeline.measured_backend import CHOICES
+from multi_dnn_ros.planning.layer_times import LAYER_TIMES
+from multi_dnn_ros.serving.host import Description, Host, Progress
+from multi_dnn_ros.settings.schema import NodeConfig
+
+#: Time and size of a file, by path.
+Snapshot = Mapping[Path, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class CacheKind:
+    """One cache. what: its content. folder: where. machine: it knows of each entry on which machine it was made."""
+
+    what: str
+    folder: Path
+    machine: MachineCache | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """What one cache has after the build. files, size_bytes: written now. total_bytes: of the whole cache."""
+
+    kind: CacheKind
+    files: int
+    size_bytes: int
+    total_bytes: int
+    foreign: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Built:
+    """Result of build_caches(). first_s, again_s: to configure, with the caches as they were and from the caches.
+
+    by_dnn_s: the same two times for each DNN, without starting the processes. caches: in the order of kinds().
+    """
+
+    first_s: float
+    again_s: float
+    by_dnn_s: Mapping[str, tuple[float, float]]
+    caches: tuple[Made, ...]
+    description: Description
+
+
+def kinds() -> tuple[CacheKind, ...]:
+    """The caches that configuring reads and writes."""
+    own = cache_folder()
+    return (
+        CacheKind("durations of configuring, for the progress", own / "configure"),
+        CacheKind("int8 networks (calibration)", own / "int8"),
+        CacheKind("checks of .onnx files", own / "onnx"),
+        CacheKind("numbers of streams (branches)", own / "branches"),
+        CacheKind("layer times (blocking_ms)", LAYER_TIMES.folder, LAYER_TIMES),
+        CacheKind("measured backends", CHOICES.folder, CHOICES),
+        CacheKind("networks compiled by execution providers (TensorRT engines, OpenVINO)", ENGINES.folder, ENGINES),
+        CacheKind("kernels compiled by Inductor and Triton", cache_directory()),
+    )
+
+
+def build_caches(
+    config: NodeConfig, make_host: Callable[[], Host], report: Callable[[str], None], clock: Callable[[], float]
+) -> Built:
+    """Configure twice, each time in new processes. Raises what Host.configure raises.
+
+    make_host: a host for `config`. report: called with a line per step. clock: seconds.
+    """
+    before = {kind.folder: snapshot(kind.folder) for kind in kinds()}
+    first_s, first, _ = _configure(config, make_host, report, clock)
+    made = tuple(_made(kind, before[kind.folder]) for kind in kinds())
+    report("configuring again, from the caches")
+    again_s, again, description = _configure(config, make_host, lambda line: None, clock)
+    by_dnn = {name: (first[name], again.get(name, 0.0)) for name in first}
+    return Built(first_s, again_s, by_dnn, made, description)
+
+
+def _configure(
+    config: NodeConfig, make_host: Callable[[], Host], report: Callable[[str], None], clock: Callable[[], float]
+) -> tuple[float, dict[str, float], Description]:
+    """(seconds, seconds by DNN, what is served)."""
+    names, begin = list(config.dnns), clock()
+    ready_s: list[float] = []  # of the first step, after the processes have started, and of each DNN
+
+    def progress(step: Progress) -> None:
+        report(f"{clock() - begin:7.1f} s  {step.text}")
+        if step.ready >= len(ready_s):
+            ready_s.append(clock())
+
+    host = make_host()
+    try:
+        description = host.configure(config, progress)
+        taken_s = clock() - begin
+    finally:
+        host.close()
+    gaps = [after - before for before, after in itertools.pairwise(ready_s)]
+    return taken_s, dict(zip(names, gaps, strict=False)), description
+
+
+def snapshot(folder: Path) -> Snapshot:
+    """All files below `folder`, which need not exist."""
+    found = {}
+    for file in folder.rglob("*") if folder.is_dir() else ():
+        try:
+            status = file.stat()
+        except OSError:  # removed meanwhile
+            continue
+        if file.is_file():
+            found[file] = (status.st_mtime_ns, status.st_size)
+    return found
+
+
+def _made(kind: CacheKind, before: Snapshot) -> Made:
+    after = snapshot(kind.folder)
+    fresh = [size for file, (changed, size) in after.items() if before.get(file) != (changed, size)]
+    total = sum(size for _, size in after.values())
+    return Made(kind, len(fresh), sum(fresh), total, tuple(foreign_entries(kind.machine)) if kind.machine else ())
+
+
+def foreign_entries(cache: MachineCache) -> Sequence[str]:
+    """For each entry that was made on another machine or by other versions: its folder and the difference."""
+    lines = []
+    for entry in cache.entries():
+        gpu = "gpu" in entry.machine
+        if gpu and not torch.cuda.is_available():
+            lines.append(f"{entry.folder}: of a GPU ({entry.machine['gpu']}); there is none here")
+        elif gpu:
+            every = [hardware_facts(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
+            if all(entry.differences(facts) for facts in every):
+                lines.append(f"{entry.folder}: {entry.differences(every[0])}")
+        elif differences := entry.differences(hardware_facts(torch.device("cpu"))):
+            lines.append(f"{entry.folder}: {differences}")
+    return lines
+
+
+def seconds() -> float:
+    """The clock of build_caches()."""
+    return time.perf_counter()

@@ -1,0 +1,68 @@
+"""Cache of the layer times that are measured while configuring, so that the next configuration does not measure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from pydantic import ValidationError
+
+from multi_dnn_ros.backends.onnx_providers import hardware_facts
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.machine_cache import Key, MachineCache
+from multi_dnn_ros.graph.checksum import network_checksum
+from multi_dnn_ros.planning.measure import Traced
+from multi_dnn_ros.planning.profile import LayerShape
+from multi_dnn_ros.planning.timing import Target
+
+log = logging.getLogger(__name__)
+
+#: Layer times by network, target and machine.
+LAYER_TIMES = MachineCache("layer_times", "layer times")
+
+#: Layers with their times in milliseconds.
+Known = tuple[list[LayerShape], list[float]]
+
+
+def read_layer_times(dnn: str, traced: Traced, target: Target) -> Known | None:
+    """The times that write_layer_times() stored for this network and target; None if there are none.
+
+    dnn: its name, for the log. What is invalid is logged and ignored.
+    """
+    key = _key(dnn, traced, target)
+    content = LAYER_TIMES.read(key)
+    if content is None:
+        return None
+    try:
+        layers = [LayerShape.model_validate(layer) for layer in content["layers"]]
+        ms = [float(each) for each in content["ms"]]
+        if len(layers) != len(ms) or not all(0.0 <= each < 1e9 for each in ms):
+            raise ValueError("the times do not match the layers")
+        names = {node.name for node in traced.graph_module.graph.nodes}
+        if not {name for layer in layers for name in layer.nodes} <= names:
+            raise ValueError("its layers are not those of the network")
+    except (ValidationError, ValueError, TypeError, KeyError) as error:
+        log.warning("layer times in %s are not used: %s", LAYER_TIMES.folder / key.name, summarize_error(error))
+        return None
+    return layers, ms
+
+
+def write_layer_times(
+    dnn: str, traced: Traced, target: Target, layers: Sequence[LayerShape], ms: Sequence[float]
+) -> None:
+    """Store measured times."""
+    content = {"layers": [layer.model_dump(mode="json") for layer in layers], "ms": list(ms)}
+    LAYER_TIMES.write(_key(dnn, traced, target), content)
+
+
+def _key(dnn: str, traced: Traced, target: Target) -> Key:
+    setup = {
+        "backend": target.backend,
+        "precision": target.precision,
+        "sms": str(target.sms),
+        "threads": str(torch.get_num_threads()) if target.device.type == "cpu" else "",
+        "inputs": ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in traced.inputs),
+        "fused": ", ".join(sorted(traced.fused)),
+    }
+    return Key(network_checksum(traced.graph_module), setup, hardware_facts(target.device), dnn)

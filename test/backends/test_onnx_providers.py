@@ -1,0 +1,340 @@
+"""Execution providers: the table, their order, what is said about one that does not work, and what they cache.
+
+ONNX Runtime as it is installed for the tests has the CPU's provider only. What needs another one runs on a session of
+the CPU's provider that claims to be the other. Twin on a GPU: test/gpu/backends/test_onnxruntime_cuda.py.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from multi_dnn_ros.backends import run_stages
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.capture import CudnnBenchmark
+from multi_dnn_ros.backends.cuda_graph import CudaGraph
+from multi_dnn_ros.backends.onnx_providers import (
+    PROVIDERS,
+    Choice,
+    ProviderError,
+    SessionRequest,
+    candidates,
+    engine_folder,
+    forms,
+    parse,
+)
+from multi_dnn_ros.backends.onnxruntime_backend import SPEC, OnnxRuntime
+from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage, OnnxRuntimeOnGpu, bound_stages
+from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage, make_sessions
+from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.pipeline.choices import automatic_providers, backend_name, choose_backend
+from multi_dnn_ros.planning.batch_units import UnitError, parse_unit
+from multi_dnn_ros.settings.schema import DnnConfig
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+IMAGE = (torch.zeros(1, 3, 32, 48),)
+
+
+class Network(nn.Module):
+    """A value that is carried over cuts, pooling, and a constant among the results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 1, 1)
+        self.anchors = nn.Parameter(torch.arange(6.0))
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        image = self.first(image).relu()
+        return nn.functional.max_pool2d(self.second(image).relu() + image, 2), self.anchors * 2
+
+
+def network() -> Network:
+    torch.manual_seed(0)
+    return Network().eval()
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.ENGINES._folder", tmp_path / "engines")
+
+
+class Installed:
+    """An ONNX Runtime with more providers. loads: those whose sessions keep them. calls: options by provider."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str, loads: tuple[str, ...] = (), wrong: str = ""):
+        self.calls: list[dict[str, dict[str, str]]] = []
+        own = onnxruntime.InferenceSession
+        keys = [PROVIDERS[name].key for name in (*names, "cpu")]
+
+        def session(model: Any, options: Any, *, providers: Any, **rest: Any) -> Any:
+            if not isinstance(providers[0], tuple):
+                return own(model, options, providers=providers, **rest)
+            self.calls.append(dict(providers))
+            made = own(model, options, providers=["CPUExecutionProvider"])
+            kept = [key for key, _ in providers if key in {PROVIDERS[name].key for name in (*loads, "cpu")}]
+            made.get_providers = lambda: kept
+            if wrong and PROVIDERS[wrong].key in kept:
+                run = made.run
+                made.run = lambda *arguments: [1.0 + array for array in run(*arguments)]
+            return made
+
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: keys)
+        monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+
+
+def prepare(*providers: str, jobs: int = 2, **options: Any) -> Any:
+    return OnnxRuntime(dnn="lane", providers=providers, **options).prepare(cut(network(), IMAGE, jobs), IMAGE, CPU)
+
+
+def agrees(stages: Any) -> bool:
+    image = noise_like(IMAGE)
+    with torch.inference_mode():
+        check_agreement(run_stages(stages, image), network()(*image), 1e-4)
+    return True
+
+
+def test_the_table_is_in_the_order_of_preference_and_covers_the_precisions_of_the_backend() -> None:
+    assert [*PROVIDERS] == ["tensorrt", "cuda", "openvino", "cpu"]
+    for device, precisions in SPEC.precisions.items():
+        of_all = [each.precisions for each in PROVIDERS.values() if device in each.device_types]
+        assert set(precisions) == {name for names in of_all for name in names}
+
+
+@pytest.mark.parametrize("text", ["tensorrt", "cuda", "cpu", "openvino", "openvino:gpu", "openvino:gpu.1"])
+def test_what_the_parameter_allows_is_what_the_table_reads(text: str) -> None:
+    assert DnnConfig(role="lane", model="builtin:lane", providers=[text]).providers == [parse(text).text]
+
+
+@pytest.mark.parametrize("text", ["directml", "cpu:0", "openvino:tpu", "openvino:gpu.", "openvino:", "", "cuda:1"])
+def test_a_wrong_provider_is_named_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(ValueError, match=r"providers\.0"):
+        DnnConfig(role="lane", model="builtin:lane", providers=[text])
+    if text != "openvino:":  # an empty device is the default one
+        with pytest.raises(ProviderError, match=re.escape(f"'{text}'") + ".*" + re.escape(forms()[2])):
+            parse(text)
+
+
+def test_installed_providers_of_the_device_are_tried_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    Installed(monkeypatch, "tensorrt", "cuda", "openvino")
+    names = lambda *arguments: [each.text for each in candidates(*arguments)[0]]  # noqa: E731
+    assert names((), GPU, "auto") == ["tensorrt", "cuda"]
+    assert names((), GPU, "fp32") == ["cuda"]
+    assert names((), CPU, "auto") == ["openvino", "cpu"]
+    assert names(("cpu", "openvino:gpu"), CPU, "auto") == ["cpu", "openvino:gpu"]
+    assert candidates((), GPU, "fp32")[1] == []
+    assert candidates(("tensorrt", "cuda"), GPU, "fp32")[1] == [
+        "execution provider tensorrt is not used: it has no precision fp32; it has auto, fp16"
+    ]
+
+
+def test_backend_auto_stays_with_the_provider_of_the_cpu_whatever_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed = Installed(monkeypatch, "openvino", loads=("openvino",))
+    assert automatic_providers("auto", CPU) == ("cpu",)
+    assert automatic_providers("onnxruntime", CPU) == automatic_providers("auto", GPU) == ()
+    ready = choose_backend("auto", CPU, dnn="lane").prepare(cut(network(), IMAGE, 1), IMAGE, CPU)
+    assert isinstance(ready[0], SessionStage)
+    assert ready[0].choice.text == "cpu"
+    assert installed.calls == []
+
+
+def test_a_provider_that_was_not_built_in_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """The real ONNX Runtime of this machine, which has the CPU's provider only."""
+    with caplog.at_level(logging.WARNING):
+        ready = prepare("openvino", "cpu")
+    assert [record.message for record in caplog.records] == [
+        "lane: execution provider openvino is not used: the installed ONNX Runtime was built without it; it has cpu "
+        "(docs/providers.md)"
+    ]
+    assert ready[0].choice.text == "cpu"
+    assert agrees(ready)
+
+
+def test_a_provider_that_does_not_load_is_one_line_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Installed(monkeypatch, "openvino")
+    with caplog.at_level(logging.WARNING):
+        ready = prepare("openvino:gpu", "cpu")
+    assert [record.message for record in caplog.records] == [
+        "lane does not run on openvino:gpu: execution provider openvino:gpu does not load for lane: its device gpu or "
+        "the driver of it is not there"
+    ]
+    assert ready[0].choice.text == "cpu"
+    assert agrees(ready)
+
+
+def test_a_provider_with_other_results_is_one_line_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Installed(monkeypatch, "openvino", loads=("openvino",), wrong="openvino")
+    with caplog.at_level(logging.WARNING):
+        ready = prepare()
+    (record,) = caplog.records
+    assert re.match(r"lane does not run on openvino: result 0 is off by [13] on a scale of", record.message)
+    assert agrees(ready)
+
+
+def test_a_required_provider_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ProviderError, match=r"lane cannot run on openvino:gpu: .* was built without it; it has cpu"):
+        prepare("openvino:gpu", required=True)
+    Installed(monkeypatch, "openvino")
+    with pytest.raises(ProviderError, match=r"lane cannot run on openvino:gpu: .*does not load for lane"):
+        prepare("openvino:gpu", required=True)
+
+
+def test_options_come_from_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed = Installed(monkeypatch, "openvino", loads=("openvino",))
+    ready = prepare("openvino", jobs=1)
+    assert ready[0].choice.text == "openvino"
+    assert agrees(ready)
+    (call,) = installed.calls
+    folder = Path(call["OpenVINOExecutionProvider"].pop("cache_dir"))
+    assert folder.parent == tmp_path / "engines"
+    assert call == {
+        "OpenVINOExecutionProvider": {
+            "device_type": "CPU", "precision": "FP32", "num_of_threads": str(torch.get_num_threads()),
+            "num_streams": "1",
+        },
+        "CPUExecutionProvider": {},
+    }  # fmt: skip
+    on_gpu = SessionRequest(torch.device("cuda:1"), "fp16", stream=1234, cache=tmp_path)
+    tensorrt, cuda = (PROVIDERS[name].options(on_gpu) for name in ("tensorrt", "cuda"))
+    assert (tensorrt["trt_fp16_enable"], tensorrt["trt_engine_cache_path"]) == ("1", str(tmp_path))
+    for options in (tensorrt, cuda):
+        assert (options["device_id"], options["user_compute_stream"]) == ("1", "1234")
+    assert PROVIDERS["cuda"].options(SessionRequest(GPU, "fp32"))["use_tf32"] == "0"
+    assert "user_compute_stream" not in PROVIDERS["cuda"].options(SessionRequest(GPU))
+
+
+def test_sessions_for_another_provider_get_operators_of_the_standard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that ONNX Runtime makes for this CPU, such as blocked convolutions, are unknown elsewhere."""
+    Installed(monkeypatch, "openvino", loads=("openvino",))
+    seen: list[Any] = []
+    create = SessionStage.__init__
+
+    def noted(self: SessionStage, part: Any, *rest: Any) -> None:
+        seen.append(part.model)
+        create(self, part, *rest)
+
+    monkeypatch.setattr(SessionStage, "__init__", noted)
+    domains = {}
+    for name in ("cpu", "openvino"):
+        seen.clear()
+        prepare(name, jobs=3)
+        domains[name] = {node.domain for model in seen if model for node in model.graph.node}
+    assert domains["openvino"] == {""}
+    assert domains["cpu"] > {""}
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_bound_memory_gives_the_results_of_eager_and_marks_lost_nan(jobs: int) -> None:
+    """The stage that a GPU uses, with sessions of the CPU's provider."""
+    stages = [stage.eval() for stage in cut(network(), IMAGE, jobs)]
+    ready = bound_stages(stages, IMAGE, CPU, _on_cpu, 1e-4)
+    assert all(isinstance(stage, BoundStage) for stage in ready)
+    chains = [ready] if jobs == 1 else [ready, [ready[0].single_launch]]
+    for chain in chains:
+        assert agrees(chain)
+        first, _ = run_stages(chain, noise_like(IMAGE))
+        kept = first.clone()
+        lost = noise_like(IMAGE)[0].clone()
+        lost[0, 0, 3, 3] = torch.nan
+        assert run_stages(chain, (lost,))[0].isnan().all()
+        assert torch.equal(first, kept)  # an earlier frame's results are not overwritten
+
+
+def _on_cpu(model: Any) -> Any:
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def test_without_a_provider_a_gpu_runs_pytorch(caplog: pytest.LogCaptureFixture) -> None:
+    stages = cut(network(), IMAGE, 2)
+    with caplog.at_level(logging.WARNING):
+        ready = OnnxRuntimeOnGpu(dnn="lane", providers=("tensorrt", "cuda")).prepare(stages, IMAGE, CPU)
+    assert agrees(ready)
+    assert [record.message for record in caplog.records if record.name.startswith("multi_dnn_ros")] == [
+        "lane: execution provider tensorrt is not used: it computes on cuda; the device is cpu",
+        "lane: execution provider cuda is not used: it computes on cuda; the device is cpu",
+        "lane runs as PyTorch on cpu, because no execution provider of ONNX Runtime runs it",
+    ]
+
+
+def test_on_a_gpu_sessions_are_captured_and_not_the_default() -> None:
+    backend = choose_backend("onnxruntime", GPU)
+    assert isinstance(backend, CudnnBenchmark)
+    assert isinstance(backend.backend, CudaGraph)
+    assert isinstance(backend.backend._kernels, OnnxRuntimeOnGpu)
+    assert backend_name("auto", GPU) == "cuda_graph"
+
+
+def test_compiled_networks_are_found_again_and_those_of_another_machine_are_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    import onnx
+
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    form = [onnx.helper.make_tensor_value_info(name, 1, [1, 4]) for name in "xy"]
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", form[:1], form[1:]))
+    choice = Choice(PROVIDERS["openvino"])
+    folder: Callable[..., Path | None] = lambda precision="auto": engine_folder(  # noqa: E731
+        model, choice, SessionRequest(CPU, precision), "lane"
+    )
+    first = folder()
+    assert first is not None
+    assert first == folder()
+    assert first != folder("fp32")
+    assert engine_folder(model, Choice(PROVIDERS["cpu"]), SessionRequest(CPU), "lane") is None
+    with caplog.at_level(logging.WARNING):
+        monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.cpu_model", lambda: "Board 9000")
+        elsewhere = folder()
+    assert elsewhere is not None
+    assert elsewhere != first
+    (record,) = caplog.records
+    assert re.fullmatch(
+        rf"compiled networks of lane in {re.escape(str(first))} are not used: cpu is '.+' there and 'Board 9000' here",
+        record.message,
+    )
+    caplog.clear()
+    facts = elsewhere / "facts.json"
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "machine": {"cpu": "Board 1"}}))
+    (elsewhere / "engine").write_bytes(b"of another machine")
+    assert folder() == elsewhere
+    assert "facts.json does not match the folder" in caplog.text
+    assert not (elsewhere / "engine").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.ENGINES._folder", tmp_path / "file" / "below")
+    installed = Installed(monkeypatch, "openvino", loads=("openvino",))
+    ready = make_sessions(
+        [stage.eval() for stage in cut(network(), IMAGE, 1)], IMAGE, 1e-4, choice=parse("openvino"), dnn="lane"
+    )
+    assert agrees(ready)
+    assert "cache_dir" not in installed.calls[0]["OpenVINOExecutionProvider"]
+    assert "compiled networks of lane are not kept" in caplog.text
+
+
+def test_a_unit_of_openvino_needs_its_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UnitError, match=r"unit 'openvino:gpu' cannot be used: onnxruntime .* was built without OpenVINO"
+    ):
+        parse_unit("openvino:gpu")
+    with pytest.raises(UnitError, match=r"unit 'openvino:tpu' is invalid; allowed: openvino:cpu\|gpu\|npu"):
+        parse_unit("openvino:tpu")
+    Installed(monkeypatch, "openvino")
+    unit = parse_unit("openvino:gpu.1")
+    assert (unit.device, unit.backend, unit.process) == ("cpu", "onnxruntime", "openvino:gpu.1")

@@ -1,0 +1,242 @@
+"""`backend: measured`: the choice, its table, its cache, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.backends import run_stages
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.registry import BACKENDS, BackendSpec
+from multi_dnn_ros.graph.checksum import network_checksum
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.pipeline import build as build_module
+from multi_dnn_ros.pipeline import measured_backend
+from multi_dnn_ros.pipeline.measured_backend import (
+    CHOICES,
+    Row,
+    as_table,
+    choose,
+    with_measured_backend,
+)
+from multi_dnn_ros.settings.flat_parameters import to_config
+from multi_dnn_ros.settings.schema import DnnConfig
+
+CPU = torch.device("cpu")
+MEASURING = "measuring 3 backends for lane"
+SETTINGS = DnnConfig(role="lane", model="builtin:lane_small", backend="measured", jobs=2)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CHOICES, "_folder", tmp_path / "backends")
+
+
+@pytest.fixture
+def dnn() -> Dnn:
+    return load_dnn("lane", SETTINGS)
+
+
+@pytest.fixture
+def ms(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], None]:
+    """Sets the measured times; by the number of the candidate, in order."""
+
+    def fake(times: dict[str, float]) -> None:
+        def in_turn(calls: dict[int, Callable[[], object]], timer: object, rounds: int) -> dict[int, list[float]]:
+            for call in calls.values():
+                call()
+            return {index: [ms] * rounds for index, ms in zip(calls, times.values(), strict=True)}
+
+        monkeypatch.setattr(measured_backend, "measure_in_turn", in_turn)
+
+    return fake
+
+
+def chosen(dnn: Dnn, settings: DnnConfig = SETTINGS, lines: list[str] | None = None) -> DnnConfig:
+    return with_measured_backend(dnn, settings, CPU, (lines if lines is not None else []).append)
+
+
+def test_every_backend_of_a_cpu_is_measured_and_agrees_with_eager(dnn: Dnn) -> None:
+    """Nothing is faked: the times are real, and any of them may win."""
+    lines: list[str] = []
+    settings = chosen(dnn, lines=lines)
+    assert lines[0] == MEASURING
+    head, *table = lines[1].splitlines()
+    cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:5]] for row in table[2:]}
+    timed = {name: float(row[0]) for name, row in cells.items() if row[0] != "-"}
+    assert set(timed) == {"eager", "torchscript", "onnxruntime/cpu"}
+    assert all(float(cells[name][1]) < 1e-4 and not cells[name][2] for name in timed)
+    assert cells["cuda_graph"] == ["-", "-", "it runs on cuda"]
+    assert cells["inductor"] == ["-", "-", "it compiles for minutes; to use it, name it as backend"]
+    name = settings.backend + (f"/{settings.providers[0]}" if settings.providers else "")
+    assert head == f"dnn.lane: backend {name}, measured now:"
+    assert timed[name] <= timed["onnxruntime/cpu"]
+
+
+def test_the_choice_is_read_from_the_cache_until_the_network_or_the_machine_changes(
+    dnn: Dnn,
+    ms: Callable[[dict[str, float]], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ms({"eager": 3.0, "torchscript": 1.0, "onnxruntime/cpu": 2.0})
+    assert chosen(dnn).backend == "torchscript"
+    ms({"eager": 1.0, "torchscript": 2.0, "onnxruntime/cpu": 3.0})
+    lines: list[str] = []
+    assert chosen(dnn, lines=lines).backend == "torchscript"
+    (text,) = lines
+    assert text.startswith(f"dnn.lane: backend torchscript, from {CHOICES.folder}")
+    lines.clear()
+    with torch.no_grad():
+        next(dnn.module.parameters()).add_(0.01)
+    assert chosen(dnn).backend == "eager"
+    monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.cpu_model", lambda: "Board 9000")
+    caplog.clear()
+    assert chosen(dnn, lines=lines).backend == "eager"
+    assert lines[0] == MEASURING
+    (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert "the measured backends of lane in" in warning
+    assert "are not used: cpu is '" in warning
+    assert warning.endswith("' there and 'Board 9000' here")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[{}]",
+        "7",
+        '[{"backend": "eager", "ms": -1.0}]',
+        '[{"backend": "rocket", "ms": 0.001}]',
+        '[{"ms": "fast"}]',
+    ],
+)
+def test_a_damaged_choice_is_measured_again(
+    content: str, dnn: Dnn, ms: Callable[[dict[str, float]], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    ms({"eager": 3.0, "torchscript": 1.0, "onnxruntime/cpu": 2.0})
+    chosen(dnn)
+    (entry,) = CHOICES.entries()
+    (entry.folder / "content.json").write_text(content)
+    lines: list[str] = []
+    assert chosen(dnn, lines=lines).backend == "torchscript"
+    assert lines[0] == MEASURING
+    assert "are not used" in caplog.text
+
+
+def test_facts_that_do_not_match_the_folder_are_refused(dnn: Dnn, caplog: pytest.LogCaptureFixture) -> None:
+    chosen(dnn)
+    (entry,) = CHOICES.entries()
+    facts = json.loads((entry.folder / "facts.json").read_text())
+    facts["machine"]["cpu"] = "Board 9000"
+    (entry.folder / "facts.json").write_text(json.dumps(facts))
+    lines: list[str] = []
+    chosen(dnn, lines=lines)
+    assert lines[0] == MEASURING
+    assert "facts.json does not match the folder" in caplog.text
+
+
+class _Wrong(Eager):
+    def prepare(self, stages: Sequence[Any], *rest: Any) -> Any:
+        first, *others = super().prepare(stages, *rest)
+        return (lambda carried: tuple(tensor + 1.0 for tensor in first(carried)), *others)
+
+
+class _Broken(Eager):
+    def prepare(self, *rest: Any) -> Any:
+        raise RuntimeError("no such instruction")
+
+
+class _Replaced(Eager):
+    def prepare(self, *rest: Any) -> Any:
+        logging.getLogger("multi_dnn_ros.backends.toy").warning("lane runs as eager, because toy fails")
+        return super().prepare(*rest)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(_Wrong, "is off by"), (_Broken, "no such instruction"), (_Replaced, "lane runs as eager, because toy fails")],
+)
+def test_a_backend_that_does_not_work_here_is_not_chosen(
+    kind: type[Eager], reason: str, dnn: Dnn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [*BACKENDS.usable(), BackendSpec("toy", lambda request: kind())]
+    monkeypatch.setattr(BACKENDS, "usable", lambda: specs)
+    monkeypatch.setattr(BACKENDS, "get", {spec.name: spec for spec in specs}.__getitem__)
+    lines: list[str] = []
+    assert chosen(dnn, lines=lines).backend != "toy"
+    (row,) = [line for line in lines[-1].splitlines() if line.startswith("| toy ")]
+    assert reason in row
+
+
+def test_int8_has_one_backend_and_is_not_measured(dnn: Dnn) -> None:
+    lines: list[str] = []
+    settings = chosen(dnn, SETTINGS.model_copy(update={"precision": "int8"}), lines)
+    assert (settings.backend, lines) == ("onnxruntime", ["dnn.lane: backend onnxruntime, the only one with int8"])
+
+
+TIMES = st.one_of(st.none(), st.floats(0.01, 100.0))
+
+
+@given(usual=TIMES, others=st.lists(TIMES, max_size=4))
+def test_the_usual_backend_stays_unless_another_is_clearly_faster(
+    usual: float | None, others: list[float | None]
+) -> None:
+    rows = [Row("usual", ms=usual), *(Row(f"other{index}", ms=ms) for index, ms in enumerate(others))]
+    best = choose(rows, "usual")
+    faster = [ms for ms in others if ms is not None and (usual is None or ms <= 0.98 * usual)]
+    if faster:
+        assert best.ms == min(ms for ms in others if ms is not None)
+    else:
+        assert best.backend == "usual"
+
+
+def test_the_table_names_every_backend() -> None:
+    rows = [Row("onnxruntime", "openvino:gpu", 1.5, 2e-6), Row("cuda_graph", reason="it runs on cuda")]
+    text = as_table(rows)
+    assert "| onnxruntime/openvino:gpu | 1.5 | 2.0e-06 |                 |" in text
+    assert "| cuda_graph               | -   | -       | it runs on cuda |" in text
+
+
+def test_the_checksum_is_of_structure_and_parameters(dnn: Dnn) -> None:
+    other = load_dnn("lane", SETTINGS)
+    assert network_checksum(dnn.module) == network_checksum(other.module)
+    with torch.no_grad():
+        next(other.module.parameters()).add_(0.01)
+    assert network_checksum(dnn.module) != network_checksum(other.module)
+    activations = torch.nn.Sequential(torch.nn.ReLU()), torch.nn.Sequential(torch.nn.SiLU())
+    assert network_checksum(activations[0]) != network_checksum(activations[1])
+
+
+def test_a_pipeline_runs_the_measured_backend(ms: Callable[[dict[str, float]], None], dnn: Dnn) -> None:
+    ms({"eager": 3.0, "torchscript": 2.0, "onnxruntime/cpu": 1.0})
+    flat = {
+        f"dnn.lane.{name}": value for name, value in SETTINGS.model_dump(include={*SETTINGS.model_fields_set}).items()
+    }
+    config = to_config({"cameras": ["front"], "dnns": ["lane"], "device": "cpu", **flat})
+    lines: list[str] = []
+    (task,) = build_module.build(config, lines.append).tasks
+    assert MEASURING in lines
+    assert type(task.stages[0]).__name__ == "SessionStage"
+    image = noise_like(dnn.example_inputs())
+    with torch.inference_mode():
+        outputs = dnn.module(*image)
+        expected = tuple(outputs.values()) if isinstance(outputs, dict) else outputs
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        check_agreement(run_stages(task.stages, image), expected, 1e-3)
+
+
+def test_rows_survive_the_cache() -> None:
+    row = Row("onnxruntime", "cpu", 1.0, 1e-6)
+    assert Row(**json.loads(json.dumps(vars(row)))) == row == replace(row)
