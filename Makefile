@@ -25,7 +25,7 @@ demo: $(INSTALLED)-offline ## generated road -> camera process -> node process -
 
 # More workers than two cores, because many tests wait for processes; the long ones would disturb one another.
 test: test-gpu ## all but the long ones: about eleven minutes on two cores
-	$(BIN)/python -m pytest --durations 25 --numprocesses 4 $(PARALLEL) -m "not long"
+	$(BIN)/python -m pytest --durations 25 --numprocesses auto --maxprocesses 4 $(PARALLEL) -m "not long"
 
 test-long: install ## soaks, scenarios of many processes, large networks
 	$(BIN)/python -m pytest --durations 10 --numprocesses auto --maxprocesses 4 $(PARALLEL) -m long

@@ -27,7 +27,7 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add = parser.add_argument
     add("--model", default="builtin:lane", help="lane DNN (default: %(default)s)")
     add("--count", type=positive, default=200, metavar="N", help="scenes per condition (default: %(default)s)")
-    add("--size", type=size, default=(640, 480), metavar="WxH", help="size of the images (default: 640x480)")
+    add("--size", type=size, default=(640, 480), metavar="WxH", help="size of the images in pixels (default: 640x480)")
     add("--shown", type=natural, default=0, metavar="N", help="number of the scene in the plot (default: %(default)s)")
     add_seed(parser, "the generated scenes")
     add_output(parser)

@@ -82,7 +82,10 @@ def test_weights_are_held_once_for_all_sizes() -> None:
 
 @pytest.mark.parametrize(
     ("dnns", "precision", "tolerance"),
-    [(["lane"], "auto", 1e-2), (["lane", "object"], "fp16", IDENTICAL)],  # auto may mean TF32
+    [
+        (["lane"], "auto", 1e-2),
+        (["lane", "object"], "fp16", 2e-3),
+    ],  # auto may mean TF32; fp16: a few units in the last place
 )
 def test_cameras_that_share_inferences_get_the_results_of_none_shared(
     dnns: list[str], precision: str, tolerance: float
