@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 
 # Each worker begins with a part of the tests in their order, so that fixtures of modules are made once, and takes over
 # tests of another when it has none left.
-PARALLEL := --dist worksteal --ignore test/gpu
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal --ignore test/gpu
 
 # Containers often set this: every worker would rewrite the asserts of all tests again, and every process of a test
 # compile this package.
@@ -23,12 +23,11 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(INSTALLED)-offline ## generated road -> camera process -> node process -> out/demo
 	$(BIN)/multi-dnn demo --output out/demo
 
-# More workers than two cores, because many tests wait for processes; the long ones would disturb one another.
 test: test-gpu ## all but the long ones: about eleven minutes on two cores
-	$(BIN)/python -m pytest --durations 25 --numprocesses auto --maxprocesses 4 $(PARALLEL) -m "not long"
+	$(BIN)/python -m pytest --durations 25 $(PARALLEL) -m "not long"
 
 test-long: install ## soaks, scenarios of many processes, large networks
-	$(BIN)/python -m pytest --durations 10 --numprocesses auto --maxprocesses 4 $(PARALLEL) -m long
+	$(BIN)/python -m pytest --durations 10 $(PARALLEL) -m long
 
 lint: install
 	$(BIN)/ruff check .
