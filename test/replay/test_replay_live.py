@@ -27,23 +27,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def parameters(folder: Path) -> Path:
-    """The backend that is ready soonest."""
-    path = folder / "quick.yaml"
-    dnns = ", ".join(f"{dnn}: {{backend: eager, jobs: 1}}" for dnn in DNNS)
-    path.write_text(f"/**: {{ros__parameters: {{device: cpu, dnns: [{', '.join(DNNS)}], dnn: {{{dnns}}}}}}}\n")
-    return path
-
-
-@pytest.fixture(scope="module")
-def live(drive: list[Scene], folder: Path, parameters: Path) -> LiveSession:
+def live(drive: list[Scene], folder: Path) -> LiveSession:
     """The recording at 5 Hz with its own stamps."""
     recording = write_road(folder / "drive", drive)
     camera = [str(recording), "--stamps", "source", "--rate", "5"]
     # Reliable and a deeper queue: what a busy test machine cannot take at once must arrive, to be accounted for.
-    settings = ["camera.front.qos:=reliable", "camera.front.depth:=10"]
-    words = [word for value in settings for word in ("-p", value)]
-    return LiveSession().run(camera, ["--params-file", str(parameters), "--ros-args", *words], folder)
+    settings = ["device:=cpu", "camera.front.qos:=reliable", "camera.front.depth:=10"]
+    return LiveSession().run(camera, ["--ros-args", *(word for value in settings for word in ("-p", value))], folder)
 
 
 def test_detections_are_where_the_truth_is(live: LiveSession, drive: list[Scene]) -> None:
@@ -64,7 +54,7 @@ def test_every_offered_frame_is_published_or_counted_as_dropped(live: LiveSessio
     assert counted["offered"] == FRAMES
     assert counted["dropped"].pop("bad_image", 0) <= 1
     assert counted["dropped"].keys() <= {"overwritten"}
-    assert counted["published"] >= FRAMES // 6  # of a busy machine
+    assert counted["published"] >= FRAMES // 3
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
@@ -82,9 +72,9 @@ def test_a_corrupt_frame_is_reported_and_the_next_is_served(live: LiveSession) -
     assert any(index_of(message) > CORRUPT for message in live.outputs["object/detections"])
 
 
-def test_live_and_offline_results_are_the_same(live: LiveSession, folder: Path, parameters: Path) -> None:
+def test_live_and_offline_results_are_the_same(live: LiveSession, folder: Path) -> None:
     """Frame by frame: the graph changes which frames are served, not what is found in them."""
-    assert main(["replay", str(folder / "drive"), str(folder / "results"), "--params-file", str(parameters)]) == 0
+    assert main(["replay", str(folder / "drive"), str(folder / "results"), "--device", "cpu"]) == 0
     for name in ("object/detections", "pedestrian/detections"):
         offline = {
             index_of(parsed(message)): parsed(message)
