@@ -41,6 +41,13 @@ def salvage(path: Path, note: Note) -> Salvage:
     return McapSalvage(path, note) if path.suffix == ".mcap" else SqliteSalvage(path, note)
 
 
+def scanned(path: Path, note: Note, topics: Collection[str]) -> Iterator[Salvaged]:
+    """The intact messages on `topics` of an .mcap file, without its index; see :func:`scan_mcap`."""
+    for message in scan_mcap(path, note):
+        if message.channel.topic in topics:
+            yield Salvaged(message.channel.topic, message.channel.msgtype, message.stamp_ns, message.data)
+
+
 class McapSalvage:
     """An MCAP file without its index: scanned once to count, and again for the messages."""
 
@@ -50,9 +57,7 @@ class McapSalvage:
         self.counts = Counter((message.channel.topic, message.channel.msgtype) for message in scan_mcap(path, note))
 
     def messages(self, topics: Collection[str]) -> Iterator[Salvaged]:
-        for message in scan_mcap(self._path, self._note):
-            if message.channel.topic in topics:
-                yield Salvaged(message.channel.topic, message.channel.msgtype, message.stamp_ns, message.data)
+        return scanned(self._path, self._note, topics)
 
     def close(self) -> None:
         pass

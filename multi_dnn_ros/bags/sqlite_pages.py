@@ -8,7 +8,7 @@ Source: https://www.sqlite.org/fileformat2.html, sections 1 to 4.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -79,6 +79,12 @@ class Pages:
         in_log = sum(1 for number in self._in_log if complete < number <= pages)
         if pages > complete + in_log:
             self._note(f"truncated at byte {self._file_bytes}: {complete + in_log} of {pages} pages are complete")
+
+    def numbers(self) -> Iterator[int]:
+        """The numbers of the pages that exist, ascending: a damaged log may claim billions."""
+        in_file = min(-(-self._file_bytes // self.page_bytes), self.count)
+        yield from range(1, in_file + 1)
+        yield from sorted(number for number in self._in_log if in_file < number <= self.count)
 
     def page(self, number: int) -> bytes:
         """A page; truncated or empty at the end of the file."""

@@ -66,7 +66,7 @@ class Rows:
         messages: dict[int, MessageRow] = {}
         broken: dict[int, str] = {}
         free = self._free_pages()
-        for number in range(1, pages.count + 1):
+        for number in pages.numbers():
             if number not in free:
                 self._read_leaf(number, messages, broken)
         self.messages = sorted(messages.values())
@@ -90,10 +90,10 @@ class Rows:
             if shape[:1] == ["null"] and shape[1:] == ["integer", "integer", "bytes"]:
                 try:
                     self._check_complete(cell)
+                    _, topic, stamp_ns = _values(cell.local, 3)
                 except BadRow as error:
                     broken.setdefault(cell.rowid, f"message {cell.rowid} on page {number}: {error}")
                     continue
-                _, topic, stamp_ns = _values(cell.local, 3)
                 messages.setdefault(cell.rowid, MessageRow(stamp_ns, cell.rowid, topic, number, offset))
             elif shape[:4] == ["null", "text", "text", "text"]:
                 try:

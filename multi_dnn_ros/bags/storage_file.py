@@ -14,7 +14,7 @@ from rosbags.rosbag2 import Reader
 
 from multi_dnn_ros.bags.decompression import DECOMPRESSION_ERRORS, TooLargeError, decompress_message
 from multi_dnn_ros.bags.mcap_records import McapDamage, read_summary
-from multi_dnn_ros.bags.salvage import Note, Salvage, Salvaged, salvage
+from multi_dnn_ros.bags.salvage import Note, Salvage, Salvaged, salvage, scanned
 from multi_dnn_ros.bags.sqlite_pages import SqliteDamage
 
 STORAGE_SUFFIXES = (".mcap", ".db3")
@@ -22,6 +22,8 @@ STORAGE_SUFFIXES = (".mcap", ".db3")
 #: Errors of the rosbags reader on a damaged file: its own, sqlite's and zstd's, those of unpacking and slicing missing
 #: bytes, and MemoryError for an invalid length.
 READ_ERRORS = Exception
+#: Valid recording times: those that every storage format can hold.
+_TIMES_NS = range(2**63)
 #: Start of a message that the recorder compressed individually; CDR starts with a zero.
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
@@ -61,10 +63,10 @@ class StorageFile:
         self._note = note
         self._reader: Reader | None = None
         self._salvage: Salvage | None = None
-        if path.stat().st_size == 0 and not _log_of(path):
-            raise BagError(f"{path} is empty (0 bytes)")
         self._storage: Any = None
         try:
+            if path.stat().st_size == 0 and not _log_of(path):
+                raise BagError(f"{path} is empty (0 bytes)")
             if not has_index(path):
                 self._open_salvage(None)
                 return
@@ -90,7 +92,11 @@ class StorageFile:
         return [BagTopic(topic, msgtype, count) for (topic, msgtype), count in counts.items()]
 
     def messages(self, topics: Collection[str]) -> Iterator[BagMessage]:
-        """The messages on `topics` in order of time; of a damaged .mcap file, only within each chunk."""
+        """The messages on `topics` in order of time; of a damaged .mcap file only within each chunk, of one without
+        chunks as they were recorded.
+
+        Raises BagError if the system cannot read the file to its end, for example from a failing disk.
+        """
         last_ns: int | None = None
         at_last: Counter[str] = Counter()  # number of messages returned with that time
         failure: Exception | None = None
@@ -100,7 +106,7 @@ class StorageFile:
                     last_ns = message.stamp_ns
                     at_last.clear()
                 at_last[message.topic] += 1
-                yield from self._decompressed(message)
+                yield from self._checked(message)
         except READ_ERRORS as error:
             failure = error
         if self._storage is not None and failure is None:
@@ -110,14 +116,17 @@ class StorageFile:
             self._open_salvage(failure)
         assert self._salvage is not None
         # rosbags returns messages by time: the remaining ones have the last time or a later one.
-        for message in self._salvage.messages(topics):
-            if last_ns is None or message.stamp_ns > last_ns:
-                yield from self._decompressed(message)
-            elif message.stamp_ns == last_ns:
-                if at_last[message.topic]:
-                    at_last[message.topic] -= 1
-                else:
-                    yield from self._decompressed(message)
+        try:
+            for message in self._salvage.messages(topics):
+                if last_ns is None or message.stamp_ns > last_ns:
+                    yield from self._checked(message)
+                elif message.stamp_ns == last_ns:
+                    if at_last[message.topic]:
+                        at_last[message.topic] -= 1
+                    else:
+                        yield from self._checked(message)
+        except OSError as error:
+            raise self._unreadable(error) from error
 
     def close(self) -> None:
         """Close the file. Safe to call twice."""
@@ -128,12 +137,28 @@ class StorageFile:
         self._reader = self._salvage = None
 
     def _indexed(self, topics: Collection[str]) -> Iterator[Salvaged]:
+        """The messages that the index lists. Raises BagError at the end if some of them were not found."""
         connections = [x for x in self._storage.connections if x.topic in topics] if self._storage is not None else []
-        if connections:  # rosbags treats an empty list as all
-            for connection, stamp_ns, data in self._storage.messages(connections):
-                yield Salvaged(connection.topic, connection.msgtype, stamp_ns, data)
+        if not connections:  # rosbags treats an empty list as all
+            return
+        if self._path.suffix == ".mcap" and not self._storage.chunks:
+            # rosbags rejects messages that are not in order of time.
+            yield from scanned(self._path, self._note, topics)
+            return
+        left = Counter({x.id: x.msgcount for x in connections})
+        for connection, stamp_ns, data in self._storage.messages(connections):
+            left[connection.id] -= 1
+            yield Salvaged(connection.topic, connection.msgtype, stamp_ns, data)
+        # rosbags skips chunks without an index of their messages.
+        if missing := {x.topic: left[x.id] for x in connections if left[x.id] > 0}:
+            listing = ", ".join(f"{count} on {topic}" for topic, count in missing.items())
+            raise BagError(f"messages that the index lists were not found: {listing}")
 
-    def _decompressed(self, message: Salvaged) -> Iterator[BagMessage]:
+    def _checked(self, message: Salvaged) -> Iterator[BagMessage]:
+        """The message, decompressed; none, with a note, if its time or its data is invalid."""
+        if message.stamp_ns not in _TIMES_NS:
+            self._note(f"message on {message.topic} has recording time {message.stamp_ns} ns, which is out of range")
+            return
         data = message.data
         if data.startswith(_ZSTD_MAGIC):
             try:
@@ -154,12 +179,17 @@ class StorageFile:
             self._salvage = salvage(self._path, note)
         except (McapDamage, SqliteDamage) as error:
             raise BagError(f"{self._path}: {error}") from failure
+        except OSError as error:
+            raise self._unreadable(error) from error
         if not self._salvage.counts.total():
             why = noted[0] if noted else "there is none in it"
             self._salvage.close()
             raise BagError(f"{self._path}: not one message can be read: {why}") from failure
         if failure is not None and not noted:
             self._note(str(failure).replace(f"{self._path.parent}/", ""))
+
+    def _unreadable(self, error: OSError) -> BagError:
+        return BagError(f"{self._path} cannot be read: {error.strerror or error}")
 
 
 def has_index(path: Path) -> bool:

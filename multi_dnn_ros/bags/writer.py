@@ -22,6 +22,8 @@ _PLUGINS = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}
 #: Stem of the storage file. Independent of the folder's name, so that equal recordings have identical files; readers
 #: take the name from metadata.yaml.
 _STEM = "recording"
+#: The rosbags writer passes the path to SQLite as an unquoted URI: the database would be another file.
+_SPECIAL_IN_A_URI = "?#%"
 _WRITE_ERRORS = (OSError, sqlite3.Error, WriterError)
 _NO_TIME = QosTime(0, 0)
 _LATCHED = Qos(
@@ -44,7 +46,8 @@ class BagWriter(AtomicWriter):
     block, or :meth:`discard`, removes it. Its files depend only on the written content, not on `path`, time, user or
     host.
     path: the folder to create. storage: `mcap` (chunks compressed with zstd) or `sqlite3`.
-    Raises BagError: the path exists, its parent cannot be written, or (while writing) the disk is full.
+    Raises BagError: the path exists, is invalid for the storage, its parent cannot be written, or (while writing) the
+    disk is full.
     """
 
     def __init__(self, path: str | Path, storage: Storage = "mcap") -> None:
@@ -53,6 +56,8 @@ class BagWriter(AtomicWriter):
             raise BagError(f"storage is {storage!r}; it must be one of {', '.join(_PLUGINS)}")
         if self.path.exists():
             raise BagError(f"{self.path} exists already; nothing is overwritten")
+        if storage == "sqlite3" and (special := next((c for c in str(path) if c in _SPECIAL_IN_A_URI), None)):
+            raise BagError(f"cannot write {self.path}: the path of a sqlite3 recording must not contain {special!r}")
         self._connections: dict[str, Connection] = {}
         self._folder: Path | None = None
         try:
@@ -118,6 +123,8 @@ class BagWriter(AtomicWriter):
                 raise BagError(f"{self.path} exists already; nothing is overwritten")
             self.partial.rename(self.path)
         except _WRITE_ERRORS as error:
+            with suppress(*_WRITE_ERRORS):  # close the storage file
+                self._writer.abort()
             raise BagError(f"cannot write {self.path}: {error}") from error
         finally:
             self._remove()

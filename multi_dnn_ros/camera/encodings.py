@@ -25,7 +25,7 @@ class Encoded(NamedTuple):
 def encode(rgb: RgbArray, encoding: str) -> Encoded:
     """Encode an image, (H, W, 3) uint8 RGB, in a ROS encoding.
 
-    The YUV encodings are BT.601 with limited range, as OpenCV reads them, and need an even width (nv12: and height).
+    The YUV encodings are BT.601 with limited range, as OpenCV reads them, and need an even width and height.
     Raises ValueError for an unknown encoding, or a size that it cannot represent.
     """
     if encoding not in ENCODERS:

@@ -1,9 +1,21 @@
-"""Waits for the times of a fixed rate, without drift."""
+"""Waits for the times of a fixed rate or of a recording, without drift."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+
+_LONGEST_GAP_NS = 3600 * 10**9
+
+
+def gap_ns(last_ns: int | None, now_ns: int) -> int:
+    """Nanoseconds from one recorded message to the next one.
+
+    0 for the first message (last_ns: None), and if damaged times, or concatenated recordings, make it negative or
+    longer than an hour.
+    """
+    gap = 0 if last_ns is None else now_ns - last_ns
+    return gap if 0 < gap < _LONGEST_GAP_NS else 0
 
 
 class Pace:

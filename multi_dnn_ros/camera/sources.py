@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.bags.storage_file import STORAGE_SUFFIXES
+from multi_dnn_ros.camera.pace import gap_ns
 from multi_dnn_ros.camera.source import Recorded, Source, SourceError, SourceImage
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.common.natural_order import natural_order
@@ -154,10 +155,12 @@ class BagSource:
 
     def items(self) -> Iterator[Recorded]:
         with BagReader(self._path) as bag:
-            first_ns: int | None = None
+            last_ns: int | None = None
+            due_ns = 0
             for message in bag.messages([self.topic]):
-                first_ns = message.stamp_ns if first_ns is None else first_ns
-                yield Recorded(message.msgtype, message.stamp_ns - first_ns, message.data)
+                due_ns += gap_ns(last_ns, message.stamp_ns)
+                last_ns = message.stamp_ns
+                yield Recorded(message.msgtype, due_ns, message.data)
             self.notes = bag.damage
 
 

@@ -87,6 +87,32 @@ def plain_mcap(
     return bytes(data), sorted(ends)
 
 
+def with_summary(data: bytes, written: list[BagMessage]) -> bytes:
+    """A file of :func:`plain_mcap` with a summary, whose chunk indexes name no indexes of messages."""
+    footer = record(2, bytes(20)) + b"\x89MCAP0\r\n"
+    assert data.endswith(footer)
+    data = data[: -len(footer)]
+    summary, chunks, at = b"", 0, 8
+    while at < len(data):
+        opcode, length = struct.unpack_from("<BQ", data, at)
+        body = data[at + 9 : at + 9 + length]
+        if opcode in (3, 4):  # schemas and channels again
+            summary += record(opcode, body)
+        elif opcode == 6:
+            (size,) = struct.unpack_from("<Q", body, 16)
+            index = struct.pack("<QQQQ", written[0].stamp_ns, written[-1].stamp_ns, at, 9 + length)
+            index += struct.pack("<IQ", 0, 0) + _text("") + struct.pack("<QQ", size, size)
+            summary += record(8, index)
+            chunks += 1
+        at += 9 + length
+    times = [message.stamp_ns for message in written]
+    counts = [sum(message.topic == topic for message in written) for topic in ("/a", "/b")]
+    statistics = struct.pack("<QHIIIIQQ", len(written), 1, 2, 0, 0, chunks, min(times), max(times))
+    statistics += struct.pack("<IHQHQ", 20, 0, counts[0], 1, counts[1])
+    footer = record(2, struct.pack("<QQI", len(data), 0, 0)) + b"\x89MCAP0\r\n"
+    return data + summary + record(11, statistics) + footer
+
+
 def read(path: Path) -> tuple[list[BagMessage], list[str]]:
     """Messages and damage."""
     with BagReader(path) as bag:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from rosbags.typesys import Stores, get_typestore
 
 from multi_dnn_ros.bags import BagError, BagMessage, BagReader, BagWriter
 from multi_dnn_ros.bags.definitions import canonical, definition
+from multi_dnn_ros.bags.mcap_scan import _Scan
 
 STRING = "std_msgs/msg/String"
 SECOND = 1_000_000_000
@@ -106,6 +111,52 @@ def test_nothing_is_left_of_a_failed_recording(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="half-way"):
         fail_half_way()
     assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def full_disk(file_bytes: int) -> Iterator[None]:
+    """Every file that is written ends at a size, with an error."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def open_files(folder: Path) -> list[str]:
+    descriptors = Path("/proc/self/fd")
+    links = [os.readlink(entry) for entry in descriptors.iterdir() if entry.is_symlink()]
+    return [link for link in links if link.startswith(str(folder))]
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+@pytest.mark.parametrize("count", [1, 40])
+def test_nothing_is_left_of_a_recording_on_a_full_disk(tmp_path: Path, storage: str, count: int) -> None:
+    """One message is written when the recording is closed; with 40 the disk is full before."""
+    writer = BagWriter(tmp_path / "bag", storage)
+    writer.add_topic("/a", STRING)
+    data = cdr(os.urandom(50_000).hex())
+
+    def record() -> None:
+        with writer:
+            for stamp_ns in range(count):
+                writer.write("/a", stamp_ns, data)
+
+    with full_disk(40_000), pytest.raises(BagError, match=r"cannot write .*bag"):
+        record()
+    assert list(tmp_path.iterdir()) == []
+    assert open_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["drive#1", "a?b", "100%"])
+def test_a_path_that_sqlite_would_take_for_another_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BagError, match=r"the path of a sqlite3 recording must not contain '[#?%]'"):
+        BagWriter(tmp_path / name, "sqlite3")
+    assert list(tmp_path.iterdir()) == []
+    written = write(tmp_path / name)
+    with BagReader(tmp_path / name) as bag:
+        assert list(bag.messages()) == written
 
 
 def test_extra_files_come_along(tmp_path: Path) -> None:
@@ -223,6 +274,34 @@ def test_empty_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(BagError, match=rf"{name} is empty"):
         BagReader(tmp_path / name)
+
+
+def test_a_file_that_cannot_be_opened_is_damage(tmp_path: Path) -> None:
+    written = write(tmp_path / "bag")
+    (tmp_path / "bag" / "metadata.yaml").unlink()
+    (tmp_path / "bag" / "lost.mcap").symlink_to(tmp_path / "nowhere")
+    with BagReader(tmp_path / "bag") as bag:
+        assert list(bag.messages()) == written
+        assert bag.damage == ["lost.mcap cannot be read: No such file or directory"]
+
+
+def test_a_disk_that_fails_while_a_file_is_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = write(tmp_path / "bag", count=60, size=200_000)  # a dozen chunks
+    file = storage_file(tmp_path / "bag")
+    file.write_bytes(file.read_bytes()[:-30])  # without its index
+    good_bytes, read = file.stat().st_size // 2, _Scan._read
+
+    def read_from_a_bad_disk(scan: _Scan, at: int, length: int) -> bytes:
+        if at > good_bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(scan, at, length)
+
+    with BagReader(file) as bag:
+        monkeypatch.setattr(_Scan, "_read", read_from_a_bad_disk)
+        found = list(bag.messages())
+    assert found == written[: len(found)]
+    assert 0 < len(found) < 60
+    assert "recording.mcap cannot be read: Input/output error" in bag.damage
 
 
 @pytest.mark.parametrize("content", [b"\x89MCAP0\r\n", b"not a bag at all", os.urandom(5000)])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recordings import messages, plain_mcap, read, write_bag
+from recordings import messages, plain_mcap, read, with_summary, write_bag
 
 from multi_dnn_ros.bags import BagError
 
@@ -81,6 +82,19 @@ def test_an_indexed_file_with_a_bad_chunk_gives_the_rest(tmp_path: Path) -> None
         assert text.endswith(f"; {len(lost)} messages are lost")
 
 
+def test_messages_without_chunks_are_read_in_the_order_in_which_they_were_recorded(tmp_path: Path) -> None:
+    """As `ros2 bag record --storage-preset-profile fastwrite` writes them, with a clock that was set back."""
+    written = messages(24, 300)
+    written[5], written[17] = written[17], written[5]
+    assert read(saved(with_summary(plain_mcap(written)[0], written), tmp_path)) == (written, [])
+
+
+def test_chunks_without_an_index_of_their_messages_are_read(tmp_path: Path) -> None:
+    found, damage = read(saved(with_summary(CHUNKED, WRITTEN), tmp_path))
+    assert found == WRITTEN
+    assert damage == ["x.mcap: messages that the index lists were not found: 12 on /a, 12 on /b"]
+
+
 def test_a_flipped_byte_in_the_summary_loses_nothing(tmp_path: Path) -> None:
     written = messages(6, 100)
     file = write_bag(tmp_path / "bag", written, "mcap")
@@ -95,6 +109,23 @@ def test_a_flipped_byte_in_the_summary_loses_nothing(tmp_path: Path) -> None:
         found, damage = read(path)
         assert found == written
         assert any("summary at byte" in text and "checksum" in text for text in damage)
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+def test_a_message_with_a_time_out_of_range_is_damage(tmp_path: Path, storage: str) -> None:
+    """MCAP holds any 64 bits, sqlite3 also negative numbers; what was read can be written in both formats."""
+    written = messages(6, 100)
+    bad = 2**63 if storage == "mcap" else -1
+    damaged = [*written[:3], replace(written[3], stamp_ns=bad), *written[4:]]
+    if storage == "mcap":
+        file = saved(plain_mcap(damaged)[0], tmp_path)
+    else:
+        file = write_bag(tmp_path / "bag", damaged, "sqlite3")
+    found, damage = read(file)
+    assert found == [*written[:3], *written[4:]]
+    assert damage == [f"{file.name}: message on /b has recording time {bad} ns, which is out of range"]
+    for other in ("mcap", "sqlite3"):
+        assert read(write_bag(tmp_path / other, found, other)) == (found, [])
 
 
 @settings(max_examples=150, deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import struct
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from recordings import SECOND, messages, read, write_bag
 
 from multi_dnn_ros.bags import BagError, BagMessage, BagReader
+from multi_dnn_ros.bags.sqlite_pages import _checksum
 
 PAGE = 4096
 #: Small ones share a leaf page, large ones have chains of overflow pages.
@@ -84,6 +86,18 @@ def test_a_torn_leaf_page_is_counted(tmp_path: Path, whole: bytes) -> None:
     assert 1 <= lost <= 14
     assert found == [message for message in WRITTEN if message in found]
     assert f"x.db3: {lost} of the messages 1 to 120 are missing with the pages that held them" in damage
+
+
+def test_a_row_shorter_than_its_columns_is_damage(tmp_path: Path, whole: bytes) -> None:
+    data = bytearray(whole[: -PAGE - 100])
+    page = whole.index(WRITTEN[0].data[:60]) // PAGE
+    (cell,) = struct.unpack_from(">H", data, page * PAGE + 8)  # of the first row on a leaf page
+    # A record of five bytes, number 1, whose header fills it: NULL, two integers of eight bytes, a blob.
+    data[page * PAGE + cell : page * PAGE + cell + 7] = bytes((5, 1, 5, 0, 6, 6, 12))
+    found, damage = read(saved(bytes(data), tmp_path))
+    assert WRITTEN[0] not in found
+    assert set(WRITTEN[1:60]) <= set(found)
+    assert f"x.db3: message 1 on page {page + 1}: value after the end of the record" in damage
 
 
 def test_a_file_without_its_first_page_is_read(tmp_path: Path, whole: bytes) -> None:
@@ -161,6 +175,20 @@ def test_a_wrong_byte_in_the_write_ahead_log_ends_it(tmp_path: Path) -> None:
     assert found == WRITTEN[: len(found)]
     assert 40 <= len(found) < 60
     assert "wrong checksum of the frame at byte" in damage[0]
+
+
+def test_a_log_that_claims_billions_of_pages_is_read_at_once(tmp_path: Path) -> None:
+    """A checksum does not help against one that is computed."""
+    file = write_bag(tmp_path / "bag", WRITTEN[:20], "sqlite3")
+    header = struct.pack(">8I", 0x377F0682, 3007000, PAGE, 0, 1, 2, 0, 0)[:24]
+    sums = _checksum(header, (0, 0), "<")
+    log = header + struct.pack(">2I", *sums)
+    frame = struct.pack(">4I", 2**32 - 1, 2**32 - 1, 1, 2)  # page number, pages after the commit, salt
+    sums = _checksum(bytes(PAGE), _checksum(frame[:8], sums, "<"), "<")
+    file.with_name(f"{file.name}-wal").write_bytes(log + frame + struct.pack(">2I", *sums) + bytes(PAGE))
+    found, damage = read(file)
+    assert found == WRITTEN[:20]
+    assert any("pages are complete" in text for text in damage)
 
 
 def test_a_transaction_that_did_not_end_is_left_out(tmp_path: Path) -> None:

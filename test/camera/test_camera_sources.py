@@ -32,16 +32,18 @@ def video(path: Path, count: int = 6, rate_hz: float = 12.5) -> Path:
     return path
 
 
-def bag(path: Path, topics: tuple[str, ...] = ("/front/image_raw",), count: int = 3) -> Path:
+def bag(
+    path: Path, topics: tuple[str, ...] = ("/front/image_raw",), count: int = 3, stamps_ns: tuple[int, ...] = ()
+) -> Path:
     with BagWriter(path) as writer:
         for topic in topics:
             writer.add_topic(topic, "sensor_msgs/msg/Image")
         writer.add_topic("/chatter", "std_msgs/msg/String")
         writer.write("/chatter", 0, serialize_message(String(data="x")))
-        for index in range(count):
+        for index, stamp_ns in enumerate(stamps_ns or range(1000, 1000 + 100 * count, 100)):
             for topic in topics:
                 message = image_message(flat(index), Header(frame_id="lens"), CameraFormat("", ""))
-                writer.write(topic, 1000 + 100 * index, serialize_message(message))
+                writer.write(topic, stamp_ns, serialize_message(message))
     return path
 
 
@@ -109,6 +111,12 @@ def test_a_recording_is_passed_on_unchanged(tmp_path: Path) -> None:
     items = list(source.items())
     assert [item.due_ns for item in items if isinstance(item, Recorded)] == [0, 100, 200]
     assert {item.msgtype for item in items} == {"sensor_msgs/msg/Image"}
+
+
+def test_damaged_times_of_a_recording_are_not_waited_for(tmp_path: Path) -> None:
+    """A time of 2116 must not stop the camera for decades."""
+    source = open_source(str(bag(tmp_path / "bag", stamps_ns=(1000, 1100, 1100, 2**62, 2**62 + 50))))
+    assert [item.due_ns for item in source.items() if isinstance(item, Recorded)] == [0, 100, 100, 100, 150]
 
 
 def test_the_topic_of_a_recording_is_selected_or_named_in_the_error(tmp_path: Path) -> None:
