@@ -22,7 +22,7 @@ from cyclonedds.pub import DataWriter, Publisher
 from cyclonedds.sub import DataReader, Subscriber
 from cyclonedds.topic import Topic
 
-from multi_dnn_ros.standalone import interfaces, logs
+from multi_dnn_ros.standalone import interfaces, logs, transport
 from multi_dnn_ros.standalone.errors import RCLError
 from multi_dnn_ros.standalone.interfaces import FieldType
 from multi_dnn_ros.standalone.loopback import restrict_to_loopback
@@ -61,11 +61,22 @@ class Participant:
     """
 
     def __init__(self, domain_id: int, config: str | None, user_data: bytes, *, loopback: bool = False) -> None:
+        """Join a domain.
+
+        Raises:
+            RCLError: if Cyclone DDS cannot start, for example because no ports are free; names the domain.
+        """
         self.domain_id = domain_id
         with _lock:
             domain, users = _domains.get(domain_id, (None, 0))
             if users == 0 and config is not None:
-                domain = Domain(domain_id, config)
+                try:
+                    domain = Domain(domain_id, config)
+                except DDSException as error:
+                    raise RCLError(
+                        f"cannot join ROS domain {domain_id} ({error}): Cyclone DDS has printed the reason; a domain "
+                        f"has ports for {transport.MAX_PROCESSES} processes of one machine"
+                    ) from error
             _domains[domain_id] = (domain, users + 1)
         try:
             self.entity = DomainParticipant(domain_id, qos=Qos(Policy.Userdata(user_data)))
@@ -240,6 +251,18 @@ class Writer(_Endpoint):
                 _log.warning(f"sample on {self._name} dropped: readers do not keep up", throttle_duration_sec=1.0)
                 return
             raise RCLError(f"cannot send on {self._name}: {error}") from error
+
+    def wait_for_acks(self, timeout_ns: int) -> bool:
+        """Wait until every connected reliable reader has acknowledged everything; False on timeout.
+
+        Raises:
+            RCLError: if DDS rejects the wait; names the topic.
+        """
+        # Not DataWriter.wait_for_acks, which raises AttributeError on timeout (cyclonedds 11.0.1).
+        code = self.entity._wait_for_acks(self.entity._ref, timeout_ns)
+        if code not in (DDSException.DDS_RETCODE_OK, DDSException.DDS_RETCODE_TIMEOUT):
+            raise RCLError(f"cannot wait for the readers of {self._name}: {DDSException(code)}")
+        return bool(code == DDSException.DDS_RETCODE_OK)
 
     @property
     def instance_handle(self) -> int:

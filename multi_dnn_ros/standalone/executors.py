@@ -186,14 +186,19 @@ class Executor(Surface):
         raise NotImplementedError
 
     def spin_until_future_complete(self, future: Future, timeout_sec: float | None = None) -> None:
-        """Run callbacks until the future is done, the timeout expires, or the context is shut down."""
+        """Run callbacks until the future is done, the timeout expires, or the context is shut down.
+
+        A timeout of 0 runs one callback that is ready, if there is one.
+        """
         future.add_done_callback(lambda _: self.wake())
         deadline = _deadline(timeout_sec)
+        left = timeout_sec
         while self._context.ok() and not self._is_shutdown and not future.done():
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left < 0:
-                return
-            self.spin_once_until_future_complete(future, left)
+            self._spin_once(left, future.done)
+            if deadline is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return
 
     def spin_once_until_future_complete(self, future: Future, timeout_sec: float | None = None) -> None:
         """Run one callback, or none if the future is done or the timeout expires first."""

@@ -19,7 +19,7 @@ from cyclonedds.builtin import (
 )
 from cyclonedds.core import DDSStatus
 
-from multi_dnn_ros.standalone import cdr
+from multi_dnn_ros.standalone import cdr, logs
 from multi_dnn_ros.standalone.dds import Participant, Payload, Reader, Writer, delete, hash_user_data
 from multi_dnn_ros.standalone.endpoints import publisher_info
 from multi_dnn_ros.standalone.messages import message_class
@@ -29,6 +29,7 @@ _INFO: Final = "rmw_dds_common/msg/ParticipantEntitiesInfo"
 _TOPIC: Final = "ros_discovery_info"
 _MAX_SAMPLES: Final = 100_000
 _ALIVE: Final = 16  # DDS_ALIVE_INSTANCE_STATE
+_log = logs.get_logger("multi_dnn_ros.standalone")
 
 
 class NodeEntry:
@@ -48,8 +49,7 @@ class Graph:
         self._participant = participant
         self._lock = threading.RLock()
         self._nodes: list[NodeEntry] = []
-        self._remote: dict[bytes, list[tuple[str, str]]] = {}
-        self._owners: dict[bytes, dict[bytes, tuple[str, str]]] = {}  # by participant: writer -> node
+        self._infos: dict[bytes, Any] = {}  # the last node list of each other participant, by its GID
         self._builtin: dict[str, BuiltinDataReader] = {}
         self._samples: dict[str, list[Any]] = {}  # what each of those gave last
         user_data = hash_user_data(_INFO)
@@ -136,12 +136,8 @@ class Graph:
     def node_names_and_namespaces(self) -> list[tuple[str, str]]:
         """Return name and namespace of every node on the network, including this process's."""
         with self._lock:
-            own = bytes(self._participant.entity.guid.bytes)
-            self._take_infos()
-            alive = {participant.key.bytes for participant in self._read(BuiltinTopicDcpsParticipant)}
-            self._remote = {gid: nodes for gid, nodes in self._remote.items() if gid in alive and gid != own}
             found = [(entry.name, entry.namespace) for entry in self._nodes]
-            return found + [node for nodes in self._remote.values() for node in nodes]
+            return found + [(node.node_name, node.node_namespace) for node in self._remote_nodes()]
 
     def topic_names_and_types_of_dds(self) -> list[tuple[str, list[str]]]:
         """Return every DDS topic with its types, sorted, by DDS names."""
@@ -151,25 +147,28 @@ class Graph:
             for endpoint in self._read(topic)
         )
 
-    def _take_infos(self) -> None:
-        """Take the node lists published by other processes."""
+    def _remote_nodes(self) -> list[Any]:
+        """Return a NodeEntitiesInfo for each node of the other participants; a list that is no message is dropped."""
         while (taken := self._reader.take()) is not None:
-            info: Any = cdr.deserialize(taken[0], message_class(_INFO))
-            participant = info.gid.data.tobytes()[:16]
-            self._remote[participant] = [(node.node_name, node.node_namespace) for node in info.node_entities_info_seq]
-            self._owners[participant] = {
-                gid.data.tobytes()[:16]: (node.node_name, node.node_namespace)
-                for node in info.node_entities_info_seq
-                for gid in node.writer_gid_seq
-            }
+            try:
+                info: Any = cdr.deserialize(taken[0], message_class(_INFO))
+            except cdr.CdrError as error:
+                _log.error(f"message on {_TOPIC} dropped: {error}", throttle_duration_sec=1.0)
+            else:
+                self._infos[info.gid.data.tobytes()] = info
+        alive = {participant.key.bytes for participant in self._read(BuiltinTopicDcpsParticipant)}
+        alive.discard(bytes(self._participant.entity.guid.bytes))
+        self._infos = {gid: info for gid, info in self._infos.items() if gid in alive}
+        return [node for info in self._infos.values() for node in info.node_entities_info_seq]
 
     def publishers_info(self, topic: str) -> list[Any]:
         """Return a TopicEndpointInfo for each publisher of an absolute topic name, regardless of type."""
         with self._lock:
-            self._take_infos()
-            alive = {participant.key.bytes for participant in self._read(BuiltinTopicDcpsParticipant)}
-            self._owners = {gid: owned for gid, owned in self._owners.items() if gid in alive}
-            owners = {gid: node for owned in self._owners.values() for gid, node in owned.items()}
+            owners = {
+                gid.data.tobytes(): (node.node_name, node.node_namespace)
+                for node in self._remote_nodes()
+                for gid in node.writer_gid_seq
+            }
             owners.update({gid: (entry.name, entry.namespace) for entry in self._nodes for gid in entry.writers})
             return [
                 publisher_info(endpoint, _ros_type(endpoint.type_name), owners)

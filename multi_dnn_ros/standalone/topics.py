@@ -93,9 +93,15 @@ class Publisher(Surface):
             return self.writer.matched_count()
 
     def wait_for_all_acked(self, timeout: Duration | None = None) -> bool:
-        """Wait until every reliable subscription has received everything; False on timeout."""
+        """Wait until every reliable subscription has received everything; False on timeout.
+
+        Raises:
+            InvalidHandle: if the publisher was destroyed.
+        """
+        if self.writer.closed:
+            raise InvalidHandle(f"the publisher on {self.topic_name} was destroyed")
         nanoseconds = 2**63 - 1 if timeout is None or timeout.nanoseconds < 0 else timeout.nanoseconds
-        return bool(self.writer.entity.wait_for_acks(nanoseconds))
+        return self.writer.wait_for_acks(nanoseconds)  # without the lock: it may last
 
     def destroy(self) -> None:
         """Free the DDS writer."""

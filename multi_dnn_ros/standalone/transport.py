@@ -16,6 +16,8 @@ from typing import Final
 
 #: Environment variable for the requested number of bytes; tests set the limit of an ordinary kernel.
 BUFFER_VARIABLE: Final = "MULTI_DNN_ROS_RECEIVE_BUFFER"
+#: Maximum number of processes of one machine in a domain: each has UDP ports of its own.
+MAX_PROCESSES: Final = 33
 _DEFAULT_BUFFER_BYTES: Final = 10_000_000
 _MIN_BUFFER_BYTES: Final = 65_536  # a buffer must hold a datagram
 _MAX_SAMPLE_BYTES: Final = 512 * 2**20  # larger messages are refused
@@ -70,7 +72,8 @@ def configuration(buffer: ReceiveBuffer, *, subnet: bool) -> str:
         '<CycloneDDS><Domain Id="any"><General>'
         f'<Interfaces><NetworkInterface name="lo" multicast="false"/>{network}</Interfaces>'
         "<MaxMessageSize>65500B</MaxMessageSize><FragmentSize>65000B</FragmentSize></General>"
-        "<Discovery><ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>32</MaxAutoParticipantIndex>"
+        "<Discovery><ParticipantIndex>auto</ParticipantIndex>"
+        f"<MaxAutoParticipantIndex>{MAX_PROCESSES - 1}</MaxAutoParticipantIndex>"
         '<Peers><Peer Address="127.0.0.1"/></Peers></Discovery>'
         f'<Internal><SocketReceiveBufferSize max="{buffer.wanted_bytes}B"/>'
         "<BurstSize><MaxInitTransmit>0</MaxInitTransmit></BurstSize><NackDelay>0 ms</NackDelay>"

@@ -21,7 +21,7 @@ class Wait:
 
     def __init__(self, context: Context) -> None:
         self._lock = threading.Lock()  # acquired while waiting, so that the wait set is not freed meanwhile
-        self._guard_lock = threading.Lock()
+        self._guard_lock = threading.RLock()  # a signal handler may call wake() while its thread is in wake()
         self._attached: set[Any] = set()
         self._places: dict[int, Any] = {}  # conditions by the address that Cyclone returns for them
         self._found: Any = None  # those addresses

@@ -144,11 +144,14 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], st
     output = checkout / "result.json"
     command = [sys.executable, str(SUITE / "run.py"), str(checkout), "--output", str(output), "--repeats", "1"]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(checkout)}
+    # Of the plugins of pytest, the suite needs one; importing the others takes longer than the tests.
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
     process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert output.exists(), process.stdout + process.stderr
     return json.loads(output.read_text()), process.stdout, process.returncode
 
 
+@pytest.mark.long  # a tool for developers, which starts pytest eight times; what it has written is checked below
 def test_every_failure_is_classified_by_its_error(result: tuple[dict[str, Any], str, int]) -> None:
     content, _, _ = result
 
@@ -182,6 +185,7 @@ def test_every_failure_is_classified_by_its_error(result: tuple[dict[str, Any], 
         assert text in evidence
 
 
+@pytest.mark.long  # as above
 def test_files_that_cannot_be_imported_and_processes_that_die_are_counted(
     result: tuple[dict[str, Any], str, int],
 ) -> None:

@@ -395,6 +395,48 @@ def test_a_spin_ends_with_the_future(ros: Any) -> None:
         MultiThreadedExecutor(1).shutdown()
 
 
+def test_a_spin_until_a_future_with_a_timeout_of_zero_runs_what_is_ready(ros: Any) -> None:
+    from rclpy.task import Future
+
+    node = ros.create_node("polls")
+    future = Future()
+    guard = node.create_guard_condition(lambda: future.set_result(1))
+    ros.spin_until_future_complete(node, future, timeout_sec=0.0)
+    assert not future.done()
+    guard.trigger()
+    ros.spin_until_future_complete(node, future, timeout_sec=0.0)
+    assert future.result() == 1
+
+
+def test_a_long_spin_adds_one_callback_to_its_future(ros: Any) -> None:
+    from rclpy.executors import MultiThreadedExecutor, SingleThreadedExecutor
+    from rclpy.task import Future
+
+    class Counting(Future):
+        added = 0
+
+        def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+            self.added += 1
+            super().add_done_callback(callback)
+
+    for executor in (SingleThreadedExecutor(), MultiThreadedExecutor(2)):
+        node = ros.create_node("ticks")
+        executor.add_node(node)
+        future, ticks = Counting(), []
+
+        def tick(future: Any = future, ticks: list[int] = ticks) -> None:
+            ticks.append(len(ticks))
+            if len(ticks) == 20:
+                future.set_result(None)
+
+        node.create_timer(0.001, tick)
+        executor.spin_until_future_complete(future, WAIT_S)
+        assert future.done()
+        assert future.added == 1
+        executor.shutdown()
+        node.destroy_node()
+
+
 def test_a_call_that_takes_too_long_returns_none(ros: Any) -> None:
     from std_srvs.srv import Empty
 

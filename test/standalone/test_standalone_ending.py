@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -93,3 +94,32 @@ def test_signals_end_spin() -> None:
         node.destroy_node()
         rclpy.try_shutdown()
         assert signal.getsignal(signal.SIGINT) is before
+
+
+_INTERRUPTED_WAKE_UP = """
+import signal, threading
+import rclpy
+from rclpy.executors import SingleThreadedExecutor
+from multi_dnn_ros.standalone import wait_set
+
+set_trigger = wait_set.DdsGuardCondition.set
+
+def interrupted(guard, triggered):
+    if threading.current_thread() is threading.main_thread() and rclpy.ok():
+        signal.raise_signal(signal.SIGTERM)
+    set_trigger(guard, triggered)
+
+rclpy.init(args=[])
+executor = SingleThreadedExecutor()
+wait_set.DdsGuardCondition.set = interrupted
+executor.wake()
+assert not rclpy.ok()
+rclpy.try_shutdown()
+print("ended")
+"""
+
+
+def test_a_signal_during_a_wake_up_ends_the_session(start_process: Callable[..., Any]) -> None:
+    """Its handler wakes the executors, in the thread that it interrupts."""
+    output, errors = start_process(_INTERRUPTED_WAKE_UP).communicate(timeout=60)
+    assert output == "ended\n", errors

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 
 def test_publishers_of_a_topic_are_described(ros: Any, spin_until: Callable[..., None]) -> None:
     from rclpy.context import Context
@@ -46,3 +48,30 @@ def test_publishers_of_a_topic_are_described(ros: Any, spin_until: Callable[...,
     camera.destroy_publisher(first)
     spin_until(node, lambda: described() == [("/robot", "plain", *two)])
     ros.shutdown(context=other)
+
+
+def test_a_node_list_that_is_no_message_is_dropped(
+    ros: Any, spin_until: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    from rclpy.qos import DurabilityPolicy, QoSProfile
+    from rclpy.serialization import serialize_message
+    from rmw_dds_common.msg import NodeEntitiesInfo, ParticipantEntitiesInfo
+
+    from multi_dnn_ros.standalone.dds import Payload, Writer
+    from multi_dnn_ros.standalone.qos import to_dds
+
+    node = ros.create_node("asking")
+    qos = to_dds(QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL), b"")
+    foreign = Writer(node.context.participant, "ros_discovery_info", "rmw_dds_common/msg/ParticipantEntitiesInfo", qos)
+    info = ParticipantEntitiesInfo(node_entities_info_seq=[NodeEntitiesInfo(node_name="foreign", node_namespace="/")])
+    foreign.write(Payload(bytes(serialize_message(info)).replace(b"foreign", b"\xff" * 7)))  # not UTF-8
+    errors: list[str] = []
+
+    def dropped() -> bool:
+        assert node.get_node_names() == ["asking"]
+        errors.append(capfd.readouterr().err)
+        return "message on ros_discovery_info dropped: rmw_dds_common/msg/NodeEntitiesInfo.node_name" in "".join(errors)
+
+    spin_until(node, dropped)
+    spin_until(node, lambda: [info.node_name for info in node.get_publishers_info_by_topic("/rosout")] == ["asking"])
+    foreign.close()

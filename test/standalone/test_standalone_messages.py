@@ -68,7 +68,7 @@ def test_every_default_message_survives_and_matches_rosbags(type_name: str) -> N
     assert bytes(_STORE.serialize_cdr(_STORE.deserialize_cdr(data, type_name), type_name)) == data
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(data=st.data(), type_name=st.sampled_from(ALL_TYPES))
 def test_any_message_survives_and_matches_rosbags(data: st.DataObject, type_name: str) -> None:
     message = data.draw(message_of(type_name))
@@ -79,7 +79,7 @@ def test_any_message_survives_and_matches_rosbags(data: st.DataObject, type_name
     assert cdr.deserialize_message(bytes(theirs), type(message)) == message
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(
     data=st.data(),
     type_name=st.sampled_from(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 _CAMERA = """
@@ -42,6 +44,15 @@ finally:
     node.destroy_node()
     rclpy.try_shutdown()
 print("ended")
+"""
+
+_LISTENER = """
+import rclpy
+from std_msgs.msg import String
+rclpy.init(args=[])
+node = rclpy.create_node("listener")
+node.create_subscription(String, "text", print, 1)
+rclpy.spin(node)
 """
 
 
@@ -125,3 +136,30 @@ def test_domains_are_separate(ros: Any, start_process: Callable[..., Any], monke
         time.sleep(0.01)
     assert publisher.get_subscription_count() == 1
     other.shutdown()
+
+
+def test_a_stopped_subscription_has_not_acknowledged(
+    ros: Any, start_process: Callable[..., Any], spin_until: Callable[..., None]
+) -> None:
+    from rclpy.duration import Duration
+    from rclpy.exceptions import InvalidHandle
+    from std_msgs.msg import String
+
+    node = ros.create_node("talker")
+    publisher = node.create_publisher(String, "text", 1)
+    assert publisher.wait_for_all_acked(Duration(seconds=0))  # nobody has to
+    listener = start_process(_LISTENER)
+    spin_until(node, lambda: publisher.get_subscription_count() == 1)
+    publisher.publish(String(data="first"))
+    assert publisher.wait_for_all_acked(Duration(seconds=30))
+    listener.send_signal(signal.SIGSTOP)
+    stopped = psutil.Process(listener.pid)
+    spin_until(node, lambda: stopped.status() == psutil.STATUS_STOPPED)
+    publisher.publish(String(data="second"))
+    assert not publisher.wait_for_all_acked(Duration(seconds=0.2))
+    assert not publisher.wait_for_all_acked(Duration(seconds=0))
+    listener.send_signal(signal.SIGCONT)
+    assert publisher.wait_for_all_acked(Duration(seconds=30))
+    node.destroy_publisher(publisher)
+    with pytest.raises(InvalidHandle, match="the publisher on /text was destroyed"):
+        publisher.wait_for_all_acked(Duration(seconds=0))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -66,4 +68,17 @@ def test_a_bad_environment_is_named(monkeypatch: pytest.MonkeyPatch, name: str, 
     monkeypatch.setenv(name, value)
     with pytest.raises((ValueError, UnsupportedError), match=text):
         rclpy.init(args=[])
+    assert not rclpy.ok()
+
+
+def test_a_domain_without_free_ports_is_named(domain: int) -> None:
+    """As with the 34th process."""
+    import rclpy
+
+    with ExitStack() as stack:
+        for index in range(33):
+            taken = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            taken.bind(("0.0.0.0", 7400 + 250 * domain + 10 + 2 * index))
+        with pytest.raises(RuntimeError, match=f"cannot join ROS domain {domain} .* 33 processes of one machine"):
+            rclpy.init(args=[])
     assert not rclpy.ok()
