@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +136,11 @@ class Dnn:
     def inputs(self) -> Callable[[torch.Tensor], tuple[torch.Tensor]]:
         """(H, W, 3) uint8 RGB image on any device -> the network's input of the part of the image that it sees."""
         return self.preprocess if self.view.is_whole else WindowPreprocess(self.preprocess, self.view)
+
+    @property
+    def input_key(self) -> Hashable:
+        """Equal for two DNNs whose `inputs` are the same for every image."""
+        return self.preprocess.key, self.view.key
 
     @property
     def results(self) -> ResultDecoder:

@@ -1,9 +1,9 @@
 """Checks that a .pt2 archive holds data only, before ``torch.export.load``, which can execute text from the archive.
 
 Besides pickles (disabled by PyTorch's weights-only switch), an archive can execute code in four ways: by compiled
-libraries and TorchScript objects in it, by symbolic sizes (passed to sympy, which evaluates them), by operations that
-are any function of torch, and by names, which become part of the source of the generated forward. Only what
-``torch.export.save`` writes for an ordinary network is accepted.
+libraries and TorchScript objects in it, by symbolic sizes (passed to sympy, which evaluates them), by operations, or
+arguments of operations, that are any function of torch, and by names, which become part of the source of the generated
+forward. Only what ``torch.export.save`` writes for an ordinary network is accepted, without operations on files.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ _RECORD = re.compile(
     r"(models/\w+\.json|data/weights/(weight_\d+|\w+_config\.json)|data/constants/(tensor_\d+|\w+_config\.json)"
     r"|data/sample_inputs/\w+\.pt|archive_format|archive_version|byteorder|version|\.data/\w+)"
 )
+#: from_file maps any file of the disk into memory, shared to write to it; save writes one.
 _OPERATION = re.compile(
-    r"torch\.ops\.(aten|prims|torchvision|higher_order)(\.(?!__)\w+|\.__i?(and|or|xor|lshift|rshift)__){1,2}"
+    r"torch\.ops\.(aten(?!\.(from_file|save)\b)|prims|torchvision|higher_order)"
+    r"(\.(?!__)\w+|\.__i?(and|or|xor|lshift|rshift)__){1,2}"
     r"|_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|neg|lt|le|gt|ge|eq|ne)"
     r"|torch\.sym_(not|float|int|max|min|sum)"
 )
@@ -91,7 +93,12 @@ def _check(value: Any, key: str) -> None:
 
 
 def _check_text(text: str, key: str) -> None:
-    allowed = {"expr_str": _SYMBOLIC, "target": _OPERATION, "in_spec": _TREE, "out_spec": _TREE}.get(key, _NAME)
+    allowed, what = {
+        "expr_str": (_SYMBOLIC, "symbolic size"),
+        "target": (_OPERATION, "operation"),
+        "as_operator": (_OPERATION, "operation"),  # an argument; some operations of higher_order call it
+        "in_spec": (_TREE, "name"),
+        "out_spec": (_TREE, "name"),
+    }.get(key, (_NAME, "name"))
     if text and not allowed.fullmatch(text) and text not in _QUOTED:
-        what = {"expr_str": "symbolic size", "target": "operation"}.get(key, "name")
         raise UnsafeArchive(f"has the {what} {text[:80]!r}, which torch.export does not write for an ordinary network")

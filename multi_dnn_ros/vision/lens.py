@@ -97,7 +97,7 @@ def checked_lens(matrix: Sequence[float], coefficients: Sequence[float], model: 
     if square[0, 0] <= 0.0 or square[1, 1] <= 0.0:
         raise CalibrationError(
             f"the focal length is {square[0, 0]:g} x {square[1, 1]:g} pixels: the camera is not calibrated; calibrate "
-            "it (camera_calibration) and give the file to its driver"
+            "it (camera_calibration) and load the file in its driver"
         )
     values = tuple(float(value) for value in coefficients)
     if not any(values):

@@ -42,7 +42,7 @@ def merge_detections(
         merged.append(whole if cut[leader] else boxes[leader])
     corners = np.array(merged, np.float32).reshape(-1, 4)
     values, ids = scores[best], class_ids[best]
-    kept = _suppressed(corners, values, ids, iou_threshold)[:most]
+    kept = _suppressed(corners, values, ids, iou_threshold, most)
     return replace(parts[0], boxes=corners[kept], scores=values[kept], class_ids=ids[kept])
 
 
@@ -143,12 +143,19 @@ def pairwise_iou(one: Floats, two: Floats) -> Floats:
     return iou
 
 
-def _suppressed(boxes: Floats, scores: Floats, class_ids: npt.NDArray[np.int64], threshold: float) -> list[int]:
-    """Indices that greedy non-maximum suppression per class keeps, best first."""
-    order = np.argsort(-scores, kind="stable")
-    overlap = pairwise_iou(boxes, boxes) * (class_ids[:, None] == class_ids[None, :])
+def _suppressed(
+    boxes: Floats, scores: Floats, class_ids: npt.NDArray[np.int64], threshold: float, most: int
+) -> list[int]:
+    """Indices of the best `most` boxes that greedy non-maximum suppression per class keeps, best first.
+
+    One kept box at a time is compared with the others: a table of all pairs would need gigabytes for the boxes of many
+    tiles.
+    """
     kept: list[int] = []
-    for index in order.tolist():
-        if not kept or overlap[index, kept].max() <= threshold:
-            kept.append(index)
+    left = np.argsort(-scores, kind="stable")
+    while len(left) and len(kept) < most:
+        best, left = left[0], left[1:]
+        kept.append(int(best))
+        overlap = pairwise_iou(boxes[[best]], boxes[left])[0]
+        left = left[(overlap <= threshold) | (class_ids[left] != class_ids[best])]
     return kept

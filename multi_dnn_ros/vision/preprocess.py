@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,6 +77,12 @@ class Preprocess:
         self.centered = centered
         self.pad = pad
         self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for two objects that return the same input for every image."""
+        size, colors = (self.width, self.height), (self.bgr, self.mean, self.std)
+        return size, self.fit, colors, self.antialias, self.centered, self.pad
 
     def geometry(self, source_size: tuple[int, int]) -> Geometry:
         """Position of an image of (H, W) pixels in the input."""

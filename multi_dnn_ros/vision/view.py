@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,6 +49,11 @@ class View:
     def is_whole(self) -> bool:
         """Whether the DNN sees the whole image as one input."""
         return self.crop is None and self.tiles == 1
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for two views with the same windows; `where`, and the overlap of a single tile, do not matter."""
+        return self.crop, self.columns, self.rows, self.overlap if self.tiles > 1 else 0.0
 
     @property
     def tiles(self) -> int:

@@ -52,11 +52,19 @@ def test_a_decoder_takes_about_40_lines() -> None:
     assert len(decoder.splitlines()) <= 40
 
 
-def test_the_examples_run_and_print_what_the_page_says(package: tuple[Path, Path]) -> None:
+@pytest.fixture(scope="module")
+def printed(package: tuple[Path, Path]) -> tuple[str, str]:
+    """What the examples print, and _SERVED: in one process, as it imports PyTorch."""
     examples = [text for language, text in BLOCKS if language == "python" and not _FILE.match(text)]
-    printed = run(f"for text in {examples!r}: exec(text, {{}})", package[1]).splitlines()
-    assert printed == ["[[200. 160. 360. 240.]]", "centers detections ('cone',)"]
-    assert f"`{printed[0]}`" in PAGE
+    text = run(f"for text in {examples!r}: exec(text, {{}})\nprint('====')\n{_SERVED}", package[1])
+    first, _, second = text.partition("====\n")
+    return first, second
+
+
+def test_the_examples_run_and_print_what_the_page_says(printed: tuple[str, str]) -> None:
+    lines = printed[0].splitlines()
+    assert lines == ["[[200. 160. 360. 240.]]", "centers detections ('cone',)"]
+    assert f"`{lines[0]}`" in PAGE
 
 
 def test_the_parameter_file_is_accepted_with_the_package_and_refused_without(package: tuple[Path, Path]) -> None:
@@ -71,7 +79,8 @@ except ValueError as error:
     print(error)
 """
     assert run(code, target).strip() == "centers"
-    assert "dnn.cones.decoder is 'centers'; allowed: auto, torchvision, yolo, grid, lane" in run(code, source / "none")
+    refused = run(code, source / "none")
+    assert "dnn.cones.decoder is 'centers'; allowed: auto, torchvision, yolo, grid, segmentation, lane" in refused
 
 
 def test_the_result_kind_makes_its_message_and_draws(package: tuple[Path, Path]) -> None:
@@ -92,8 +101,7 @@ print("torch" in sys.modules)
     assert run(code, package[1]).split("\n")[:3] == ["camera 3.0 4.0 0.5", "True", "False"]
 
 
-def test_the_backend_runs_the_network_of_the_model_source_and_the_tables_list_them(package: tuple[Path, Path]) -> None:
-    code = """
+_SERVED = """
 import torch
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline.build import make_task
@@ -112,7 +120,10 @@ with torch.inference_mode():
 print(len(task.stages), torch.allclose(carried[0], expected, atol=1e-5))
 print(markdown())
 """
-    found, _, text = run(code, package[1]).partition("\n")
+
+
+def test_the_backend_runs_the_network_of_the_model_source_and_the_tables_list_them(printed: tuple[str, str]) -> None:
+    found, _, text = printed[1].partition("\n")
     assert found == "2 True"
     for row in (
         "| `centers` | (1, classes + 2, rows, columns) | `detections` |",

@@ -158,7 +158,7 @@ print(dnn.role, dnn.result_kind, dnn.labels, dnn.decoder.score_threshold)
     assert name == "parameter dnn.x.model is 'toy_zoo:sofa'; allowed: toy_zoo:brightness"
     assert "dnn.x.decoder is 'auto', but toy_zoo:brightness does not say what its outputs mean" in decoder
     assert "their shapes do not decide it: outputs (1, 1, 12, 16) are read as 'lane': a map per class" in decoder
-    assert "allowed: yolo, grid, lane, " in decoder
+    assert "allowed: yolo, grid, segmentation, lane, " in decoder
     assert decoder.endswith(", toy_decoder")
     assert role == "parameter dnn.x.role is 'object', but toy_zoo:brightness is decoded as 'lane'"
     assert "dnn.<dnn>.backend is 'toy_backend', but the device is cuda:0" in backend

@@ -163,7 +163,7 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, name: str, con
         ({"model": "builtin:object", "labels": ["a"]}, r"labels has 1 names, but builtin:object has 2 classes"),
         (
             {"model": "builtin:object", "decoder": "torchvision"},
-            r"decoder is 'torchvision'; allowed .*yolo, grid, lane",
+            r"decoder is 'torchvision'; allowed .*yolo, grid, segmentation, lane",
         ),
         ({"model": "builtin:object", "mean": [1.0]}, r"each needs one value for each of 3 channels"),
     ],

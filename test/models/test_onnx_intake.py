@@ -374,6 +374,7 @@ def test_a_wrong_file_beside_the_model_is_named(tmp_path: Path) -> None:
         ("- a", r"net\.yaml beside it holds list; expected keys"),
         ("{", r"net\.yaml beside it cannot be read"),
         ("color: red", "color is 'red'; allowed: rgb, bgr"),
+        ("labels: &few [a]\nmean: *few", r"net\.yaml beside it cannot be read: aliases are not supported"),
     ):
         (tmp_path / "net.yaml").write_text(text)
         with pytest.raises(ModelError, match=rf"net\.onnx: .*{words}") as caught:
@@ -479,6 +480,22 @@ REFUSED: dict[str, tuple[Any, str]] = {
             constants={"w": np.zeros((4, 5), np.float32)},
         ),
         "operator Conv does not fit its inputs",
+    ),
+    "pairs": (
+        lambda: model(
+            [
+                helper.make_node("NonMaxSuppression", ["boxes", "scores", "most"], ["chosen"]),
+                helper.make_node("Cast", ["chosen"], ["a"], to=1),
+            ],
+            ["a"],
+            opset=13,
+            constants={  # no two of the boxes overlap: two million comparisons
+                "boxes": (np.arange(2000)[None, :, None] + np.array([0.0, 0.0, 0.5, 0.5])).astype(np.float32),
+                "scores": np.ones((1, 1, 2000), np.float32),
+                "most": np.array([2000], np.int64),
+            },
+        ),
+        "operator NonMaxSuppression: boxes and scores before it have no fixed shape",
     ),
     "branch": (
         lambda: model(

@@ -76,7 +76,7 @@ CASES = [
     Case("split_number", "Split", since=18, axis=3, outputs=3, num_outputs=3),
     Case("split_one", "Split", since=18, axis=3, outputs=1, num_outputs=1),
     Case("tile", "Tile", {"r": ints(1, 2, 1, 3)}),
-    Case("transpose", "Transpose", perm=[0, 2, 3, 1]),
+    Case("transpose", "Transpose", perm=[0, 2, 1, 3]),  # not to (h, w, 3), which is a map: see test_onnx_map_outputs
     Case("flatten", "Flatten", axis=2),
     Case("gather", "Gather", {"i": np.array([[0, -1], [1, 2]], I)}, axis=1),
     Case("gather_one", "Gather", {"i": np.array(-2, I)}, axis=3),
@@ -105,6 +105,11 @@ CASES = [
             reduction=how,
         )
         for how, since in (("add", 16), ("mul", 16), ("min", 18), ("max", 18))
+    ),
+    *(
+        Case(f"cum_sum_{axis}_{exclusive}_{reverse}", "CumSum", {"a": np.array(axis, I)}, **options)
+        for axis, exclusive, reverse in ((2, None, None), (-1, 1, 0), (3, 0, 1), (1, 1, 1))
+        for options in ({} if exclusive is None else {"exclusive": exclusive, "reverse": reverse},)
     ),
     Case("top_k", "TopK", {"k": ints(3)}, axis=3, outputs=2, kinds={"out1": TensorProto.INT64}),
     Case("top_k_least", "TopK", {"k": ints(2)}, axis=1, largest=0, outputs=2, kinds={"out1": TensorProto.INT64}),
@@ -188,7 +193,7 @@ CASES = [
         )
     ),
     Case("reduce_nothing", "ReduceMean", since=18, noop_with_empty_axes=1),
-    Case("conv", "Conv", {"w": noise(4, 3, 3, 3), "b": noise(4)}, pads=[1, 0, 2, 1], strides=[2, 1], tolerance=1e-4),
+    Case("conv", "Conv", {"w": noise(5, 3, 3, 3), "b": noise(5)}, pads=[1, 0, 2, 1], strides=[2, 1], tolerance=1e-4),
     Case("conv_same", "Conv", {"w": noise(4, 3, 3, 3)}, auto_pad="SAME_UPPER", strides=[2, 2], tolerance=1e-4),
     Case("conv_same_lower", "Conv", {"w": noise(4, 3, 2, 2)}, auto_pad="SAME_LOWER", tolerance=1e-4),
     Case("conv_valid", "Conv", {"w": noise(4, 3, 2, 2)}, auto_pad="VALID", tolerance=1e-4),

@@ -28,12 +28,13 @@ BOX_PX, LANE_PX, SCORE = 0.5, 1.0, 0.01
 def results() -> dict[str, list[dict[str, Any]]]:
     """By network and size, what it finds on each picture; thresholds of the generated road, so that more is found."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for role in ("lane", "object", "pedestrian"):
-        dnn = load_dnn(role, DnnConfig(role=role, model=f"builtin:{role}", score_threshold=0.4))
-        for width, height in SIZES:
-            drive = SceneGenerator(width, height, 3).drive(FRAMES, 5.0)
-            for number in range(FRAMES):
-                image = np.ascontiguousarray(drive.frame(number).image)
+    roles = ("lane", "object", "pedestrian")
+    dnns = {role: load_dnn(role, DnnConfig(role=role, model=f"builtin:{role}", score_threshold=0.4)) for role in roles}
+    for width, height in SIZES:
+        drive = SceneGenerator(width, height, 3).drive(FRAMES, 5.0)
+        for number in range(FRAMES):
+            image = np.ascontiguousarray(drive.frame(number).image)
+            for role, dnn in dnns.items():
                 with torch.inference_mode():
                     output = dnn.module(*dnn.preprocess(torch.from_numpy(image)))
                     decoded = dnn.decoder([output], (height, width))

@@ -209,6 +209,16 @@ def test_finite_values_whose_sum_overflows_float32_are_accepted() -> None:
     np.testing.assert_allclose(result.boxes, [[140.0, 110.0, 180.0, 130.0]])
 
 
+def test_a_box_of_any_size_does_not_end_the_suppression_of_others() -> None:
+    raw = torch.zeros(1, 7, 4)
+    raw[0, :4, 0] = 3e38  # its right edge would be infinite
+    raw[0, :4, 1:3] = torch.tensor([160.0, 120.0, 40.0, 20.0])[:, None]
+    raw[0, 4, :3] = torch.tensor([0.9, 0.8, 0.7])
+    result = YoloDecoder(Preprocess(320, 240), LABELS)((raw,), (240, 320))
+    np.testing.assert_allclose(result.boxes, [[140.0, 110.0, 180.0, 130.0]])
+    np.testing.assert_allclose(result.scores, [0.8])
+
+
 @pytest.mark.parametrize("size", [(90, 160), (720, 1280), (721, 1283)])
 def test_a_lane_mask_has_the_images_size_and_is_computed_on_demand(size: tuple[int, int]) -> None:
     logits = torch.full((1, 1, 90, 160), -9.0)

@@ -116,7 +116,7 @@ def test_boxes_lie_inside_the_image_whatever_the_network_says(
     elif name == "nanodet_plus":
         raw[0][0, :, CLASSES:] *= scale
     else:
-        place = {"detr": 1, "detr_sigmoid": 1, "ssd": 1, "postprocessed": 1, "nanodet": 4}[name]
+        place = {"detr": 1, "detr_sigmoid": 1, "ssd": 1, "postprocessed": 1, "nanodet": 4, "picodet": 5}[name]
         raw[place] *= scale
     result = make(name, Preprocess(*SIZE, fit="letterbox"), Options(threshold=0.01))(raw, size)
     assert np.isfinite(result.boxes).all()

@@ -32,6 +32,8 @@ EXPORTS = {
                                      (320, 320), 0),
     "NanoDet-Plus": ("nanodet_plus", [(1, 3598, 112)], (416, 416), 0),
     "NanoDet-Plus with names": ("nanodet_plus", [(1, 2125, 33)], (320, 320), 1),
+    "PicoDet": ("picodet", [(1, 1600, 80), (1, 400, 80), (1, 100, 80), (1, 25, 80), (1, 1600, 32), (1, 400, 32),
+                            (1, 100, 32), (1, 25, 32)], (320, 320), 0),
     "RT-DETR by Ultralytics": ("rtdetr", [(1, 300, 84)], (640, 640), 80),
     "RT-DETR": ("postprocessed", [(1, 300), (1, 300, 4), (1, 300)], (640, 640), 80),
     "torchvision": ("postprocessed", [(0, 4), (0,), (0,)], (320, 320), 91),
@@ -43,6 +45,10 @@ EXPORTS = {
     "SSD": ("ssd", [(1, 3000, 21), (1, 3000, 4)], (300, 300), 0),
     "SSD, boxes first": ("ssd", [(1, 3000, 4), (1, 3000, 21)], (300, 300), 21),
     "FastestDet": ("grid", [(1, 85, 22, 22)], (352, 352), 80),
+    "grid of 32 x 32 pixels": ("grid", [(1, 85, 11, 11)], (352, 352), 80),
+    "segmentation": ("segmentation", [(1, 19, 512, 1024)], (1024, 512), 0),
+    "segmentation at an eighth": ("segmentation", [(1, 4, 64, 112)], (896, 512), 4),
+    "LSTR": ("lstr", [(1, 7, 2), (1, 7, 8), (1, 7, 2), (1, 7, 8), (1, 240, 240)], (640, 360), 0),
     "lane mask": ("lane", [(1, 1, 192, 320)], (320, 192), 0),
 }  # fmt: skip
 
@@ -88,6 +94,12 @@ def test_only_decoders_of_a_result_kind() -> None:
     layout = Layout(((1, 85, 22, 22),), (352, 352))
     assert recognize(layout).chosen == "grid"
     assert recognize(layout, "lanes").chosen == "lane"
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(22, 11), (352, 352), (88, 88), (23, 23)])
+def test_a_map_that_does_not_divide_the_input_into_square_cells_is_no_grid(rows: int, columns: int) -> None:
+    found = dict(recognize(Layout(((1, 85, rows, columns),), (352, 352), 80)).differences)
+    assert found["grid"].text.startswith(f"{columns} x {rows} cells in an input of 352 x 352; expected one per n x n")
 
 
 shapes = st.lists(st.lists(st.integers(0, 9000), max_size=5).map(tuple), max_size=7)

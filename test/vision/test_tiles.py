@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
@@ -96,6 +97,23 @@ def test_neighbours_in_the_overlap_stay_two_objects() -> None:
     other = [seen(objects[:1], [0], windows[0]), seen(objects[:1], [1], windows[1])]
     assert len(merge_detections(other, windows, 0.5, 100)) == 2  # the same place, but another class
     assert len(merge_detections([seen(objects, [0, 0], window) for window in windows], windows, 0.5, 1)) == 1
+
+
+def test_many_boxes_are_merged_without_a_table_of_all_pairs() -> None:
+    """64 tiles with the largest max_detections have hundreds of thousands of boxes."""
+    windows = View(None, 2, 1, 0.25).windows((100, 175))
+    left = np.arange(1500, dtype=np.float32)[:, None] * 0.04
+    boxes = np.concatenate([left, np.full_like(left, 10), left + 0.04, np.full_like(left, 30)], axis=1)
+    first = Detections(boxes, np.linspace(0.9, 0.5, 1500, dtype=np.float32), np.zeros(1500, np.int64), LABELS)
+    none = Detections(boxes[:0], first.scores[:0], first.class_ids[:0], LABELS)
+    tracemalloc.start()
+    try:
+        found = merge_detections([first, none], windows, 0.5, 10_000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(found.boxes, boxes)
+    assert peak < 5e6  # one number for each of 1500 x 1500 pairs takes 9 MB
 
 
 @given(grids, st.integers(40, 400), st.integers(40, 400), st.data())

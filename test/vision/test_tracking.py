@@ -145,6 +145,26 @@ def test_a_stamp_a_little_back_is_tolerated_and_one_far_back_starts_again() -> N
     assert ids(one.update(found(car(0)), 90 * S)) == [0]  # far ahead: the track has ended
 
 
+@pytest.mark.parametrize("back_ms", [100, 500, 900])
+def test_a_moving_object_keeps_its_identity_when_the_clock_is_set_back(back_ms: int) -> None:
+    """It moves on while the stamps are older than the newest one."""
+    one = tracker()
+    for n in range(60):
+        stamp_ns = 100 * S + n * 33_333_333 - (back_ms * MS if n >= 30 else 0)
+        assert ids(one.update(found(car(20 * n)), stamp_ns)) == [1], n
+
+
+def test_a_lost_object_does_not_grow_older_when_the_clock_is_set_back() -> None:
+    one = tracker(max_lost_s=1.0)
+    one.update(found(car(0)), 100 * S)
+    one.update(found(), 100 * S + 600 * MS)
+    one.update(found(), 100 * S)  # 0.6 s after the box
+    assert ids(one.update(found(car(0)), 100 * S + 300 * MS)) == [1]
+    one.update(found(), 100 * S + 900 * MS)
+    one.update(found(), 100 * S + 300 * MS)
+    assert ids(one.update(found(car(0)), 100 * S + 800 * MS)) == [0]  # 1.1 s after the box
+
+
 @pytest.mark.parametrize("row", [(float("nan"), 0, 1, 1, 0.9, 0), (0, 0, float("inf"), 1, 0.9, 0),
                                  (0, 0, 1, 1, float("nan"), 0), (5, 0, 1, 1, 0.9, 0)])  # fmt: skip
 def test_invalid_boxes_are_refused_and_change_nothing(row: tuple[float, ...]) -> None:

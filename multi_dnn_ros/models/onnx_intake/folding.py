@@ -211,7 +211,7 @@ class _Folding:
         elif node.op_type == "Size":
             values = {node.output[0]: np.array(math.prod(self.result.shape(node.input[0]) or (0,)), np.int64)}
         else:
-            if node.op_type not in _COUNTING and not self._affordable(node):
+            if not (self._has_few_inputs(node) if node.op_type in _COUNTING else self._affordable(node)):
                 return False
             inputs = {name: self._value(name) for name in node.input if name}
             if any(value is None for value in inputs.values()):
@@ -249,6 +249,11 @@ class _Folding:
                 f"operator {node_name(node)} cannot be computed from its constants: {summarize_error(error)}"
             ) from None
         return {name: np.asarray(value) for name, value in zip(names, found, strict=True)}
+
+    def _has_few_inputs(self, node: Any) -> bool:
+        """Whether a node of _COUNTING may be computed here; only its values tell the size of its outputs."""
+        limit = _SMALL if node.op_type == "NonMaxSuppression" else _FOLDED  # the reference compares boxes in pairs
+        return sum(math.prod(self.result.shape(name) or ()) for name in node.input if name) <= limit
 
     def _affordable(self, node: Any) -> bool:
         limit = MAX_ELEMENTS if node.op_type in _CHEAP else _FOLDED

@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 
 #: Maximum side of an input image, pixels; the same as for the parameters input_width and input_height.
 MAX_SIDE = 8192
-#: Further inputs of detectors exported by RT-DETR and Paddle: name -> value for (width, height). With these values the
-#: boxes are in pixels of the input image.
-KNOWN_INPUTS: dict[str, Callable[[int, int], list[list[int]]]] = {
+#: Further inputs of exports by RT-DETR, Paddle and LSTR: name -> value for (width, height). With these values boxes are
+#: in pixels of the input image, and no pixel is padding.
+KNOWN_INPUTS: dict[str, Callable[[int, int], npt.ArrayLike]] = {
     "orig_target_sizes": lambda width, height: [[width, height]],
     "im_shape": lambda width, height: [[height, width]],
     "scale_factor": lambda width, height: [[1, 1]],
+    "input_mask": lambda width, height: np.zeros((1, 1, height, width)),
 }
 
 

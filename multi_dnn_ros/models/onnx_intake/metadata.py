@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import yaml
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal
+from multi_dnn_ros.settings.params_file import StrictLoader
 
 _MAX_BYTES = 4 << 20
 _MAX_LABELS = 65_536
@@ -26,6 +27,13 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 _BY_EXPORTERS = ("infer_cfg.yml", "metadata.yaml", "preprocessor_config.json", "config.json")
 #: Keys of this package's own format, with the meaning of the parameters of the same names.
 _OWN = ("labels", "input_width", "input_height", "resize", "color", "mean", "std", "decoder")
+
+
+class _Loader(StrictLoader):
+    """Rejects aliases, of which a few bytes stand for a value of any size. Keys may be numbers, as in `names`."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        return yaml.SafeLoader.construct_mapping(self, node, deep)
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,7 @@ def _read(file: Path) -> Metadata:
         if file.stat().st_size > _MAX_BYTES:
             raise Refusal(f"{file} has more than {_MAX_BYTES} bytes; expected a description of the model")
         text = file.read_text(encoding="utf-8")
-        values = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+        values = json.loads(text) if file.suffix == ".json" else yaml.load(text, _Loader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         if isinstance(error, Refusal):
             raise

@@ -10,6 +10,7 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.onnx_intake.cutting import output_names
 from multi_dnn_ros.models.onnx_intake.folding import Folded, fold
 from multi_dnn_ros.models.onnx_intake.inputs import ImageInput, fix_inputs
+from multi_dnn_ros.models.onnx_intake.map_outputs import OutputTensor, output_tensors
 from multi_dnn_ros.models.onnx_intake.memory import check_memory
 from multi_dnn_ros.models.onnx_intake.metadata import Metadata, describe
 from multi_dnn_ros.models.onnx_intake.padding import make_pads_explicit
@@ -27,20 +28,23 @@ class Prepared:
     """A graph ready to be converted.
 
     model: onnx.ModelProto with one input, (1, 3, height, width) float32. image: the input of the file. outputs: name
-    and shape of each output, 0 for a free axis. described: metadata from the file and the files beside it. cut:
-    whether the graph was cut before a non-maximum suppression. half: whether the file is in half precision. quantized:
-    whether it rounds activations.
-    operators: how often each occurs in the graph. producer: exporter and its version. opset: version of the standard
-    operators.
+    and shape of each output, 0 for a free axis. tensors: those of the file that the outputs are made of. described:
+    metadata from the file and the files beside it. cut: whether the graph was cut before a non-maximum suppression.
+    half: whether the file is in half precision. quantized: whether it rounds activations. rounded: tensors that
+    DynamicQuantizeLinear operators of the file write (8-bit values, scales, zero points), as far as the graph computes
+    them. operators: how often each occurs in the graph. producer: exporter and its version. opset: version of the
+    standard operators.
     """
 
     model: Any
     image: ImageInput
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
+    tensors: tuple[OutputTensor, ...]
     described: Metadata
     cut: bool
     half: bool
     quantized: bool
+    rounded: tuple[str, ...]
     operators: dict[str, int]
     producer: str
     opset: int
@@ -74,6 +78,9 @@ def prepare(path: Path, asked: tuple[int, int] = (0, 0), *, weights: bool = True
         if graph_node.domain == "ai.onnx":  # the long name of the same operators
             graph_node.domain = ""
     half = to_float32(model)
+    rounded = [
+        name for node in model.graph.node if node.op_type == "DynamicQuantizeLinear" for name in node.output if name
+    ]
     quantized = expand_quantized(model)
     image = fix_inputs(model, asked)
     if image.size is not None and any(side % described.stride for side in image.size):
@@ -87,16 +94,19 @@ def prepare(path: Path, asked: tuple[int, int] = (0, 0), *, weights: bool = True
         raise Refusal(f"cannot be read as ONNX: no operator writes its output {missing[0][:80]!r}" if missing else
                       "cannot be read as ONNX: it has no output")  # fmt: skip
     names = output_names(folded, given, wanted)
+    tensors = output_tensors(folded, names, image.size, opsets[""])
     make_pads_explicit(folded)
-    check_memory(folded, names)
-    graph = _rebuild(model, folded, given, names)
+    check_memory(folded, [tensor.name for tensor in tensors])
+    graph = _rebuild(model, folded, given, tensors)
+    written = {name for node in graph.node for name in node.output}
     operators: dict[str, int] = {}
     for node in graph.node:
         operators[node.op_type] = operators.get(node.op_type, 0) + 1
     rebuilt = helper.make_model(graph, opset_imports=_imports(opsets), ir_version=max(model.ir_version, 3))
     return Prepared(
-        rebuilt, image, tuple((name, _open_shape(folded, name)) for name in names),
-        described, names != wanted, half, quantized, operators,
+        rebuilt, image,
+        tuple((name, _open_shape(folded, tensor)) for name, tensor in zip(names, tensors, strict=True)), tuple(tensors),
+        described, names != wanted, half, quantized, tuple(name for name in rounded if name in written), operators,
         f"{model.producer_name} {model.producer_version}".strip(), opsets[""],
     )  # fmt: skip
 
@@ -107,18 +117,21 @@ def _imports(opsets: dict[str, int]) -> list[Any]:
     return [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
 
 
-def _open_shape(folded: Folded, name: str) -> tuple[int, ...]:
-    return tuple(axis.dim_value for axis in folded.types[name].tensor_type.shape.dim)
+def _open_shape(folded: Folded, tensor: OutputTensor) -> tuple[int, ...]:
+    """Shape of an output, 0 for a free axis."""
+    shape = tuple(axis.dim_value for axis in folded.types[tensor.name].tensor_type.shape.dim)
+    return (shape[0], shape[3], *shape[1:3]) if tensor.channels_last else shape
 
 
-def _rebuild(model: Any, folded: Folded, image: str, names: list[str]) -> Any:
-    """The part of the graph that the outputs `names` need.
+def _rebuild(model: Any, folded: Folded, image: str, tensors: list[OutputTensor]) -> Any:
+    """The part of the graph that the outputs `tensors` need.
 
-    An Identity of its own writes each output: otherwise onnx2torch would return all outputs of the node that writes it,
-    and it cannot return a graph input or a constant.
+    A node of its own writes each output: otherwise onnx2torch would return all outputs of the node that writes it, and
+    it cannot return a graph input or a constant.
     """
     from onnx import helper
 
+    names = [tensor.name for tensor in tensors]
     needed = set(names)
     nodes = []
     for node in reversed(folded.nodes):
@@ -126,15 +139,22 @@ def _rebuild(model: Any, folded: Folded, image: str, names: list[str]) -> Any:
             needed.update(name for name in node.input if name)
             nodes.append(node)
     nodes.reverse()
-    for index, name in enumerate(names):
-        nodes.append(helper.make_node("Identity", [name], [f"output {index}"], f"output_{index}"))
+    outputs = []
+    for index, tensor in enumerate(tensors):
+        written, kind = f"output {index}", folded.types[tensor.name]
+        if tensor.channels_last:
+            nodes.append(helper.make_node("Transpose", [tensor.name], [written], f"output_{index}", perm=[0, 3, 1, 2]))
+            kind = helper.make_tensor_type_proto(kind.tensor_type.elem_type, _open_shape(folded, tensor))
+        else:
+            nodes.append(helper.make_node("Identity", [tensor.name], [written], f"output_{index}"))
+        outputs.append(helper.make_value_info(written, kind))
     constants = [tensor for name, tensor in folded.constants.items() if name in needed]
     kinds = [(name, kind) for name, kind in folded.types.items() if name in needed and name not in folded.constants]
     return helper.make_graph(
         nodes,
         "network",
         [value for value in model.graph.input if value.name == image],
-        [helper.make_value_info(f"output {index}", folded.types[name]) for index, name in enumerate(names)],
+        outputs,
         constants,
         value_info=[helper.make_value_info(name, kind) for name, kind in kinds if name != image],
     )

@@ -1,4 +1,7 @@
-"""Compares a converted network with ONNX Runtime when a file is loaded for the first time; the result is cached."""
+"""Compares a converted network with ONNX Runtime when a file is loaded for the first time; the result is cached.
+
+The outputs are compared. Where those of a dynamically quantized network differ, its parts are (parts.py).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ from torch.utils import _pytree as pytree
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.resources import cache_folder
+from multi_dnn_ros.models.onnx_intake.conversion import convert
 from multi_dnn_ros.models.onnx_intake.inputs import KNOWN_INPUTS, element_type
+from multi_dnn_ros.models.onnx_intake.parts import with_given_ranges
 from multi_dnn_ros.models.onnx_intake.preparation import Prepared
 from multi_dnn_ros.models.onnx_intake.reading import read_model, tensors_of
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal
@@ -32,20 +37,27 @@ log = logging.getLogger(__name__)
 #: Maximum difference, relative to the largest value of the output: for a float32 file, for one in half precision, and
 #: for one with quantized activations, where a value between two steps may be rounded to either of them.
 _TOLERANCE, _TOLERANCE_HALF, _TOLERANCE_QUANTIZED = 1e-3, 2e-2, 5e-2
+#: The same for 8-bit values that DynamicQuantizeLinear computes from an activation of its own part, relative to the 255
+#: steps of a range: two steps, because value and zero point may each be rounded to either of two neighbours.
+_TOLERANCE_STEPS = 2.5 / 255
 #: Share of the values of an output that may differ by more if the graph compares, selects or rounds: two nearly equal
 #: scores may change places.
 _EXCHANGED = 0.05
 _CHOOSING = {"ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
              "QuantizeLinear", "Round", "Sign", "TopK"}  # fmt: skip
+#: Those that stand for DynamicQuantizeLinear in the converted graph, see quantized_operators.py.
+_OF_RANGES = {"Equal", "Round"}
 _TIMEOUT_S = 300
 _IMAGES = Path(__file__).resolve().parents[2] / "calibration_images"
 
 
 def verify(path: Path, prepared: Prepared, network: nn.Module, image: Path | None = None) -> None:
-    """Raise Refusal, which names the output and the difference, unless the outputs agree with those of ONNX Runtime.
+    """Raise Refusal, which names the tensor and the difference, unless the network agrees with ONNX Runtime.
 
-    Both run on noise and on `image`, by default one that comes with the package. If ONNX Runtime cannot run the file, a
-    warning is logged instead. This is done once for each file and input size; the result is kept in the user's cache.
+    Both run on noise and on `image`, by default one that comes with the package. Outputs of a dynamically quantized
+    network may differ if all of its parts agree; that is logged as a warning. If ONNX Runtime cannot run the file, a
+    warning is logged and nothing is compared. This is done once for each file and input size; the result is kept in the
+    user's cache.
     """
     size = prepared.image.size
     if size is None:
@@ -65,7 +77,13 @@ def verify(path: Path, prepared: Prepared, network: nn.Module, image: Path | Non
             own = _by_network(network, prepared, pixels)
         except Exception as error:
             raise Refusal(f"fails on an image of {size[0]} x {size[1]}: {summarize_error(error)}") from None
-        for name, difference in _compare(prepared, own, expected, what).items():
+        try:
+            found = _compare(prepared, own, expected, what)
+        except Refusal as refusal:
+            if not prepared.rounded:
+                raise
+            found = _compare_parts(path, prepared, pixels, what, refusal)
+        for name, difference in found.items():
             differences[name] = max(difference, differences.get(name, 0.0))
     try:
         with atomic_write(record) as beside:
@@ -114,22 +132,32 @@ def _inputs(size: tuple[int, int], image: Path | None) -> list[tuple[str, np.nda
     return found
 
 
-def _by_network(network: nn.Module, prepared: Prepared, pixels: np.ndarray) -> list[np.ndarray]:
+def _by_network(
+    network: nn.Module, prepared: Prepared, pixels: np.ndarray, given: Sequence[np.ndarray] = ()
+) -> list[np.ndarray]:
+    """Outputs of the network. given: its inputs after the image."""
     values = np.round(pixels * 255) if prepared.image.integers else pixels
+    inputs = [torch.from_numpy(np.ascontiguousarray(values)), *(torch.from_numpy(each) for each in given)]
     with torch.inference_mode():
-        outputs = pytree.tree_leaves(network(torch.from_numpy(np.ascontiguousarray(values))))
+        outputs = pytree.tree_leaves(network(*inputs))
     return [output.numpy() for output in outputs]
 
 
-def _by_onnxruntime(path: Path, prepared: Prepared, pixels: np.ndarray) -> list[np.ndarray]:
-    """Outputs of the unconverted file, computed in a separate process. Raises ValueError with ONNX Runtime's reason."""
+def _by_onnxruntime(
+    path: Path, prepared: Prepared, pixels: np.ndarray, further: Sequence[str] = ()
+) -> list[np.ndarray]:
+    """The outputs of the network, then the tensors `further`, of the unconverted file, by a separate process.
+
+    Raises ValueError with ONNX Runtime's reason.
+    """
     from onnx import ValueInfoProto, helper, inliner
 
     model = read_model(path)
     if len(model.functions):
         model = inliner.inline_local_functions(model)
     del model.graph.output[:]
-    model.graph.output.extend(ValueInfoProto(name=name) for name, _ in prepared.outputs)
+    names = list(dict.fromkeys([*(tensor.name for tensor in prepared.tensors), *further]))
+    model.graph.output.extend(ValueInfoProto(name=name) for name in names)
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs: dict[str, Any] = {}
     for value in model.graph.input:
@@ -141,14 +169,14 @@ def _by_onnxruntime(path: Path, prepared: Prepared, pixels: np.ndarray) -> list[
             continue
         values = np.round(pixels * 255) if prepared.image.integers else pixels
         inputs[value.name] = (values.transpose(0, 2, 3, 1) if prepared.image.channels_last else values).astype(dtype)
-    with tempfile.TemporaryDirectory(prefix="multi_dnn_ros_") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="multi_dnn_ros_") as place:
+        folder = Path(place)
         try:
             (folder / "model.onnx").write_bytes(model.SerializeToString())
         except Exception as error:  # protobuf's own: over 2 GiB
             raise ValueError(f"it cannot be written as one file: {summarize_error(error)}") from None
         np.savez(folder / "inputs.npz", **inputs)
-        command = [sys.executable, "-m", "multi_dnn_ros.models.onnx_intake.reference_process", name]
+        command = [sys.executable, "-m", "multi_dnn_ros.models.onnx_intake.reference_process", place]
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
         )
@@ -156,42 +184,99 @@ def _by_onnxruntime(path: Path, prepared: Prepared, pixels: np.ndarray) -> list[
             reason = [line.strip() for line in done.stderr.splitlines() if line.strip()]
             raise ValueError(f"it ends with {done.returncode}: {reason[-1][:300] if reason else 'no message'}")
         with np.load(folder / "outputs.npz") as outputs:
-            return [outputs[key] for key in outputs.files]
+            found = dict(zip(names, (outputs[key] for key in outputs.files), strict=True))
+    return [
+        found[tensor.name].transpose(0, 3, 1, 2) if tensor.channels_last else found[tensor.name]
+        for tensor in prepared.tensors
+    ] + [found[name] for name in further]
 
 
 def _compare(
     prepared: Prepared, own: Sequence[np.ndarray], expected: Sequence[np.ndarray], what: str
 ) -> dict[str, float]:
     """Largest difference of each output, relative to its largest value."""
-    operators = set(prepared.operators)
     tolerance = _TOLERANCE_HALF if prepared.half else _TOLERANCE
     if prepared.quantized:
         tolerance = max(tolerance, _TOLERANCE_QUANTIZED)
-    exchanged = _EXCHANGED if prepared.quantized or operators & _CHOOSING else 0.0
-    found: dict[str, float] = {}
-    for (name, _), values, reference in zip(prepared.outputs, own, expected, strict=True):
-        if values.shape != reference.shape:
-            raise Refusal(_message(name, what, f"shape {values.shape}, that of ONNX Runtime {reference.shape}"))
-        found[name], share = _difference(values, reference, tolerance)
-        if share > exchanged:
-            raise Refusal(
-                _message(
-                    name,
-                    what,
-                    f"{share:.1%} of its values differ by more than {tolerance:g} of the largest value, "
-                    f"at most by {found[name]:.2g} of it; allowed: {exchanged:.0%}",
-                )
-            )
+    exchanged = _EXCHANGED if prepared.quantized or set(prepared.operators) & _CHOOSING else 0.0
+    return {
+        name: _check(f"output {name[:80]!r}", what, values, reference, tolerance, exchanged)
+        for (name, _), values, reference in zip(prepared.outputs, own, expected, strict=True)
+    }
+
+
+def _compare_parts(path: Path, prepared: Prepared, pixels: np.ndarray, what: str, refusal: Refusal) -> dict[str, float]:
+    """As :func:`_compare`, with the inputs of each part from ONNX Runtime. refusal: of the whole network.
+
+    Raises `refusal` if ONNX Runtime does not give these inputs.
+    """
+    try:
+        reference = _by_onnxruntime(path, prepared, pixels, prepared.rounded)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        log.warning("%s is not compared with ONNX Runtime part by part: %s", path, summarize_error(error))
+        raise refusal from None
+    count = len(prepared.outputs)
+    own = _by_network(convert(with_given_ranges(prepared)), prepared, pixels, reference[count:])
+    tolerance = _TOLERANCE_HALF if prepared.half else _TOLERANCE
+    if "QuantizeLinear" in prepared.operators:  # some ranges are fixed: parts round inside
+        tolerance = max(tolerance, _TOLERANCE_QUANTIZED)
+    exchanged = _EXCHANGED if set(prepared.operators) & (_CHOOSING - _OF_RANGES) else 0.0
+    where = f"{what}, computed from ONNX Runtime's 8-bit values"
+    found = {
+        name: _check(f"output {name[:80]!r}", where, values, expected, tolerance, exchanged)
+        for (name, _), values, expected in zip(prepared.outputs, own[:count], reference[:count], strict=True)
+    }
+    for name, values, expected in zip(prepared.rounded, own[count:], reference[count:], strict=True):
+        steps = 255.0 if expected.dtype == np.uint8 else None  # else a scale
+        allowed = _TOLERANCE_STEPS if steps else max(tolerance, _TOLERANCE_STEPS)
+        _check(f"tensor {name[:80]!r}", where, values, expected, allowed, exchanged, steps)
+    log.warning(
+        "%s is quantized dynamically, which amplifies rounding: on %s each part of the network agrees with ONNX "
+        "Runtime, the whole does not: %s", path, what, refusal,
+    )  # fmt: skip
     return found
 
 
-def _difference(values: np.ndarray, reference: np.ndarray, tolerance: float) -> tuple[float, float]:
-    """Largest difference relative to the largest value, and the share of values that differ by more than tolerance."""
+def _check(
+    tensor: str,
+    what: str,
+    values: np.ndarray,
+    reference: np.ndarray,
+    tolerance: float,
+    exchanged: float,
+    largest: float | None = None,
+) -> float:
+    """The largest difference of a tensor, relative to its largest value or `largest`.
+
+    Raises Refusal if more than the share `exchanged` of its values differ by more than `tolerance`.
+    """
+    if values.shape != reference.shape:
+        raise Refusal(_message(tensor, what, f"shape {values.shape}, that of ONNX Runtime {reference.shape}"))
+    difference, share = _difference(values, reference, tolerance, largest)
+    if share > exchanged:
+        raise Refusal(
+            _message(
+                tensor,
+                what,
+                f"{share:.1%} of its values differ by more than {tolerance:g} of the largest value, "
+                f"at most by {difference:.2g} of it; allowed: {exchanged:.0%}",
+            )
+        )
+    return difference
+
+
+def _difference(
+    values: np.ndarray, reference: np.ndarray, tolerance: float, largest: float | None
+) -> tuple[float, float]:
+    """Largest difference relative to `largest`, and the share of values that differ by more than tolerance.
+
+    largest: None: the largest value of the reference.
+    """
     if not reference.size:
         return 0.0, 0.0
     left, right = values.astype(np.float64), reference.astype(np.float64)
     finite = np.isfinite(right)
-    scale = float(np.abs(right[finite]).max(initial=0.0)) or 1.0
+    scale = largest or float(np.abs(right[finite]).max(initial=0.0)) or 1.0
     same = (left == right) | (np.isnan(left) & np.isnan(right))
     with np.errstate(invalid="ignore"):
         gap = np.where(same, 0.0, np.abs(left - right) / scale)
@@ -199,8 +284,8 @@ def _difference(values: np.ndarray, reference: np.ndarray, tolerance: float) -> 
     return float(gap.max()), float((gap > tolerance).mean())
 
 
-def _message(name: str, what: str, difference: Any) -> str:
+def _message(tensor: str, what: str, difference: str) -> str:
     return (
-        f"the converted network does not give what ONNX Runtime gives: output {name[:80]!r} on {what}: {difference}; "
+        f"the converted network does not give what ONNX Runtime gives: {tensor} on {what}: {difference}; "
         "export it with another opset, or as a .pt2 file"
     )

@@ -19,6 +19,9 @@ from multi_dnn_ros.vision.results import Detections, OutputError
 ArrayOrTensor = npt.NDArray[Any] | torch.Tensor
 #: Maximum number of boxes for non-maximum suppression, whose time is quadratic in it.
 MAX_CANDIDATES = 4096
+#: Limit of the numbers that boxes are computed from, so that all boxes stay finite. An infinite one would end the
+#: suppression of all others: torchvision keeps classes apart by offsets of the largest coordinate.
+LIMIT = 1e6
 #: Score threshold of models without one of their own.
 DEFAULT_SCORE_THRESHOLD = 0.4
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from multi_dnn_ros.vision.decoders.base import TwoParts
+from multi_dnn_ros.vision.decoders.base import LIMIT, TwoParts
 from multi_dnn_ros.vision.decoders.detr import DetrDecoder
 from multi_dnn_ros.vision.decoders.layout import LIKELY, POSSIBLE, Pattern
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
@@ -43,7 +43,9 @@ class DetrSigmoidDecoder(DetrDecoder):
             query, class_ids, values = query[best], class_ids[best], values[best]
         # In float64, exp does not overflow for any float32 logit over the threshold.
         scores = (1.0 / (1.0 + np.exp(-values.astype(np.float64)))).astype(np.float32)
-        return report_ranked(self, self.corners(boxes[query].clip(-1e6, 1e6), query), scores, class_ids, source_size)
+        return report_ranked(
+            self, self.corners(boxes[query].clip(-LIMIT, LIMIT), query), scores, class_ids, source_size
+        )
 
     def in_two_parts(self) -> TwoParts | None:
         return None

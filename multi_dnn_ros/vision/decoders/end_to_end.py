@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from multi_dnn_ros.vision.decoders.base import LIMIT
 from multi_dnn_ros.vision.decoders.layout import LIKELY, POSSIBLE, Difference, Layout, Match, match
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.decoders.rows import Floats, RecognizedDecoder, report_ranked
@@ -14,7 +15,6 @@ from multi_dnn_ros.vision.results import Detections
 
 #: Maximum number of boxes that such exports report; more rows are candidates, not selected boxes.
 MAX_BOXES = 1000
-_LIMIT = 1e6
 
 
 class EndToEndDecoder(RecognizedDecoder):
@@ -42,7 +42,7 @@ class EndToEndDecoder(RecognizedDecoder):
         rows = outputs[0][0].numpy()
         rows = rows[rows[:, 4] >= self.score_threshold]
         class_ids = rows[:, 5].round().astype(np.int64)
-        boxes = self.corners(rows[:, :4].clip(-_LIMIT, _LIMIT))
+        boxes = self.corners(rows[:, :4].clip(-LIMIT, LIMIT))
         return report_ranked(self, boxes, rows[:, 4], class_ids, source_size)
 
     def corners(self, rows: Floats) -> Floats:

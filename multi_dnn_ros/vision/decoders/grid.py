@@ -11,6 +11,9 @@ from multi_dnn_ros.vision.decoders.layout import LIKELY, POSSIBLE, Difference, L
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.results import Detections, OutputError
 
+#: A map with a finer grid is one of classes, not of boxes.
+_LEAST_STRIDE = 8
+
 
 class GridDecoder(Decoder):
     """(1, 5 + classes, rows, columns): per cell objectness, tx, ty, tw, th, then a probability per class.
@@ -57,8 +60,16 @@ def recognize(layout: Layout) -> Match | Difference:
     classes = found.axes.get("classes", 0)
     if (wrong := check_classes(layout, classes)) is not None:
         return wrong
-    if layout.size == (16 * found.axes.get("columns", 0), 16 * found.axes.get("rows", 0)):
+    columns, rows = found.axes.get("columns", 0), found.axes.get("rows", 0)
+    if layout.size == (16 * columns, 16 * rows):
         return Match(LIKELY, "one cell per 16 x 16 pixels", classes)
+    if layout.size is not None and columns and rows:
+        width, height = layout.size
+        if width % columns or height % rows or width // columns != height // rows or width // columns < _LEAST_STRIDE:
+            return Difference(
+                f"{columns} x {rows} cells in an input of {width} x {height}; expected one per n x n pixels, n at "
+                f"least {_LEAST_STRIDE}", 2.0,
+            )  # fmt: skip
     return Match(POSSIBLE, "a grid with at least 6 channels", classes)
 
 

@@ -24,7 +24,6 @@ from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Row
 
 _BINS = 8
 SIDES = 4 * _BINS
-_STRIDES = (8, 16, 32)
 #: As in the training configurations: blue first, ImageNet's mean and deviation, the image stretched.
 PREPROCESS = {
     "bgr": True,
@@ -43,6 +42,8 @@ class NanoDetDecoder(RowDecoder):
 
     name = "nanodet"
     signature = "(1, n, classes) and (1, n, 32) for each of 3 feature maps"
+    #: Of the feature maps, finest first.
+    strides: ClassVar[tuple[int, ...]] = (8, 16, 32)
     #: The point of a cell from which distances are measured; 0.5: its center, 0: its upper left corner.
     offset: ClassVar[float] = 0.5
 
@@ -50,23 +51,24 @@ class NanoDetDecoder(RowDecoder):
     def recognize(cls, layout: Layout) -> Match | Difference:
         if layout.size is None:
             return Difference("the input size is not known", 4.0)
-        order = _order(layout.shapes, layout.size)
+        order = _order(layout.shapes, layout.size, cls.strides)
         if order is None:
-            counts = [columns * rows for columns, rows in (cells(layout.size, stride) for stride in _STRIDES)]
+            counts = [columns * rows for columns, rows in (cells(layout.size, stride) for stride in cls.strides)]
             return Difference(
-                f"{2 * len(_STRIDES)} outputs with n = {', '.join(map(str, counts))} expected, "
+                f"{2 * len(cls.strides)} outputs with n = {', '.join(map(str, counts))} expected, "
                 f"found {len(layout.shapes)}",
-                4.0 + 8.0 * abs(len(layout.shapes) - 2 * len(_STRIDES)),
+                4.0 + 8.0 * abs(len(layout.shapes) - 2 * len(cls.strides)),
             )
         classes = layout.shapes[order[0]][-1]
+        strides = ", ".join(map(str, cls.strides))
         wrong = check_classes(layout, classes)
-        return wrong or Match(EXACT, f"classes and {SIDES} numbers for distances at strides 8, 16, 32", classes)
+        return wrong or Match(EXACT, f"classes and {SIDES} numbers for distances at strides {strides}", classes)
 
     def rows(self, outputs: Sequence[Tensor]) -> Rows:
         shapes = tuple(tuple(output.shape) for output in outputs)
-        order = _order(shapes, (self.preprocess.width, self.preprocess.height))
+        order = _order(shapes, (self.preprocess.width, self.preprocess.height), self.strides)
         assert order is not None  # as check() has found
-        half = len(_STRIDES)
+        half = len(self.strides)
         scores, raw = (
             torch.cat([outputs[place].flatten(0, -2) for place in part]) for part in (order[:half], order[half:])
         )
@@ -83,17 +85,19 @@ class NanoDetDecoder(RowDecoder):
     @cached_property
     def _cells(self) -> Floats:
         # Variants with fewer feature maps use the first of these rows.
-        return points((self.preprocess.width, self.preprocess.height), (*_STRIDES, 64))
+        return points((self.preprocess.width, self.preprocess.height), (8, 16, 32, 64))
 
 
-def _order(shapes: Sequence[tuple[int, ...]], size: tuple[int, int]) -> tuple[int, ...] | None:
+def _order(
+    shapes: Sequence[tuple[int, ...]], size: tuple[int, int], strides: tuple[int, ...]
+) -> tuple[int, ...] | None:
     """Indices of the outputs: the classes of each feature map, finest first, then the distances of each; None: the
     shapes do not fit. If both outputs of a feature map have 32 columns, the first one has the classes.
     """
-    if len(shapes) != 2 * len(_STRIDES) or any(len(shape) < 2 or shape[:-2] not in ((), (1,)) for shape in shapes):
+    if len(shapes) != 2 * len(strides) or any(len(shape) < 2 or shape[:-2] not in ((), (1,)) for shape in shapes):
         return None
     classes, distances = [], []
-    for stride in _STRIDES:
+    for stride in strides:
         columns, rows = cells(size, stride)
         places = [place for place, shape in enumerate(shapes) if shape[-2] == columns * rows]
         if len(places) != 2:

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from multi_dnn_ros.vision.decoders.base import LIMIT
 from multi_dnn_ros.vision.decoders.layout import EXACT, LIKELY, Difference, Layout, Match, Pattern, match
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.decoders.rows import RecognizedDecoder, report_ranked
 from multi_dnn_ros.vision.results import Detections, OutputError
 
-_LIMIT = 1e6
 _APART: tuple[Pattern, ...] = ((1, "N"), (1, "N", 4), (1, "N"))
 _ONE_IMAGE: tuple[Pattern, ...] = (("N",), ("N", 4), ("N",))
 _TOGETHER: tuple[Pattern, ...] = ((1, "N"), (1, "N", 5))
@@ -55,7 +55,7 @@ class PostprocessedDecoder(RecognizedDecoder):
         if not _is_whole(labels):
             raise OutputError("decoder postprocessed: neither of the outputs beside the boxes holds whole numbers")
         return report_ranked(
-            self, boxes.clip(-_LIMIT, _LIMIT), scores.astype(np.float32), labels.astype(np.int64), source_size
+            self, boxes.clip(-LIMIT, LIMIT), scores.astype(np.float32), labels.astype(np.int64), source_size
         )
 
 

@@ -10,15 +10,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from multi_dnn_ros.vision.decoders.base import MAX_CANDIDATES, Decoder, TwoParts, expect_finite, total_of
+from multi_dnn_ros.vision.decoders.base import LIMIT, MAX_CANDIDATES, Decoder, TwoParts, expect_finite, total_of
 from multi_dnn_ros.vision.decoders.layout import Difference, Layout, Match
 from multi_dnn_ros.vision.results import Detections, OutputError
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
-
-#: Limit of the numbers of a row, pixels, so that everything computed from them stays finite.
-_LIMIT = 1e6
 
 
 class Rows(NamedTuple):
@@ -96,7 +93,7 @@ class RowDecoder(RecognizedDecoder):
         self, raw: Floats, scores: Floats, class_ids: Integers, index: Integers, source_size: tuple[int, int]
     ) -> Detections:
         """Rows over the threshold, in the order of the outputs -> detections."""
-        boxes = self.corners(raw.clip(-_LIMIT, _LIMIT), index)
+        boxes = self.corners(raw.clip(-LIMIT, LIMIT), index)
         if self.suppress:
             return self.select(boxes, scores, class_ids, source_size)
         return report_ranked(self, boxes, scores, class_ids, source_size)

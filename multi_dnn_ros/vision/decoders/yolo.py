@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from multi_dnn_ros.vision.decoders.base import Decoder
+from multi_dnn_ros.vision.decoders.base import LIMIT, Decoder
 from multi_dnn_ros.vision.decoders.layout import (
     EXACT,
     LIKELY,
@@ -49,7 +49,7 @@ class YoloDecoder(Decoder):
         best = rows[4:].max(axis=0)
         chosen = np.flatnonzero(best >= self.score_threshold)
         rows = rows[:, chosen]
-        center, half = rows[:2], rows[2:4].clip(min=0) / 2
+        center, half = rows[:2].clip(-LIMIT, LIMIT), rows[2:4].clip(0, LIMIT) / 2
         boxes = np.concatenate([center - half, center + half]).T
         return self.select(boxes, best[chosen], rows[4:].argmax(axis=0), source_size)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
-from multi_dnn_ros.vision.decoders.base import MAX_CANDIDATES
+from multi_dnn_ros.vision.decoders.base import LIMIT, MAX_CANDIDATES
 from multi_dnn_ros.vision.decoders.layout import Difference, Layout, Match
 from multi_dnn_ros.vision.decoders.maps import without_padding
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
@@ -47,7 +47,7 @@ class YoloInstancesDecoder(RecognizedDecoder):
             chosen &= np.isin(ids, self.kept)
         index = np.flatnonzero(chosen)
         index = index[np.argsort(-scores[index], kind="stable")[:MAX_CANDIDATES]]
-        inputs = from_centers(rows[index, :4].clip(-1e6, 1e6))
+        inputs = from_centers(rows[index, :4].clip(-LIMIT, LIMIT))
         height, width = source_size
         boxes = self.preprocess.geometry(source_size).to_source(inputs)
         first = batched_nms(*map(torch.from_numpy, (boxes, scores[index], ids[index])), self.iou_threshold).numpy()

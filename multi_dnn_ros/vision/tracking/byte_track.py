@@ -77,25 +77,28 @@ class ByteTracker:
         self._settings = settings
         self._tracks = _Tracks.none()
         self._last_id = 0
-        self._newest_ns: int | None = None
+        self._last_ns: int | None = None  # stamp of the last frame
 
     def set_high_score(self, score: float) -> None:
         """Change the setting `high_score`, from the next frame."""
         self._settings = replace(self._settings, high_score=score)
 
+    def end_tracks(self) -> None:
+        """End all tracks; the next boxes have new identities."""
+        self._tracks = _Tracks.none()
+
     def update(self, found: Detections, stamp_ns: int) -> Detections:
         """The boxes to publish, in their order, with `ids`, (N,) int64, 0: no identity.
 
         stamp_ns: of the image. After a gap the tracks are extrapolated over its length; those without a box for
-        `max_lost_s` end. A stamp older than the newest one counts as the newest one; if it is older by more than
-        `max_lost_s`, time was set back (a recording started again), and all tracks end.
+        `max_lost_s` end. If the stamp is older than that of the last frame, time was set back: by at most `max_lost_s`,
+        the tracks continue as if no time had passed; by more (a recording started again), all tracks end.
 
         Raises ValueError for boxes or scores that are not finite, and for boxes with x2 < x1 or y2 < y1; the tracks
         are then as before.
         """
         boxes, scores, class_ids = _checked(found)
         first = self._advance(stamp_ns)
-        now_ns = self._newest_ns or 0
         tracks, settings = self._tracks, self._settings
         best = np.argsort(-scores, kind="stable")[:MAX_BOXES]
         high = best[scores[best] >= settings.high_score]
@@ -121,9 +124,9 @@ class ByteTracker:
         left, high = associate(confirmed, high, _MIN_SIMILARITY, scored=True)
         associate(left[~tracks.lost[left]], low, _MIN_OVERLAP_LOW, scored=False)
         _, high = associate(new, high, _MIN_SIMILARITY_NEW, scored=True)
-        self._update(of_box, boxes, class_ids, now_ns)
+        self._update(of_box, boxes, class_ids, stamp_ns)
         ids = np.where(of_box >= 0, tracks.ids[of_box], 0) if len(tracks) else np.zeros(len(boxes), np.int64)
-        ids[high] = self._start(boxes[high], class_ids[high], now_ns, confirmed=first)
+        ids[high] = self._start(boxes[high], class_ids[high], stamp_ns, confirmed=first)
         self._end_lost()
         kept = np.flatnonzero((scores >= settings.high_score) | (ids > 0))
         return replace(
@@ -136,16 +139,18 @@ class ByteTracker:
 
     def _advance(self, stamp_ns: int) -> bool:
         """Extrapolate the tracks to this time; returns whether there was no frame before it."""
-        newest_ns, limit_ns = self._newest_ns, round(self._settings.max_lost_s * 1e9)
-        if newest_ns is None or stamp_ns < newest_ns - limit_ns:
-            self._tracks, self._newest_ns = _Tracks.none(), stamp_ns
+        last_ns, limit_ns = self._last_ns, round(self._settings.max_lost_s * 1e9)
+        self._last_ns = stamp_ns
+        if last_ns is None or stamp_ns < last_ns - limit_ns:
+            self._tracks = _Tracks.none()
             return True
-        self._newest_ns = max(stamp_ns, newest_ns)
         tracks = self._tracks
-        alive = np.flatnonzero(self._newest_ns - tracks.seen_ns <= limit_ns)
+        if stamp_ns < last_ns:
+            tracks.seen_ns -= last_ns - stamp_ns  # the tracks keep their ages
+        alive = np.flatnonzero(stamp_ns - tracks.seen_ns <= limit_ns)
         if len(alive) < len(tracks):
             self._tracks = tracks = tracks.select(alive)
-        tracks.motion.predict((self._newest_ns - newest_ns) / 1e9)
+        tracks.motion.predict(max(0, stamp_ns - last_ns) / 1e9)
         return False
 
     def _update(self, of_box: Indices, boxes: Array, class_ids: Indices, now_ns: int) -> None:

@@ -162,3 +162,22 @@ def _one_hot(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
     off, on = constant(node, graph, 2)
     options = {"depth": int(depth[0] if isinstance(depth, list) else depth), "axis": node.attributes.get("axis", -1)}
     return operator_result(node, one_hot, node.input_values[:1], off=off, on=on, **options)
+
+
+def cumulative_sum(source: torch.Tensor, axis: int, exclusive: bool, reverse: bool) -> torch.Tensor:
+    """CumSum; `exclusive`: without the element itself, `reverse`: from the end."""
+    if reverse:
+        source = source.flip(axis)
+    total = source.cumsum(axis, dtype=source.dtype)
+    if exclusive:
+        total = total - source
+    return total.flip(axis) if reverse else total
+
+
+@converter("CumSum")
+def _cumulative_sum(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
+    # onnx2torch 1.5.15 takes 1 for the default of `reverse`; ONNX defines 0.
+    options = {name: bool(node.attributes.get(name, 0)) for name in ("exclusive", "reverse")}
+    axis = constant(node, graph, 1)
+    axis = axis[0] if isinstance(axis, list) else axis
+    return operator_result(node, cumulative_sum, node.input_values[:1], axis=axis, **options)

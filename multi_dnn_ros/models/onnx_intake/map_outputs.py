@@ -1,0 +1,85 @@
+"""Outputs that are maps: channels first, and logits where the file ends with an activation.
+
+Decoders of maps read logits (1, classes, h, w). TensorFlow's exporter writes (1, h, w, classes), and many exports end
+with a softmax over the classes or, for one class, with a sigmoid. Applied to probabilities, the decoder's own softmax
+would make all classes of a pixel nearly equally probable, and its sigmoid every pixel more probable than the threshold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from multi_dnn_ros.models.onnx_intake.folding import Folded
+
+#: Operators that change neither the values of a map nor their number.
+_SAME_VALUES = {"Identity", "Transpose"}
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """A tensor that the network returns.
+
+    name: in the graph. channels_last: it is (1, h, w, channels) there, and is returned as (1, channels, h, w).
+    """
+
+    name: str
+    channels_last: bool = False
+
+
+def output_tensors(folded: Folded, names: list[str], size: tuple[int, int] | None, opset: int) -> list[OutputTensor]:
+    """The tensors to return for outputs `names`. size: (width, height) of the input; None: free, nothing is changed.
+
+    opset: version of the standard operators.
+    """
+    writers = {name: node for node in folded.nodes for name in node.output}
+    return [_tensor(folded, writers, name, size, opset) for name in names]
+
+
+def _tensor(
+    folded: Folded, writers: dict[str, Any], name: str, size: tuple[int, int] | None, opset: int
+) -> OutputTensor:
+    if size is None or _channel_axis(folded.shape(name), size) is None:
+        return OutputTensor(name)
+    place = name
+    while place in writers and writers[place].op_type in _SAME_VALUES:
+        place = writers[place].input[0]
+    node = writers.get(place)
+    axis = _channel_axis(folded.shape(place), size)
+    if node is not None and axis is not None and _is_activation(node, axis, folded.shape(place) or (), opset):
+        return OutputTensor(node.input[0], axis == 3)
+    return OutputTensor(name, _channel_axis(folded.shape(name), size) == 3)
+
+
+def _channel_axis(shape: tuple[int, ...] | None, size: tuple[int, int]) -> int | None:
+    """1 or 3: the axis of the channels of a map in the proportions of the input; None: it is none, or both fit."""
+    if shape is None or len(shape) != 4 or shape[0] != 1:
+        return None
+    fitting = [
+        axis for axis, (rows, columns) in ((1, shape[2:]), (3, shape[1:3])) if _in_proportion(rows, columns, size)
+    ]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _in_proportion(rows: int, columns: int, size: tuple[int, int]) -> bool:
+    """Whether a map is an integer number of times smaller or larger than the input, in both directions alike."""
+    width, height = size
+    if min(rows, columns) < 2:
+        return False
+    return any(
+        (round(width / scale), round(height / scale)) == (columns, rows)
+        for scale in (width / columns, height / rows)
+        if scale == round(scale) or 1 / scale == round(1 / scale)
+    )
+
+
+def _is_activation(node: Any, axis: int, shape: tuple[int, ...], opset: int) -> bool:
+    """Whether the node makes probabilities of the classes of each pixel: softmax over `axis`, or the sigmoid of one."""
+    if shape[axis] == 1:
+        return bool(node.op_type == "Sigmoid")
+    if node.op_type != "Softmax":
+        return False
+    default = -1 if opset >= 13 else 1
+    given = next((entry.i for entry in node.attribute if entry.name == "axis"), default) % 4
+    # Before opset 13 the softmax is over all axes from the given one on.
+    return given == axis and (opset >= 13 or axis == 3)

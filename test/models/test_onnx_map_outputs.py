@@ -1,0 +1,124 @@
+"""Maps of an ONNX file become logits with channels first, whatever the exporter wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from onnx import NodeProto, helper
+from onnx_graphs import by_onnxruntime, model, written
+
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.models.onnx_intake.preparation import prepare
+from multi_dnn_ros.models.sources import load_source
+from multi_dnn_ros.settings.schema import DnnConfig
+from multi_dnn_ros.vision.results import Lanes, Mask
+
+SIZE = (40, 32)  # width, height
+RANDOM = np.random.default_rng(5)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def head(classes: int, after: list[NodeProto], *, stride: int = 4, name: str = "x") -> tuple[list[NodeProto], dict]:
+    """A convolution from `x` to `map`, and the nodes behind it."""
+    weight = RANDOM.normal(0, 3, (classes, 3, stride, stride)).astype(np.float32)
+    return [helper.make_node("Conv", [name, "w"], ["map"], strides=[stride, stride]), *after], {"w": weight}
+
+
+def channels_last(path: Path, opset: int, *, softmax: bool) -> Path:
+    """As TensorFlow's exporter writes it: channels last outside, first inside, and a softmax over the last axis."""
+    after = [helper.make_node("Transpose", ["map"], ["last"], perm=[0, 2, 3, 1])]
+    if softmax:
+        after.append(helper.make_node("Softmax", ["last"], ["out"], axis=3 if opset < 13 else -1))
+    nodes, constants = head(4, after)
+    nodes.insert(0, helper.make_node("Transpose", ["image"], ["x"], perm=[0, 3, 1, 2]))
+    proto = model(nodes, ["out" if softmax else "last"], opset=opset, constants=constants, shape=(1, 32, 40, 3))
+    return written(path, proto)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 20])
+@pytest.mark.parametrize("softmax", [False, True])
+def test_channels_last_segmentation_gives_the_classes_of_onnx_runtime(
+    softmax: bool, opset: int, tmp_path: Path
+) -> None:
+    path = channels_last(tmp_path / "net.onnx", opset, softmax=softmax)
+    prepared = prepare(path)
+    assert [shape for _, shape in prepared.outputs] == [(1, 4, 8, 10)]
+    assert "Softmax" not in prepared.operators
+    config = DnnConfig(role="network", model=str(path), decoder="segmentation", labels=list("abcd"))
+    dnn = load_dnn("seg", config)  # compares it with ONNX Runtime, too
+    pixels = RANDOM.integers(0, 256, (32, 40, 3), np.uint8)
+    inputs = dnn.preprocess(torch.from_numpy(pixels))
+    with torch.inference_mode():
+        found = dnn.results([dnn.module(*inputs)], (32, 40))
+    assert isinstance(found, Mask)
+    (expected,) = by_onnxruntime(path, inputs[0].permute(0, 2, 3, 1).numpy())
+    np.testing.assert_array_equal(found.class_ids, expected[0].argmax(2))
+
+
+def test_a_threshold_is_compared_with_the_probability_of_the_file(tmp_path: Path) -> None:
+    path = channels_last(tmp_path / "net.onnx", 13, softmax=True)
+    config = DnnConfig(
+        role="network", model=str(path), decoder="segmentation", labels=list("abcd"), score_threshold=0.9
+    )
+    dnn = load_dnn("seg", config)
+    inputs = dnn.preprocess(torch.from_numpy(RANDOM.integers(0, 256, (32, 40, 3), np.uint8)))
+    with torch.inference_mode():
+        found = dnn.results([dnn.module(*inputs)], (32, 40))
+    (expected,) = by_onnxruntime(path, inputs[0].permute(0, 2, 3, 1).numpy())
+    sure = expected[0].max(2) >= 0.9
+    assert sure.any()
+    np.testing.assert_array_equal(found.class_ids != 255, sure)
+
+
+def test_the_sigmoid_of_one_class_is_left_to_the_decoder(tmp_path: Path) -> None:
+    nodes, constants = head(1, [helper.make_node("Sigmoid", ["map"], ["out"])], name="image")
+    path = written(tmp_path / "lane.onnx", model(nodes, ["out"], opset=17, constants=constants, shape=(1, 3, 32, 40)))
+    assert "Sigmoid" not in prepare(path).operators
+    dnn = load_dnn("lane", DnnConfig(role="lane", model=str(path), score_threshold=0.5))
+    inputs = dnn.preprocess(torch.zeros(32, 40, 3, dtype=torch.uint8))
+    (expected,) = by_onnxruntime(path, inputs[0].numpy())
+    with torch.inference_mode():
+        (logits,) = (dnn.module(*inputs),)
+    torch.testing.assert_close(logits.sigmoid().numpy(), expected, rtol=1e-5, atol=1e-5)
+    assert isinstance(dnn.results([logits], (32, 40)), Lanes)
+
+
+@pytest.mark.parametrize(
+    ("classes", "node", "opset"),
+    [
+        (2, helper.make_node("Sigmoid", ["map"], ["out"]), 17),  # classes that do not exclude each other
+        (4, helper.make_node("Softmax", ["map"], ["out"], axis=1), 11),  # over classes and places together
+        (4, helper.make_node("Softmax", ["map"], ["out"], axis=3), 17),  # over the columns
+        (4, helper.make_node("Relu", ["map"], ["out"]), 17),
+    ],
+)
+def test_other_activations_stay(classes: int, node: NodeProto, opset: int, tmp_path: Path) -> None:
+    nodes, constants = head(classes, [node], name="image")
+    path = written(tmp_path / "net.onnx", model(nodes, ["out"], opset=opset, constants=constants, shape=(1, 3, 32, 40)))
+    assert prepare(path).operators[node.op_type] == 1
+
+
+def test_a_softmax_over_the_classes_is_removed_from_opset_13_on(tmp_path: Path) -> None:
+    nodes, constants = head(4, [helper.make_node("Softmax", ["map"], ["out"], axis=1)], name="image")
+    path = written(tmp_path / "net.onnx", model(nodes, ["out"], opset=13, constants=constants, shape=(1, 3, 32, 40)))
+    prepared = prepare(path)
+    assert "Softmax" not in prepared.operators
+    assert [name for name, _ in prepared.outputs] == ["out"]  # as `raw_outputs` names it
+
+
+def test_a_map_that_fits_both_ways_and_one_out_of_proportion_stay(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["image", "w"], ["square"], strides=[4, 4]),  # (1, 8, 8, 8)
+        helper.make_node("Reshape", ["square", "shape"], ["odd"]),
+    ]
+    constants = {"w": RANDOM.normal(0, 1, (8, 3, 4, 4)).astype(np.float32), "shape": np.array([1, 2, 4, 64])}
+    proto = model(nodes, ["square", "odd"], opset=17, constants=constants, shape=(1, 3, 32, 32))
+    source = load_source("x", DnnConfig(role="network", model=str(written(tmp_path / "net.onnx", proto))))
+    assert source.outputs == ((1, 8, 8, 8), (1, 2, 4, 64))
