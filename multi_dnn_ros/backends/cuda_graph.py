@@ -109,9 +109,12 @@ class CudaGraph:
             parallel = self._with_branches(title, stage, carried, stream)
             if parallel is not stage:
                 captured = Captured(parallel, carried, before, pool, stream, self._tolerance, expected_of=stage)
+                # Results of the previous job, which may be views of a parameter: restored also after a failed check.
                 kept = tuple(tensor.clone() for tensor in captured.inputs)
-                check_repeatable(captured, carried)
-                _copy_to(kept, captured.inputs)
+                try:
+                    check_repeatable(captured, carried)
+                finally:
+                    _copy_to(kept, captured.inputs)
                 return captured
         except Exception as error:  # whatever it raises, also for lack of memory: in order the stage may still work
             torch.cuda.synchronize(stream.device)
@@ -207,8 +210,8 @@ class _CapturedChain:
         expected = tuple(tensor.clone() for tensor in run_stages(stages, image))
         torch.cuda.synchronize(first.stream.device)
         self._graph = capture_graph(self._run, first.pool, first.stream)
-        for target in self._outputs:
-            target.zero_()
+        # Other results, which the chain must overwrite. Not zeros: an output may be a constant of the DNN.
+        run_stages(stages, tuple(-2.0 * tensor if tensor.is_floating_point() else tensor for tensor in image))
         check_agreement(self(image), expected, tolerance)
 
     def _run(self) -> None:

@@ -9,15 +9,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from multi_dnn_ros.backends.device_errors import is_out_of_memory
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.machine_cache import Key, MachineCache
 from multi_dnn_ros.common.reporting import cpu_model
+
+log = logging.getLogger(__name__)
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -185,6 +191,36 @@ def forms() -> tuple[str, ...]:
         provider.name + (f"[:{'|'.join(provider.targets)}[.NUMBER]]" if provider.targets else "")
         for provider in PROVIDERS.values()
     )
+
+
+def first_working(
+    wanted: Sequence[str],
+    device: torch.device,
+    precision: str,
+    dnn: str,
+    make: Callable[[Choice], Made],
+    *,
+    log_last: bool,
+) -> tuple[Made | None, list[str]]:
+    """What `make` returns for the first provider of :func:`candidates` for which it does not raise; None if there is
+    none. Also why each provider before it is not used.
+
+    Each reason is a warning in the log. log_last: also that of the last provider; False: the caller logs it. Errors of
+    memory are raised.
+    """
+    choices, reasons = candidates(wanted, device, precision)
+    for reason in reasons:
+        log.warning("%s: %s", dnn, reason)
+    for choice in choices:
+        try:
+            return make(choice), reasons
+        except Exception as error:  # whatever a provider raises, the next one may work
+            if is_out_of_memory(error):
+                raise
+            reasons = [*reasons, f"{choice.text}: {summarize_error(error)}"]
+            if log_last or choice is not choices[-1]:
+                log.warning("%s does not run on %s", dnn, reasons[-1])
+    return None, reasons
 
 
 def candidates(wanted: Sequence[str], device: torch.device, precision: str) -> tuple[list[Choice], list[str]]:

@@ -12,7 +12,7 @@ from torch import nn
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.backends.onnx_providers import ProviderError, candidates
+from multi_dnn_ros.backends.onnx_providers import Choice, ProviderError, first_working
 from multi_dnn_ros.backends.onnxruntime_gpu import OnnxRuntimeOnGpu
 from multi_dnn_ros.backends.registry import BackendRequest, BackendSpec
 from multi_dnn_ros.backends.torchscript import TorchScript
@@ -91,21 +91,13 @@ class OnnxRuntime:
                     if is_out_of_memory(error):
                         raise
                     log.warning("%s stays float32, because int8 fails: %s", self._dnn, summarize_error(error))
-            choices, reasons = candidates(self._providers, device, "auto")
-            for reason in reasons:
-                log.warning("%s: %s", self._dnn, reason)
-            failures = [*reasons]
-            for choice in choices:
-                try:
-                    return make_sessions(
-                        stages, inputs, self._tolerance, shared, self._single_launch, choice, self._dnn
-                    )
-                except Exception as error:  # whatever a provider raises, the next one may work
-                    if is_out_of_memory(error):
-                        raise
-                    failures.append(summarize_error(error))
-                    if choice is not choices[-1]:
-                        log.warning("%s does not run on %s: %s", self._dnn, choice.text, failures[-1])
+
+            def make(choice: Choice) -> tuple[Stage, ...]:
+                return make_sessions(stages, inputs, self._tolerance, shared, self._single_launch, choice, self._dnn)
+
+            ready, failures = first_working(self._providers, device, "auto", self._dnn, make, log_last=False)
+            if ready is not None:
+                return ready
         except Exception as error:  # whatever the exporter or runtime raises, TorchScript supports more
             if is_out_of_memory(error):
                 raise

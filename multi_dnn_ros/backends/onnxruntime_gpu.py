@@ -14,11 +14,9 @@ from torch import nn
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.onnx_providers import ProviderError, candidates
+from multi_dnn_ros.backends.onnx_providers import Choice, ProviderError, first_working
 from multi_dnn_ros.backends.stream_priority import capture_stream
-from multi_dnn_ros.common.error_text import summarize_error
 
 if TYPE_CHECKING:
     from multi_dnn_ros.backends.onnx_split import Part
@@ -80,33 +78,24 @@ class OnnxRuntimeOnGpu:
         if shared.stream is None and device.type == "cuda":
             shared.stream = capture_stream(device)
         eager = Eager().prepare(stages, inputs, device)
-        failures: list[str] = []
-        choices, reasons = candidates(self._providers, device, self._precision)
-        for reason in reasons:
-            log.warning("%s: %s", self._dnn, reason)
-        for choice in choices:
-            try:
-                from multi_dnn_ros.backends.onnxruntime_sessions import provider_session
 
-                def session(model: Any, choice: Any = choice) -> Any:
-                    stream = 0 if shared.stream is None else shared.stream.cuda_stream
-                    return provider_session(
-                        model, choice, device, dnn=self._dnn, precision=self._precision, stream=stream
-                    )
+        def make(choice: Choice) -> tuple[Stage, ...]:
+            from multi_dnn_ros.backends.onnxruntime_sessions import provider_session
 
-                return bound_stages(
-                    eager, inputs, device, session, self._tolerance,
-                    stream=shared.stream, single_launch=self._single_launch,
-                )  # fmt: skip
-            except Exception as error:  # whatever a provider raises, the next one may work
-                if is_out_of_memory(error):
-                    raise
-                failures.append(f"{choice.text}: {summarize_error(error)}")
-                log.warning("%s does not run on %s", self._dnn, failures[-1])
+            def session(model: Any) -> Any:
+                stream = 0 if shared.stream is None else shared.stream.cuda_stream
+                return provider_session(model, choice, device, dnn=self._dnn, precision=self._precision, stream=stream)
+
+            return bound_stages(
+                eager, inputs, device, session, self._tolerance,
+                stream=shared.stream, single_launch=self._single_launch,
+            )  # fmt: skip
+
+        ready, failures = first_working(self._providers, device, self._precision, self._dnn, make, log_last=True)
+        if ready is not None:
+            return ready
         if self._required:
-            raise ProviderError(
-                f"{self._dnn} cannot run on {', '.join(self._providers)}: {'; '.join([*reasons, *failures])}"
-            )
+            raise ProviderError(f"{self._dnn} cannot run on {', '.join(self._providers)}: {'; '.join(failures)}")
         log.warning(
             "%s runs as PyTorch on %s, because no execution provider of ONNX Runtime runs it", self._dnn, device
         )

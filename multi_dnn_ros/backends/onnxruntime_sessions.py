@@ -23,6 +23,7 @@ from multi_dnn_ros.backends.onnx_guards import add_guards
 from multi_dnn_ros.backends.onnx_providers import CPU, Choice, SessionRequest, engine_folder, make_session
 from multi_dnn_ros.backends.onnx_split import Part, optimize_parts, optimize_whole
 from multi_dnn_ros.backends.quantization import check_quantized, quantize
+from multi_dnn_ros.common.thread_priority import call_at_kept_priority
 
 #: Weights of at least this size are stored outside of the sessions, which can share them.
 _LEAST_SHARED_BYTES = 1024
@@ -133,6 +134,9 @@ class SessionStage:
     floating-point results are filled with NaN, as some of PyTorch's would be; FloatingPointError if there are none.
     """
 
+    #: Whether no call writes to its inputs: several DNNs may then read the same tensors.
+    keeps_inputs = True
+
     def __init__(self, part: Part, shared: Shared, choice: Choice = _ON_CPU, dnn: str = "") -> None:
         self.choice = choice
         self.single_launch: SessionStage | None = None
@@ -212,7 +216,11 @@ def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
             options.add_initializer(tensor.name, weights[-1])
     with memory_file("job.onnx") as path:  # given bytes, the session would keep a copy of them
         onnx.save(model, path)
-        return weights, onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        # The session starts its threads, which serve long after a configuring at low priority.
+        session = call_at_kept_priority(
+            lambda: onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        )
+        return weights, session
 
 
 def _register_arena() -> None:

@@ -62,19 +62,25 @@ class PreprocessGraph:
                 for target, tensor in zip(self._destination, self._preprocess(image), strict=True):
                     target.copy_(tensor)
 
-            # Later stages of a frame in progress may still read the first stage's input: restore it afterwards.
+            # Later stages of a frame in progress may still read the first stage's input: restore it afterwards. Its
+            # preprocessing was launched on another stream and may still be writing it.
+            _synchronize(device)
             kept = tuple(target.clone() for target in self._destination)
-            replay = self._capture(run)
-            expected = tuple(
-                tensor.to(target.dtype)
-                for tensor, target in zip(self._preprocess(image), self._destination, strict=True)
-            )
-            replay()
             try:
+                replay = self._capture(run)
+                expected = tuple(
+                    tensor.to(target.dtype)
+                    for tensor, target in zip(self._preprocess(image), self._destination, strict=True)
+                )
+                replay()
                 check_agreement(self._destination, expected, _TOLERANCE)
             finally:
                 for target, tensor in zip(self._destination, kept, strict=True):
                     target.copy_(tensor)
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
+                _synchronize(device)
         self._graphs[shape] = (image, replay)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -33,7 +33,7 @@ class DnnThread(threading.Thread):
     One lock guards all shared state. Callbacks and decoding run without the lock, so a slow receiver delays this DNN
     only.
 
-    runner: used to launch an inference directly if no other job is queued or running; None: workers run all jobs.
+    runner: used to run an inference directly, see :meth:`Runner.try_run`; None: workers run all jobs.
     observer: its methods are called when the outputs have arrived, and before and after decoding.
     """
 

@@ -36,7 +36,8 @@ class Engine:
     another on one stream whichever thread launches them, and one worker suffices for many DNNs. The streams have the
     DNNs' priorities, so the GPU itself prefers the more important DNN, or are restricted to the DNN's share of the SMs.
     A single DNN, possibly with several cameras, launches in its own thread, which saves waking a worker; with several
-    DNNs the threads would contend for the GIL during their launches.
+    DNNs the threads would contend for the GIL during their launches. On a CPU a DNN's thread runs its jobs itself while
+    no other job is queued and fewer than `workers` jobs run.
 
     A launch cannot be revoked. With `max_launched`, at most that many jobs that a later frame could overtake are
     launched and unfinished on the GPU. Each of them is a launch of its own, with a thread that waits for its kernels.
@@ -47,8 +48,8 @@ class Engine:
     Off by default: on a GPU saturated by six DNNs, launching job by job from Python costs two thirds of their
     throughput, whatever the bound (H100; docs/measured.md).
 
-    workers: number of threads that run jobs. policy: fifo, priority, edf, or a :class:`Policy`. max_launched: None: no
-    bound.
+    workers: number of threads that run jobs, and on a CPU the maximum number of jobs that run at the same time.
+    policy: fifo, priority, edf, or a :class:`Policy`. max_launched: None: no bound.
     on_result, on_drop, on_failure: called in the DNN's thread; an exception in one of them loses that frame at most.
     max_failures: consecutive failures that disable a DNN. clock: nanoseconds, monotonic. observer: see
     :class:`Observer`.
@@ -78,14 +79,17 @@ class Engine:
         self._observer = observer or NullObserver()
         self._started = False
         self._policy = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
-        self._queue = JobQueue(self._policy, clock)
         device = device or torch.device("cpu")
+        self._queue = JobQueue(self._policy, clock, workers if device.type == "cpu" else None)
         limits = Limits(max_failures=max_failures, window_ns=window_ns)
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._device = device
-        self._launcher = self._runner() if device.type == "cuda" and len(tasks) == 1 else None
+        in_dnn_threads = device.type == "cpu" or len(tasks) == 1
+        self._dnn_runners = {task.name: self._runner() for task in tasks if in_dnn_threads}
         self._dnns = {
-            task.name: DnnThread(task, self._queue, limits, callbacks, clock, self._launcher, self._observer)
+            task.name: DnnThread(
+                task, self._queue, limits, callbacks, clock, self._dnn_runners.get(task.name), self._observer
+            )
             for task in tasks
         }
         cameras = dict.fromkeys(camera for task in tasks for camera in task.cameras)
@@ -186,8 +190,8 @@ class Engine:
         return self.alive()
 
     def launch_ns(self) -> int:
-        """CPU time that a single DNN has spent launching jobs itself, instead of workers."""
-        return 0 if self._launcher is None else self._launcher.launch_ns
+        """CPU time that the threads of the DNNs have spent on running or launching jobs, instead of workers."""
+        return sum(runner.launch_ns for runner in self._dnn_runners.values())
 
     def alive(self) -> list[str]:
         """Names of the running threads; after :meth:`stop`, those that hang."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
+
+    from multi_dnn_ros.backends import Tensors
 
 
 class Frame:
@@ -31,6 +34,7 @@ class Frame:
         self._image = image
         self._uploads: dict[torch.device, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
         self._lock = threading.Lock()
+        self._inputs: dict[Hashable, _Inputs] = {}
 
     def set_image(self, image: npt.NDArray[np.uint8], decode_ns: int) -> None:
         """Set the image and the duration of its decoding, before the frame is offered."""
@@ -60,6 +64,26 @@ class Frame:
             stream.wait_event(uploaded)
             tensor.record_stream(stream)
         return tensor
+
+    def inputs(self, key: Hashable, make: Callable[[], Tensors]) -> Tensors:
+        """The tensors that `make` returns. It is called once for all callers with an equal `key`; the others wait.
+
+        If it raises, the next caller calls its own `make`: an error loses the frame for one DNN only.
+        """
+        with self._lock:
+            inputs = self._inputs.setdefault(key, _Inputs())
+        with inputs.lock:
+            if inputs.tensors is None:
+                inputs.tensors = make()
+            return inputs.tensors
+
+
+class _Inputs:
+    """The input of all DNNs with one key; made by the first of them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.tensors: Tensors | None = None
 
 
 def _upload(image: npt.NDArray[np.uint8], device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event | None]:

@@ -195,13 +195,13 @@ class Job:
         inference.spans.append((begin, end))
 
     def _inputs(self, device: torch.device) -> Tensors:
-        preprocess, items = self.inference.task.preprocess, self.inference.items
+        items = self.inference.items
         if len(items) == 1:
-            return preprocess(items[0].frame.tensor(device))
+            return self._input(items[0].frame, device)
         images: list[Tensors] = []
         for item in items:
             try:
-                images.append(preprocess(item.frame.tensor(device)))
+                images.append(self._input(item.frame, device))
             except Exception as error:
                 if is_device_failure(error):
                     raise
@@ -209,6 +209,12 @@ class Job:
         if not images:
             raise ValueError("every image of the batch is lost")
         return self._together(images)
+
+    def _input(self, frame: Frame, device: torch.device) -> Tensors:
+        task = self.inference.task
+        if task.input_key is None or device.type != "cpu":
+            return task.preprocess(frame.tensor(device))
+        return frame.inputs(task.input_key, lambda: task.preprocess(frame.tensor(device)))
 
     def _together(self, images: list[Tensors]) -> Tensors:
         """Concatenate the images, padded to the next available batch size."""

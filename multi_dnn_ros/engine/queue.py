@@ -27,15 +27,20 @@ class JobQueue:
     `bound_launches`, a job that a newly arriving frame could overtake is given only to callers that wait for its
     kernels. The number of those callers bounds how many such jobs are launched and unfinished. Jobs that cannot be
     overtaken are not bounded.
+
+    slots: maximum number of jobs that run at the same time, whichever threads run them. None: one for each caller of
+    `get`, and `try_acquire` needs an idle queue.
     """
 
-    def __init__(self, policy: Policy, clock: Callable[[], int]) -> None:
+    def __init__(self, policy: Policy, clock: Callable[[], int], slots: int | None = None) -> None:
         self._policy = policy
         self._clock = clock
+        self._slots = slots
         self._heap: list[tuple[int, int, Job]] = []
         self._arrivals = itertools.count()
         self._closed = False
         self._running = 0  # jobs taken and not yet done
+        self._resuming = 0  # callers of exchange that wait for the end of a pause; they keep their slots
         self._paused = False
         # By DNN: the smallest offset (see Policy.offset_ns) of all other DNNs. Empty: launches are not bounded.
         self._leads: dict[str, int] = {}
@@ -67,9 +72,10 @@ class JobQueue:
         }
         with self._lock:
             self._leads = leads
+            self._wake_one()  # another kind of caller than the one woken by put() may have to take the next job
 
     def may_be_overtaken(self, job: Job) -> bool:
-        """Whether a frame that arrives now would run before `job`. Once False, it stays False."""
+        """Whether a frame that arrives now would run before `job`. False stays so until `bound_launches`."""
         lead = self._leads.get(job.inference.task.name)
         return lead is not None and self._clock() + lead < self._policy.key(job)
 
@@ -94,16 +100,34 @@ class JobQueue:
         return job
 
     def try_acquire(self, job: Job) -> bool:
-        """Claim the right to run `job` directly: True if no job is queued or running.
+        """Claim the right to run `job` directly: True if no job is queued and a slot is free.
 
-        Saves waking a worker. If True, the job counts as taken and the caller must call :meth:`job_done`.
+        Saves waking a worker. If True, the job counts as taken and the caller must call :meth:`release`.
         """
         job.queued_ns = self._clock()
         with self._lock:
-            if self._closed or self._paused or self._running or self._heap:
+            taken = self._running if self._slots is None else not self._has_slot()
+            if self._closed or self._paused or self._heap or taken:
                 return False
             self._running += 1
         return True
+
+    def may_keep(self, job: Job) -> bool:
+        """Whether the caller, which ran the previous job of the inference, runs `job`, too: `exchange` would return it.
+
+        Sets its time of queueing.
+        """
+        job.queued_ns = self._clock()
+        key = self._policy.key(job)
+        with self._lock:
+            return not (self._paused or self._closed or (self._heap and self._heap[0][0] <= key))
+
+    def release(self) -> None:
+        """The job of a caller of `try_acquire` is done; a worker takes the next one, if any is queued."""
+        with self._lock:
+            self.job_done()
+            if self._slots is not None:
+                self._wake_one()
 
     def job_done(self) -> None:
         """The caller's job is done."""
@@ -153,7 +177,9 @@ class JobQueue:
         with self._lock:
             if self._paused and not self._closed:  # not queued, else close() would return `job` a second time
                 self.job_done()
+                self._resuming += 1
                 self._filled.wait_for(lambda: self._closed or not self._paused)
+                self._resuming -= 1
                 self._running += 1
             if self._closed:
                 self.job_done()
@@ -200,13 +226,16 @@ class JobQueue:
         return left
 
     def _has_job_for(self, waits: bool | None) -> bool:
-        if not self._heap or self._paused:
+        if not self._heap or self._paused or not self._has_slot():
             return False
         return waits is not False or not self.may_be_overtaken(self._heap[0][2])
 
+    def _has_slot(self) -> bool:
+        return self._slots is None or self._running + self._resuming < self._slots
+
     def _wake_one(self) -> None:
         """Wake one caller that may take the next job. The caller holds the lock."""
-        if not self._heap:
+        if not self._heap or not self._has_slot():
             return
         if self._leads and self.may_be_overtaken(self._heap[0][2]):
             self._bounded.notify()

@@ -18,7 +18,7 @@ StreamOf = Callable[[tuple[str, int, int]], torch.cuda.Stream]
 
 
 class Runner:
-    """Runs jobs in inference mode for one thread: a worker, or on a GPU a DNN's thread.
+    """Runs jobs in inference mode for one thread: a worker, or a DNN's thread.
 
     If a job raises, its frames are lost, and nothing else.
 
@@ -53,16 +53,23 @@ class Runner:
             torch.cuda.set_device(self._device)
 
     def try_run(self, job: Job) -> Job | None:
-        """Run a job that is not queued if the queue is idle: waking a worker takes about as long as a launch.
+        """Run a job that is not queued if no other job waits and a slot is free, which saves waking a worker.
 
-        Returns the job to queue: the job itself, its successor, or None if nothing is left.
+        On a CPU also the next jobs of the inference, until the queue has one that comes before them; the rest is then
+        queued. Returns the job to queue: the job itself, its successor, or None if nothing is left.
         """
         if not self._queue.try_acquire(job):
             return job
         began = time.thread_time_ns()
-        with torch.inference_mode():  # not for the whole thread: callbacks run in it
-            rest = self.run(job)
-        self._queue.job_done()
+        try:
+            with torch.inference_mode():  # not for the whole thread: callbacks run in it
+                rest = self.run(job)
+                while rest is not None and self._streams is None and self._queue.may_keep(rest):
+                    rest = self.run(rest)
+            if rest is not None and self._queue.put(rest):  # before the slot is free, so that one worker wakes
+                rest = None
+        finally:
+            self._queue.release()
         self.launch_ns += time.thread_time_ns() - began
         return rest
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,6 +38,8 @@ class DnnTask:
     condense: runs on a GPU after the last stage, for single images; reduces the raw outputs to what `decode` reads.
     None: `decode` reads all of them.
     least_size: (height, width) of the smallest image that `preprocess` takes; smaller ones raise.
+    input_key: on a CPU, equal for DNNs whose `preprocess` returns the same for every image: a frame is then
+    preprocessed once for all of them. Their stages must not write to their inputs. None: not shared.
     remaining_ns: by job, time from its start to the end of the last job, for EDF's slack; None: unknown.
     """
 
@@ -58,6 +60,7 @@ class DnnTask:
     remaining_ns: tuple[int, ...] | None = None
     single_launch: Mapping[int, Stage] = field(default_factory=dict, hash=False)
     least_size: tuple[int, int] = (1, 1)
+    input_key: Hashable = None
 
     @property
     def max_batch(self) -> int:

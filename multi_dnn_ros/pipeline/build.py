@@ -37,6 +37,7 @@ from multi_dnn_ros.pipeline.image_check import checked_on_images
 from multi_dnn_ros.pipeline.measured_backend import MEASURED, with_measured_backend
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.pipeline.settings_check import check_settings
+from multi_dnn_ros.pipeline.shared_inputs import share_inputs
 from multi_dnn_ros.pipeline.tiles_check import check_tiles
 from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner
@@ -127,7 +128,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         gc.collect()
         torch.cuda.empty_cache()
         raise ConfigError(shortage)
-    return Pipeline(device, workers, tuple(tasks), dnns, predictor)
+    return Pipeline(device, workers, share_inputs(tasks, dnns, device), dnns, predictor)
 
 
 def _only_device(units: Mapping[str, tuple[Unit, ...]]) -> Unit:

@@ -24,10 +24,13 @@ def calibration_files(folder: str, least: int = LEAST) -> Sequence[Path]:
 
     Raises CalibrationError, also for fewer than `least` images.
     """
-    path = Path(folder).expanduser() if folder else _OWN
-    if not path.is_dir():
-        raise CalibrationError(f"{path}: no such folder; expected: a folder with at least {least} images")
     try:
+        path = Path(folder).expanduser() if folder else _OWN
+    except RuntimeError:
+        raise CalibrationError(f"{folder}: the home folder of this user is not known") from None
+    try:
+        if not path.is_dir():
+            raise CalibrationError(f"{path}: no such folder; expected: a folder with at least {least} images")
         found = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
     except OSError as error:
         raise CalibrationError(f"{path} cannot be read: {error.strerror}") from None

@@ -6,9 +6,10 @@ boxes and lane lines stay the same, and decomposition changes the numbers by mor
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -113,10 +114,10 @@ def checked_on_images(
 
 
 def _text(check: ImageCheck, found: Agreement, precision: str) -> str:
+    images = f"{len(check.images)} image(s) of {check.settings.check_images}"
     return (
-        f"dnn.{check.dnn.name}: with precision {precision}, {found.both} of {found.first} results on "
-        f"{len(check.images)} images of {check.settings.check_images} are among the {found.second} of {check.against}: "
-        f"agreement {found.share:.3f}"
+        f"dnn.{check.dnn.name} with precision {precision}, compared with {check.against} on {images}: "
+        f"agreement {found.share:.3f} ({found.both} of {found.first} results are among its {found.second})"
     )
 
 
@@ -127,7 +128,7 @@ def _prepare(dnn: Dnn, settings: DnnConfig) -> ImageCheck:
         raise ConfigError(f"{where}, but results of kind '{dnn.result_kind}' cannot be compared; allowed: ''")
     model = settings.check_against or _known_original(dnn.name, settings)
     try:
-        original = load_dnn(dnn.name, _of_original(settings, model)) if model else dnn
+        original = load_dnn(dnn.name, _of_original(settings, model)) if model else _on_cpu(dnn)
     except ModelError as error:
         raise ConfigError(f"parameter dnn.{dnn.name}.check_against is '{model}': {error}") from None
     if original.result_kind != dnn.result_kind:
@@ -144,6 +145,11 @@ def _prepare(dnn: Dnn, settings: DnnConfig) -> ImageCheck:
     except OutputError as error:
         raise ConfigError(f"{where}: {model or settings.model} in float32: {error}") from None
     return ImageCheck(dnn, settings, model or f"{settings.model} in float32", images, expected)
+
+
+def _on_cpu(dnn: Dnn) -> Dnn:
+    """A copy of the DNN on the CPU: its prepared jobs share its parameters, and may have moved them to a GPU."""
+    return replace(dnn, module=copy.deepcopy(dnn.module).to("cpu"))
 
 
 def _of_original(settings: DnnConfig, model: str) -> DnnConfig:

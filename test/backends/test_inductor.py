@@ -65,6 +65,7 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
 
 
 @needs_compiler
+@pytest.mark.long  # one DNN in one thread in test_a_fused_activation_stays_one_call_when_compiled
 def test_compiled_dnns_compute_the_same_in_threads(caplog: pytest.LogCaptureFixture) -> None:
     lines: list[str] = []
     modules = [network(seed) for seed in range(2)]

@@ -244,6 +244,7 @@ def test_the_built_in_lane_dnn_from_its_parameters() -> None:
 
 
 @needs_int8
+@pytest.mark.long  # built from its parameters above; `evaluate --served` in test/training/test_served.py
 def test_evaluate_scores_the_int8_dnn_that_is_served(tmp_path: Path) -> None:
     folder = tmp_path / "frames"
     folder.mkdir()

@@ -202,7 +202,7 @@ def test_a_hanging_batch_is_abandoned_with_all_its_frames(start, recorder):
     for camera in CAMERAS:
         engine.offer(frame(camera, 1))
     gate.wait_for_job()
-    assert engine.stop(0.1, drain=True) == ["worker-0"]
+    assert engine.stop(0.1, drain=True) == ["dnn-a"]
     gate.open()
     assert [d.reason for d in recorder.drops] == [DropReason.SHUTDOWN] * 4
     check_accounts(engine)

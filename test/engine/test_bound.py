@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -292,3 +293,28 @@ def test_with_all_waiting_callers_busy_only_an_important_job_is_taken() -> None:
     rest = queue.get(job_done=True, waits=False)
     assert rest is not None
     assert rest.inference.task is low
+
+
+def test_a_changed_priority_wakes_the_caller_that_may_now_take_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not be overtaken when it was queued, so no waiting caller was woken for it."""
+    clock = FakeClock()
+    queue = JobQueue(make_policy("priority", AGING), clock)
+    low, high = task("low"), task("high", priority=10)
+    queue.bound_launches([low, high])
+    waits, wait = threading.Event(), queue._bounded.wait
+
+    def watched() -> bool:
+        waits.set()  # the caller holds the queue's lock until it waits
+        return wait()
+
+    monkeypatch.setattr(queue._bounded, "wait", watched)
+    found: list[Job | None] = []
+    waiting = threading.Thread(target=lambda: found.append(queue.get(waits=True)), daemon=True)
+    waiting.start()
+    assert waits.wait(WAIT)
+    first = job(high, clock)
+    queue.put(first)
+    queue.bound_launches([replace(low, priority=20), high])
+    assert queue.may_be_overtaken(first)
+    waiting.join(WAIT)
+    assert found == [first]

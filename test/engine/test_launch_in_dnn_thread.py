@@ -1,4 +1,4 @@
-"""On a fake GPU, a single DNN launches its inferences itself while the queue is idle."""
+"""A DNN's thread runs its jobs itself: on a fake GPU a single DNN while the queue is idle, on a CPU in a free slot."""
 
 from __future__ import annotations
 
@@ -282,14 +282,84 @@ def test_with_several_dnns_a_worker_launches(start: Callable[..., Engine], recor
     assert launched == ["worker-0"] * 2 * JOBS
 
 
-def test_on_a_cpu_workers_run_all_jobs(start: Callable[..., Engine], recorder: Recorder) -> None:
+def test_on_a_cpu_the_dnn_runs_its_jobs_in_a_free_slot(start: Callable[..., Engine], recorder: Recorder) -> None:
     launched: list[str] = []
     engine = start(task(jobs=JOBS, on_job=lambda index: launched.append(here())), workers=1)
     for value in range(3):
         engine.offer(frame(value=value))
         recorder.wait(lambda value=value: len(recorder.results) == value + 1)
-    assert launched == ["worker-0"] * 3 * JOBS
-    assert engine.launch_ns() == 0
+    assert launched == ["dnn-a"] * 3 * JOBS
+    assert engine.launch_ns() > 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_on_a_cpu_at_most_workers_jobs_run_at_once(start: Callable[..., Engine], workers: int) -> None:
+    """Four DNNs whose threads could all run jobs, beside the workers; each job waits for the others as long as it may.
+
+    Also: every slot is used, whichever threads run the jobs.
+    """
+    lock = threading.Lock()
+    running, most = 0, 0
+
+    def job(index: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002)
+        with lock:
+            running -= 1
+
+    engine = start(*(task(name, jobs=JOBS, cameras=(name,), on_job=job) for name in "abcd"), workers=workers)
+    for value in range(10):
+        for name in "abcd":
+            engine.offer(frame(name, value))
+        assert engine.wait_idle(WAIT)
+    assert most == workers
+
+
+def test_on_a_cpu_the_queue_decides_between_the_jobs_of_the_dnn_thread(start: Callable[..., Engine]) -> None:
+    """A more important frame that arrives while a DNN's thread runs a job comes before that frame's next job."""
+    gate, ran = Gate(), []
+
+    def job(name: str) -> Callable[[int], None]:
+        def run(index: int) -> None:
+            ran.append(f"{name} {index}")
+            if len(ran) == 1:
+                gate()
+
+        return run
+
+    low = task("low", jobs=2, cameras=("low",), on_job=job("low"))
+    high = task("high", jobs=2, cameras=("high",), on_job=job("high"), priority=1)
+    engine = start(low, high, workers=1, policy="priority")
+    engine.offer(frame("low", 1))
+    gate.wait_for_job()
+    engine.offer(frame("high", 1))
+    until(lambda: len(engine._queue) == 1)
+    gate.open()
+    assert engine.wait_idle(WAIT)
+    assert ran == ["low 0", "high 0", "high 1", "low 1"]
+
+
+def test_on_a_cpu_a_queued_job_gets_the_slot_of_the_dnn_thread(start: Callable[..., Engine]) -> None:
+    """The slot is not free while the thread of the first DNN runs, so the second one's job waits for it."""
+    gate, ran = Gate(), []
+
+    def job(index: int) -> None:
+        ran.append(here())
+        if len(ran) == 1:
+            gate()
+
+    engine = start(*(task(name, cameras=(name,), jobs=1, on_job=job) for name in "ab"), workers=1)
+    engine.offer(frame("a", 1))
+    gate.wait_for_job()
+    engine.offer(frame("b", 1))
+    until(lambda: len(engine._queue) == 1)
+    assert ran == ["dnn-a"]
+    gate.open()
+    assert engine.wait_idle(WAIT)
+    assert ran == ["dnn-a", "worker-0"]
 
 
 @pytest.mark.parametrize("device", [CPU, DEVICE])

@@ -179,9 +179,10 @@ def test_an_engine_follows_its_policy(start, recorder, policy, order):
     )
     for name in cameras:
         engine.offer(frame(f"{name}_camera"))
-        watched.wait_for_job()
         if name == "first":
-            gate.wait_for_job()  # the only worker is busy: what comes now is ordered by the policy
+            gate.wait_for_job()  # the only slot is taken: what comes now is ordered by the policy
+        else:
+            watched.wait_for_job()
     gate.open()
     recorder.wait(lambda: len(recorder.results) == 4)
     assert ran == order

@@ -58,7 +58,7 @@ def test_a_job_that_hangs_does_not_keep_the_engine_from_stopping(start, recorder
     engine.offer(frame())
     gate.wait_for_job()
     begin = time.monotonic()
-    assert engine.stop(0.2, drain=True) == ["worker-0"]
+    assert engine.stop(0.2, drain=True) == ["dnn-a"]
     assert time.monotonic() - begin < WAIT / 2
     assert [d.reason for d in recorder.drops] == [DropReason.SHUTDOWN]
     gate.open()  # what still comes of it changes nothing

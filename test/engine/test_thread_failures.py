@@ -87,12 +87,28 @@ def test_an_error_of_the_engine_disables_its_dnn_and_the_others_serve(
     check_accounts(engine)
 
 
+def test_an_error_in_a_dnn_thread_that_runs_jobs_leaves_the_slot_to_the_others(
+    start: Callable[..., Engine], recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(task("a", jobs=2), task("b", jobs=1, cameras=("rear",)), workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._queue, "may_keep", lambda job: 1 / 0)
+        engine.offer(frame())
+        recorder.wait(lambda: recorder.failures)
+    assert engine.ended() == ["dnn-a"]
+    engine.offer(frame("rear"))
+    recorder.wait(lambda: recorder.results)
+    assert [result.dnn for result in recorder.results] == ["b"]
+    check_accounts(engine)
+
+
 def test_a_worker_ended_by_an_error_is_named(
     start: Callable[..., Engine], recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(task("a", jobs=2), workers=2)
     assert engine.ended() == []
     with monkeypatch.context() as patch:
+        patch.setattr(engine._queue, "try_acquire", lambda job: False)  # a worker runs the jobs
         patch.setattr(engine._queue, "exchange", lambda job: 1 / 0)
         engine.offer(frame())
         _wait(engine.ended)

@@ -93,7 +93,9 @@ def test_possible_aliases_are_traced_again(function: Callable, retraced: list[st
     assert retraced == ["again"]
 
 
-@pytest.mark.parametrize("builder", ["resnet18", "mobilenet_v3_small", "squeezenet1_1", "googlenet"])
+@pytest.mark.parametrize(
+    "builder", ["resnet18", "mobilenet_v3_small", "squeezenet1_1", pytest.param("googlenet", marks=pytest.mark.long)]
+)
 def test_classifiers_are_traced_once(builder: str, retraced: list[str]) -> None:
     options = {"init_weights": False} if builder == "googlenet" else {}
     module = torchvision.models.get_model(builder, weights=None, num_classes=3, **options).eval()
@@ -116,7 +118,7 @@ _STEPS: dict[str, Callable[[list[torch.Tensor], int, int], torch.Tensor]] = {
 }
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(_STEPS)), st.integers(0, 2), st.integers(0, 2)), min_size=2, max_size=6)
 )

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_exports import TinyMap, export
 
 from multi_dnn_ros.backends import run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
@@ -35,11 +36,20 @@ from multi_dnn_ros.settings.schema import DnnConfig
 
 CPU = torch.device("cpu")
 MEASURING = "measuring 3 backends for lane"
-SETTINGS = DnnConfig(role="lane", model="builtin:lane_small", backend="measured", jobs=2)
+SETTINGS = DnnConfig(role="lane", model="lane.onnx", backend="measured", jobs=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the model: two layers, as preparing a network for three backends takes seconds if it has many."""
+    folder = tmp_path_factory.mktemp("models")
+    export(torch.nn.Sequential(TinyMap(), torch.nn.Conv2d(1, 1, 3, padding=1)), folder / SETTINGS.model)
+    return folder
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
     monkeypatch.setattr(CHOICES, "_folder", tmp_path / "backends")
 
 
@@ -50,15 +60,13 @@ def dnn() -> Dnn:
 
 @pytest.fixture
 def ms(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], None]:
-    """Sets the measured times; by the number of the candidate, in order."""
+    """Sets the times by backend, in place of preparing and measuring the backends, which takes seconds."""
 
     def fake(times: dict[str, float]) -> None:
-        def in_turn(calls: dict[int, Callable[[], object]], timer: object, rounds: int) -> dict[int, list[float]]:
-            for call in calls.values():
-                call()
-            return {index: [ms] * rounds for index, ms in zip(calls, times.values(), strict=True)}
+        def measured(dnn: Dnn, settings: DnnConfig, device: torch.device, rows: Sequence[Row]) -> list[Row]:
+            return [row if row.reason else replace(row, ms=times[row.name], error=1e-6) for row in rows]
 
-        monkeypatch.setattr(measured_backend, "measure_in_turn", in_turn)
+        monkeypatch.setattr(measured_backend, "_measured", measured)
 
     return fake
 
@@ -135,7 +143,10 @@ def test_a_damaged_choice_is_measured_again(
     assert "are not used" in caplog.text
 
 
-def test_facts_that_do_not_match_the_folder_are_refused(dnn: Dnn, caplog: pytest.LogCaptureFixture) -> None:
+def test_facts_that_do_not_match_the_folder_are_refused(
+    dnn: Dnn, ms: Callable[[dict[str, float]], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    ms({"eager": 3.0, "torchscript": 1.0, "onnxruntime/cpu": 2.0})
     chosen(dnn)
     (entry,) = CHOICES.entries()
     facts = json.loads((entry.folder / "facts.json").read_text())

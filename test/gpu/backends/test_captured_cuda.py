@@ -44,6 +44,26 @@ def test_a_single_launch_writes_the_same_results_to_the_same_memory(
         check_agreement(results, expected, 1e-5)
 
 
+def test_an_output_that_is_a_constant_of_the_dnn_keeps_its_value():
+    class PlusOne(torch.nn.Module):
+        def forward(self, carried: Tensors) -> Tensors:
+            return (carried[0] + 1.0,)
+
+    class WithAnchors(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("anchors", torch.arange(4.0))
+
+        def forward(self, carried: Tensors) -> Tensors:
+            return carried[0] * 2.0, self.anchors
+
+    stages = CudaGraph().prepare([PlusOne(), WithAnchors()], (torch.zeros(4),), GPU)
+    for chain in (stages, (single_launches({1: stages})[1],)):
+        results, anchors = through(chain, on_gpu((torch.ones(4),)))
+        assert results.tolist() == [4.0] * 4
+        assert anchors.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
 def test_a_single_stage_has_no_further_single_launch():
     assert single_launches({1: CudaGraph().prepare(cut(fire(), EXAMPLE, 1), EXAMPLE, GPU)}) == {}
 
@@ -101,6 +121,18 @@ def test_captured_preprocessing_computes_the_same_and_allocates_nothing(
             assert result is first.inputs[0]
         assert torch.cuda.memory_stats(GPU)["allocation.all.allocated"] == before
         check_agreement((result,), preprocess(images[-1]), 1e-4)
+
+
+def test_a_capture_preserves_an_input_that_is_still_being_written():
+    """The frame in progress was launched on another stream."""
+    destination = (torch.zeros(1, 3, 96, 128, device=GPU),)
+    graph = PreprocessGraph(Preprocess(128, 96), destination, capture_on(GPU))
+    torch.cuda.synchronize(GPU)
+    with torch.cuda.stream(torch.cuda.Stream(GPU)):
+        torch.cuda._sleep(1_000_000_000)  # about half a second
+        destination[0].fill_(7.0)
+    graph.specialize((240, 424))
+    assert bool((destination[0] == 7.0).all())
 
 
 class SmallProducts(torch.nn.Module):

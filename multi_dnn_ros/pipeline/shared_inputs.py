@@ -1,0 +1,27 @@
+"""Finds the DNNs that share the preprocessing of a frame."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.models.dnn import Dnn
+
+
+def share_inputs(tasks: Sequence[DnnTask], dnns: Mapping[str, Dnn], device: torch.device) -> tuple[DnnTask, ...]:
+    """The tasks. On a CPU, those whose networks get equal inputs have the same `input_key`, except tasks with a stage
+    that may write to its inputs.
+    """
+    sharing = {
+        task.name: dnns[task.name].input_key
+        for task in tasks
+        if device.type == "cpu" and all(getattr(stage, "keeps_inputs", False) for stage in task.stages)
+    }
+    counts = Counter(sharing.values())
+    return tuple(
+        replace(task, input_key=sharing[task.name]) if counts[sharing.get(task.name)] > 1 else task for task in tasks
+    )
