@@ -42,6 +42,14 @@ def _as_many_threads() -> None:
     torch.set_num_threads(_THREADS)
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """No garbage collection meanwhile: next to nothing of what is imported and collected is garbage."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Exclude all imported modules and collected tests from garbage collection: they stay until the end of the run.
 

@@ -68,12 +68,12 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        self._deferred = True
+        outer, self._deferred = self._deferred, True
         try:
             yield
         finally:
-            self._deferred = False
-        if self._pending:
+            self._deferred = outer
+        if self._pending and not outer:
             raise KeyboardInterrupt
 
     def __enter__(self) -> Interrupts:

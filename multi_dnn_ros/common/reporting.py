@@ -86,6 +86,11 @@ def three_digits(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Such as `3 overwritten, 1 engine_lost`; `none` without any."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with aligned columns."""
     lines = [list(header), *map(list, rows)]

@@ -56,7 +56,7 @@ def checked_calibration(info: Any, *, rectified: bool) -> Calibration:
     if 0 in size:
         raise CalibrationError(
             f"the CameraInfo is for {size[0]} x {size[1]} pixels: the camera is not calibrated; calibrate it "
-            "(camera_calibration) and give the file to its driver"
+            "(camera_calibration) and load the file in its driver"
         )
     rotation = np.eye(3)
     if rectified:

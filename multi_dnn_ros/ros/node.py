@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticStatus
@@ -18,22 +18,24 @@ from multi_dnn_ros.ros.engine_host import MakeHost, make_host
 from multi_dnn_ros.ros.failure_text import failure_text
 from multi_dnn_ros.ros.machine import hardware_id, resident_memory
 from multi_dnn_ros.ros.middleware import Middleware, detect
+from multi_dnn_ros.ros.model_swap import ModelSwaps, SwapHooks
 from multi_dnn_ros.ros.node_diagnostics import NodeDiagnostics
-from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, host_statuses, node_status
+from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, host_statuses, node_status, status_text
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
+from multi_dnn_ros.ros.served import Served
+from multi_dnn_ros.ros.service_status import Life
 from multi_dnn_ros.ros.serving_session import ServingSession
-from multi_dnn_ros.ros.tracking import Tracks, decoder_threshold, tracking_problems
+from multi_dnn_ros.ros.tracking import tracking_problems
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
-from multi_dnn_ros.serving.host import Build, Cancelled, Description, Host
+from multi_dnn_ros.serving.host import Build, Cancelled, Changes, Description, DnnDescription, Host
 from multi_dnn_ros.settings.dnn_parameters import assign
 from multi_dnn_ros.settings.flat_parameters import Reading
 from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
-from multi_dnn_ros.vision.results import result_name
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 #: Default name; a remap changes it.
@@ -73,8 +75,8 @@ class MultiDnnNode(LifecycleNode):
         self._build = build
         self._make_host = host
         self._host: Host | None = None  # from the start of configuring
-        self._config: NodeConfig | None = None
-        self._description: Description | None = None  # while configured
+        self._config: NodeConfig | None = None  # from the start of configuring
+        self._served: Served | None = None  # while configured
         self._capacity = CapacityForImages({})  # while configured
         self._changed: dict[tuple[str, str], Any] = {}  # runtime parameters changed while configuring
         self._outputs: ResultPublishers | None = None
@@ -87,11 +89,18 @@ class MultiDnnNode(LifecycleNode):
         self._receive_check = ReceiveCheck(middleware or detect(), log.warning, log.info)
         self._board = board(log.warning)
         self._energy = EnergyPerResult()
-        self._node_parameters = NodeParameters(self, self._apply)
+        hooks = SwapHooks(
+            lambda: self._served,
+            self._taken_over,
+            keep=lambda: self._node_parameters.keep_swapped(),
+            restore=lambda: self._node_parameters.restore_swapped(),
+        )
+        self._swaps = ModelSwaps(self, hooks)
+        self._node_parameters = NodeParameters(self, self._apply, self._swaps)
         self._diagnostics = NodeDiagnostics(self, self._node_parameters, self._statuses)
-        self._transitions = Transitions(self, self._cancel, lambda: self._description is not None)
+        self._transitions = Transitions(self, self._cancel, lambda: self._served is not None)
         self._start_timer = None
-        if self._node_parameters.value("autostart"):
+        if self.autostart:
             # On the steady clock, because simulated time may be paused.
             clock = Clock(clock_type=ClockType.STEADY_TIME)
             self._start_timer = self.create_timer(0.001, self._start, clock=clock)
@@ -99,6 +108,17 @@ class MultiDnnNode(LifecycleNode):
     def published(self) -> dict[tuple[str, str], int]:
         """Number of results published since activation, by (DNN, camera); empty while inactive."""
         return self._session.published() if self._session is not None else {}
+
+    @property
+    def autostart(self) -> bool:
+        """The parameter."""
+        return bool(self._node_parameters.value("autostart"))
+
+    def life(self) -> Life:
+        """The state of the node for the service manager that started it."""
+        host, view = self._host, self._view({})
+        age_s = host.supervision_age_s() if host is not None else 0.0
+        return Life(view.state, status_text(view), view.ended, age_s)
 
     @property
     def pending_responses(self) -> int:
@@ -140,7 +160,6 @@ class MultiDnnNode(LifecycleNode):
         try:
             host, reading = in_executor(self._begin_configuring)
             config = self._node_parameters.checked(reading, host.check)
-            self._config = config
             self._progress.start("loading the engine")
             description = host.configure(config, self._progress.report)
             in_executor(self._end_configuring, config, description)
@@ -194,6 +213,7 @@ class MultiDnnNode(LifecycleNode):
         self._host = self._make_host(self._node_parameters.value("isolation"), self._build)
         reading = self._node_parameters.reading()
         self._node_parameters.lock(True)  # later changes would not be part of this configuration
+        self._config = reading.config  # runtime parameters change it from now on
         return self._host, reading
 
     def _end_configuring(self, config: NodeConfig, description: Description) -> None:
@@ -217,12 +237,10 @@ class MultiDnnNode(LifecycleNode):
         self._enable_services = EnableServices(self, dnns)
         self._diagnostics.configured(hardware_id(description.device_name))
         self._receive_check.configured([name for name, it in config.cameras.items() if it.transport == "raw"])
-        self._description = description
+        self._served = Served(config, description, self._host, self._outputs)
         for (dnn, field), value in self._changed.items():
             self._host.update(dnn, field, value)
-        for dnn, settings in config.dnns.items():
-            if settings.track:
-                self._host.update(dnn, "score_threshold", decoder_threshold(settings, self._threshold(dnn, "")))
+        self._served.set_tracking_thresholds()
         self._capacity = CapacityForImages(description.fits)
         self._log_capacity(self._capacity.current)
         self.get_logger().info(
@@ -231,31 +249,22 @@ class MultiDnnNode(LifecycleNode):
         )
 
     def _activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        assert self._config is not None
-        assert self._description is not None
-        assert self._host is not None
-        assert self._outputs is not None
+        served = self._served
+        assert served is not None
         super().on_activate(state)  # before the first result, because inactive publishers drop messages
         try:
-            dnns = self._description.dnns
             self._session = ServingSession(
                 self,
-                self._config,
-                self._host,
-                self._description,
-                self._outputs,
+                served.config,
+                served.host,
+                served.description,
+                served.outputs,
                 self._receive_check,
-                Tracks(
-                    self._config,
-                    {name: dnn.cameras for name, dnn in dnns.items()},
-                    {name: self._threshold(name, "") for name, it in self._config.dnns.items() if it.track},
-                ),
+                served.new_tracks(),
                 self._on_size,
             )
             self._diagnostics.activated()
-            for name, dnn in self._description.dnns.items():
-                for output in dnn.results:
-                    self._outputs.publish_labels(result_name(name, output), self._threshold(name, output))
+            served.publish_labels()
         except Exception as error:
             self._log_failure("activate", error)
             self._stop_serving()
@@ -282,11 +291,11 @@ class MultiDnnNode(LifecycleNode):
     def _release(self) -> None:
         """End the engine, free everything that configuring created, and log the memory before and after."""
         self._stop_serving()
-        host, description, before = self._host, self._description, self._memory_text()
+        host, served, before = self._host, self._served, self._memory_text()
         if host is not None:
             host.close()
         self._transitions.in_executor(self._clear_configuration)
-        if description is not None:
+        if served is not None:
             self.get_logger().info(f"unconfigured; before: {before}; after: {self._memory_text()}")
 
     def _clear_configuration(self) -> None:
@@ -295,7 +304,8 @@ class MultiDnnNode(LifecycleNode):
         if self._enable_services is not None:
             self._enable_services.close()
         self._enable_services = None
-        self._host = self._outputs = self._config = self._description = None
+        self._host = self._outputs = self._config = self._served = None
+        self._swaps.end()
         self._node_parameters.lock(False)
 
     def _log_failure(self, what: str, error: Exception) -> None:
@@ -308,42 +318,32 @@ class MultiDnnNode(LifecycleNode):
 
     # -- parameters
 
-    def _threshold(self, dnn: str, output: str) -> float:
-        """The score threshold in use; 0 in the parameter selects that of the model."""
-        assert self._config is not None
-        assert self._description is not None
-        settings = self._config.dnns[dnn]
-        given = settings.outputs[output].score_threshold if output else settings.score_threshold
-        return given or self._description.dnns[dnn].results[output].own_threshold
-
     def _apply(self, name: str, value: Any) -> None:
         """Apply a changed runtime parameter; no effect before configuring, which reads all parameters."""
         _, dnn, field = name.split(".", 2)
         if self._config is None or dnn not in self._config.dnns:
             return
-        output, own = assign(self._config.dnns[dnn], field, value)
-        if self._description is None or self._host is None:
-            self._changed[dnn, field] = value
+        if self._served is not None:
+            self._served.update(dnn, field, value, self._session)
         else:
-            settings = self._config.dnns[dnn]
-            tracked = settings.track and field == "score_threshold"
-            self._host.update(dnn, field, decoder_threshold(settings, self._threshold(dnn, "")) if tracked else value)
-            if self._session is not None:
-                self._session.update(dnn, field, value)
-                if own == "score_threshold" and not output:
-                    self._session.set_threshold(dnn, self._threshold(dnn, ""))
-            changes_labels = own == "score_threshold" and output in self._description.dnns[dnn].results
-            if changes_labels and self._session is not None and self._outputs is not None:
-                self._outputs.publish_labels(result_name(dnn, output), self._threshold(dnn, output))
+            assign(self._config.dnns[dnn], field, value)
+            self._changed[dnn, field] = value
         self.get_logger().info(f"{name} is now {value}")
+
+    def _taken_over(self, changes: Changes, dnns: Mapping[str, DnnDescription]) -> None:
+        """A swap has replaced the settings of DNNs."""
+        assert self._served is not None
+        self._capacity = CapacityForImages({})  # measured with the former settings
+        self._served.adopt(changes, dnns, self._session)
 
     # -- diagnostics
 
     def _statuses(self, report: DiagnosticsReport) -> Iterator[DiagnosticStatus]:
-        host, description, session = self._host, self._description, self._session  # a transition may change them
-        yield node_status(report, self._view())
-        yield from capacity_statuses(report, self._capacity.current if description is not None else None)
+        host, served, session = self._host, self._served, self._session  # a transition may change them
+        yield node_status(report, self._view(self._memory()))
+        yield from capacity_statuses(report, self._capacity.current if served is not None else None)
         yield from host_statuses(report, host.statuses() if host is not None else ())
+        yield from self._swaps.statuses(report)
         reading = self._board.latest()
         energy_j = self._energy.update(reading.total_w, sum(self.published().values()))
         yield from board_statuses(report, reading, energy_j)
@@ -366,23 +366,23 @@ class MultiDnnNode(LifecycleNode):
     def _state(self) -> str:
         if self._session is not None:
             return "active"
-        if self._description is not None:
+        if self._served is not None:
             return "inactive"
         if self._progress.current is not None:
             return "configuring"
         return "finalized" if self._finalized else "unconfigured"
 
-    def _view(self) -> NodeView:
-        session = self._session  # a transition may change it
+    def _view(self, memory: Mapping[str, int]) -> NodeView:
+        served, session = self._served, self._session  # a transition may change them
         return NodeView(
             state=self._state(),
-            progress=self._progress.current if self._description is None else None,
+            progress=self._progress.current if served is None else None,
             config=self._config,
-            description=self._description,
+            description=served.description if served is not None else None,
             failure=self._failure,
             hung=self.hung,
             ended=session.ended() if session is not None else (),
-            memory=self._memory(),
+            memory=memory,
         )
 
     def _memory(self) -> dict[str, int]:

@@ -69,6 +69,11 @@ def host_statuses(report: DiagnosticsReport, statuses: Sequence[EngineStatus]) -
     return [report.status(it.name, _LEVELS[it.level], it.text, it.values) for it in statuses]
 
 
+def status_text(view: NodeView) -> str:
+    """The text of the node's status; a failure may have several lines."""
+    return _judge(view)[1]
+
+
 def progress_text(progress: Progress) -> str:
     """`DNN 2 of 3, compiling job 3 of 4, about 40 s left`; `3 of 3 DNNs ready, ...`."""
     parts = [progress.text]

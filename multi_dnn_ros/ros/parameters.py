@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
 from rclpy.node import Node
@@ -26,10 +26,24 @@ from multi_dnn_ros.settings.parameter_fields import (
     shown,
 )
 from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.settings.swappable import is_swappable, missing_file
 from multi_dnn_ros.settings.unknown_parameters import unknown_parameters
 
 _LISTS = ("cameras", "dnns")
 _READ_ONLY = "Read-only while the node is configured."
+_SWAP = "A change while the node is configured replaces the engine process."
+
+
+class Swaps(Protocol):
+    """Part of :class:`multi_dnn_ros.ros.model_swap.ModelSwaps`."""
+
+    def refusal(self) -> str:
+        """Why parameters of DNNs cannot change by a swap now; empty: they can."""
+        ...
+
+    def request(self, name: str, value: Any) -> None:
+        """A parameter has changed, which takes effect by a swap."""
+        ...
 
 
 class NodeParameters:
@@ -39,14 +53,18 @@ class NodeParameters:
     declared as it is, :meth:`checked` reports it, and the user can correct or delete it while the node runs. Therefore
     parameters are declared with dynamic typing, and the types are checked here.
 
-    apply: called with (name, value) after a runtime parameter has changed.
+    apply: called with (name, value) after a runtime parameter has changed. swaps: change other parameters of DNNs while
+    the node is configured.
     """
 
-    def __init__(self, node: Node, apply: Callable[[str, Any], None]) -> None:
+    def __init__(self, node: Node, apply: Callable[[str, Any], None], swaps: Swaps) -> None:
         self._node = node
         self._apply = apply
+        self._swaps = swaps
+        self._served: dict[str, Parameter] = {}  # those that are served, of parameters that change by a swap
+        self._restored: dict[str, Parameter] = {}  # those that are being set back
         self._locked = False
-        self._declaring = False
+        self._declaring = False  # accept any value
         # Undeclared overrides reveal typing errors. The only public access to them in rclpy,
         # automatically_declare_parameters_from_overrides, raises for an empty list (Jazzy).
         self._overrides: dict[str, Any] = {
@@ -94,8 +112,21 @@ class NodeParameters:
         raise ParameterError([*reading.problems, *further])
 
     def lock(self, locked: bool) -> None:
-        """Set whether changes of parameters other than runtime parameters are rejected."""
+        """Set whether the node is configured with the present values."""
         self._locked = locked
+        self._served.clear()
+
+    def keep_swapped(self) -> None:
+        """The values that were requested for a swap are served."""
+        self._served.clear()
+
+    def restore_swapped(self) -> None:
+        """A swap has failed: set the parameters back to the values that are served."""
+        self._restored, self._served = self._served, {}
+        try:
+            self._node.set_parameters(list(self._restored.values()))
+        finally:
+            self._restored = {}
 
     def _names_or_default(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
         try:
@@ -106,7 +137,8 @@ class NodeParameters:
     def _declare(self, name: str, field: ParameterField) -> None:
         value = initial_value(name, field, self._overrides)
         descriptor = ParameterDescriptor(description=field.description, dynamic_typing=True)
-        descriptor.additional_constraints = field.allowed if field.runtime else f"{field.allowed}. {_READ_ONLY}"
+        note = _SWAP if is_swappable(name) else _READ_ONLY
+        descriptor.additional_constraints = field.allowed if field.runtime else f"{field.allowed}. {note}"
         try:
             value = field.checked(name, value)
         except ParameterError:
@@ -141,12 +173,16 @@ class NodeParameters:
         """Validate without side effects. :meth:`_changed` applies the change once every callback has accepted it."""
         if self._declaring:  # accept invalid values: the role of a new DNN, for example, has no default
             return SetParametersResult(successful=True)
+        parameters = self._without_restored(parameters)
         problems: list[str] = []
         for parameter in parameters:
             try:
                 self._check(parameter.name, parameter.value)
             except ParameterError as error:
                 problems.extend(error.problems)
+        if not problems:
+            for name in self._swapped(parameters):
+                self._served.setdefault(name, self._node.get_parameter(name))
         if not problems and not hasattr(self._node, "add_post_set_parameters_callback"):
             self._changed(parameters)  # Humble has no callbacks after setting
         return SetParametersResult(successful=not problems, reason="; ".join(problems))
@@ -154,14 +190,15 @@ class NodeParameters:
     def _topic_problems(self, config: NodeConfig) -> list[str]:
         """Invalid topic names. Only ROS can check them, and without this it would do so during activation."""
         problems = []
-        for name, camera in config.cameras.items():
-            try:
-                self._node.resolve_topic_name(camera.topic or name)
-            except Exception as error:  # of several types; further lines mark the position in the name
-                reason = summarize_error(error).rstrip(":")
-                problems.append(
-                    f"parameter camera.{name}.topic is {shown(camera.topic)}; allowed: a topic name: {reason}"
-                )
+        for camera, settings in config.cameras.items():
+            for field, topic in (("topic", settings.topic), ("info_topic", settings.info_topic)):
+                try:
+                    self._node.resolve_topic_name(topic or camera)
+                except Exception as error:  # of several types; further lines mark the position in the name
+                    reason = summarize_error(error).rstrip(":")
+                    problems.append(
+                        f"parameter camera.{camera}.{field} is {shown(topic)}; allowed: a topic name: {reason}"
+                    )
         return problems
 
     def _checked(self, name: str, value: Any) -> Any:
@@ -178,12 +215,30 @@ class NodeParameters:
         if checked != field.default:
             self._check_effect(name)
         if self._locked and not field.runtime and checked != self._checked(name, self._node.get_parameter(name).value):
-            raise ParameterError(
-                [
-                    f"parameter {name} is read-only while the node is configured; "
-                    f"`ros2 lifecycle set {self._node.get_fully_qualified_name()} cleanup` first"
-                ]
-            )
+            refusal = self._swaps.refusal() if is_swappable(name) else ""
+            if refusal or not is_swappable(name):
+                node, why = self._node.get_fully_qualified_name(), f" ({refusal})" if refusal else ""
+                raise ParameterError(
+                    [
+                        f"parameter {name} is read-only while the node is configured{why}; "
+                        f"`ros2 lifecycle set {node} cleanup` first"
+                    ]
+                )
+            problem = missing_file(name, checked)
+            if problem:
+                raise ParameterError([problem])
+
+    def _without_restored(self, parameters: list[Parameter]) -> list[Parameter]:
+        """Without those that a failed swap sets back; other callbacks may set further ones meanwhile."""
+        restored = self._restored
+        return [one for one in parameters if one.name not in restored or one.value != restored[one.name].value]
+
+    def _swapped(self, parameters: Iterable[Parameter]) -> list[str]:
+        """The names of those that change by a swap."""
+        names = [parameter.name for parameter in parameters] if self._locked else []
+        return [
+            name for name in names if name in self._fields and not self._fields[name].runtime and is_swappable(name)
+        ]
 
     def _check_effect(self, name: str) -> None:
         """Raise ParameterError for a parameter of a DNN that its outputs have instead."""
@@ -197,6 +252,7 @@ class NodeParameters:
     def _changed(self, parameters: list[Parameter]) -> None:
         if self._declaring:
             return
+        parameters = self._without_restored(parameters)
         lists = {parameter.name: tuple(parameter.value) for parameter in parameters if is_name_list(parameter.name)}
         if lists:
             self._update_members(lists)
@@ -204,6 +260,10 @@ class NodeParameters:
             field = self._fields.get(parameter.name)
             if field is not None and field.runtime:
                 self._apply(parameter.name, field.checked(parameter.name, parameter.value))
+        swapped = self._swapped(parameters)
+        for parameter in parameters:
+            if parameter.name in swapped:
+                self._swaps.request(parameter.name, self._checked(parameter.name, parameter.value))
 
     def _outputs_of(self, dnns: Iterable[str], changed: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         """The outputs of each DNN; none if the value is invalid. changed: new values by parameter."""

@@ -18,9 +18,11 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
 from multi_dnn_ros.common.allocator import configure_malloc
+from multi_dnn_ros.common.sd_notify import ServiceManager
 from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
+from multi_dnn_ros.ros.service_status import ServiceStatus
 from multi_dnn_ros.settings.params_sections import files_in, read_sections, require_parameters_in_any
 
 #: Maximum delay until a signal is noticed while no callback runs.
@@ -63,6 +65,8 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
         return 1
     node: MultiDnnNode | None = None
     forward: logging.Handler | None = None
+    log = logging.getLogger("multi_dnn_ros")
+    service: ServiceStatus | None = None
     executor = SingleThreadedExecutor()
     try:
         node = MultiDnnNode(middleware=middleware)
@@ -72,29 +76,40 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
             node.get_logger().warning(warning)
         node.get_logger().info(middleware.text)
         forward = _RosLog(node.get_logger())
-        logging.getLogger("multi_dnn_ros").addHandler(forward)
+        log.addHandler(forward)
+        log.setLevel(int(node.get_logger().get_effective_level()))  # the numbers of both are the same
+        manager = ServiceManager.from_environment()
+        if manager is not None:
+            service = ServiceStatus(manager, node.life, autostart=node.autostart)
         executor.add_node(node)
-        _spin(executor, node, stop)
+        _spin(executor, node, stop, service)
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
     finally:
         stop.ending = True
         if node is not None:
+            reason = "shutting down"
             if stop.number is not None:
-                node.get_logger().info(f"received {signal.Signals(stop.number).name}, shutting down")
+                reason = f"received {signal.Signals(stop.number).name}, shutting down"
+                node.get_logger().info(reason)
+            if service is not None:
+                service.stopping(reason)
             node.close()
             _send_responses(executor, node)
             executor.remove_node(node)
             node.destroy_node()
         executor.shutdown()
         if forward is not None:
-            logging.getLogger("multi_dnn_ros").removeHandler(forward)
+            log.removeHandler(forward)
+            log.setLevel(logging.NOTSET)
         rclpy.try_shutdown()
         stop.restore()
     return 1 if node is not None and node.hung else 0
 
 
-def _spin(executor: SingleThreadedExecutor, node: MultiDnnNode, stop: _StopSignal) -> None:
+def _spin(
+    executor: SingleThreadedExecutor, node: MultiDnnNode, stop: _StopSignal, service: ServiceStatus | None
+) -> None:
     errors = 0
     while stop.number is None and rclpy.ok():
         try:
@@ -107,6 +122,8 @@ def _spin(executor: SingleThreadedExecutor, node: MultiDnnNode, stop: _StopSigna
             node.get_logger().error(f"a callback failed: {traceback.format_exc()}")
             if errors >= _MAX_ERRORS:
                 raise
+        if service is not None:
+            service.update()
 
 
 def _exit_at_once(code: int) -> NoReturn:

@@ -122,6 +122,11 @@ class ResultPublishers:
                 if view is not None:
                     publisher.publish(topic.message(output, *view))
 
+    def set_labels(self, result: str, labels: tuple[str, ...]) -> None:
+        """The class names of a result have changed; no effect if its kind has none."""
+        if result in self._labels:
+            self._labels[result] = labels
+
     def publish_labels(self, result: str, score_threshold: float) -> None:
         """Publish class names and score threshold of a result, latched; does nothing if its kind has no labels.
 

@@ -52,6 +52,7 @@ class Tracks:
             if config.dnns[dnn].track
             for camera in names
         }
+        self._labels: dict[tuple[str, str], tuple[str, ...]] = {}  # class names of the latest result
 
     def set_threshold(self, dnn: str, threshold: float) -> None:
         """The score threshold of a DNN has changed."""
@@ -62,10 +63,15 @@ class Tracks:
 
     def apply(self, result: Result) -> Result:
         """The result with identities, or as it is if the DNN is not tracked. Raises ValueError for invalid boxes."""
-        tracker = self._trackers.get((result.dnn, result.frame.camera))
+        stream = result.dnn, result.frame.camera
+        tracker = self._trackers.get(stream)
         if tracker is None or not isinstance(result.output, Detections):
             return result
         with self._lock:
+            labels = tuple(result.output.labels)
+            if self._labels.setdefault(stream, labels) != labels:  # another model: the classes mean something else
+                self._labels[stream] = labels
+                tracker.end_tracks()
             return result._replace(output=tracker.update(result.output, result.frame.stamp_ns))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.serving import wire
+from multi_dnn_ros.serving.hand_over import HandOver
 from multi_dnn_ros.serving.host import Build
 from multi_dnn_ros.serving.outcomes import Outcomes
 from multi_dnn_ros.serving.runtime_parameters import runtime_parameters
@@ -24,6 +25,7 @@ from multi_dnn_ros.serving.supervision.actions import (
     StartProcess,
     StartServing,
     StopServing,
+    TakeOver,
 )
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -50,6 +52,8 @@ class ActionExecutor:
 
     accounts: None until frames are served for the first time. stop_timeout_s: sent with StopServing.
     runtime: by DNN, the current runtime parameters, sent when a process begins to serve.
+    swap_config: the settings of the swap in preparation; None: there is none. on_gap: called once for each DNN that is
+    taken over with its name and the time in ms between the last result of the former process and the first one.
     """
 
     def __init__(
@@ -62,10 +66,22 @@ class ActionExecutor:
         self.accounts: Outcomes | None = None
         self.stop_timeout_s = template.config.stop_timeout_s
         self.runtime = {name: runtime_parameters(template.config, name) for name in template.config.dnns}
+        self.swap_config: NodeConfig | None = None
+        self.on_gap: Callable[[str, float], None] = _ignore_gap
         self._template = template
+        self._formers: dict[int, ServedProcess] = {}  # by key of the process that takes over
         self._processes = processes
         self._on_message = on_message
         self._on_start_failed = on_start_failed
+
+    @property
+    def config(self) -> NodeConfig:
+        """The settings that processes are configured with, except for a swap."""
+        return self._template.config
+
+    def adopt(self, config: NodeConfig) -> None:
+        """Use these settings for all processes that are configured from now on."""
+        self._template = replace(self._template, config=config)
 
     def execute(self, action: Action, routes: Mapping[str, int]) -> None:
         """routes: by DNN, the key of its process."""
@@ -84,17 +100,20 @@ class ActionExecutor:
             process = self._processes[action.key]
             if isinstance(action, ConfigureProcess):
                 template = self._template
-                process.send(
-                    wire.Configure(template.config, action.dnns, template.build, action.in_background, judge=False)
-                )
+                config = self.swap_config if action.swap and self.swap_config is not None else template.config
+                process.send(wire.Configure(config, action.dnns, template.build, action.in_background, judge=False))
+            elif isinstance(action, TakeOver):
+                self._formers[action.key] = self._processes[action.former]
             elif isinstance(action, StartServing):
                 assert accounts is not None
                 for dnn, key in routes.items():
                     if key == action.key:  # also one that its former process had disabled
                         accounts.enabled(dnn)
-                process.start_serving(accounts, {dnn: dict(values) for dnn, values in self.runtime.items()})
+                former = self._formers.pop(action.key, None)
+                outcomes = accounts if former is None else HandOver(accounts, former, self.on_gap)
+                process.start_serving(outcomes, {dnn: dict(values) for dnn, values in self.runtime.items()})
             elif isinstance(action, StopServing):
-                process.send(wire.Stop(self.stop_timeout_s))
+                process.stop_serving(self.stop_timeout_s)
             elif isinstance(action, KillProcess):
                 process.kill(action.cause)
 
@@ -106,3 +125,7 @@ class ActionExecutor:
             )
         except Exception as error:  # OSError; RuntimeError: no thread can be started
             self._on_start_failed(key, f"it could not be started: {error}")
+
+
+def _ignore_gap(dnn: str, gap_ms: float) -> None:
+    pass

@@ -148,8 +148,10 @@ class CameraDecoder(threading.Thread):
             log.exception("the decoding thread of camera %s ended", self._camera)
 
     def _changed(self) -> None:
+        """Note a change. Without a waiting image the thread has nothing to decide and is not woken."""
         self._changes += 1
-        self._wake.notify()
+        if self._newest is not None or self._closing:
+            self._wake.notify()
 
     def _wait_until_needed(self) -> bool:
         """Wait until an image should be decoded; False: the thread should end."""

@@ -58,7 +58,7 @@ class DeviceOutcomes:
                 failure = replace(failure, retry_s=retry_s)
             else:
                 log.error(
-                    "DNN %s is disabled on %s, its other devices go on: %s",
+                    "DNN %s is disabled on %s; it continues on its other devices: %s",
                     failure.dnn,
                     self._device,
                     failure.reason or failure.message,

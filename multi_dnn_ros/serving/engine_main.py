@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.thread_names import name_threads
+from multi_dnn_ros.common.thread_priority import keep_priority
 from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
@@ -83,6 +84,7 @@ class EngineMain:
         self._channel = channel
         self._status = status
         self._modules = arguments.modules
+        self._log_level = arguments.log_level
         self._slots = {pool.layout.camera: SlotMemory(pool.layout, pool.fd) for pool in arguments.pools}
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # of the main thread
         self._config: NodeConfig | None = None
@@ -98,7 +100,9 @@ class EngineMain:
         threading.Thread(target=self._write_heartbeats, name="heartbeat", daemon=True).start()
         # Before the imports: the node's process may end, or send Quit, during them.
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
-        logging.getLogger("multi_dnn_ros").addHandler(ChannelLogHandler(self._channel))
+        log = logging.getLogger("multi_dnn_ros")
+        log.addHandler(ChannelLogHandler(self._channel))
+        log.setLevel(self._log_level)
         # These imports take seconds.
         from multi_dnn_ros.serving import configure, served_engine  # noqa: F401
 
@@ -234,6 +238,7 @@ class EngineMain:
         from multi_dnn_ros.serving.configure import configure, describe_failure
 
         if request.in_background:
+            keep_priority()  # for the threads of ONNX Runtime, which run the DNNs later
             lower_thread_priority(_BACKGROUND_NICE)
 
         def send_progress(progress: Progress) -> None:

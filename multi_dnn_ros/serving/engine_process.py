@@ -140,14 +140,17 @@ class EngineProcess:
         try:
             self._on_end(self, end)
         except Exception:
-            log.exception("%s: the callback for its end raised", self.label)
+            log.exception("%s: the callback for the end of the process failed", self.label)
 
     def _start(self) -> None:
         status_fd = create_status_memory(self.dnns)
         ours, theirs = socket.socketpair()
         try:
             self.status = SharedStatus(self.dnns, status_fd)
-            arguments = ProcessArguments(self.label, self.dnns, theirs.fileno(), status_fd, self._pools, self._modules)
+            level = logging.getLogger("multi_dnn_ros").getEffectiveLevel()
+            arguments = ProcessArguments(
+                self.label, self.dnns, theirs.fileno(), status_fd, self._pools, self._modules, level
+            )
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", _PROGRAM, arguments.to_json(), str(os.getpid()), *sys.path],
                 stdin=subprocess.DEVNULL,
@@ -194,7 +197,7 @@ class EngineProcess:
             try:
                 self._on_message(self, message)
             except Exception:
-                log.exception("%s: the callback for its message %s raised", self.label, type(message).__name__)
+                log.exception("%s: the callback for message %s failed", self.label, type(message).__name__)
 
     def _end(self) -> End:
         code = self._process.returncode

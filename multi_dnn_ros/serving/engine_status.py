@@ -52,9 +52,9 @@ def _level_and_text(supervisor: Supervisor, group: Group, now_ns: int) -> tuple[
         then = f"; next attempt in {left_s:.0f} s" if waits else "; preparing a process"
         return Level.ERROR, f"no process serves {', '.join(group.dnns)}{since}{then}"
     if group.served_by_common:
-        return Level.WARN, "suspected after faults: a process of its own is being prepared"
+        return Level.WARN, "suspected after faults: preparing a separate process"
     if group.isolated:
-        return Level.WARN, "suspected after faults: served by a process of its own"
+        return Level.WARN, "suspected after faults: served by a separate process"
     if loss is not None:
         restored_s = loss.restored_s(now_ns)
         if restored_s is None:

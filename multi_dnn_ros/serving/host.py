@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -116,6 +116,53 @@ class EngineStatus:
     values: Mapping[str, object] = field(default_factory=dict)
 
 
+#: By DNN, new values of its parameters, by name without `dnn.<dnn>.`.
+Changes = Mapping[str, Mapping[str, Any]]
+
+
+class SwapPhase(Enum):
+    """State of a swap that was neither committed nor cancelled."""
+
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class SwapState:
+    """failure: why it has failed. progress: of the preparation; None: unknown. dnns: once prepared, the descriptions of
+    the DNNs with the new settings.
+    """
+
+    phase: SwapPhase
+    failure: str = ""
+    progress: Progress | None = None
+    dnns: Mapping[str, DnnDescription] = field(default_factory=dict)
+
+
+class Swap(Protocol):
+    """A change of the settings of DNNs while they are served (docs/model_swap.md)."""
+
+    @property
+    def gaps_ms(self) -> Mapping[str, float]:
+        """After the commit, by DNN: time between its last result with the former settings and the first one with the
+        new ones.
+        """
+        ...
+
+    def state(self) -> SwapState:
+        """The present state; meaningless after :meth:`commit` or :meth:`cancel`."""
+        ...
+
+    def commit(self) -> bool:
+        """Let the new settings take over between two frames. False: they are not prepared, or not any more."""
+        ...
+
+    def cancel(self, cause: str) -> None:
+        """End the preparation; no effect after the commit, or on a later swap."""
+        ...
+
+
 class Buffer(Protocol):
     """Memory that an image is decoded into. It is used until all users have released it."""
 
@@ -179,12 +226,24 @@ class Host(Protocol):
         """A runtime parameter of a DNN has changed. name: without `dnn.<dnn>.`."""
         ...
 
+    def swap(self, changes: Changes, notify: Callable[[], None]) -> Swap:
+        """Begin to change the settings of DNNs, which serve meanwhile. A swap of the same DNNs that is under way ends.
+
+        notify: called in any thread when the state of the swap may have changed; must not block or use the swap.
+        Raises ConfigureError if the host cannot do that.
+        """
+        ...
+
     def statuses(self) -> list[EngineStatus]:
         """The statuses of the engine for diagnostics."""
         ...
 
     def memory(self) -> Mapping[str, int]:
         """Memory in use, by name with the unit."""
+        ...
+
+    def supervision_age_s(self) -> float:
+        """Time since the supervision of the engine processes last ran; 0.0 if there are none. Takes no lock."""
         ...
 
     def stop(self, timeout_s: float) -> list[str]:

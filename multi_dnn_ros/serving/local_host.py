@@ -22,11 +22,13 @@ from multi_dnn_ros.serving.host import (
     Buffer,
     Build,
     Cancelled,
+    Changes,
     ConfigureError,
     Description,
     EngineStatus,
     Level,
     Progress,
+    Swap,
 )
 from multi_dnn_ros.serving.slots import SlotLayout, SlotPool, open_pools, slots_needed
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -107,6 +109,11 @@ class LocalHost:
             self._accounts = accounts
             self._engine = ServedEngine(self._pipeline, self._config, accounts, self._device)
 
+    def swap(self, changes: Changes, notify: Callable[[], None]) -> Swap:
+        raise ConfigureError(
+            "with parameter isolation 'none' the settings of a DNN cannot be changed while the node is configured"
+        )
+
     def buffer(self, camera: str, timeout_s: float) -> Buffer | None:
         return self._pools[camera].take(timeout_s)
 
@@ -167,6 +174,9 @@ class LocalHost:
         from multi_dnn_ros.serving.memory_use import memory_use
 
         return memory_use(self._pipeline.device) if self._pipeline is not None else {}
+
+    def supervision_age_s(self) -> float:
+        return 0.0
 
     def stop(self, timeout_s: float) -> list[str]:
         with self._lock:

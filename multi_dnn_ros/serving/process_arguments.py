@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass
 
 from multi_dnn_ros.serving.slots import SlotLayout
@@ -24,7 +25,8 @@ class Pool:
 class ProcessArguments:
     """label: for messages and process lists. dnns: columns of the shared status.
 
-    channel, status: file descriptors. modules: what the process imports before it is ready.
+    channel, status: file descriptors. modules: what the process imports before it is ready. log_level: lowest level of
+    the log records that it sends, as in :mod:`logging`.
     """
 
     label: str
@@ -33,6 +35,7 @@ class ProcessArguments:
     status: int
     pools: tuple[Pool, ...]
     modules: tuple[str, ...] = ()
+    log_level: int = logging.WARNING
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -19,7 +19,8 @@ from multi_dnn_ros.serving.device_outcomes import DeviceOutcomes, SpreadDnns
 from multi_dnn_ros.serving.device_parts import combine
 from multi_dnn_ros.serving.engine_process import EngineProcess
 from multi_dnn_ros.serving.frame_spreading import FrameSpreading
-from multi_dnn_ros.serving.host import Buffer, Build, Description, EngineStatus, Progress
+from multi_dnn_ros.serving.host import Buffer, Build, Changes, ConfigureError, Description, EngineStatus, Progress
+from multi_dnn_ros.serving.model_swap import ModelSwap
 from multi_dnn_ros.serving.prepared_engines import PreparedEngines
 from multi_dnn_ros.serving.result_order import ResultOrder
 from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
@@ -200,12 +201,30 @@ class ProcessHost:
             lost |= dict.fromkeys(missing, (DropReason.ENGINE_LOST, "the engine processes have just ended"))
         for device, process, wanting in offers.values():
             if not process.offer(number, frame, buffer, tuple(wanting)):
-                for dnn in wanting:
+                for dnn in self._offer_again(device, number, frame, buffer, wanting):
                     serving.outcomes[device].drop(
                         number, dnn, DropReason.ENGINE_LOST, "the engine process has just ended"
                     )
         for dnn, (reason, message) in lost.items():
             serving.accounts.drop(number, dnn, reason, message)
+
+    def _offer_again(self, device: str, number: int, frame: Frame, buffer: Slot, dnns: Sequence[str]) -> list[str]:
+        """Offer a frame, which a process has not accepted, to the process that has taken over from it meanwhile.
+
+        Returns the DNNs that no process serves.
+        """
+        left = list(dnns)
+        engines = self._engines.get(device)  # None: close() was called meanwhile
+        for process, served in () if engines is None else engines.routes(frame.camera).served:
+            wanting = tuple(dnn for dnn in left if dnn in served)
+            if wanting and process.offer(number, frame, buffer, wanting):
+                left = [dnn for dnn in left if dnn not in wanting]
+        return left
+
+    def swap(self, changes: Changes, notify: Callable[[], None]) -> ModelSwap:
+        if not self._engines:
+            raise ConfigureError("the engine is not configured")
+        return ModelSwap(tuple(self._engines.values()), changes, notify)
 
     def serves(self, camera: str) -> bool:
         return any(
@@ -256,6 +275,9 @@ class ProcessHost:
             for name, value in engines.memory().items():
                 total[name] = total.get(name, 0) + value
         return total
+
+    def supervision_age_s(self) -> float:
+        return max((engines.supervision_age_s() for engines in self._engines.values()), default=0.0)
 
 
 def _at_once(calls: Sequence[Callable[[], Value]]) -> list[Value]:

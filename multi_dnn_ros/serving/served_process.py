@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -56,6 +57,7 @@ class ServedProcess:
     on_message: receives each message that is not the outcome of a frame, and finally the End; called in the process's
     reader thread.
     memory: bytes by name, as last reported. last_result_ns: time of the last result; None: there was none.
+    last_results_ns: the same by DNN.
     """
 
     def __init__(
@@ -70,9 +72,12 @@ class ServedProcess:
         self.memory: Mapping[str, int] = {}
         self.started_ns = time.monotonic_ns()
         self.last_result_ns: int | None = None
+        self.last_results_ns: dict[str, int] = {}
         self._results = 0  # since it began to serve
         self._accounts: Outcomes | None = None
+        self._on_answered: Callable[[], None] = _do_nothing
         self._unanswered = UnansweredFrames()
+        self._offering = threading.Lock()  # held until an accepted frame is sent: the process drops those after Stop
         self._process = make(label, dnns, pools, self._on_message, self._on_end)
 
     @property
@@ -92,7 +97,24 @@ class ServedProcess:
         """Let the process serve; its results and drops go to `accounts`. runtime: by DNN, its runtime parameters."""
         self._accounts = accounts
         self._results = 0
+        self._unanswered.unseal()
         self.send(wire.Start(runtime))
+
+    def stop_serving(self, timeout_s: float) -> None:
+        """Let the process finish its frames; from now on :meth:`offer` returns False."""
+        with self._offering:
+            self._unanswered.seal()
+            self.send(wire.Stop(timeout_s))
+
+    def may_answer(self, dnn: str) -> bool:
+        """Whether the process has frames of the DNN without an answer, or may still get some."""
+        return self._unanswered.may_answer(dnn)
+
+    def watch(self, on_answered: Callable[[], None]) -> None:
+        """Call `on_answered` after each answer and at the end of the process, in its reader thread; there is one such
+        function.
+        """
+        self._on_answered = on_answered
 
     def send(self, message: Any) -> None:
         """See :meth:`EngineProcess.send`."""
@@ -106,23 +128,23 @@ class ServedProcess:
         return self._process.wait(timeout_s)
 
     def offer(self, number: int, frame: Frame, slot: Slot, dnns: tuple[str, ...]) -> bool:
-        """Send a decoded frame to these DNNs; False: the process has ended."""
-        if not self._unanswered.add(number, slot, dnns):
-            return False
+        """Send a decoded frame to these DNNs; False: the process has ended, or finishes its frames."""
         height, width = frame.image().shape[:2]
-        self.send(
-            wire.Offer(
-                number,
-                frame.camera,
-                slot.index,
-                height,
-                width,
-                frame.stamp_ns,
-                frame.received_ns,
-                frame.decode_ns,
-                dnns,
-            )
+        offer = wire.Offer(
+            number,
+            frame.camera,
+            slot.index,
+            height,
+            width,
+            frame.stamp_ns,
+            frame.received_ns,
+            frame.decode_ns,
+            dnns,
         )
+        with self._offering:
+            if not self._unanswered.add(number, slot, dnns):
+                return False
+            self.send(offer)
         return True
 
     # -- in the reader thread
@@ -134,6 +156,7 @@ class ServedProcess:
             if self._accounts is not None:
                 self._accounts.drop(message.number, message.dnn, message.reason, message.message)
             self._unanswered.answered(message.number, message.dnn)
+            self._on_answered()
         elif isinstance(message, wire.Failed):
             if self._accounts is not None:
                 self._accounts.failure(message.failure)
@@ -158,8 +181,9 @@ class ServedProcess:
             self._accounts.drop(result.number, result.dnn, DropReason.BAD_OUTPUT, reason)
         else:
             self._accounts.result(result.number, result.dnn, output, result.timing)
+        self.last_result_ns = self.last_results_ns[result.dnn] = time.monotonic_ns()
         self._unanswered.answered(result.number, result.dnn)
-        self.last_result_ns = time.monotonic_ns()
+        self._on_answered()
         self._results += 1
         if self._results == 1:
             self._pass_on(self, FirstResult())
@@ -170,10 +194,15 @@ class ServedProcess:
         for number, dnn in self._unanswered.close():
             if accounts is not None:
                 accounts.drop(number, dnn, DropReason.ENGINE_LOST, end.cause)
+        self._on_answered()
         process.status.close()
         self._pass_on(self, end)
-        self._pass_on = _ignore  # break the reference cycle
+        self._pass_on, self._on_answered, self._accounts = _ignore, _do_nothing, None  # break the reference cycles
 
 
 def _ignore(process: ServedProcess, message: Any) -> None:
+    pass
+
+
+def _do_nothing() -> None:
     pass

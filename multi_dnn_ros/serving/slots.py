@@ -2,7 +2,8 @@
 
 The memory is anonymous (memfd): the kernel frees it with the last process that maps it, however that process ends. It
 is sparse: a page that was never written takes no memory, so a slot has the size of the largest allowed image
-(`max_pixels`) and takes the memory of the actual images.
+(`max_pixels`) and takes the memory of the actual images. The first image of a size takes that memory for all slots, so
+that it does not grow later, when more frames are in progress.
 """
 
 from __future__ import annotations
@@ -76,6 +77,14 @@ class SlotMemory:
         begin = slot * layout.slot_bytes + layout.image_bytes + layout.outputs.index(dnn) * layout.output_bytes
         return self._bytes[begin : begin + layout.output_bytes]
 
+    def touch(self, slot: int, pixels: int) -> None:
+        """Take the memory of a free slot for an image of this size and its results; their content is lost."""
+        layout = self.layout
+        image = slot * layout.slot_bytes
+        outputs = [image + layout.image_bytes + number * layout.output_bytes for number in range(len(layout.outputs))]
+        for begin, size in ((image, _CHANNELS * pixels), *((output, pixels) for output in outputs)):
+            self._bytes[begin : begin + size : mmap.PAGESIZE] = 0
+
     def close(self) -> None:
         """Free the memory, and the descriptor that mmap keeps, with the last view of it. `image` raises from now on."""
         self._bytes = np.empty(0, dtype=np.uint8)
@@ -90,8 +99,10 @@ class Slot:
         self._users = 1
 
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
-        """See :meth:`SlotMemory.image`."""
-        return self._pool.memory.image(self.index, height, width)
+        """See :meth:`SlotMemory.image`. The first image of a size takes the memory for all free slots."""
+        image = self._pool.memory.image(self.index, height, width)
+        self._pool.reserve(height * width)
+        return image
 
     def output(self, dnn: str) -> npt.NDArray[np.uint8]:
         """See :meth:`SlotMemory.output`."""
@@ -125,6 +136,7 @@ class SlotPool:
             raise
         self.free = list(range(layout.count))
         self.changed = threading.Condition()
+        self._reserved_pixels = 0
 
     def take(self, timeout_s: float = 0.0) -> Slot | None:
         """A free slot, held by the caller; None on timeout."""
@@ -132,6 +144,14 @@ class SlotPool:
             if not self.changed.wait_for(lambda: self.free, timeout_s):
                 return None
             return Slot(self, self.free.pop())
+
+    def reserve(self, pixels: int) -> None:
+        """Take the memory of all free slots for images of this size, unless that was done for one at least as large."""
+        with self.changed:
+            if pixels > self._reserved_pixels:
+                self._reserved_pixels = pixels
+                for index in self.free:
+                    self.memory.touch(index, pixels)
 
     def close(self) -> None:
         """Close the descriptor; the memory is freed with the last view of it. `image` raises from now on."""

@@ -17,20 +17,24 @@ from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.action_executor import ActionExecutor, ProcessTemplate
+from multi_dnn_ros.serving.device_swap import DeviceSwap
 from multi_dnn_ros.serving.engine_status import ProcessFigures, group_status
 from multi_dnn_ros.serving.host import Description, EngineStatus
 from multi_dnn_ros.serving.outcomes import Outcomes
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.routes import CameraRoutes, Routes, make_routes
 from multi_dnn_ros.serving.served_process import FirstResult, ServedProcess, ThreadsEnded
-from multi_dnn_ros.serving.supervision.actions import Action
+from multi_dnn_ros.serving.supervision.actions import Action, StopServing
 from multi_dnn_ros.serving.supervision.hang_detector import HangDetector, ProcessFault
 from multi_dnn_ros.serving.supervision.states import Phase, ProcessState, SupervisionTimes
 from multi_dnn_ros.serving.supervision.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
+#: Time between two checks while a process is started, configured, stopped or due for a restart.
 _TICK_S = 0.05
+#: Maximum time between two checks otherwise; it is a tenth of the shortest timeout.
+_MAX_TICK_S = 0.25
 #: Part of the stop timeout in which a process finishes its frames; in the rest the last results arrive.
 _STOP_SHARE = 0.9
 _LEAVE_GRACE_S = 1.0
@@ -41,6 +45,8 @@ class SupervisedProcesses:
     """Takes over `first`, a process that is configured with all DNNs as `description` says.
 
     The caller passes the messages of `first` to :meth:`on_message`.
+
+    swap: changes the settings of DNNs that are served. lock: guards all methods; the caller must hold it to use `swap`.
     """
 
     def __init__(
@@ -51,16 +57,19 @@ class SupervisedProcesses:
             camera: tuple(name for name, dnn in description.dnns.items() if camera in dnn.cameras)
             for camera in template.pools
         }
-        self._lock = threading.RLock()
+        self.lock = self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._supervisor = Supervisor(description.device, tuple(config.dnns), times, config.standby, time.monotonic_ns)
         self._hang_detector = HangDetector(config.job_timeout_s, config.heartbeat_timeout_s, time.monotonic_ns)
         self._processes = {self._supervisor.add_configured(): first}
         self._executor = ActionExecutor(template, self._processes, self.on_message, self._on_start_failed)
+        self.swap = DeviceSwap(self._supervisor, self._executor, self._execute)
         self._routes = Routes()
+        self._steady_tick_s = min(max(_TICK_S, min(config.job_timeout_s, config.heartbeat_timeout_s) / 10), _MAX_TICK_S)
         self._hanging: list[str] = []
         self._closed = False
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._last_turn_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="engine supervision", daemon=True)
         self._thread.start()
 
@@ -97,8 +106,8 @@ class SupervisedProcesses:
             self._hanging = []
             self._executor.stop_timeout_s = _STOP_SHARE * timeout_s
             self._execute(supervisor.deactivate())
-            self._changed.wait_for(lambda: not self._stopping(), max(0.0, end - time.monotonic()))
-            for state in self._stopping():
+            self._changed.wait_for(lambda: not self._finishing(), max(0.0, end - time.monotonic()))
+            for state in self._finishing():
                 process = self._processes[state.key]
                 self._hanging.append(f"engine process {process.pid}")
                 cause = f"hung: it did not stop within {timeout_s:g} s (parameter stop_timeout_s)"
@@ -136,6 +145,10 @@ class SupervisedProcesses:
                     total[f"engine processes {name}"] = total.get(f"engine processes {name}", 0) + value
         return total
 
+    def supervision_age_s(self) -> float:
+        """Time since the supervising thread last ended a turn; takes no lock."""
+        return time.monotonic() - self._last_turn_s
+
     def close(self, timeout_s: float) -> None:
         """End all processes."""
         end = time.monotonic() + timeout_s
@@ -147,6 +160,7 @@ class SupervisedProcesses:
             processes = list(self._processes.values())
         for process in processes:
             process.kill("the engine was closed")
+        self._events.put(_do_nothing)  # the thread ends at once
         for process in processes:
             if not process.wait(max(0.0, end - time.monotonic())):
                 log.error("engine process %d did not end after SIGKILL", process.pid)
@@ -158,7 +172,7 @@ class SupervisedProcesses:
     def _run(self) -> None:
         while True:
             try:
-                event = self._events.get(timeout=_TICK_S)
+                event = self._events.get(timeout=self._tick_s())
             except queue.Empty:
                 event = _do_nothing
             try:
@@ -168,9 +182,16 @@ class SupervisedProcesses:
                     event()
                     self._check_processes()
                     self._execute(self._supervisor.tick())
+                    self.swap.check()
                     self._changed.notify_all()
+                self._last_turn_s = time.monotonic()
             except Exception:  # without this thread no lost process would be replaced
                 log.exception("an error in the supervision of the engine processes; supervision continues")
+
+    def _tick_s(self) -> float:
+        """Time until the next check; events of the processes do not wait for it."""
+        with self._lock:
+            return self._steady_tick_s if self._supervisor.is_steady else _TICK_S
 
     def _handle(self, process: ServedProcess, message: Any) -> None:
         supervisor = self._supervisor
@@ -179,7 +200,10 @@ class SupervisedProcesses:
             return
         if isinstance(message, wire.Ready):
             self._execute(supervisor.ready(key))
+        elif isinstance(message, wire.Progressed):
+            self.swap.progressed(key, message.progress)
         elif isinstance(message, wire.Configured):
+            self.swap.configured(key, message.description)
             self._execute(supervisor.configured(key))
         elif isinstance(message, wire.Refused):
             lines = message.text.strip().splitlines() or [""]
@@ -216,20 +240,30 @@ class SupervisedProcesses:
     def _replace(self, key: int, process: ServedProcess, fault: ProcessFault) -> None:
         self._execute(self._supervisor.failed(key, fault.cause, fault.running, process.last_result_ns))
 
-    def _stopping(self) -> list[ProcessState]:
-        return [state for state in self._supervisor.processes.values() if state.phase is Phase.STOPPING]
+    def _finishing(self) -> list[ProcessState]:
+        """The processes that finish their frames, also one that another has just replaced."""
+        phases = (Phase.STOPPING, Phase.LEAVING)
+        return [state for state in self._supervisor.processes.values() if state.phase in phases]
 
     def _on_start_failed(self, key: int, cause: str) -> None:
         self._events.put(lambda: self._execute(self._supervisor.ended(key, cause)))
 
     def _execute(self, actions: Iterable[Action]) -> None:
-        """Execute the actions, then update the table of routes."""
+        """Execute the actions and update the table of routes. Then no new frame reaches a process that is to stop."""
+        if self._closed:  # no process may be started any more
+            return
         supervisor = self._supervisor
+        finishing = []
         for action in actions:
-            self._executor.execute(action, supervisor.routes)
+            if isinstance(action, StopServing):
+                finishing.append(action)
+            else:
+                self._executor.execute(action, supervisor.routes)
         served = {dnn: self._processes[key] for dnn, key in supervisor.routes.items()}
         lost = {dnn: self._drop_reason(dnn) for dnn in self._executor.runtime if dnn not in served}
         self._routes = make_routes(self._dnns_of, served, lost)
+        for action in finishing:
+            self._executor.execute(action, supervisor.routes)
 
     def _drop_reason(self, dnn: str) -> tuple[DropReason, str]:
         """Of a DNN that no process serves."""

@@ -24,12 +24,12 @@ class UnansweredFrames:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[int, _Entry] = {}
-        self._closed = False
+        self._closed = self._sealed = False
 
     def add(self, number: int, buffer: Buffer, dnns: Iterable[str]) -> bool:
-        """Add a frame before it is sent to the process; False if the process has ended."""
+        """Add a frame before it is sent to the process; False if the process has ended, or after :meth:`seal`."""
         with self._lock:
-            if self._closed:
+            if self._closed or self._sealed:
                 return False
             buffer.hold()
             self._entries[number] = _Entry(buffer, set(dnns))
@@ -53,9 +53,26 @@ class UnansweredFrames:
             del self._entries[number]
         entry.buffer.release()
 
+    def seal(self) -> None:
+        """Accept no more frames, until :meth:`unseal`."""
+        with self._lock:
+            self._sealed = True
+
+    def unseal(self) -> None:
+        """Accept frames again."""
+        with self._lock:
+            self._sealed = False
+
+    def may_answer(self, dnn: str) -> bool:
+        """Whether the DNN has frames without an answer, or may still get some."""
+        with self._lock:
+            if not self._closed and not self._sealed:
+                return True
+            return any(dnn in entry.unanswered for entry in self._entries.values())
+
     @property
     def closed(self) -> bool:
-        """Whether it accepts no more frames."""
+        """Whether the process has ended."""
         return self._closed
 
     def close(self) -> list[tuple[int, str]]:

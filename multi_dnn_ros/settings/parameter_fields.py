@@ -63,14 +63,19 @@ class ParameterField:
         """`value` in the type of the field, with int converted to float if needed. Raises ParameterError."""
         if self.kind.endswith("[]") and isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
             value = list(value)  # tuples and array.array
-        elif self.kind == "float" and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if self.kind == "float[]" and isinstance(value, list):
-            value = [float(v) if isinstance(v, int) and not isinstance(v, bool) else v for v in value]
         try:
+            if self.kind == "float":
+                return self.adapter.validate_python(_as_float(value))
+            if self.kind == "float[]" and isinstance(value, list):
+                return self.adapter.validate_python([_as_float(entry) for entry in value])
             return self.adapter.validate_python(value)
-        except ValidationError:
+        except (ValidationError, OverflowError):  # a whole number of a parameter file may be too large for a float
             raise ParameterError([f"parameter {name} is {shown(value)}; allowed: {self.allowed}"]) from None
+
+
+def _as_float(value: Any) -> Any:
+    """A whole number as a float, anything else as it is. Raises OverflowError."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def shown(value: object) -> str:

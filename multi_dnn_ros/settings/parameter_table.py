@@ -19,6 +19,7 @@ from multi_dnn_ros.settings.parameter_fields import (
     parameter_fields,
 )
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig, OutputConfig
+from multi_dnn_ros.settings.swappable import is_swappable
 
 BEGIN, END = "<!-- parameters -->", "<!-- /parameters -->"
 _ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +60,8 @@ def default_yaml() -> str:
     lines = [
         "# All parameters of the node with their defaults. Generated from multi_dnn_ros/settings/schema.py by",
         "# `python -m multi_dnn_ros.settings.parameter_table`: edit a copy of this file, not this file.",
-        "# [runtime]: can be changed at any time (`ros2 param set`); the others only while the node is unconfigured.",
+        "# [runtime]: can be changed at any time (`ros2 param set`). [swap]: a change while the node is configured",
+        "# replaces the engine process (docs/model_swap.md). The others: only while the node is unconfigured.",
         "# Empty lists are commented out, because ROS 2 parameter files cannot contain them.",
         "/**:",
         "  ros__parameters:",
@@ -72,17 +74,24 @@ def default_yaml() -> str:
         for name in names:
             prefix = f"{kind}.{name}."
             section = {full.removeprefix(prefix): field for full, field in fields.items() if full.startswith(prefix)}
-            lines += [f"      {name}:", *_yaml_lines("        ", section, explained)]
+            lines += [f"      {name}:", *_yaml_lines("        ", section, explained, in_dnn=kind == "dnn")]
     return "\n".join(lines) + "\n"
 
 
-def _yaml_lines(indent: str, fields: Mapping[str, ParameterField], explained: set[str]) -> Iterator[str]:
-    """Describes a parameter only at the first of several cameras or DNNs."""
+def _is_swappable(name: str) -> bool:
+    """As is_swappable, for a name with placeholders."""
+    return is_swappable(name.replace("<dnn>", "x").replace("<output>", "x"))
+
+
+def _yaml_lines(
+    indent: str, fields: Mapping[str, ParameterField], explained: set[str], *, in_dnn: bool = False
+) -> Iterator[str]:
+    """Describes a parameter only at the first of several cameras or DNNs. in_dnn: the fields are those of a DNN."""
     for name, field in fields.items():
         if name not in explained:
             explained.add(name)
-            runtime = " [runtime]" if field.runtime else ""
-            yield f"{indent}# {field.description} ({field.allowed}){runtime}"
+            note = " [runtime]" if field.runtime else " [swap]" if in_dnn and _is_swappable(f"dnn.x.{name}") else ""
+            yield f"{indent}# {field.description} ({field.allowed}){note}"
         yield f"{indent}{'# ' if field.default == [] else ''}{name}: {_yaml_value(field.default)}"
 
 
@@ -94,7 +103,7 @@ def _table(title: str, prefix: str, fields: Mapping[str, ParameterField], defaul
 
 
 def _row(name: str, field: ParameterField, default: str | None = None) -> str:
-    title = f"**`{name}`**" if field.runtime else f"`{name}`"
+    title = f"**`{name}`**" if field.runtime else f"*`{name}`*" if _is_swappable(name) else f"`{name}`"
     value = default or f"`{_yaml_value(field.default)}`"
     allowed = field.allowed.replace("<", "&lt;")  # otherwise GitHub interprets it as HTML
     cells = (title, field.kind, value, allowed, field.description)

@@ -96,7 +96,7 @@ def test_threads_that_end_late_are_no_longer_reported_as_hanging(bench: Bench) -
     bench.until(lambda: bench.status("object on front").by_key.get("pending") == "1", "a frame under way")
     assert bench.change("deactivate")
     bench.until(lambda: bench.status("node").level == ERROR, "the report")
-    assert "threads hang: worker-" in bench.status("node").message
+    assert "threads hang: dnn-object" in bench.status("node").message
     go.set()
     bench.until(lambda: bench.status("node").level == OK, "the report")
     assert node.hung == []
@@ -191,9 +191,19 @@ class _AsInHumble:
         return getattr(self._node, name)
 
 
+class _NoSwaps:
+    """Swaps of a node that is never configured."""
+
+    def refusal(self) -> str:
+        return "not configured"
+
+    def request(self, name: str, value: Any) -> None:
+        raise AssertionError(f"{name} is set to {value} by a swap, but the node is not configured")
+
+
 @pytest.mark.parametrize("kind", [_AsInHumble, lambda node: node])
 def test_cameras_and_dnns_change_together(bench: Bench, kind: Callable[[Any], Any]) -> None:
-    parameters = NodeParameters(kind(bench.peer), lambda name, value: None)
+    parameters = NodeParameters(kind(bench.peer), lambda name, value: None, _NoSwaps())
     lists = [Parameter("cameras", value=["left", "right"]), Parameter("dnns", value=["lane"])]
     assert bench.peer.set_parameters_atomically(lists).successful
     config = parameters.checked(parameters.reading(), lambda config: ())

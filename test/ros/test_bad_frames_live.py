@@ -41,7 +41,7 @@ PARAMETERS = """\
       side: {transport: compressed, qos: reliable, depth: 10}
     dnns: [object, dizzy]
     dnn:
-      object: {backend: eager, jobs: 1}
+      object: {model: "builtin:object_small", backend: eager, jobs: 1}
       dizzy: {role: object, model: MODEL, decoder: yolo, labels: [thing], backend: eager, jobs: 1, cameras: [front]}
 """
 

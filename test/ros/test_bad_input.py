@@ -147,7 +147,7 @@ def test_all_wrong_values_names_topics_and_files_are_reported_together(bench: Be
         {
             "workers": 99, "polciy": "edf", "camera.front.topic": "two words", "dnns": ["object", "lane"],
             "dnn.object.model": str(tmp_path / "missing.onnx"), "dnn.object.jobs": 0, "dnn.lane.keep": ["cat"],
-            "dnn.lane.labels": "lane", "device": "cpu",
+            "dnn.lane.labels": "lane", "device": "cpu", "camera.front.info_topic": "three more words",
         },
         build=lambda config, progress: pytest.fail("built"), check=lambda config: check_settings(config).problems,
     )  # fmt: skip
@@ -158,10 +158,11 @@ def test_all_wrong_values_names_topics_and_files_are_reported_together(bench: Be
         "workers is 99",
         "polciy: no such parameter",
         "front.topic is 'two words'",
+        "front.info_topic is 'three more words'",
         "missing.onnx': there is no such file",
         "object.jobs is 0",
         "lane.keep = ['cat']: no class 'cat'",
         "lane.labels is 'lane'",
     ):
         assert sum(words in line for line in lines) == 1, (words, lines)
-    assert len(lines) == 7
+    assert len(lines) == 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
@@ -11,12 +12,16 @@ import pytest
 from node_bench import POISON, Bench, image
 from rclpy.lifecycle import LifecyclePublisher
 from rclpy.logging import LoggingSeverity
+from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from vision_msgs.msg import Detection2DArray
 
+from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
+from multi_dnn_ros.settings.flat_parameters import Reading
+from multi_dnn_ros.settings.schema import NodeConfig
 
 OUT = "/multi_dnn/front/object/detections"
 OK, WARN, ERROR, STALE = 0, 1, 2, 3
@@ -306,6 +311,27 @@ def test_read_only_parameters_may_change_after_cleanup(bench: Bench) -> None:
     assert bench.change("configure")
     assert bench.change("activate")
     bench.camera("/other")
+
+
+def test_a_runtime_parameter_that_changes_just_after_all_were_read_takes_effect(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the thread of the transition continues."""
+    checked = NodeParameters.checked
+
+    def change_first(reading: Reading, check: Callable[[NodeConfig], Sequence[str]]) -> NodeConfig:
+        (result,) = node.set_parameters([Parameter("dnn.object.score_threshold", value=0.9)])
+        assert result.successful
+        return checked(reading, check)
+
+    monkeypatch.setattr(NodeParameters, "checked", staticmethod(change_first))
+    node = bench.node()
+    assert bench.change("configure")
+    assert bench.change("activate")
+    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
+    camera.publish(image(200))  # a box with score 200 / 255
+    bench.until(lambda: heard, "a result")
+    assert not heard[0].detections
 
 
 def test_a_wrong_parameter_fails_configuring_until_it_is_corrected(bench: Bench) -> None:

@@ -128,6 +128,7 @@ def test_the_threshold_of_one_result_changes_only_that_result(bench: Bench, mode
     taken, reason = bench.set("dnn.road.score_threshold", 0.9)
     assert not taken
     assert "dnn.road.score_threshold has no effect with dnn.road.outputs; set dnn.road.output.<output>" in reason
+    assert bench.set("dnn.road.score_threshold", 0.0) == (True, "")  # the default, as `ros2 param load` sets it
     assert bench.set("dnn.road.output.people.score_threshold", 0.75)[0]
     camera.publish(message(pixels, 2))
     bench.until(lambda: len(cars) == len(people) == 2, "results with the new threshold")

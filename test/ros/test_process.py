@@ -9,9 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import cv2
+import numpy as np
 import psutil
 import pytest
 import rclpy
+from fork_server import ForkServer
 from rclpy.context import Context
 
 from multi_dnn_ros.common.processes import loopback_environment
@@ -144,3 +147,27 @@ raise SystemExit(process.run(["--ros-args", "-p", "isolation:=none"]))
     assert done.returncode == 0, done.stderr
     assert "received SIGINT, shutting down" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_an_engine_process_logs_at_info_is_in_the_log_of_the_node(
+    domain: int, tmp_path: Path, fork_server: ForkServer
+) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    cv2.imwrite(str(images / "one.png"), np.zeros((48, 64, 3), np.uint8))
+    parameters = tmp_path / "parameters.yaml"
+    dnn = f"{{backend: eager, check_images: {images}, check_agreement: 0.0}}"
+    parameters.write_text(f"/**: {{ros__parameters: {{dnns: [object], cpu_threads: 1, dnn: {{object: {dnn}}}}}}}\n")
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "run", "--params-file", str(parameters)]
+    environment = {**os.environ, **loopback_environment(domain)}
+    with log.open("wb") as file:
+        node = fork_server.popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+    try:
+        end = time.monotonic() + 60.0
+        while "agreement" not in log.read_text() and time.monotonic() < end and node.poll() is None:
+            time.sleep(0.05)
+    finally:
+        node.send_signal(signal.SIGINT)
+        node.wait(20.0)
+    assert "agreement 1.000" in log.read_text()

@@ -18,6 +18,7 @@ import pytest
 import rclpy
 import torch
 from diagnostic_msgs.msg import DiagnosticArray
+from fork_server import ForkServer
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.srv import GetParameters, SetParameters
@@ -26,6 +27,7 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
 from timing import at_most_s
+from waiting import runs
 
 from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.common.reporting import cpu_count
@@ -41,7 +43,7 @@ PARAMETERS = """\
 /**:
   ros__parameters:
     dnns: [object]
-    dnn: {object: {backend: eager, jobs: 1}}  # ready soonest
+    dnn: {object: {model: "builtin:object_small", backend: eager, jobs: 1}}  # ready soonest
     cpu_threads: 1
     diagnostics_period_s: 0.1
 """
@@ -73,15 +75,18 @@ class Robot:
         self.process: subprocess.Popen[bytes] | None = None
         self._seen: set[psutil.Process] = set()
 
-    def start(self, *parameters: str, autostart: bool, forks: bool = False) -> None:
-        """forks: engine processes are forks of a child of the node that has imported PyTorch."""
+    def start(self, *parameters: str, autostart: bool, forks: bool = False, server: ForkServer | None = None) -> None:
+        """forks: engine processes are forks of a child of the node that has imported PyTorch. server: the node and its
+        engine processes are forks.
+        """
+        start = subprocess.Popen if server is None else server.popen
         if forks:
             self._command[2] = "fork_server"
             self._environment["PYTHONPATH"] = os.pathsep.join(sys.path)
         arguments = [f"autostart:={str(autostart).lower()}", *parameters]
         command = [*self._command, "--ros-args", *(word for argument in arguments for word in ("-p", argument))]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=self._environment)
+            self.process = start(command, stdout=log, stderr=subprocess.STDOUT, env=self._environment)
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -134,7 +139,7 @@ class Robot:
         """Descendants of the node's process, without a server that forks them."""
         assert self.process is not None
         family = psutil.Process(self.process.pid).children(recursive=True)
-        found = [process for process in family if "fork_server" not in _program(process)]
+        found = [process for process in family if "fork_server" not in _command_line(process)]
         self._seen.update(found)
         return found
 
@@ -149,7 +154,7 @@ class Robot:
     def engines_end(self, timeout_s: float) -> float:
         """Wait until none of them runs; returns the seconds. Zombies count as ended."""
         begin = time.monotonic()
-        while alive := [process.pid for process in self._seen if _runs(process)]:
+        while alive := [process.pid for process in self._seen if runs(process)]:
             assert time.monotonic() - begin <= timeout_s, alive
             time.sleep(0.005)
         return time.monotonic() - begin
@@ -166,17 +171,10 @@ class Robot:
         rclpy.shutdown(context=self.context)
 
 
-def _runs(process: psutil.Process) -> bool:
+def _command_line(process: psutil.Process) -> str:
+    """Empty if the process has ended."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _program(process: psutil.Process) -> str:
-    """Of `python -u -c PROGRAM ...`; empty if the process has ended."""
-    try:
-        return "".join(process.cmdline()[3:4])
+        return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return ""
 
@@ -267,6 +265,8 @@ def test_services_and_diagnostics_respond_while_configuring(robot: Robot) -> Non
     assert any(message.startswith("configuring: DNN 2 of 2") for message in messages)
 
 
+# By shutdown and by a signal below; by cleanup, with a host in the test's process, in test_transitions.
+@pytest.mark.long
 def test_configuring_is_cancelled_quickly_by_cleanup_and_by_the_end_of_the_node(robot: Robot) -> None:
     robot.start(autostart=False)
     _cancelled(robot, "cleanup")
@@ -311,15 +311,18 @@ def _cancelled(robot: Robot, transition: str) -> None:
     ("state", "numbers"),
     [
         ("configuring", (signal.SIGTERM,)),
-        ("configuring", (signal.SIGINT, signal.SIGINT)),
+        # One signal while configuring is above, two while active are below.
+        pytest.param("configuring", (signal.SIGINT, signal.SIGINT), marks=pytest.mark.long),
         ("active", (signal.SIGINT, signal.SIGINT)),
         pytest.param("active", (signal.SIGINT,), marks=pytest.mark.long),  # the first of the two above
         pytest.param("active", (signal.SIGTERM,), marks=pytest.mark.long),
     ],
 )
-def test_a_signal_ends_everything_once(robot: Robot, state: str, numbers: tuple[signal.Signals, ...]) -> None:
+def test_a_signal_ends_everything_once(
+    robot: Robot, state: str, numbers: tuple[signal.Signals, ...], fork_server: ForkServer
+) -> None:
     before = _shared_memory()
-    robot.start(autostart=True)
+    robot.start(autostart=True, server=fork_server if state == "active" else None)
     if state == "configuring":
         robot.loading()
     else:
@@ -337,10 +340,11 @@ def test_a_signal_ends_everything_once(robot: Robot, state: str, numbers: tuple[
     assert _shared_memory() <= before
 
 
-@pytest.mark.parametrize("state", ["starting", "configuring", "active"])
-def test_engine_processes_end_with_a_node_that_is_killed(robot: Robot, state: str) -> None:
+# An engine process also imports while it configures.
+@pytest.mark.parametrize("state", [pytest.param("starting", marks=pytest.mark.long), "configuring", "active"])
+def test_engine_processes_end_with_a_node_that_is_killed(robot: Robot, state: str, fork_server: ForkServer) -> None:
     before = _shared_memory()
-    robot.start(autostart=True)
+    robot.start(autostart=True, server=fork_server if state == "active" else None)
     if state == "starting":
         robot.until(robot.engines, "an engine process")
     elif state == "configuring":

@@ -27,6 +27,7 @@ from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 
 #: First values of images. 0 is normal, because the first run is on a black image.
 RAISE, SLOW, SEGFAULT, GPU_FAULT, TERMINATE, BUSY, HOLD_GIL, NO_MEMORY, MANY = range(1, 10)
+_kept: list[Any] = []  # sessions, whose threads end with them
 
 
 def settings(*dnns: str, cameras: tuple[str, ...] = ("front",), **parameters: Any) -> NodeConfig:
@@ -103,6 +104,19 @@ def build_talking(config: NodeConfig, progress: Callable[[str], None]) -> Pipeli
     print("printed")
     print("written to stderr", file=sys.stderr)
     os.write(2, b"." * 25_000)
+    return build(config, progress)
+
+
+def build_with_session(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """Prepares a session of ONNX Runtime for three threads, and reports the ids of the threads started meanwhile."""
+    from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
+    from multi_dnn_ros.graph.cut import cut
+
+    torch.set_num_threads(3)
+    before = set(os.listdir("/proc/self/task"))
+    image = (torch.zeros(1, 3, 8, 8),)
+    _kept.extend(OnnxRuntime().prepare(cut(torch.nn.Conv2d(3, 4, 3).eval(), image, 1), image, torch.device("cpu")))
+    progress(" ".join(["started", *sorted(set(os.listdir("/proc/self/task")) - before)]))
     return build(config, progress)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
 import fake_pipelines
 import numpy as np
 import numpy.typing as npt
+from waiting import until
 
 from multi_dnn_ros.benchmark.faults import engine_pids
 from multi_dnn_ros.benchmark.host_traffic import HostTraffic
@@ -59,11 +59,7 @@ class HostRig:
     # -- waiting
 
     def until(self, condition: Callable[[], Any], what: str = "the condition", timeout_s: float = WAIT_S) -> Any:
-        deadline = time.monotonic() + timeout_s
-        while not (value := condition()):
-            assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}; {self.host.statuses()}"
-            time.sleep(0.005)
-        return value
+        return until(condition, what, timeout_s, self.host.statuses)
 
     def wait_results(self, *dnns: str, count: int = 3) -> None:
         """Until each of these DNNs (all) has given so many more."""

@@ -12,6 +12,7 @@ from multi_dnn_ros.serving.supervision.actions import (
     StartProcess,
     StartServing,
     StopServing,
+    TakeOver,
 )
 from multi_dnn_ros.serving.supervision.states import Phase, SupervisionTimes
 from multi_dnn_ros.serving.supervision.supervisor import Supervisor
@@ -29,12 +30,15 @@ class Simulation:
         self.dnns = dnns
         self.state: dict[int, str] = {}
         self.configured_for: dict[int, tuple[str, ...]] = {}
+        self.settings = dict.fromkeys(dnns, 0)  # number of committed changes
+        self.settings_of: dict[int, dict[str, int]] = {}  # those that a process was configured with
+        self.changed: set[str] = set()  # DNNs of the latest swap
         self.has_result: set[int] = set()
         self.disabled: dict[str, str] = {}
         self.lines: list[tuple[int, str]] = []
         self.started: list[float] = []
         first = self.supervisor.add_configured()
-        self.state[first], self.configured_for[first] = "configured", dnns
+        self.state[first], self.configured_for[first], self.settings_of[first] = "configured", dnns, dict(self.settings)
         self.do(self.supervisor.activate())
 
     def do(self, actions: list[Action]) -> None:
@@ -48,6 +52,12 @@ class Simulation:
                 assert self.state[action.key] == "ready"
                 assert action.dnns
                 self.state[action.key], self.configured_for[action.key] = "configuring", action.dnns
+                self.settings_of[action.key] = {
+                    dnn: number + (action.swap and dnn in self.changed) for dnn, number in self.settings.items()
+                }
+            elif isinstance(action, TakeOver):
+                assert self.state[action.key] == "configured"
+                assert self.state[action.former] == "serving"
             elif isinstance(action, StartServing):
                 assert self.state[action.key] == "configured"
                 self.state[action.key] = "serving"
@@ -74,8 +84,9 @@ class Simulation:
         for dnn, key in supervisor.routes.items():
             assert self.state[key] == "serving", f"{dnn} is routed to a process that is {self.state[key]}"
             assert dnn in self.configured_for[key]
+            assert self.settings_of[key][dnn] == self.settings[dnn], f"{dnn} has former settings"
             assert dnn not in self.disabled
-        roles = [supervisor.standby.key, supervisor.merging.key]
+        roles = [supervisor.standby.key, supervisor.merging.key, *supervisor.swapping.keys]
         for group in supervisor.groups:
             roles += [group.process, group.replacement]
             prepared = group.process is not None or group.replacement is not None
@@ -92,6 +103,18 @@ class Simulation:
             for group in supervisor.groups:
                 if group.process is not None:
                     assert all(supervisor.routes[dnn] == group.process for dnn in group.dnns)
+
+    # -- swaps
+
+    def begin_swap(self, *dnns: str) -> None:
+        self.changed = set(dnns)
+        self.do(self.supervisor.begin_swap(dnns))
+
+    def commit_swap(self) -> None:
+        assert self.supervisor.swapping.is_prepared
+        for dnn in self.changed:
+            self.settings[dnn] += 1
+        self.do(self.supervisor.commit_swap())
 
     # -- events
 

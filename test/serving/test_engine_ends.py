@@ -20,6 +20,7 @@ import psutil
 import pytest
 from engine_rig import Rig
 from fake_pipelines import settings
+from waiting import runs, until
 
 from multi_dnn_ros.serving import engine_process, wire
 from multi_dnn_ros.serving.engine_process import EngineProcess
@@ -29,13 +30,6 @@ from multi_dnn_ros.serving.process_arguments import EXIT_DEVICE_FAILED
 
 WAIT_S = 30.0
 Make = Callable[..., Rig]
-
-
-def _until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"no {what} within {timeout_s} s"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +55,7 @@ def test_a_crash_while_configuring(spares: list[Rig]) -> None:
     assert told[0] == "about to crash"  # delivered before the end
     children = [int(text.split()[1]) for text in told[1:]]
     assert len(children) == 2
-    _until(lambda: not any(_runs(child) for child in children), "end of the children", 2.0)
+    until(lambda: not any(runs(child) for child in children), "end of the children", 2.0)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +83,9 @@ def test_a_native_call_that_never_returns(spares: list[Rig]) -> None:
     engine = spares.pop().serve()
     engine.offer(fake.BUSY)
     engine.offer(fake.BUSY, "rear")
-    _until(lambda: len(engine.process.status.running_jobs()) == 2, "jobs")
+    until(lambda: len(engine.process.status.running_jobs()) == 2, "jobs")
     job = min(engine.process.status.running_jobs().values())
-    _until(lambda: engine.process.status.last_heartbeat_ns() - job > 5 * 10**8, "beats")
+    until(lambda: engine.process.status.last_heartbeat_ns() - job > 5 * 10**8, "beats")
     engine.process._socket.shutdown(socket.SHUT_RDWR)
     end = engine.end(1.0)
     assert end.exit_code == EXIT_ORPHANED
@@ -102,7 +96,7 @@ def test_a_native_call_that_never_returns(spares: list[Rig]) -> None:
 def test_a_native_call_that_holds_the_gil(spares: list[Rig]) -> None:
     engine = spares.pop().serve()
     engine.offer(fake.HOLD_GIL)
-    _until(lambda: time.monotonic_ns() - engine.process.status.last_heartbeat_ns() > 10**9, "missing beats")
+    until(lambda: time.monotonic_ns() - engine.process.status.last_heartbeat_ns() > 10**9, "missing beats")
     engine.process.kill("hung: no heartbeat for 1 s")
     engine.process.kill("another cause")
     end = engine.end(2.0)
@@ -155,12 +149,6 @@ def test_oom_kills_are_counted_in_both_kinds_of_control_groups(tmp_path: Path) -
     assert oom_kills(proc, group) == 123
 
 
-def _runs(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 _NODE = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
@@ -168,7 +156,7 @@ from engine_rig import Rig
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 from multi_dnn_ros.serving import default_build, wire
 config = NodeConfig(device="cpu", cameras={"front": CameraConfig()}, dnns={
-    name: DnnConfig(role=name, model="builtin:" + name, backend="eager", jobs=1) for name in ("object", "lane")})
+    name: DnnConfig(role=name, model=f"builtin:{name}_small", backend="eager", jobs=1) for name in ("object", "lane")})
 engines = [Rig(config, f"engine {number}", modules=() if number else default_build.MODULES) for number in range(3)]
 served = engines[0].serve(default_build.build).outcomes(100, size=(480, 640))
 assert engines[0].all(wire.Progressed)[-1].progress.ready == 2
@@ -193,7 +181,7 @@ def test_a_node_needs_no_pytorch_and_its_engine_processes_end_when_it_is_killed(
             os.kill(pids[1], signal.SIGSTOP)  # it cannot notice the end of the node; the kernel kills it
         finally:
             node.kill()
-    _until(lambda: not any(_runs(pid) for pid in pids), "end of the engine processes", 1.0)
+    until(lambda: not any(runs(pid) for pid in pids), "end of the engine processes", 1.0)
 
 
 @pytest.mark.usefixtures("new_interpreters")
@@ -203,14 +191,14 @@ def test_nothing_is_left_of_many_processes() -> None:
         first.serve().outcomes(200)
     del first
     before = _held()
-    for number in range(8):
+    for number in range(4):
         one = Rig(settings("object"))
         if number % 2:
-            _until(one.process.status.last_heartbeat_ns, "heartbeat")
+            until(one.process.status.last_heartbeat_ns, "heartbeat")
         one.close()
         assert one.end().cause == "the test is over"
         del one
-    _until(lambda: _held() == before, f"state as before: {before}, {_held()}", 5.0)
+    until(lambda: _held() == before, f"state as before: {before}, {_held()}", 5.0)
 
 
 def _held() -> dict[str, Any]:
@@ -228,4 +216,4 @@ def test_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(OSError, match=r"engine test cannot be started: .*/nowhere/python"):
         EngineProcess("engine test", ("object",), {}, lambda process, message: None, lambda process, end: None)
-    _until(lambda: _held() == before, "state as before", 5.0)
+    until(lambda: _held() == before, "state as before", 5.0)

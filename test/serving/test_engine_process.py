@@ -190,6 +190,19 @@ def _check_priorities(engine: Rig) -> None:
     assert len(serving) >= 6  # heartbeat, receive, report, workers, DNN
 
 
+@pytest.mark.usefixtures("new_interpreters")
+def test_the_threads_of_a_session_prepared_in_the_background_have_the_priority_of_serving(rig: Make) -> None:
+    """They run the DNNs after a model swap, and no unprivileged process can lower a nice value again."""
+    engine = rig("object")
+    assert isinstance(engine.configure(fake.build_with_session, in_background=True), wire.Configured)
+    lines = [message.progress.text.split() for message in engine.all(wire.Progressed)]
+    (started,) = ([int(thread) for thread in words[1:]] for words in lines if words[:1] == ["started"])
+    nice = thread_nice(engine.process.pid)
+    assert nice[engine.process.pid] == 19  # the main thread, which configures
+    serving = psutil.Process().nice() + engine.config.engine_nice
+    assert [nice.get(thread) for thread in started].count(serving) == 2  # beside the thread that calls the session
+
+
 def test_a_build_that_cannot_be_pickled_raises_in_the_caller(rig: Make) -> None:
     engine = rig("object")
     with pytest.raises((AttributeError, TypeError)):

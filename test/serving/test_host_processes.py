@@ -15,11 +15,12 @@ import psutil
 import pytest
 from engine_rig import thread_nice
 from fake_pipelines import BUSY, GPU_FAULT, SEGFAULT, settings
-from host_rig import HostRig, descriptors
+from host_rig import WAIT_S, HostRig, descriptors
 from timing import at_most_s
 
 from multi_dnn_ros.benchmark.faults import engine_pids
 from multi_dnn_ros.engine.task import DropReason
+from multi_dnn_ros.serving.engine_process import EngineProcess
 from multi_dnn_ros.serving.host import Cancelled, ConfigureError, Level
 from multi_dnn_ros.serving.process_host import ProcessHost
 from multi_dnn_ros.serving.process_priority import nice_increment
@@ -231,7 +232,7 @@ def test_a_process_with_a_hanging_job_is_replaced(make: Callable[..., HostRig]) 
 
 def test_runtime_parameters_reach_a_standby_and_a_replacement(make: Callable[..., HostRig]) -> None:
     """With a threshold above every score results are empty."""
-    rig = make("object", standby="hot").start()
+    rig = make("object", standby="hot", restart_s=(0.0,), retry_s=(0.0,)).start()
     rig.host.update("object", "max_detections", 7)
     rig.wait_standby("hot, ready")
     sizes: list[int] = []
@@ -255,7 +256,6 @@ def test_runtime_parameters_reach_a_standby_and_a_replacement(make: Callable[...
     rig.until(lambda: sizes[-1] == 1, "a result with a box")
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_a_segfault_loses_only_the_frames_in_progress(make: Callable[..., HostRig]) -> None:
     rig = make("lane", "object", standby="hot").start()
     rig.wait_standby("hot, ready")
@@ -268,3 +268,27 @@ def test_a_segfault_loses_only_the_frames_in_progress(make: Callable[..., HostRi
     lost = [figures.dropped.get(DropReason.ENGINE_LOST, 0) for figures in rig.traffic.streams().values()]
     assert max(lost) <= slots_needed(2), lost  # as many frames as it can have
     assert sum(lost) >= 1
+
+
+def test_the_age_of_the_supervision_grows_while_it_hangs(make: Callable[..., HostRig]) -> None:
+    """Here because a process cannot be started; the watchdog of a service manager relies on it."""
+    hangs, released = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **named: Any) -> EngineProcess:
+        if hangs.is_set():
+            released.wait(WAIT_S)
+        return EngineProcess(*arguments, **named)
+
+    assert ProcessHost().supervision_age_s() == 0.0, "nothing to supervise"
+    rig = make("lane", make=slow).start()
+    rig.until(lambda: rig.host.supervision_age_s() < 0.2, "a supervision that runs")
+    pid = rig.pid()
+    hangs.set()
+    try:
+        os.kill(pid, signal.SIGKILL)
+        # More than a few of its turns, which take 0.05 s. No method that takes the lock of the supervision may be used.
+        rig.until(lambda: rig.host.supervision_age_s() > 1.0, "an age that grows")
+    finally:
+        released.set()
+    rig.until(lambda: rig.host.supervision_age_s() < 0.2, "a supervision that runs again")
+    rig.wait_results()

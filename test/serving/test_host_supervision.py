@@ -45,6 +45,20 @@ def test_attempts_to_configure_are_repeated_with_growing_pauses() -> None:
     assert pauses == [1.0, 5.0, 30.0, 60.0, 60.0, 60.0]
 
 
+@pytest.mark.parametrize("standby", ["none", "warm", "hot"])
+def test_supervision_is_calm_only_while_nothing_is_due(standby: str) -> None:
+    simulation = Simulation(standby)
+    assert simulation.supervisor.is_steady == (standby == "none")  # otherwise a standby is being prepared
+    simulation.wait(61)
+    assert simulation.supervisor.is_steady
+    simulation.end(simulation.common, "killed by SIGKILL", "lane")
+    assert not simulation.supervisor.is_steady
+    simulation.wait(61)
+    assert simulation.supervisor.is_steady
+    simulation.do(simulation.supervisor.deactivate())
+    assert not simulation.supervisor.is_steady, "it finishes its frames"
+
+
 def test_a_hot_standby_takes_over_immediately_and_a_new_one_is_prepared() -> None:
     simulation = Simulation("hot")
     simulation.wait(5)
@@ -299,6 +313,9 @@ EVENTS = st.lists(
                 "fault",
                 "settle",
                 "heal",
+                "swap",
+                "commit",
+                "cancel",
             )
         ),
         st.integers(0, 5),
@@ -308,7 +325,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=75)
+@settings(max_examples=50)
 @given(mode=st.sampled_from(MODES), count=st.integers(1, 3), events=EVENTS)
 def test_any_order_of_events_leaves_every_dnn_served_or_disabled(mode: str, count: int, events: list) -> None:
     """Simulation.check() passes after each event; without further faults one process serves all DNNs in the end."""
@@ -334,6 +351,13 @@ def test_any_order_of_events_leaves_every_dnn_served_or_disabled(mode: str, coun
                 simulation.end(
                     key, "killed by SIGSEGV", *[dnn for dnn in dnns if dnn in simulation.configured_for[key]]
                 )
+        elif kind == "swap":
+            simulation.begin_swap(*(dnns & set(simulation.dnns) or simulation.dnns[:1]))
+        elif kind == "commit":
+            if simulation.supervisor.swapping.is_prepared:
+                simulation.commit_swap()
+        elif kind == "cancel":
+            simulation.do(simulation.supervisor.cancel_swap("the test"))
         elif kind == "toggle":
             supervisor = simulation.supervisor
             busy = "finishing" in simulation.state.values()  # stop() waits for these
@@ -349,6 +373,7 @@ def test_any_order_of_events_leaves_every_dnn_served_or_disabled(mode: str, coun
                 simulation.hang(key, *[dnn for dnn in dnns if dnn in simulation.configured_for.get(key, ())])
             else:
                 simulation.refuse(key, out_of_memory=kind == "memory")
+    simulation.do(simulation.supervisor.cancel_swap("the test"))
     if not simulation.supervisor.active:
         simulation.wait(5)
         simulation.do(simulation.supervisor.activate())

@@ -105,5 +105,5 @@ def test_results_are_unchanged_with_any_space_in_the_slot(mask: Any, count: int,
 
 def test_arguments_are_equal_in_the_other_process() -> None:
     pools = (Pool(SlotLayout("front", 8, 640 * 480, ("lane",)), 7),)
-    arguments = ProcessArguments("engine 1", ("lane", "object"), 5, 6, pools, ("first.module", "second"))
+    arguments = ProcessArguments("engine 1", ("lane", "object"), 5, 6, pools, ("first.module", "second"), 10)
     assert ProcessArguments.from_json(arguments.to_json()) == arguments

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from waiting import until as until
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.engine import DnnTask, Drop, Engine, Failure, Frame, Result
@@ -125,13 +125,6 @@ def task(
         batches={images: tuple(stage(index, images) for index in range(jobs)) for images in batches},
         **kwargs,
     )
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.001)
 
 
 def waits_for(condition: threading.Condition, monkeypatch: pytest.MonkeyPatch) -> threading.Event:

@@ -205,6 +205,17 @@ def read_nanodet(outputs: list[np.ndarray], size: tuple[int, int]) -> list[Candi
     return read_distances(scores, numbers, cells_of(size, (8, 16, 32)), 0.5)
 
 
+def picodet(rng: np.random.Generator, size: tuple[int, int], classes: int) -> list[np.ndarray]:
+    counts = [len(cells_of(size, (stride,))) for stride in (8, 16, 32, 64)]
+    scores = [probabilities(rng, 1, count, classes) for count in counts]
+    return [*scores, *(rng.normal(0, 3, (1, count, 32)).astype(np.float32) for count in counts)]
+
+
+def read_picodet(outputs: list[np.ndarray], size: tuple[int, int]) -> list[Candidate]:
+    scores, numbers = (np.concatenate([output[0] for output in part]) for part in (outputs[:4], outputs[4:]))
+    return read_distances(scores, numbers, cells_of(size, (8, 16, 32, 64)), 0.5)
+
+
 def nanodet_plus(rng: np.random.Generator, size: tuple[int, int], classes: int) -> list[np.ndarray]:
     count = len(cells_of(size, (8, 16, 32, 64)))
     rows = [probabilities(rng, 1, count, classes), rng.normal(0, 3, (1, count, 32)).astype(np.float32)]
@@ -221,5 +232,6 @@ ROWS = {
     "yolox": Case(yolox, read_yolox),
     "yolo_masks": Case(masks, read_masks),
     "nanodet": Case(nanodet, read_nanodet),
+    "picodet": Case(picodet, read_picodet),
     "nanodet_plus": Case(nanodet_plus, read_nanodet_plus),
 }

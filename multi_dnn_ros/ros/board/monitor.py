@@ -13,14 +13,17 @@ from multi_dnn_ros.ros.board.sensors import Faults, Reading, Source, merged
 from multi_dnn_ros.ros.board.sysfs import sysfs_sources
 
 PERIOD_S = 2.0
+#: A driver that does not answer for this time is taken to block.
+BLOCKED_S = 10.0
 #: Energy per result covers this time.
 WINDOW_S = 10.0
+_NOTHING = Reading()
 
 
 class BoardMonitor:
     """Starts reading at once. root: /sys, or a copy. warn: receives one line for each sensor that fails.
 
-    sources: instead of those of this computer; called in the thread.
+    sources: instead of those of this computer; called in the thread. clock: seconds, monotonic.
     """
 
     def __init__(
@@ -29,18 +32,28 @@ class BoardMonitor:
         root: Path = Path("/sys"),
         sources: Callable[[Faults], list[Source]] | None = None,
         period_s: float = PERIOD_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._faults = Faults(warn)
         self._root = root
         self._find = sources or self._all_sources
         self._period_s = period_s
+        self._clock = clock
+        self._being_read: tuple[str, float] | None = None  # name of the source, and since when
         self._stop = threading.Event()
-        self._latest = Reading()
+        self._latest = _NOTHING
         self._thread = threading.Thread(target=self._run, name="board", daemon=True)
         self._thread.start()
 
     def latest(self) -> Reading:
-        """The last reading; empty at first. Takes no lock."""
+        """The last reading; empty at first, and while a driver blocks: old values would look like present ones.
+
+        Takes no lock.
+        """
+        being_read = self._being_read
+        if being_read is not None and self._clock() - being_read[1] > BLOCKED_S:
+            self._faults.add(being_read[0], f"no answer for {BLOCKED_S:g} s; the other sensors wait for it")
+            return _NOTHING
         return self._latest
 
     def close(self, timeout_s: float = 1.0) -> None:
@@ -61,11 +74,15 @@ class BoardMonitor:
             self._latest = merged([self._read(source) for source in sources])
 
     def _read(self, source: Source) -> Reading:
+        name = type(source).__name__
+        self._being_read = name, self._clock()
         try:
             return source.read()
         except Exception as error:  # an error here must not end the other sensors
-            self._faults.add(type(source).__name__, error)
+            self._faults.add(name, error)
             return Reading()
+        finally:
+            self._being_read = None
 
 
 class EnergyPerResult:

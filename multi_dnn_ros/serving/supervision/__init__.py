@@ -10,6 +10,7 @@ This package only decides and starts no process, so that every order of events c
 ``process_table``         all processes, groups and routes; the operations that the following modules share
 ``standby``               the process that is prepared to replace a lost one
 ``merging``               moving DNNs from processes of their own back into a common one
+``swapping``              replacing the process of a group by one with other settings, while it serves
 ``recovery``              what follows from a loss: restart, isolation or disabling; restoring a group
 ``supervisor``            the events
 ``hang_detector``         finds processes that hang

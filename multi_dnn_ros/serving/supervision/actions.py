@@ -14,11 +14,15 @@ class StartProcess:
 
 @dataclass(frozen=True)
 class ConfigureProcess:
-    """Configure a process for these DNNs. in_background: at low CPU priority, because other processes are serving."""
+    """Configure a process for these DNNs. in_background: at low CPU priority, because other processes are serving.
+
+    swap: with the new settings of the swap in preparation (:class:`Swapping`).
+    """
 
     key: int
     dnns: tuple[str, ...]
     in_background: bool
+    swap: bool = False
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,14 @@ class StartServing:
     """Make a configured process serve frames."""
 
     key: int
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """Precedes StartServing: results of the process `key` wait until the process `former` has answered its frames."""
+
+    key: int
+    former: int
 
 
 @dataclass(frozen=True)
@@ -66,4 +78,14 @@ class LogLine:
     text: str
 
 
-Action = StartProcess | ConfigureProcess | StartServing | StopServing | KillProcess | DisableDnn | EnableDnn | LogLine
+Action = (
+    StartProcess
+    | ConfigureProcess
+    | TakeOver
+    | StartServing
+    | StopServing
+    | KillProcess
+    | DisableDnn
+    | EnableDnn
+    | LogLine
+)

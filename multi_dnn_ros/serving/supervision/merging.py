@@ -26,18 +26,18 @@ class Merging:
         """Key of the process that is being prepared for the merged groups; None: there is none."""
         return self._spare.key
 
-    def cancel(self) -> None:
-        """Kill the process that is being prepared, because a group has lost its process."""
+    def cancel(self, cause: str = "another group has lost its process meanwhile") -> None:
+        """Kill the process that is being prepared, if there is one."""
         if self._spare.key is not None:
             table = self._table
-            table.kill(table.processes[self._spare.key], "another group has lost its process meanwhile")
+            table.kill(table.processes[self._spare.key], cause)
             self._spare.removed(table.clock(), table.window_ns)
 
     def on_lost(self, cause: str) -> None:
         """The process that was being prepared has ended, hangs or could not be configured."""
         table = self._table
         self._spare.removed(table.clock(), table.window_ns)
-        table.log(logging.WARNING, f"engine {table.device}: the DNNs stay in their own processes: {cause}")
+        table.log(logging.WARNING, f"engine {table.device}: the DNNs stay in separate processes: {cause}")
 
     def advance(self) -> None:
         """Begin, continue or finish merging, one step at a time."""

@@ -64,12 +64,14 @@ class ProcessTable:
         self.append(StartProcess(key))
         return key
 
-    def configure(self, process: ProcessState, dnns: tuple[str, ...], *, in_background: bool) -> None:
-        """Configure the process if its imports are done; no effect in any other phase."""
+    def configure(
+        self, process: ProcessState, dnns: tuple[str, ...], *, in_background: bool, swap: bool = False
+    ) -> None:
+        """Configure the process if its imports are done; no effect in any other phase. swap: see ConfigureProcess."""
         if process.phase is Phase.READY:
             process.dnns = dnns
             self.set_phase(process, Phase.CONFIGURING)
-            self.append(ConfigureProcess(process.key, dnns, in_background))
+            self.append(ConfigureProcess(process.key, dnns, in_background, swap))
 
     def kill(self, process: ProcessState, cause: str) -> None:
         self.set_phase(process, Phase.KILLED)

@@ -94,7 +94,7 @@ class Recovery:
             if group.disabled is not None:
                 group.disabled = None
                 table.append(EnableDnn(group.dnns[0]))
-                table.log(logging.INFO, f"DNN {group.dnns[0]} is retried in an engine process of its own")
+                table.log(logging.INFO, f"DNN {group.dnns[0]} is retried in a separate engine process")
             group.replacement = self._choose_process(group)
         if group.replacement is not None:
             process = table.processes[group.replacement]
@@ -144,7 +144,7 @@ class Recovery:
         table.log(
             logging.WARNING,
             f"engine {table.device}: {join_names(suspects)} suspected after {len(group.faults)} faults within "
-            f"{table.times.fault_window_s:g} s (parameter fault_window_s): each gets an engine process of its own",
+            f"{table.times.fault_window_s:g} s (parameter fault_window_s): each gets a separate engine process",
         )
         if standby is not None:
             table.assign(group, self._standby.take())

@@ -79,15 +79,15 @@ class Standby:
             self._spare.next_attempt_ns = now + _MEMORY_PAUSE_NS
         self._table.log(logging.WARNING, f"engine {self._table.device}: the standby was lost: {cause}")
 
-    def advance(self, *, merging: bool) -> None:
-        """Prepare a standby, one step per call. merging: a process for merged groups is being prepared."""
+    def advance(self, *, blocked: bool) -> None:
+        """Prepare a standby, one step per call. blocked: no new one may be started now."""
         if self._mode == "none":
             return
         table = self._table
         common = table.common_group()
         process = self.process()
         if process is None:
-            busy = merging or any(group.replacement is not None for group in table.groups)
+            busy = blocked or any(group.replacement is not None for group in table.groups)
             may_start = not busy and table.clock() >= self._spare.next_attempt_ns
             if common is not None and common.process is not None and may_start:
                 self._spare.key = table.start_process()

@@ -24,6 +24,8 @@ class Phase(Enum):
 UNBOUND_PHASES = (Phase.STARTING, Phase.READY)
 #: Phases in which a DNN of the process may be the cause of its loss.
 COMPUTING_PHASES = (Phase.SERVING, Phase.STOPPING)
+#: Phases in which a process may stay for a long time.
+STEADY_PHASES = (Phase.READY, Phase.CONFIGURED, Phase.SERVING)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from multi_dnn_ros.serving.supervision.actions import Action, StopServing
@@ -13,12 +13,14 @@ from multi_dnn_ros.serving.supervision.recovery import Recovery
 from multi_dnn_ros.serving.supervision.standby import Standby
 from multi_dnn_ros.serving.supervision.states import (
     COMPUTING_PHASES,
+    STEADY_PHASES,
     UNBOUND_PHASES,
     Group,
     Phase,
     ProcessState,
     SupervisionTimes,
 )
+from multi_dnn_ros.serving.supervision.swapping import Swapping
 
 
 class Supervisor:
@@ -37,6 +39,7 @@ class Supervisor:
         self._table = ProcessTable(device, dnns, times, clock)
         self.standby = Standby(self._table, standby)
         self.merging = Merging(self._table, self.standby)
+        self.swapping = Swapping(self._table, self.standby, self.merging)
         self._recovery = Recovery(self._table, self.standby, self.merging)
 
     # -- events
@@ -72,6 +75,22 @@ class Supervisor:
 
     def tick(self) -> list[Action]:
         """Time has passed."""
+        return self._reconcile()
+
+    def begin_swap(self, dnns: Collection[str]) -> list[Action]:
+        """The settings of these DNNs change: prepare processes for them; a swap that is under way is cancelled."""
+        self.swapping.cancel("the settings have changed again")
+        self.swapping.begin(dnns)
+        return self._reconcile()
+
+    def commit_swap(self) -> list[Action]:
+        """The processes that the swap has prepared serve from now on."""
+        self.swapping.commit()
+        return self._reconcile()
+
+    def cancel_swap(self, cause: str) -> list[Action]:
+        """End the processes that the swap prepares."""
+        self.swapping.cancel(cause)
         return self._reconcile()
 
     def ready(self, key: int) -> list[Action]:
@@ -154,6 +173,14 @@ class Supervisor:
         return self._table.active
 
     @property
+    def is_steady(self) -> bool:
+        """Whether each group has a process, none is disabled, and no process is about to change its phase."""
+        table = self._table
+        return all(process.phase in STEADY_PHASES for process in table.processes.values()) and all(
+            group.process is not None and group.disabled is None for group in table.groups
+        )
+
+    @property
     def times(self) -> SupervisionTimes:
         return self._table.times
 
@@ -204,6 +231,8 @@ class Supervisor:
             self.standby.on_lost(cause, out_of_memory=out_of_memory)
         elif key == self.merging.key:
             self.merging.on_lost(cause)
+        elif key in self.swapping.keys:
+            self.swapping.fail(cause if refused else f"the new engine process was lost: {cause}")
         for group in table.groups:
             if group.replacement == key:
                 group.replacement = None
@@ -221,8 +250,10 @@ class Supervisor:
         table = self._table
         for group in list(table.groups):
             self._recovery.restore(group)
-        self.merging.advance()
-        self.standby.advance(merging=self.merging.key is not None)
+        self.swapping.advance()
+        if not self.swapping.is_active:
+            self.merging.advance()
+        self.standby.advance(blocked=self.merging.key is not None or self.swapping.is_active)
         self._end_unused()
         return table.take_actions()
 
@@ -231,7 +262,7 @@ class Supervisor:
         table = self._table
         if not any(group.served_by_common for group in table.groups):
             table.groups = [group for group in table.groups if group.dnns]
-        used = {self.standby.key, self.merging.key}
+        used = {self.standby.key, self.merging.key, *self.swapping.keys}
         used.update(key for group in table.groups for key in (group.process, group.replacement))
         for process in table.processes.values():
             if process.key in used or process.phase in (Phase.LEAVING, Phase.KILLED):

@@ -124,7 +124,7 @@ def test_with_a_hot_standby_the_others_go_on_at_once_and_the_guilty_one_is_disab
     # Twice within the window: each DNN that was computing gets a process of its own.
     drive.spin_until(lambda: drive.status(f"engine cuda:0 {GUILTY}").level >= 0, "a process for the guilty DNN alone")
     drive.spin_until(
-        lambda: "by a process of its own" in drive.status(f"engine cuda:0 {GUILTY}").message, "that process to serve"
+        lambda: "by a separate process" in drive.status(f"engine cuda:0 {GUILTY}").message, "that process to serve"
     )
     drive.spin(1.0)
     at_s = drive.fault("assert")

@@ -187,6 +187,35 @@ def test_a_driver_that_raises_or_blocks_does_not_stop_the_others() -> None:
     assert lines == ["sensor Broken is left out of the diagnostics while it cannot be read: 'surprise'"]
 
 
+def test_old_values_are_left_out_while_a_driver_blocks() -> None:
+    now_s, lines = [0.0], list[str]()
+    blocked, released = threading.Event(), threading.Event()
+
+    class Blocking:
+        reads = 0
+
+        def read(self) -> Reading:
+            self.reads += 1
+            if self.reads == 2:
+                blocked.set()
+                released.wait(30)
+            return Reading(power_w={"x": Value(1.0)})
+
+    monitor = BoardMonitor(lines.append, sources=lambda faults: [Blocking()], period_s=0.01, clock=lambda: now_s[0])
+    assert blocked.wait(30)
+    assert monitor.latest().total_w == 1.0
+    now_s[0] = 10.5
+    assert [monitor.latest() for _ in range(3)] == [Reading()] * 3
+    (line,) = lines
+    assert "sensor Blocking is left out of the diagnostics" in line
+    assert "no answer for 10 s" in line
+    released.set()
+    while monitor.latest().total_w is None:
+        pass
+    monitor.close(30)
+    assert len(lines) == 1
+
+
 def test_the_status_of_a_running_node_is_as_the_page_says(bench: Bench, tmp_path: Path) -> None:
     write_tree(tmp_path, JETSON)
     bench.node(board=lambda warn: BoardMonitor(warn, tmp_path, lambda f: sysfs_sources(tmp_path, f), period_s=0.02))

@@ -1,0 +1,79 @@
+"""Connects to a Ray cluster; used by the commands with an option --cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.extras import optional
+
+#: Value of --cluster for processes of this machine alone.
+LOCAL = "local"
+_CONNECT_S = 5.0
+#: Longest wait for the answer of a cluster, which takes about 2 s; ray itself tries for minutes.
+_ANSWER_S = 30.0
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """The module ray, connected to a cluster. address: `local`, `auto`, or HOST:PORT.
+
+    Raises MissingExtra without ray, UsageError for another form of address, CommandError for a cluster that cannot be
+    reached.
+    """
+    with optional("--cluster"):
+        import ray
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    _check_address(address)
+    try:
+        ray.init(
+            address=address, log_to_driver=False, logging_level=logging.ERROR,
+            include_dashboard=False if address == LOCAL else None,
+        )  # fmt: skip
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise CommandError(f"the Ray cluster {address} cannot be reached: {summarize_error(error)}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def alive_hosts(ray: Any) -> list[dict[str, float]]:
+    """The resources of each host of the cluster that is alive, such as {"CPU": 8.0, "GPU": 1.0}."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def ray_reason(error: BaseException) -> str:
+    """The cause of an error of Ray: its last line. The lines before it name the call, or are a traceback."""
+    lines = str(error).strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__
+
+
+def _check_address(address: str) -> None:
+    """Raise CommandError unless a Ray cluster answers at HOST:PORT in time."""
+    if address in (LOCAL, "auto"):
+        return
+    host, separator, port = address.rpartition(":")
+    if not (separator and host and port.isdigit()):
+        raise UsageError(f"--cluster is '{address}'; expected HOST:PORT, auto, {LOCAL}, or nothing")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise CommandError(f"the Ray cluster {address} cannot be reached: {error}") from None
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+    try:
+        subprocess.run(command, capture_output=True, timeout=_ANSWER_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise CommandError(
+            f"the Ray cluster {address} cannot be reached: a connection was made, but no Ray cluster answered within "
+            f"{_ANSWER_S:g} s"
+        ) from None

@@ -1,0 +1,100 @@
+"""What the node tells systemd when systemd has started it: ready, one line of status, heartbeats, stopping.
+
+The loop of the executor calls :meth:`ServiceStatus.update`; no thread of its own sends heartbeats. A callback that
+blocks the executor therefore ends them, and systemd restarts the node.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from multi_dnn_ros.common.sd_notify import ServiceManager
+
+log = logging.getLogger(__name__)
+
+#: Period of looking for a new status.
+_STATUS_PERIOD_S = 1.0
+#: While configuring, which may take minutes, the time that systemd grants beyond TimeoutStartSec; renewed every period.
+_EXTEND_S = 30.0
+
+
+@dataclass(frozen=True)
+class Life:
+    """The state of the node for the service manager.
+
+    state: of the life cycle, as the diagnostics name it. text: the text of the node's diagnostic status. ended: threads
+    that ended by an error while the node is active. supervision_age_s: time since the supervision of the engine
+    processes last ran; 0 if there is none.
+    """
+
+    state: str
+    text: str
+    ended: Sequence[str] = ()
+    supervision_age_s: float = 0.0
+
+
+class ServiceStatus:
+    """The messages of one node. life: returns its state. autostart: the parameter: the service is ready when the node
+    is active; otherwise as soon as the node responds, because another process configures it.
+    """
+
+    def __init__(
+        self,
+        manager: ServiceManager,
+        life: Callable[[], Life],
+        *,
+        autostart: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager = manager
+        self._life = life
+        self._autostart = autostart
+        self._clock = clock
+        self._ready = False
+        self._status = ""
+        self._fault = ""
+        self._beat_period_s = manager.watchdog_s / 2 if manager.watchdog_s is not None else float("inf")
+        self._next_status = self._next_beat = clock()
+
+    def update(self) -> None:
+        """Send what is due; to be called at least every 100 ms in the thread of the executor, and only there."""
+        now = self._clock()
+        beat_is_due = self._beat_period_s < float("inf") and now >= self._next_beat
+        if not beat_is_due and now < self._next_status:
+            return
+        life = self._life()
+        fields: dict[str, str | int] = {}
+        if not self._ready and (life.state == "active" or not self._autostart):
+            fields["READY"] = 1
+        if life.text != self._status:
+            fields["STATUS"] = life.text
+        if not self._ready and life.state == "configuring":
+            fields["EXTEND_TIMEOUT_USEC"] = round(_EXTEND_S * 1e6)
+        if beat_is_due and not self._fault_of(life):
+            fields["WATCHDOG"] = 1
+        if fields and self._manager.send(**fields):
+            self._ready = self._ready or "READY" in fields
+            self._status = life.text
+            if "WATCHDOG" in fields:  # otherwise tried again at the next call: the next period would be too late
+                self._next_beat = now + self._beat_period_s
+        self._next_status = now + _STATUS_PERIOD_S
+
+    def stopping(self, reason: str) -> None:
+        """The node ends. reason: one line."""
+        self._manager.send(STOPPING=1, STATUS=reason)
+        self._manager.close()
+
+    def _fault_of(self, life: Life) -> str:
+        """Why no heartbeat is sent; empty: one is sent."""
+        fault = ""
+        if life.ended:
+            fault = f"threads ended by an error: {', '.join(life.ended)}"
+        elif life.supervision_age_s > self._beat_period_s:
+            fault = f"the supervision of the engine processes has not run for more than {self._beat_period_s:g} s"
+        if fault and fault != self._fault:
+            log.error("no heartbeat to systemd, which will restart the node: %s", fault)
+        self._fault = fault
+        return fault

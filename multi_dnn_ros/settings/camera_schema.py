@@ -1,0 +1,99 @@
+"""The schema of the parameters of a camera."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from multi_dnn_ros.settings.section import Section
+
+#: Queue depth of a camera's subscription if the parameter is 0 (measured, docs/cameras.md). Reliable subscriptions need
+#: a longer queue: images that were waiting for a resent one arrive together.
+BEST_EFFORT_DEPTH, RELIABLE_DEPTH = 5, 10
+
+
+class CameraConfig(Section):
+    """One camera (parameters ``camera.<camera>.*``)."""
+
+    topic: str = Field(
+        "",
+        description="Topic of the images. Empty: `<camera>/image_raw`, or `<camera>/image_raw/compressed` if "
+        "transport is compressed.",
+    )
+    transport: Literal["raw", "compressed"] = Field(
+        "raw", description="Message type of the topic. raw: sensor_msgs/Image. compressed: sensor_msgs/CompressedImage."
+    )
+    qos: Literal["auto", "sensor_data", "system_default", "default", "reliable"] = Field(
+        "auto",
+        description="QoS profile of the subscription. auto: reliable if every publisher of the topic offers it, "
+        "otherwise best effort, which is compatible with every publisher. sensor_data: best effort. default, "
+        "reliable: reliable. system_default: the default of the middleware.",
+    )
+    depth: int = Field(
+        0,
+        ge=0,
+        le=100,
+        description=f"Queue depth of the subscription, in images. 0: {BEST_EFFORT_DEPTH} for best effort and "
+        f"{RELIABLE_DEPTH} for reliable (measured, docs/cameras.md). With a longer queue fewer images are lost, but "
+        "they may be older when they are processed.",
+    )
+    max_pixels: int = Field(
+        33_177_600,
+        ge=1,
+        le=268_435_456,
+        description="Maximum number of pixels of an image. Larger images are dropped as bad_image. The default is "
+        "7680 x 4320 (8K UHD).",
+    )
+    rate_hz: float = Field(
+        0.0,
+        ge=0.0,
+        le=1000.0,
+        description="Expected frame rate in Hz. If it is set for every camera, configuring measures whether the DNNs "
+        "fit the device at these rates. Lost images are estimated with it. 0: unknown; the fit is not measured, and "
+        "lost images are estimated with a rate learned from the stamps.",
+    )
+    max_loss: float = Field(
+        0.2,
+        ge=0.0,
+        le=1.0,
+        description="Maximum share of images of the last 10 s that may be lost before they reach the node. Above it, "
+        "the status of the camera in /diagnostics is WARN.",
+    )
+
+    # Results on the ground, in metres (docs/lanes_in_metres.md)
+    info_topic: str = Field(
+        "",
+        description="Topic of the camera's calibration, sensor_msgs/CameraInfo. Empty: `camera_info` beside the topic "
+        "of the images.",
+    )
+    rectified: bool = Field(
+        False,
+        description="Whether the images are rectified (image_proc): P and R of the CameraInfo are used instead of K "
+        "and D.",
+    )
+    height_m: float = Field(
+        0.0,
+        ge=0.0,
+        le=100.0,
+        description="Height in m of the camera above the ground. 0: unknown; the pose of the camera comes from TF, and "
+        "`x_m` to `yaw_rad` have no effect.",
+    )
+    x_m: float = Field(
+        0.0, ge=-100.0, le=100.0, description="Position of the camera in `vehicle_frame` in m, forward positive."
+    )
+    y_m: float = Field(
+        0.0, ge=-100.0, le=100.0, description="Position of the camera in `vehicle_frame` in m, to the left positive."
+    )
+    roll_rad: float = Field(
+        0.0, ge=-3.2, le=3.2, description="Roll of the camera in rad, clockwise seen from behind positive (REP 103)."
+    )
+    pitch_rad: float = Field(0.0, ge=-1.6, le=1.6, description="Pitch of the camera in rad, down positive (REP 103).")
+    yaw_rad: float = Field(0.0, ge=-3.2, le=3.2, description="Yaw of the camera in rad, to the left positive.")
+    ground_range_m: float = Field(
+        50.0,
+        gt=0.0,
+        le=1000.0,
+        description="Maximum horizontal distance in m from the camera of a point on the ground. Points further away "
+        "are left out, because their error grows with the square of the distance.",
+    )

@@ -1,0 +1,24 @@
+"""What the sections of the schema share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+
+#: Syntax of a device; :func:`multi_dnn_ros.planning.batch_units.parse_unit` reads all of them but auto.
+DEVICE = r"^(auto|cpu(:[1-9][0-9]{0,3})?|cuda(:[0-9]{1,3})?)$"
+DEVICE_FORMS = "auto, cpu, cpu:<threads>, cuda, cuda:<number>"
+
+#: Marks a runtime parameter, which may change at any time (``json_schema_extra=RUNTIME``). All others are read-only
+#: while the node is configured.
+RUNTIME: JsonDict = {"runtime": True}
+
+
+class Section(BaseModel):
+    """Base of the sections."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, str_strip_whitespace=True)

@@ -1,0 +1,59 @@
+"""A model swap on a GPU: no frame is lost, the gap is short, and the memory of the former engine is freed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from multi_dnn_ros.benchmark.faults import engine_pids
+from multi_dnn_ros.benchmark.host_traffic import HostTraffic
+from multi_dnn_ros.serving.host import SwapPhase
+from multi_dnn_ros.serving.process_host import ProcessHost
+from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
+
+DNNS = ("lane", "object", "pedestrian")
+LIMIT_S = 120.0
+ALLOCATED = "engine processes GPU allocated (bytes)"
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {LIMIT_S:g} s for {what}"
+        time.sleep(0.005)
+
+
+def test_a_swap_loses_no_frame_and_frees_the_former_engine() -> None:
+    config = NodeConfig(
+        cameras={"front": CameraConfig(max_pixels=640 * 480)},
+        dnns={name: DnnConfig(role=name, model=f"builtin:{name}") for name in DNNS},
+        device="cuda:0",
+    )
+    host = ProcessHost()
+    description = host.configure(config, lambda progress: None)
+    picture = np.full((480, 640, 3), 90, np.uint8)
+    traffic = HostTraffic(host, description, {"front": 30.0}, lambda camera, number: picture)
+    try:
+        traffic.start()
+        until(lambda: all(traffic.results(dnn) >= 30 for dnn in DNNS), "results")
+        until(lambda: host.memory().get(ALLOCATED), "a report of the memory")
+        before = host.memory()[ALLOCATED]
+        for model in ("builtin:object_small", "builtin:object"):
+            swap = host.swap({"object": {"model": model}}, lambda: None)
+            until(lambda swap=swap: swap.state().phase is not SwapPhase.PREPARING, "the preparation")
+            assert swap.state().phase is SwapPhase.PREPARED, swap.state().failure
+            assert swap.commit()
+            until(lambda swap=swap: set(swap.gaps_ms) == set(DNNS), "results of the new process")
+            print(model, {dnn: round(gap_ms) for dnn, gap_ms in swap.gaps_ms.items()}, "ms")
+            assert max(swap.gaps_ms.values()) < 500
+            until(lambda: len(engine_pids()) == 1, "the end of the former process")
+        until(lambda: host.memory()[ALLOCATED] <= 1.1 * before, "the memory of one engine")
+        traffic.stop()
+        for (dnn, _), figures in traffic.streams().items():
+            lost = {reason.value for reason, count in figures.dropped.items() if count}
+            assert lost <= {"overwritten"}, f"{dnn}: {lost}"
+        assert not traffic.discrepancies()
+    finally:
+        host.close()

@@ -1,0 +1,311 @@
+"""Models that are swapped by parameters while the node is configured, with real engine processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from node_bench import Bench
+from rcl_interfaces.srv import SetParametersAtomically
+from rclpy.parameter import Parameter
+from swap_rig import DNNS, Rig
+from test_diagnostics_page import documented
+
+from multi_dnn_ros.benchmark.faults import engine_pids
+
+pytestmark = pytest.mark.usefixtures("forked_engines")
+
+OK, WARN = 0, 1
+
+
+@pytest.fixture
+def rig(bench: Bench) -> Rig:
+    return Rig(bench).activate()
+
+
+def test_the_new_model_takes_over_between_two_frames(rig: Rig) -> None:
+    former = rig.pid()
+    rig.swap("1")
+    rig.wait_class("1")
+    rig.wait_results()
+    status = rig.wait_status("object took over after")
+    assert status.level == OK
+    assert status.by_key["settings"] == "dnn.object.model = '1'"
+    for dnn in DNNS:  # both are in the process that was replaced
+        rig.until(lambda dnn=dnn: f"gap of {dnn} (ms)" in rig.status().by_key, "the gap")
+        assert float(rig.status().by_key[f"gap of {dnn} (ms)"]) < 1000
+    classes = rig.classes()
+    assert classes == sorted(classes), "the former model, then the new one"
+    assert set(rig.classes("pedestrian")) == {"0"}
+    rig.until(lambda: rig.pid() != former and engine_pids() == [rig.pid()], "the end of the former process")
+    rig.check_accounts()
+    assert rig.drops("object") | rig.drops("pedestrian") <= {"overwritten"}
+    assert rig.value("dnn.object.model") == "1"
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("wrong", "parameter dnn.object.model is '1,wrong': not a model of this test"),
+        ("memory", "CUDA out of memory"),
+        ("abort", "the new engine process was lost"),
+        ("lanes", "the results of object would be lanes, but its topics are those of detections"),
+    ],
+)
+def test_a_model_that_fails_leaves_the_former_one(rig: Rig, word: str, reason: str) -> None:
+    former = rig.pid()
+    rig.swap(f"1,{word}")
+    status = rig.wait_status("failed, the former settings are served")
+    assert status.level == WARN
+    assert reason in status.message
+    assert rig.value("dnn.object.model") == "builtin:object", "the parameter is that of the model that is served"
+    rig.until(lambda: engine_pids() == [former], "the end of the new process")
+    rig.wait_results()
+    assert set(rig.classes()) == {"0"}
+    rig.check_accounts()
+    assert rig.drops("object") | rig.drops("pedestrian") <= {"overwritten"}
+    rig.swap("1")
+    rig.wait_class("1")
+
+
+def test_a_callback_that_sets_another_model_when_one_is_set_back_begins_a_swap(rig: Rig) -> None:
+    def choose_another(parameters: list[Parameter]) -> None:
+        if [(one.name, one.value) for one in parameters] == [("dnn.object.model", "builtin:object")]:
+            (result,) = rig.node.set_parameters([Parameter("dnn.object.model", value="1")])
+            assert result.successful
+
+    rig.node.add_post_set_parameters_callback(choose_another)
+    rig.swap("2,wrong")
+    rig.wait_class("1")
+    rig.wait_status("took over")
+    assert rig.value("dnn.object.model") == "1"
+    assert not rig.node.set_parameters([Parameter("dnn.object.model", value="missing.onnx")])[0].successful
+
+
+def test_impossible_changes_are_refused_at_once(rig: Rig) -> None:
+    for name, value, reason in (
+        ("dnn.object.model", "missing.onnx", "parameter dnn.object.model is 'missing.onnx': there is no such file"),
+        ("dnn.object.model", "", "allowed: not empty"),
+        ("dnn.object.track", True, "dnn.object.track is read-only while the node is configured; `ros2 lifecycle"),
+        ("dnn.object.cameras", ["front", "rear"], "read-only while the node is configured"),
+        ("policy", "edf", "read-only while the node is configured"),
+        ("dnn.object.check_images", "missing", "there is no such folder"),
+    ):
+        accepted, text = rig.bench.set(name, value)
+        assert not accepted
+        assert reason in text
+    assert rig.status().level == -1, "there was no swap"
+
+
+def test_without_engine_processes_the_model_is_read_only(bench: Bench) -> None:
+    bench.node()
+    assert bench.change("configure")
+    accepted, reason = bench.set("dnn.object.model", "1")
+    assert not accepted
+    assert "with isolation 'none' there is no engine process that could be replaced" in reason
+    assert bench.change("cleanup")
+    assert bench.set("dnn.object.model", "1") == (True, "")
+
+
+def test_parameters_of_one_request_are_one_swap(rig: Rig) -> None:
+    values = [Parameter("dnn.object.model", value="1"), Parameter("dnn.object.jobs", value=2),
+              Parameter("dnn.pedestrian.model", value="1")]  # fmt: skip
+    request = SetParametersAtomically.Request(parameters=[value.to_parameter_msg() for value in values])
+    response = rig.bench.call(SetParametersAtomically, "/multi_dnn/set_parameters_atomically", request)
+    assert response.result.successful
+    rig.wait_class("1")
+    status = rig.wait_status("object, pedestrian took over")
+    assert status.by_key["settings"] == ("dnn.object.model = '1', dnn.object.jobs = 2, dnn.pedestrian.model = '1'")
+    rig.until(lambda: rig.classes("pedestrian")[-1] == "1", "the new model of pedestrian")
+    rig.check_accounts()
+
+
+def test_a_later_change_replaces_the_swap_under_way(rig: Rig) -> None:
+    former = rig.pid()
+    rig.swap("1,long")
+    rig.wait_status("preparing object: DNN 1 of 2, compiling job")
+    rig.swap("1", "pedestrian")
+    rig.until(lambda: len(engine_pids()) == 2, "the end of the first new process")
+    rig.swap("1")
+    status = rig.wait_status("took over")
+    assert status.message.startswith("object, pedestrian took over") or status.message.startswith("pedestrian, object")
+    rig.wait_class("1")
+    rig.swap("builtin:object")
+    rig.wait_status("preparing")
+    rig.swap("1")
+    rig.wait_status("cancelled: the parameters are those that are served")
+    rig.until(lambda: engine_pids() == [rig.pid()], "the end of the cancelled process")
+    assert rig.pid() != former
+    rig.check_accounts()
+
+
+def test_setting_present_values_again_does_not_restart_the_swap(rig: Rig) -> None:
+    former = rig.pid()
+    rig.swap("1,brief")
+    rig.wait_status("preparing")
+    rig.until(lambda: len(engine_pids()) == 2, "the new process")
+    (new,) = set(engine_pids()) - {former}
+    rig.swap("1,brief")
+    jobs = rig.node.get_parameter("dnn.pedestrian.jobs").value
+    assert rig.bench.set("dnn.pedestrian.jobs", jobs) == (True, "")
+    rig.wait_status("took over")
+    rig.until(lambda: rig.pid() != former, "the status of the new process")
+    assert rig.pid() == new
+    rig.check_accounts()
+
+
+def test_runtime_parameters_reach_both_processes(rig: Rig) -> None:
+    rig.swap("1,brief")
+    rig.wait_status("preparing")
+    assert rig.bench.set("dnn.object.score_threshold", 0.9) == (True, "")
+    rig.until(lambda: rig.classes()[-1] == "", "no boxes of the former process")
+    assert "preparing" in rig.status().message
+    rig.wait_status("took over")
+    rig.wait_results()
+    assert rig.classes()[-1] == ""
+    assert "1" not in rig.classes()
+    assert rig.bench.set("dnn.object.score_threshold", 0.5) == (True, "")
+    rig.wait_class("1")
+    rig.check_accounts()
+
+
+@pytest.mark.parametrize("which", ["new", "former", "both"])
+def test_processes_that_are_killed_during_a_swap(rig: Rig, which: str) -> None:
+    former = rig.pid()
+    rig.swap("1,brief")
+    rig.wait_status("preparing")
+    rig.until(lambda: len(engine_pids()) == 2, "the new process")
+    (new,) = set(engine_pids()) - {former}
+    for pid in {"new": [new], "former": [former], "both": [former, new]}[which]:
+        os.kill(pid, signal.SIGKILL)
+    if which == "former":
+        rig.wait_status("took over")
+        rig.wait_class("1")
+    else:
+        status = rig.wait_status("failed")
+        assert "the new engine process was lost: killed by SIGKILL" in status.message
+        rig.until(lambda: rig.pid() in engine_pids() and rig.pid() != new, "a process with the former model")
+        rig.wait_results()
+        assert set(rig.classes()) == {"0"}
+    rig.until(lambda: engine_pids() == [rig.pid()], "a single engine process")
+    rig.check_accounts()
+    assert rig.drops("object") <= {"overwritten", "engine_lost"}
+
+
+def test_cleanup_during_a_swap_leaves_nothing(rig: Rig) -> None:
+    rig.swap("1,long")
+    rig.wait_status("preparing object: DNN 1 of 2, compiling job")
+    begin = time.monotonic()
+    assert rig.bench.change("deactivate")
+    deactivated = time.monotonic()
+    assert rig.bench.change("cleanup")
+    assert deactivated - begin < 1.0
+    assert time.monotonic() - deactivated < 1.5
+    assert engine_pids() == []
+    assert rig.value("dnn.object.model") == "1,long", "it applies when the node is configured again"
+    rig.bench.until(lambda: rig.bench.status("node").message == "unconfigured", "the status")
+    assert rig.bench.set("dnn.object.model", "1") == (True, "")
+    assert rig.bench.change("configure")
+    assert rig.bench.change("activate")
+    rig.received["object"].clear()
+    rig.until(lambda: rig.classes(), "results")
+    assert set(rig.classes()) == {"1"}
+
+
+def test_a_swap_goes_on_while_the_node_is_inactive(rig: Rig) -> None:
+    rig.swap("1,brief")
+    rig.wait_status("preparing")
+    assert rig.bench.change("deactivate")
+    rig.bench.until(lambda: "took over" in rig.status().message, "the swap")
+    assert rig.bench.set("dnn.pedestrian.model", "1") == (True, "")
+    rig.bench.until(lambda: "pedestrian took over" in rig.status().message, "the second swap")
+    rig.bench.until(lambda: len(engine_pids()) == 1, "a single engine process")
+    for messages in rig.received.values():
+        messages.clear()
+    assert rig.bench.change("activate")
+    rig.wait_results()
+    assert {dnn: set(rig.classes(dnn)) for dnn in DNNS} == {"object": {"1"}, "pedestrian": {"1"}}
+
+
+def test_a_disabled_dnn_is_swapped(rig: Rig) -> None:
+    assert rig.bench.set("dnn.object.enable", False) == (True, "")
+    rig.swap("1")
+    rig.wait_status("took over")
+    assert set(rig.classes()) == {"0"}
+    assert rig.bench.set("dnn.object.enable", True) == (True, "")
+    rig.wait_class("1")
+    rig.check_accounts()
+
+
+@pytest.mark.parametrize("standby", [pytest.param("warm", marks=pytest.mark.long), "hot"])  # which loads more
+def test_the_standby_is_made_again_with_the_new_model(bench: Bench, standby: str) -> None:
+    rig = Rig(bench, standby=standby).activate()
+    rig.until(lambda: bench.status("engine cpu").by_key.get("standby") == f"{standby}, ready", "the standby")
+    rig.swap("1,brief")
+    rig.wait_status("preparing")
+    rig.until(lambda: len(engine_pids()) == 2, "two engine processes")
+    rig.wait_status("took over")
+    rig.until(
+        lambda: len(engine_pids()) == 2 and bench.status("engine cpu").by_key.get("standby") == f"{standby}, ready",
+        "the standby",
+    )
+    os.kill(rig.pid(), signal.SIGKILL)
+    rig.until(lambda: bench.status("engine cpu").by_key.get("restarts") == "1", "the standby to take over")
+    rig.wait_results()
+    assert rig.classes()[-1] == "1"
+    rig.check_accounts()
+
+
+def test_the_keys_of_the_status_are_on_the_page(rig: Rig) -> None:
+    rig.swap("1")
+    rig.until(lambda: len(rig.status().by_key) == 3, "the gaps of both DNNs")
+    found = {key.replace(dnn, "<dnn>") for dnn in DNNS for key in rig.status().by_key if dnn in key}
+    assert found | {"settings"} == documented("model swap")
+
+
+def test_empty_lists_are_set_back(rig: Rig) -> None:
+    request = SetParametersAtomically.Request(
+        parameters=[
+            Parameter("dnn.object.labels", value=["cone"]).to_parameter_msg(),
+            Parameter("dnn.object.model", value="1,wrong").to_parameter_msg(),
+        ]
+    )
+    assert rig.bench.call(SetParametersAtomically, "/multi_dnn/set_parameters_atomically", request).result.successful
+    rig.wait_status("failed")
+    rig.swap("1")
+    assert rig.wait_status("took over").by_key["settings"] == "dnn.object.model = '1'"
+
+
+def test_tracks_go_on_with_the_same_class_names_and_end_with_others(bench: Bench) -> None:
+    rig = Rig(
+        bench, **{"dnn.object.track": True, "dnn.object.score_threshold": 0.5, "dnn.object.track_max_lost_s": 60.0}
+    ).activate()
+
+    def last_id() -> str:
+        return rig.received["object"][-1].detections[0].id
+
+    rig.until(lambda: last_id() == "1", "an identity")
+    rig.swap("0,slow")
+    rig.wait_status("took over")
+    rig.wait_results()
+    assert last_id() == "1"
+    rig.swap("0,renamed")
+    rig.until(lambda: last_id() == "2", "a new identity")
+    rig.check_accounts()
+
+
+def test_a_dnn_on_two_devices_is_swapped_on_both_at_once(bench: Bench) -> None:
+    devices = {f"dnn.{dnn}.device": ["cpu:1", "cpu:2"] for dnn in DNNS[:1]}
+    rig = Rig(bench, **devices, **{"dnn.pedestrian.device": "cpu:2", "reorder_ms": 5000.0}).activate()
+    rig.swap("1,brief")
+    rig.wait_status("object took over")
+    rig.wait_class("1")
+    rig.wait_results(10)
+    rig.check_accounts()
+    classes = rig.classes()
+    assert classes == sorted(classes)
+    rig.swap("1,abort")
+    rig.wait_status("failed")
+    rig.until(lambda: len(engine_pids()) == 2, "one process for each device")

@@ -1,0 +1,69 @@
+"""Slots of shared memory: when they take memory, and how much."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from multi_dnn_ros.serving.slots import SlotLayout, SlotPool
+
+COUNT = 8
+MAX_PIXELS = 2_000_000
+SMALL, LARGE = (240, 320), (480, 640)
+
+
+@pytest.fixture
+def pool() -> Iterator[SlotPool]:
+    made = SlotPool(SlotLayout("front", COUNT, MAX_PIXELS, ("lane", "road")))
+    yield made
+    made.close()
+
+
+def taken_bytes(pool: SlotPool) -> int:
+    return os.fstat(pool.fd).st_blocks * 512
+
+
+def bytes_for(size: tuple[int, int]) -> int:
+    """Of all slots: 3 bytes per pixel of the image, and one for each of two results."""
+    return COUNT * 5 * size[0] * size[1]
+
+
+def test_the_first_image_of_a_size_takes_the_memory_of_all_slots(pool: SlotPool) -> None:
+    """Otherwise memory grows for hours, whenever more frames than ever before are in progress."""
+    assert taken_bytes(pool) == 0
+    for size in (SMALL, LARGE):
+        slot = pool.take()
+        assert slot is not None
+        slot.image(*size)[:] = 1
+        slot.release()
+        before = taken_bytes(pool)
+        # The first slot is in use while the others take their memory; its results take theirs later.
+        assert 0.9 * bytes_for(size) - 2 * size[0] * size[1] <= before <= bytes_for(size) + COUNT * 3 * 4096
+        slots = [taken for _ in range(COUNT) if (taken := pool.take()) is not None]
+        assert len(slots) == COUNT
+        for one in slots:
+            one.image(*size)[:] = 2
+        assert taken_bytes(pool) == before
+        for one in slots:
+            one.release()
+
+
+def test_an_image_is_not_changed_while_the_other_slots_take_memory(pool: SlotPool) -> None:
+    first = pool.take()
+    assert first is not None
+    first.image(*SMALL)[:] = 7
+    second = pool.take()
+    assert second is not None
+    second.image(*LARGE)[:] = 9
+    assert (first.image(*SMALL) == 7).all()
+    assert (second.image(*LARGE) == 9).all()
+
+
+def test_an_image_that_does_not_fit_takes_no_memory(pool: SlotPool) -> None:
+    slot = pool.take()
+    assert slot is not None
+    with pytest.raises(ValueError, match="an image of 2000 x 2000 pixels does not fit into a slot of 2000000 pixels"):
+        slot.image(2000, 2000)
+    assert taken_bytes(pool) == 0
