@@ -1,4 +1,4 @@
-"""Base class of the data that planning stores in JSON files."""
+"""Base class of data in files."""
 
 from __future__ import annotations
 

@@ -130,13 +130,18 @@ def _importance(kind: str, samples: Sequence[Sample], seed: int) -> Importance:
     return Importance(kind, len(samples), ordered, explained, _slowdown(samples))
 
 
+def _layer_of(sample: Sample) -> tuple[str, str, int]:
+    """Equal for measurements of one layer on equal shares of the device."""
+    return sample.model, sample.layer, sample.setting.sms
+
+
 def _slowdown(samples: Sequence[Sample]) -> tuple[tuple[str, float], ...]:
-    alone = {(sample.model, sample.layer): sample.ms for sample in samples if not sample.load.level}
+    alone = {_layer_of(sample): sample.ms for sample in samples if not sample.load.level}
     found = []
     for kind in LOAD_KINDS[1:]:
-        own = [sample for sample in samples if sample.load.kind == kind and (sample.model, sample.layer) in alone]
+        own = [sample for sample in samples if sample.load.kind == kind and _layer_of(sample) in alone]
         most = max((sample.load.level for sample in own), default=0)
-        ratios = [sample.ms / alone[sample.model, sample.layer] for sample in own if sample.load.level == most]
+        ratios = [sample.ms / alone[_layer_of(sample)] for sample in own if sample.load.level == most]
         if most:
             found.append((str(Load(kind, most)), float(np.median(ratios))))
     return tuple(found)

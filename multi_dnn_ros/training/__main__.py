@@ -41,6 +41,10 @@ def parser() -> argparse.ArgumentParser:
             verb.add_argument(
                 "--road", type=Path, help="folder of a road video with lane_masks/; its first half is also trained on"
             )
+            verb.add_argument(
+                "--varied", action="store_true",
+                help="vary light, wear, occlusion and camera far more than usual, for roads that were never seen",
+            )  # fmt: skip
         else:
             verb.set_defaults(libraries=("pycocotools",))  # every epoch is scored
             verb.add_argument(
@@ -84,7 +88,9 @@ def main(arguments: list[str] | None = None) -> int:
         if args.verb == "lane":
             road = road_frames(args.road, "train") if args.road else []
             data["road"] = {"frames": [frame.name for frame in road]}
-            setup = recipes.lane_setup(recipe, scenes, choice, road, device)
+            if args.varied:
+                data["augmentation"] = {"varied": True}
+            setup = recipes.lane_setup(recipe, scenes, choice, road, device, varied=args.varied)
         else:
             real = recipes.real_images(recipe, args.real) if args.real else None
             if real is not None:

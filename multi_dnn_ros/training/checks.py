@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
 from tqdm import tqdm
@@ -24,7 +25,7 @@ _SHOWN = 3
 
 
 class CheckedData:
-    """A data set whose images have all been looked at, see `check_data`; its parts hold the usable ones.
+    """A data set whose images have all been looked at, see `check_sets`; its parts hold the usable ones.
 
     digest: SHA-256 over these images and their truth, in order: the same for the same data anywhere.
     """
@@ -39,67 +40,89 @@ class CheckedData:
         return self._parts[part]
 
 
-def check_data(data: Data, *, test: bool = True, max_faulty: float = MAX_FAULTY, progress: bool = True) -> CheckedData:
-    """The set without rows that cannot be read and without images that are also in a later one of train, choice and
-    test. Faults are logged with names and counts.
+def check_data(data: Data, *, max_faulty: float = MAX_FAULTY, progress: bool = True) -> CheckedData:
+    """`check_sets` of a single set."""
+    return check_sets([data], max_faulty=max_faulty, progress=progress)[0]
 
-    test: whether the test part is needed; rank 0 alone has it. Rank 0 reads all images once. Raises DatasetError if
-    more than the share `max_faulty` of a part is faulty, or nothing is left of it.
+
+def check_sets(sets: Sequence[Data], *, max_faulty: float = MAX_FAULTY, progress: bool = True) -> list[CheckedData]:
+    """The sets without rows that cannot be read and without images that are also in a later one of train, choice and
+    test, of the same or of another set. Faults are logged with names and counts.
+
+    The test part is that of the first set; rank 0 alone has it. Rank 0 reads all images once. Sets that were checked
+    together are returned as they are. Raises DatasetError if more than the share `max_faulty` of a part is faulty, or
+    nothing is left of it.
     """
-    if isinstance(data, CheckedData):
-        return data
+    checked = [data for data in sets if isinstance(data, CheckedData)]
+    if len(checked) == len(sets):
+        return checked
     first = distributed.rank() == 0
-    parts = {part: data.part(part) for part in PARTS if part != "test" or (test and first)}
-    kept: dict[Part, list[int]] = {}
-    digest = problem = ""
+    parts: list[dict[Part, Rows]] = [
+        {part: data.part(part) for part in PARTS if part != "test" or (number == 0 and first)}
+        for number, data in enumerate(sets)
+    ]
+    kept: list[dict[Part, list[int]]] = []
+    digests: list[str] = []
+    problem = ""
     if first:
         try:
-            kept, digest = _check(data.name, parts, max_faulty, progress)
+            kept, digests = _check([data.name for data in sets], parts, max_faulty, progress)
         except DatasetError as error:
             problem = str(error)
-    kept, digest, problem = distributed.from_first((kept, digest, problem))
+    kept, digests, problem = distributed.from_first((kept, digests, problem))
     if problem:
         raise DatasetError(problem)
-    counts: dict[str, int] = {part: len(kept[part]) for part in PARTS if part in kept}
-    return CheckedData(data, {part: subset(rows, kept[part]) for part, rows in parts.items()}, counts, digest)
+    return [
+        CheckedData(
+            data,
+            {part: subset(rows, keep[part]) for part, rows in own.items()},
+            {part: len(keep[part]) for part in PARTS if part in keep},
+            digest,
+        )
+        for data, own, keep, digest in zip(sets, parts, kept, digests, strict=True)
+    ]
 
 
 def _check(
-    name: str, parts: Mapping[Part, Rows], max_faulty: float, progress: bool
-) -> tuple[dict[Part, list[int]], str]:
-    """The rows to keep of each part, and the digest of their content."""
-    keep: dict[Part, list[int]] = {}
+    names: Sequence[str], parts: Sequence[Mapping[Part, Rows]], max_faulty: float, progress: bool
+) -> tuple[list[dict[Part, list[int]]], list[str]]:
+    """Of each set, the rows to keep of each part, and the digest of their content."""
+    keep: list[dict[Part, list[int]]] = [{} for _ in names]
+    contents = [hashlib.sha256() for _ in names]
     seen: dict[bytes, tuple[Part, str]] = {}
-    content = hashlib.sha256()
-    for part in [part for part in reversed(PARTS) if part in parts]:  # an image of two parts is kept in the later one
-        rows = parts[part]
-        digests = _digests(rows, f"check {name} {part}", progress)
-        faults = [*rows.unusable, *(found for found in digests if isinstance(found, str))]
-        shared: list[str] = []
-        keep[part] = []
-        for k, found in enumerate(digests):
-            if isinstance(found, str):
+    for part in reversed(PARTS):  # an image of two parts is kept in the later one
+        for name, own, kept, content in zip(names, parts, keep, contents, strict=True):
+            if part not in own:
                 continue
-            image, truth = found
-            other, where = seen.get(image, (part, ""))
-            if other != part:
-                shared.append(f"{rows.name(k)} is also {where} of {other}")
-                continue
-            seen[image] = (part, rows.name(k))
-            keep[part].append(k)
-            content.update(image + truth)
-        where = f"data '{name}', part {part} ({len(rows)} images)"
-        _report(f"{where}: {len(faults)} unusable", faults, len(rows), max_faulty)
-        _report(f"{where}: {len(shared)} duplicates of a later part, left out", shared, len(rows), max_faulty)
-        if not keep[part]:
-            raise DatasetError(f"{where}: no usable image")
-    count = len(keep["choice"])
-    if count < CHOICE_ROWS:
-        log.warning(
-            "data '%s': %d images to select the best epoch; with fewer than %d it may be selected by chance",
-            name, count, CHOICE_ROWS,
-        )  # fmt: skip
-    return keep, content.hexdigest()
+            rows = own[part]
+            digests = _digests(rows, f"check {name} {part}", progress)
+            faults = [*rows.unusable, *(found for found in digests if isinstance(found, str))]
+            shared: list[str] = []
+            kept[part] = []
+            for k, found in enumerate(digests):
+                if isinstance(found, str):
+                    continue
+                image, truth = found
+                other, where = seen.get(image, (part, ""))
+                if other != part:
+                    shared.append(f"{rows.name(k)} is also {where}")
+                    continue
+                seen[image] = (part, f"{rows.name(k)} of {part}" + (f" of data '{name}'" if len(names) > 1 else ""))
+                kept[part].append(k)
+                content.update(image + truth)
+            where = f"data '{name}', part {part} ({len(rows)} images)"
+            _report(f"{where}: {len(faults)} unusable", faults, len(rows), max_faulty)
+            _report(f"{where}: {len(shared)} duplicates of a later part, left out", shared, len(rows), max_faulty)
+            if not kept[part]:
+                raise DatasetError(f"{where}: no usable image")
+    for name, kept in zip(names, keep, strict=True):
+        count = len(kept["choice"])
+        if count < CHOICE_ROWS:
+            log.warning(
+                "data '%s': %d images to select the best epoch; with fewer than %d it may be selected by chance",
+                name, count, CHOICE_ROWS,
+            )  # fmt: skip
+    return keep, [content.hexdigest() for content in contents]
 
 
 def _digests(rows: Rows, title: str, progress: bool) -> list[tuple[bytes, bytes] | str]:
@@ -124,7 +147,22 @@ def _report(what: str, faults: Sequence[str], count: int, max_faulty: float) -> 
     """Log the faults of a part with `count` images. Raises DatasetError if there are too many."""
     if not faults:
         return
-    shown = "; ".join(faults[:_SHOWN]) + (f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else "")
     if len(faults) > max_faulty * count:
-        raise DatasetError(f"{what}: {shown}. Allowed is a share of {max_faulty:g} (--max-faulty)")
-    log.warning("%s: %s", what, shown)
+        raise DatasetError(f"{what}: {_first(faults)}. Allowed is a share of {max_faulty:g} (--max-faulty)")
+    log.warning("%s: %s", what, _first(faults))
+
+
+def report_unusable(name: str, rows: Rows) -> None:
+    """Log, once, what data `name` holds beside the rows of its test part, for scores without `check_data`."""
+    if rows.unusable:
+        where = f"data '{name}', part test ({len(rows)} images)"
+        _warn_once(f"{where}: {len(rows.unusable)} unusable: {_first(rows.unusable)}")
+
+
+@cache
+def _warn_once(text: str) -> None:
+    log.warning("%s", text)
+
+
+def _first(faults: Sequence[str]) -> str:
+    return "; ".join(faults[:_SHOWN]) + (f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else "")

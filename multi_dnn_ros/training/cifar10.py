@@ -100,7 +100,10 @@ def _part(path: Path, part: str, files: dict[str, Callable[[], bytes]]) -> list[
 
 
 def _jpeg(where: str, content: bytes) -> npt.NDArray[np.uint8]:
-    image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR) if content else None
+    try:
+        image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR) if content else None
+    except cv2.error:  # more pixels than OpenCV allows, by the header
+        image = None
     if image is None or image.shape != (_SIDE, _SIDE, 3):
         found = "cannot be decoded" if image is None else f"is {image.shape[1]}x{image.shape[0]}"
         raise DatasetError(f"{where}: {found}; expected an image of 32x32")

@@ -80,11 +80,14 @@ def run(
     write_json(out, content)
     for seed in range(settings.retraining.seed, settings.retraining.seed + seeds):
         for who, file in ((DECOMPOSED, small), (CONTROL, start)):
-            if f"{who} {seed}" in content["runs"]:
-                continue
-            content["runs"][f"{who} {seed}"] = _train(settings, seed, who, file, start, data, device, folder, stop)
-            write_json(out, content)
-            if stop():
+            key, checkpoint = f"{who} {seed}", folder / f"{who}.seed{seed}.ckpt"
+            done = key in content["runs"]
+            if not done:
+                content["runs"][key] = _train(settings, seed, who, file, start, data, device, checkpoint, stop)
+                write_json(out, content)
+            # Not before the result is written: a kill or a full disk in between would lose the training.
+            checkpoint.unlink(missing_ok=True)
+            if not done and stop():
                 raise Stopped(f"stopped after {who}, seed {seed}")
     content["networks"] = _publish(settings, content, folder, data, device)
     content["summary"] = _summary(content)
@@ -113,18 +116,17 @@ def _decompose(settings: Settings, ratio: float, start: Path, small: Path, data:
 
 def _train(
     settings: Settings, seed: int, who: str, file: Path, start: Path, data: CheckedData, device: torch.device,
-    folder: Path, stop: Stop,
+    checkpoint: Path, stop: Stop,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train the network of `file` further with the one of `start` as teacher, and write it to a file of its own."""
+    """Train the network of `file` further with the one of `start` as teacher, and write it beside `checkpoint`."""
     print(f"{settings.model}: {who}, seed {seed}", flush=True)
     student, teacher = (trainable_of(load_network(str(path)), settings) for path in (file, start))
-    checkpoint = folder / f"{who}.seed{seed}.ckpt"
     result = retrain(
         student, [data], replace(settings.retraining, seed=seed), batch_size=settings.batch_size, device=device,
         teacher=teacher, teacher_weight=settings.teacher_weight, checkpoint=checkpoint,
         checkpoint_every=max(1, settings.retraining.epochs // _CHECKPOINTS), stop=stop, say=print,
     )  # fmt: skip
-    path = folder / f"{who}.seed{seed}.safetensors"
+    path = checkpoint.with_suffix(".safetensors")
     description = student.source.description
     assert description is not None
     training = {"data": data.name, "seed": seed, "test_scores": {"before": result.before, "after": result.after}}
@@ -132,7 +134,6 @@ def _train(
         path, student.source.module.eval(),
         description.model_copy(update={"provenance": {**description.provenance, "training": training}}),
     )  # fmt: skip
-    checkpoint.unlink()
     return {
         "seed": seed, "choice": result.outcome.best, "kept_epoch": result.outcome.epoch, "before": result.before,
         "after": result.after, "seconds": round(result.seconds, 1), "sha256": _sha256(path),

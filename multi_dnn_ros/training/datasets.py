@@ -22,6 +22,7 @@ import torch
 from tqdm import tqdm
 
 from multi_dnn_ros.common.atomic_files import atomic_write
+from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.training.scenes import Scene, SceneGenerator
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -35,8 +36,8 @@ MAX_BOXES = 96
 SAME_ROAD = 6.0
 #: Maximum number of frames read from a video, which is kept in memory.
 MAX_FRAMES = 2_000
-#: Class numbers of padding rows, and of ignored boxes.
-NO_BOX, IGNORED = -1, -2
+#: Class numbers of padding rows, of ignored boxes, and of crowds, which are ignored, too: CROWD - k is one of class k.
+NO_BOX, IGNORED, CROWD = -1, -2, -3
 
 
 class DatasetError(ValueError):
@@ -207,7 +208,7 @@ def _render_chunks(spec: RenderSpec, folder: Path, workers: int) -> None:
                 bar.update(_render_chunk(chunk))
         else:
             # Not a multiprocessing.Pool, which waits forever if a process is killed.
-            with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _one_thread) as pool:
+            with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin_process) as pool:
                 try:
                     for count in pool.map(_render_chunk, chunks):
                         bar.update(count)
@@ -217,7 +218,8 @@ def _render_chunks(spec: RenderSpec, folder: Path, workers: int) -> None:
                     ) from None
 
 
-def _one_thread() -> None:
+def _begin_process() -> None:
+    end_with_parent()  # each process of a pool holds both ends of its queue, and would wait there forever
     cv2.setNumThreads(1)
     torch.set_num_threads(1)
 
@@ -267,8 +269,7 @@ def road_frames(folder: Path, part: str) -> list[RoadFrame]:
         else:
             share = (0.0, 0.5) if part == "train" else (0.5, 1.0)
         for video in videos:
-            numbered = {int(p.stem.rsplit("_", 1)[1]): p for p in masks if p.stem.startswith(f"{video.stem}_")}
-            frames += _video_frames(video, numbered, share)
+            frames += _video_frames(video, _masks_of(video, masks), share)
     if not frames:
         raise DatasetError(f"{folder}: no frames with masks for part {part!r}")
     return frames
@@ -287,8 +288,23 @@ def _photos(folder: Path, masks: list[Path], other_than: list[Path]) -> list[Roa
     return frames
 
 
+def _masks_of(video: Path, masks: list[Path]) -> dict[int, Path]:
+    """Those named <video>_<frame>.png, by frame; `a_b_7.png` is of a_b.mp4, not of a.mp4."""
+    found = {}
+    for path in masks:
+        name, _, frame = path.stem.rpartition("_")
+        if name == video.stem and frame.isdecimal():
+            found[int(frame)] = path
+    return found
+
+
 def _video_frames(video: Path, masks: dict[int, Path], share: tuple[float, float]) -> list[RoadFrame]:
     images = _video_images(video)
+    if beyond := [path for frame, path in masks.items() if frame >= len(images)]:
+        log.warning(
+            "%s: %d masks are not used, such as %s: %d frames can be read, at most %d are",
+            video, len(beyond), beyond[0].name, len(images), MAX_FRAMES,
+        )  # fmt: skip
     wanted = range(int(len(images) * share[0]), int(len(images) * share[1]))
     return [
         RoadFrame(f"{video.stem}_{k:04d}", np.ascontiguousarray(images[k][..., ::-1]), read_gray(masks[k]))
@@ -329,7 +345,10 @@ def read_gray(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def _read(path: Path, mode: int) -> npt.NDArray[np.uint8]:
-    image = cv2.imread(str(path), mode)
+    try:
+        image = cv2.imread(str(path), mode)
+    except cv2.error as error:  # more pixels than OpenCV allows, by the header
+        raise DatasetError(f"{path}: not a readable image ({error.err})") from None
     if image is None:
         raise DatasetError(f"{path}: not a readable image")
     return np.asarray(image, dtype=np.uint8)

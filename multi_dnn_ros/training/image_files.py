@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.datasets import (
-    IGNORED,
+    CROWD,
     MAX_BOXES,
     NO_BOX,
     DatasetError,
@@ -69,13 +71,14 @@ class ClassFolder:
     def read(self, index: int) -> Batch:
         """image (3, h, w) uint8, label () int64."""
         path, label = self.files[index]
-        return {"image": _row_image(path, self.framing), "label": torch.tensor(label)}
+        return {"image": torch.from_numpy(framed(read_rgb(path), self.framing)), "label": torch.tensor(label)}
 
 
 class CocoBoxes:
     """COCO's detection format: a folder of images and one JSON of images, annotations and categories.
 
-    Crowds become ignored boxes. Categories are matched to the network's labels by name.
+    A crowd (`iscrowd`) of class k has the class number CROWD - k. Categories are matched to the network's labels by
+    name.
     """
 
     def __init__(
@@ -106,9 +109,9 @@ class CocoBoxes:
                 if not np.isfinite(x).all() or min(box_width, box_height) <= 0 or not inside:
                     unusable.append(f"annotation {row.get('id')}: box {x} is empty or outside the image")
                 elif category in known:
-                    number = IGNORED if row.get("iscrowd") else known[category]
+                    number = CROWD - known[category] if row.get("iscrowd") else known[category]
                     boxes[int(row["image_id"])].append(([x[0], x[1], x[0] + x[2], x[1] + x[3]], number))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:  # the last: int(inf)
             raise DatasetError(
                 f"{annotations}: not COCO's detection format ({type(error).__name__}: {error}); expected images "
                 "(id, file_name, width, height), categories (id, name), annotations (image_id, category_id, bbox)"
@@ -116,7 +119,7 @@ class CocoBoxes:
         for name, width, height in entries.values():
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 raise DatasetError(f"{annotations}: file_name '{name}' leads out of {images}")
-            if width <= 0 or height <= 0:
+            if not (0 < width < math.inf and 0 < height < math.inf):
                 raise DatasetError(f"{annotations}: image {name} is {width} x {height}")
         if not known:
             raise DatasetError(
@@ -130,6 +133,9 @@ class CocoBoxes:
         missing = [name for name, *_ in self.rows if not (images / name).is_file()]
         if missing:
             raise DatasetError(f"{images / missing[0]}: no such image ({len(missing)} of {len(self.rows)} are missing)")
+        for name, _, _, found in self.rows:
+            if len(found) > MAX_BOXES:
+                unusable.append(f"{images / name}: {len(found)} boxes, of which the first {MAX_BOXES} are used")
         self.unusable = tuple(unusable)
 
     def name(self, index: int) -> str:
@@ -138,16 +144,31 @@ class CocoBoxes:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def image(self, index: int) -> npt.NDArray[np.uint8]:
+        """The image of row `index`, (height, width, 3) uint8 RGB. DatasetError if it does not have the size that its
+        boxes are given in: it was resized, or replaced by another.
+        """
+        name, width, height, _ = self.rows[index]
+        image = read_rgb(self.images / name)
+        if image.shape[:2] != (round(height), round(width)):
+            raise DatasetError(
+                f"{self.images / name}: is {image.shape[1]}x{image.shape[0]}, its annotations are for "
+                f"{width:g}x{height:g}"
+            )
+        return image
+
     def read(self, index: int) -> Batch:
-        """image (3, h, w) uint8, boxes (MAX_BOXES, 4) float32 in input pixels, classes (MAX_BOXES,) int64."""
-        name, width, height, found = self.rows[index]
+        """image (3, h, w) uint8, boxes (MAX_BOXES, 4) float32 in input pixels, classes (MAX_BOXES,) int64. Raises
+        DatasetError as `image`.
+        """
+        image, found = self.image(index), self.rows[index][3]
         boxes, classes = torch.zeros(MAX_BOXES, 4), torch.full((MAX_BOXES,), NO_BOX)
-        place = self.framing.geometry((round(height), round(width)))
+        place = self.framing.geometry((image.shape[0], image.shape[1]))
         scale = torch.tensor([place.scale_x, place.scale_y] * 2)
         offset = torch.tensor([place.left, place.top] * 2)
         for k, (box, number) in enumerate(found[:MAX_BOXES]):
             boxes[k], classes[k] = torch.tensor(box) * scale + offset, number
-        return {"image": _row_image(self.images / name, self.framing), "boxes": boxes, "classes": classes}
+        return {"image": torch.from_numpy(framed(image, self.framing)), "boxes": boxes, "classes": classes}
 
 
 class LaneMasks:
@@ -161,12 +182,18 @@ class LaneMasks:
         for part in (images, masks):
             if not part.is_dir():
                 raise DatasetError(f"{part}: no such folder; expected images/NAME.jpg and masks/NAME.png in {folder}")
-        by_name = {path.stem: path for path in image_files(masks)}
-        photos = {path.stem: path for path in image_files(images)}
+        by_name, photos = ({path.stem: path for path in image_files(folder)} for folder in (masks, images))
+        hidden = [
+            path
+            for folder, used in ((masks, by_name), (images, photos))
+            for path in image_files(folder)
+            if used[path.stem] != path
+        ]
         self.files = [(path, by_name[stem]) for stem, path in photos.items() if stem in by_name]
         self.unusable = (
             *(f"{path}: no mask of this name in {masks}" for stem, path in photos.items() if stem not in by_name),
             *(f"{path}: no image of this name in {images}" for stem, path in by_name.items() if stem not in photos),
+            *(f"{path}: another file has the same name without its suffix, and is used" for path in hidden),
         )
         if not self.files:
             raise DatasetError(f"{folder}: no image has a mask of its name; expected images/NAME.jpg, masks/NAME.png")
@@ -192,10 +219,6 @@ class LaneMasks:
 
     def name(self, index: int) -> str:
         return str(self.files[index][0])
-
-
-def _row_image(path: Path, framing: Preprocess) -> torch.Tensor:
-    return torch.from_numpy(framed(read_rgb(path), framing))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -54,8 +54,8 @@ class DetectionLoss:
     """Task-aligned assignment (Feng et al. 2021) with binary cross-entropy and complete IoU (Zheng et al. 2020).
 
     outputs: (B, 4 + classes, N) as DetectorNet returns. batch["boxes"]: (B, M, 4) x1, y1, x2, y2 in input pixels;
-    batch["classes"]: (B, M) int64, class, -1 = no box, -2 = ignored: detections inside such a box count neither as
-    right nor as wrong.
+    batch["classes"]: (B, M) int64, class, -1 = no box, -2 and less = ignored: detections inside such a box count
+    neither as right nor as wrong.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class DetectionLoss:
         reach = half.clamp(min=self.reach)
         inside = ((x - centre[..., :1]).abs() < reach[..., :1]) & ((y - centre[..., 1:]).abs() < reach[..., 1:])
         valid = (classes >= 0)[..., None]  # (B, M, 1)
-        free = (inside & (classes == -2)[..., None]).any(dim=1)
+        free = (inside & (classes <= -2)[..., None]).any(dim=1)
         overlap = _iou(truth, boxes)  # (B, M, N)
         chance = scores.transpose(1, 2).gather(1, classes.clamp(min=0)[..., None].expand(-1, -1, scores.shape[1]))
         metric = chance.clamp(min=1e-4).sqrt() * overlap.clamp(min=1e-3).pow(self.beta) * (inside & valid)

@@ -21,12 +21,14 @@ LANE_WIDTH = 320
 @dataclass(frozen=True)
 class Truth:
     """boxes: (N, 4) float32 x1, y1, x2, y2. class_ids: (N,) int64. ignored: (M, 4) float32, visible objects that do not
-    count; used only with `ignore` of `mean_average_precision`.
+    count. crowd_ids: (M,) int64, the class of each ignored box that is a crowd by COCO's rules, -1 for others; None: no
+    crowds. `mean_average_precision` uses other ignored boxes only with `ignore`.
     """
 
     boxes: npt.NDArray[np.float32]
     class_ids: npt.NDArray[np.int64]
     ignored: npt.NDArray[np.float32] | None = None
+    crowd_ids: npt.NDArray[np.int64] | None = None
 
     @classmethod
     def among(
@@ -36,10 +38,18 @@ class Truth:
         class_ids: npt.NDArray[np.int64],
         names: Sequence[str],
         ignored: npt.NDArray[np.float32] | None = None,
+        crowd_ids: npt.NDArray[np.int64] | None = None,
     ) -> Truth:
-        """The true boxes whose class is in `labels`, numbered as there. names: class names of `class_ids`."""
-        own = np.array([labels.index(name) if name in labels else -1 for name in names], np.int64)[class_ids]
-        return cls(boxes[own >= 0], own[own >= 0], ignored)
+        """The true boxes and crowds whose class is in `labels`, numbered as there. names: class names of `class_ids`
+        and `crowd_ids`.
+        """
+        numbers = np.array([labels.index(name) if name in labels else -1 for name in names], np.int64)
+        own = numbers[class_ids]
+        if ignored is None or crowd_ids is None:
+            return cls(boxes[own >= 0], own[own >= 0], ignored)
+        crowds = np.append(numbers, -1)[crowd_ids]  # -1 stays -1
+        kept = (crowd_ids < 0) | (crowds >= 0)
+        return cls(boxes[own >= 0], own[own >= 0], ignored[kept], crowds[kept])
 
 
 class NoTruth(ValueError):
@@ -65,10 +75,10 @@ def mean_average_precision(
 ) -> dict[str, float]:
     """COCO's average precision (pycocotools), at most 100 boxes per image and class.
 
-    predictions: one per image. ignore: a detection on an ignored box does not count (COCO's crowd rule); otherwise it
-    is a false positive. Returns "map50" (IoU 0.5, mean over the classes that occur), "map50_<label>" for each of them,
-    and "map" (IoU 0.5 to 0.95). Raises ValueError if the two sequences differ in length, NoTruth if there is no true
-    box.
+    predictions: one per image. A detection on a crowd of its class does not count (COCO's rule). ignore: nor does one
+    on another ignored box; otherwise it is a false positive. Returns "map50" (IoU 0.5, mean over the classes that
+    occur), "map50_<label>" for each of them, and "map" (IoU 0.5 to 0.95). Raises ValueError if the two sequences differ
+    in length, NoTruth if there is no true box.
     """
     with optional("average precision"):
         from pycocotools.coco import COCO
@@ -106,8 +116,12 @@ def mean_average_precision(
 
 def _true_rows(image: int, truth: Truth, classes: int, ignore: bool) -> list[dict[str, Any]]:
     rows = [_row(image, box, int(c)) for box, c in zip(truth.boxes, truth.class_ids, strict=True)]
-    if ignore and truth.ignored is not None:
-        rows += [{**_row(image, box, c), "iscrowd": 1, "ignore": 1} for box in truth.ignored for c in range(classes)]
+    if truth.ignored is None:
+        return rows
+    crowds = np.full(len(truth.ignored), -1) if truth.crowd_ids is None else truth.crowd_ids
+    for box, crowd in zip(truth.ignored, crowds, strict=True):
+        excused: Sequence[int] = [int(crowd)] if crowd >= 0 else range(classes) if ignore else ()
+        rows += [{**_row(image, box, c), "iscrowd": 1, "ignore": 1} for c in excused]
     return rows
 
 

@@ -14,9 +14,8 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.data import Rows
-from multi_dnn_ros.training.datasets import IGNORED
 from multi_dnn_ros.training.metrics import LaneScore, Prediction, Truth
-from multi_dnn_ros.training.setup import LANE_SHARE, answers
+from multi_dnn_ros.training.setup import LANE_SHARE, answers, truth_of
 from multi_dnn_ros.vision.decoders.base import Decoder
 
 THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))
@@ -126,8 +125,7 @@ def operating_points(
                 height, width = batch["image"].shape[2:]
                 result = decoder(own, (height, width))
                 detections.append(result)
-                boxes, classes = batch["boxes"][k].cpu().numpy(), batch["classes"][k].cpu().numpy()
-                truths.append(Truth(boxes[classes >= 0], classes[classes >= 0], boxes[classes == IGNORED]))
+                truths.append(truth_of(batch["boxes"][k].cpu().numpy(), batch["classes"][k].cpu().numpy()))
     finally:
         decoder.score_threshold, decoder.iou_threshold = before
     if truths:

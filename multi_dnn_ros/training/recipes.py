@@ -16,7 +16,7 @@ from torch import nn
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.models.artifact import write_safetensors
 from multi_dnn_ros.models.networks import DetectorNet, build
-from multi_dnn_ros.training.batches import Inputs
+from multi_dnn_ros.training.batches import Augment, Inputs
 from multi_dnn_ros.training.data import (
     SEEDS,
     Data,
@@ -31,6 +31,7 @@ from multi_dnn_ros.training.data import (
 from multi_dnn_ros.training.datasets import RenderSpec, RoadFrame, SceneArrays
 from multi_dnn_ros.training.loop import Loss, Schedule
 from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss
+from multi_dnn_ros.training.road_augmentation import augment_roads
 from multi_dnn_ros.training.setup import MAIN, TrainingSetup, make_batches, score_rows
 from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.decoders.lane import LaneDecoder
@@ -81,14 +82,17 @@ def recipe(role: str, epochs: int, batch_size: int, lr: float) -> Recipe:
 
 
 def lane_setup(
-    recipe: Recipe, scenes: SceneArrays, choice: SceneArrays, road: Sequence[RoadFrame], device: torch.device
-) -> TrainingSetup:
-    """Generated scenes, and real frames repeated to a fifth of all rows."""
+    recipe: Recipe, scenes: SceneArrays, choice: SceneArrays, road: Sequence[RoadFrame], device: torch.device,
+    *, varied: bool = False,
+) -> TrainingSetup:  # fmt: skip
+    """Generated scenes, and real frames repeated to a fifth of all rows. varied: see `augment_roads`."""
     sets: list[Rows] = [road_rows(scenes, "lanes", recipe.labels)]
     if road:
         sets.append(drive_rows(road, recipe.input_size))
     decoder = LaneDecoder(Preprocess(*recipe.input_size), recipe.labels, score_threshold=0.5)
-    return _setup(recipe, "lanes", sets, [road_rows(choice, "lanes", recipe.labels)], LaneLoss(), decoder, device)
+    shown = [road_rows(choice, "lanes", recipe.labels)]
+    vary = augment_roads if varied else None
+    return _setup(recipe, "lanes", sets, shown, LaneLoss(), decoder, device, vary)
 
 
 def real_images(recipe: Recipe, folder: Path) -> Data:
@@ -117,7 +121,7 @@ def detector_setup(
 
 def _setup(
     recipe: Recipe, task: Task, sets: Sequence[Rows], choice: Sequence[Rows], loss: Loss, decoder: Decoder,
-    device: torch.device,
+    device: torch.device, vary: Augment | None = None,
 ) -> TrainingSetup:  # fmt: skip
     inputs = Inputs(recipe.input_size)
     main = MAIN[task]
@@ -129,7 +133,7 @@ def _setup(
         own = {f"{main}_{name}": scores[main] for name, scores in zip(("generated", "real"), each, strict=True)}
         return {main: sum(own.values()) / len(own), **own}
 
-    batches = make_batches(sets, task, inputs, recipe.batch_size, recipe.schedule.seed, device)
+    batches = make_batches(sets, task, inputs, recipe.batch_size, recipe.schedule.seed, device, vary=vary)
     return TrainingSetup(batches, loss, score, main)
 
 

@@ -18,10 +18,11 @@ from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.checkpoint import TrainingError
-from multi_dnn_ros.training.checks import MAX_FAULTY, check_data
+from multi_dnn_ros.training.checks import MAX_FAULTY, CheckedData, check_sets
 from multi_dnn_ros.training.data import PARTS, Data, Rows
 from multi_dnn_ros.training.distillation import Distilled, SoftTargets, raw_outputs
 from multi_dnn_ros.training.loop import Loss, Outcome, Schedule, train
+from multi_dnn_ros.training.metrics import NoTruth
 from multi_dnn_ros.training.setup import MAIN, make_batches, score_rows
 from multi_dnn_ros.training.trainable import Trainable
 
@@ -70,39 +71,38 @@ def retrain(
     score the test part.
 
     teacher: a network of the same task, framing and output, whose outputs count with `teacher_weight` (0..1) beside the
-    truth; alone if the student has no loss of its own. max_faulty: see check_data.
+    truth; alone if the student has no loss of its own. max_faulty: see check_sets.
     batch_norm, stop: see `train`. All processes of a `distributed.process_group` call this. Raises TrainingError if
     data, teacher and network do not match, and as the loop; DatasetError.
     """
     inputs = _inputs(student, schedule)
-    first = sets[0]
     for data in sets:
         check_labels(student, data)
     loss = _loss(student, teacher, teacher_weight, device, schedule.precision)
     network = student.network.to(device)
     if device.type == "cuda":
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    checked = [check_data(data, test=data is first, max_faulty=max_faulty, progress=progress) for data in sets]
+    checked = check_sets(sets, max_faulty=max_faulty, progress=progress)
     train_rows, choice_rows = ([data.part(part) for data in checked] for part in PARTS[:2])
     batches = make_batches(train_rows, student.task, inputs, batch_size, schedule.seed, device, mix=schedule.mix)
     main = MAIN[student.task]
 
     def score(scored: nn.Module) -> dict[str, float]:
         each = [
-            score_rows(scored, student.task, rows, student.inputs, student.decoder, student.labels, kind=student.kind)
-            for rows in choice_rows
+            _scores(student, scored, rows, f"data '{data.name}', part choice")
+            for data, rows in zip(checked, choice_rows, strict=True)
         ]
         # Mean over the sets, so that none is sacrificed for another.
         return {**each[0], main: sum(scores[main] for scores in each) / len(each)}
 
-    test_rows = checked[0].part("test") if distributed.rank() == 0 else None
-    before = _test(student, network, test_rows)
+    before = _test(student, network, checked[0])
     say(f"before: {describe(before)}")
     begin = time.monotonic()
     identity = {
         "model": student.model,
         "size": list(student.size),
         "batch_size": batch_size,
+        "loss": loss_settings(student.loss),
         "teacher": {"model": teacher.model, "weight": teacher_weight,
                     "weights": weights_digest(teacher.network.state_dict())} if teacher is not None else None,
         "data": {data.name: {"images": data.counts, "digest": data.digest} for data in checked},
@@ -115,7 +115,7 @@ def retrain(
         )  # fmt: skip
     seconds = time.monotonic() - begin
     gc.collect()  # captured passes are reference cycles that own GPU memory
-    after = _test(student, network, test_rows)
+    after = _test(student, network, checked[0])
     say(f"after {seconds:.0f} s: {describe(after)}")
     network.cpu()
     rows = {data.name: data.counts for data in checked}
@@ -161,15 +161,28 @@ def _run(student: Trainable, size: tuple[int, int]) -> Any:
         ) from None
 
 
+def loss_settings(loss: Loss | None) -> dict[str, Any] | None:
+    """The class of a loss and its options that are numbers or tuples of them, such as label smoothing."""
+    if loss is None:
+        return None
+    options = {
+        name: value
+        for name, value in getattr(loss, "__dict__", {}).items()
+        if all(isinstance(each, (int, float)) for each in (value if isinstance(value, tuple) else (value,)))
+    }
+    return {"kind": type(loss).__name__, **options}
+
+
 def settings(
     schedule: Schedule, batch_size: int, sets: Sequence[Data], teacher: Trainable | None, weight: float,
-    batch_norm: str = "auto",
+    batch_norm: str = "auto", loss: Loss | None = None,
 ) -> Any:  # fmt: skip
-    """Training settings recorded in a retrained artifact."""
+    """Training settings recorded in a retrained artifact. loss: on the truth; None: the teacher alone."""
     return {
         "data": [data.name for data in sets],
         "schedule": asdict(schedule),
         "batch_size": batch_size,
+        "loss": loss_settings(loss),
         "processes": distributed.world(),
         "batch_norm": batch_norm,
         "teacher": {"model": teacher.model, "weight": weight} if teacher is not None else None,
@@ -210,12 +223,19 @@ def _check_same_outputs(student: Trainable, teacher: Trainable) -> None:
         )
 
 
-def _test(student: Trainable, network: nn.Module, rows: Rows | None) -> dict[str, float]:
-    """Scores on the test part, computed by rank 0, which alone has the rows; returned on all processes."""
+def _test(student: Trainable, network: nn.Module, data: CheckedData) -> dict[str, float]:
+    """Scores on the test part, computed by rank 0, which alone has it; returned on all processes."""
     scores: dict[str, float] = {}
-    if rows is not None:
-        scores = score_rows(
-            network, student.task, rows, student.inputs, student.decoder, student.labels, kind=student.kind
-        )
+    if distributed.rank() == 0:
+        scores = _scores(student, network, data.part("test"), f"data '{data.name}', part test")
     result: dict[str, float] = distributed.from_first(scores)
     return result
+
+
+def _scores(student: Trainable, network: nn.Module, rows: Rows, where: str) -> dict[str, float]:
+    try:
+        return score_rows(
+            network, student.task, rows, student.inputs, student.decoder, student.labels, kind=student.kind
+        )
+    except NoTruth as error:
+        raise TrainingError(f"{where}: {error}") from None

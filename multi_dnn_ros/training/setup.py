@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -25,7 +27,7 @@ from multi_dnn_ros.training.batches import (
 )
 from multi_dnn_ros.training.classification import Accuracy, logits_of
 from multi_dnn_ros.training.data import ArrayRows, Rows, Task
-from multi_dnn_ros.training.datasets import IGNORED
+from multi_dnn_ros.training.datasets import CROWD, IGNORED
 from multi_dnn_ros.training.loop import Batches, Loss, Score
 from multi_dnn_ros.training.metrics import Truth
 from multi_dnn_ros.vision.decoders.base import Decoder
@@ -50,13 +52,15 @@ class TrainingSetup:
 
 def make_batches(
     sets: Sequence[Rows], task: Task, inputs: Inputs, batch_size: int, seed: int, device: torch.device,
-    least_share: float = 0.2, mix: float = 0.0,
+    least_share: float = 0.2, mix: float = 0.0, vary: Augment | None = None,
 ) -> ArrayBatches | FileBatches:  # fmt: skip
     """Augmented batches of all sets; a small set is repeated until it makes up `least_share` of each epoch.
 
-    Sets in memory are copied to the device, others are read while training. mix: of classes, see augment_classes.
+    Sets in memory are copied to the device, others are read while training. mix: of classes, see augment_classes. vary:
+    the augmentation; None: that of the task.
     """
-    vary = partial(augment_classes, mix=mix) if task == "classes" else _VARY[task]
+    if vary is None:
+        vary = partial(augment_classes, mix=mix) if task == "classes" else _VARY[task]
     counts = [len(rows) for rows in sets]
     largest = max(counts)
     times = [max(1, round(least_share / (1 - least_share) * largest / count)) for count in counts]
@@ -149,9 +153,14 @@ def _truth(task: Task, batch: Batch, k: int) -> tuple[object, tuple[int, int]]:
     if task == "lanes":
         mask = batch["mask"][k, 0].cpu().numpy()
         return mask >= LANE_SHARE, mask.shape
-    boxes, classes = batch["boxes"][k].cpu().numpy(), batch["classes"][k].cpu().numpy()
     height, width = batch["image"].shape[2:]
-    return Truth(boxes[classes >= 0], classes[classes >= 0], boxes[classes == IGNORED]), (height, width)
+    return truth_of(batch["boxes"][k].cpu().numpy(), batch["classes"][k].cpu().numpy()), (height, width)
+
+
+def truth_of(boxes: npt.NDArray[np.float32], classes: npt.NDArray[np.int64]) -> Truth:
+    """The truth in boxes (N, 4) float32 with class numbers (N,) int64, among them NO_BOX, IGNORED, and CROWD - k."""
+    ignored = classes <= IGNORED
+    return Truth(boxes[classes >= 0], classes[classes >= 0], boxes[ignored], CROWD - classes[ignored])  # IGNORED: -1
 
 
 def _by_image(outputs: object) -> Iterator[tuple[Tensor, ...]]:

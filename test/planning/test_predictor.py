@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,8 @@ def taught(few_trees: None) -> Predictor:
     return learn(table(), note="tests")
 
 
-def table() -> list[Sample]:
+@cache
+def table() -> tuple[Sample, ...]:
     """Trained on layers like those of `Small`, with 2 to 16 channels."""
     rows = []
     for channels in (2, 4, 6, 16):
@@ -40,7 +42,7 @@ def table() -> list[Sample]:
             for load in (Load(), Load("dnn", 1), Load("dnn", 2)):
                 ms = law(counts, load)
                 rows.append(Sample(f"small {channels}", shape.name, counts, SETTING, load, ms, ms, ms, ms, 5))
-    return rows
+    return tuple(rows)
 
 
 def test_the_predictor_is_a_file_of_numbers(tmp_path: Path, taught: Predictor) -> None:

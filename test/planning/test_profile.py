@@ -289,6 +289,7 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["layers", "builtin:lane", "--backend", "abacus"], 2, "--backend is 'abacus'; allowed: auto, eager"),
         (["layers", "builtin:lane", "--backend", "cuda_graph", "--device", "cpu"], 1, "'cuda_graph', but the device"),
         (["layers", "nowhere.onnx"], 1, "model is 'nowhere.onnx': there is no such file"),
+        (["layers", "a/net.onnx", "b/net.onnx", "--output", "out"], 2, "models would be written to out/net.onnx"),
     ],
 )
 def test_failure_is_one_line(arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -255,6 +255,13 @@ def test_importances_as_text_and_plot(tmp_path: Path) -> None:
     assert importances(samples(1, 1)[:3]) == []
 
 
+def test_a_layer_under_load_is_compared_with_itself_on_the_same_share_of_the_device() -> None:
+    whole = samples()
+    slower = [dataclasses.replace(row, ms=4.0 * row.ms, setting=dataclasses.replace(SETTING, sms=16)) for row in whole]
+    for both, alone in zip(importances([*whole, *slower]), importances(whole), strict=True):
+        assert dict(both.slowdown) == pytest.approx(dict(alone.slowdown))
+
+
 def test_an_unusable_table_is_rejected() -> None:
     rows = samples(2, 2)
     with pytest.raises(ProfileError, match="is of one model, model 0"):

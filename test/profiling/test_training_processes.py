@@ -70,6 +70,7 @@ def test_a_process_that_fails_ends_all_with_one_line(how: str, said: str) -> Non
     assert children() == []
 
 
+@pytest.mark.long  # one process in test/common/test_parent_watch.py
 def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     script = (
         "import sys, torch, training_processes\n"

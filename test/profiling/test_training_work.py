@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from itertools import pairwise
 
 import pytest
@@ -15,7 +16,15 @@ from multi_dnn_ros.profiling.training.interconnect import Link, Overlap, Sample,
 from multi_dnn_ros.profiling.training.measure import count_work
 from multi_dnn_ros.profiling.training.prediction import LayerTimes, StepModel, Task, predict_scaling, simulate
 from multi_dnn_ros.profiling.training.step import Batch, Replica
-from multi_dnn_ros.profiling.training.trace import Message, Segment, Timeline, exposed_by_message
+from multi_dnn_ros.profiling.training.trace import (
+    Message,
+    Recorder,
+    Segment,
+    Timeline,
+    exposed_by_message,
+    joined,
+    windows,
+)
 from multi_dnn_ros.profiling.training.work import Work
 
 B, C, H = 2, 4, 8  # images, channels, side
@@ -218,3 +227,42 @@ def test_exposed_time_is_shared_by_the_messages_that_end_one_after_another() -> 
     timeline = Timeline((Segment(0, "backward", 0.0, 6.0),), messages)
     assert exposed_by_message(timeline, 2.0, 6.0) == pytest.approx([1.0, 0.5, 1.5])
     assert exposed_by_message(timeline, 2.0, 4.0) == pytest.approx([1.0, 0.0, 1.0])
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.lists(st.integers(0, 39), max_size=5))
+def test_a_step_that_is_stamped_in_parts_is_put_together(count: int, size: int, messages: list[int]) -> None:
+    """With a clock that is read once per change; every part begins at another time."""
+    ticks = itertools.count()
+
+    def recorded(window: range | None) -> Recorder:
+        recorder = Recorder(torch.device("cpu"), window)
+        base = 1_000_000_000 * next(ticks)
+        now = 0
+        recorder.stamp = lambda: base + now  # type: ignore[method-assign]
+        for number in range(count):
+            now = number**2 * 1000
+            recorder.switch(number, "forward")
+            for _ in range(messages.count(number)):
+                stamps = recorder.launch((number,), 8)
+                if stamps is not None:
+                    stamps.append(base + now + 5_000_000)
+        now = count**2 * 1000
+        recorder.finish()
+        return recorder
+
+    whole = recorded(None).timeline()
+    parts = joined([recorded(window) for window in windows(count, size)])
+    assert len(parts.segments) == count
+    assert len(parts.messages) == len([number for number in messages if number < count])
+    for ours, expected in zip((*parts.segments, *parts.messages), (*whole.segments, *whole.messages), strict=True):
+        assert (ours.start_s, ours.end_s) == pytest.approx((expected.start_s, expected.end_s))
+
+
+def test_steps_that_differ_are_not_put_together() -> None:
+    recorders = [Recorder(torch.device("cpu"), window) for window in (range(1), range(1, 2))]
+    for layer, recorder in enumerate(recorders):
+        recorder.switch(0, "forward")
+        recorder.switch(layer, "backward")
+        recorder.finish()
+    with pytest.raises(RuntimeError, match="different order"):
+        joined(recorders)

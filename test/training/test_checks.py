@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import struct
+import zlib
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from multi_dnn_ros.training.checks import CheckedData, check_data
+from multi_dnn_ros.training.checks import CheckedData, check_data, check_sets
 from multi_dnn_ros.training.data import PARTS, DataRequest, open_data
 from multi_dnn_ros.training.datasets import DatasetError
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -75,6 +77,16 @@ def test_unreadable_images_are_left_out(folder: Path, content: bytes | None, cap
         checked(folder, 0.01)
 
 
+def test_an_image_that_claims_too_many_pixels_is_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """OpenCV raises an exception of its own for it, instead of reading nothing."""
+    path = folder / "train" / "a" / "7.png"
+    png = path.read_bytes()
+    header = png[12:16] + struct.pack(">II", 60_000, 60_000) + png[24:29]
+    path.write_bytes(png[:12] + header + struct.pack(">I", zlib.crc32(header)) + png[33:])
+    assert counts(checked(folder)) == [79, 20, 20]
+    assert f"1 unusable: {path}: not a readable image (pixels <=" in caplog.text
+
+
 def test_images_of_two_parts_are_kept_in_the_later_one(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     shutil.copy(folder / "test" / "b" / "3.png", folder / "train" / "a" / "copy.png")
     shutil.copy(folder / "val" / "b" / "3.png", folder / "train" / "b" / "copy.png")
@@ -83,6 +95,28 @@ def test_images_of_two_parts_are_kept_in_the_later_one(folder: Path, caplog: pyt
     assert counts(data) == [81, 20, 20]
     assert "part train (83 images): 2 duplicates of a later part, left out" in caplog.text
     assert f"a/copy.png is also {folder}/test/b/3.png of test" in caplog.text
+
+
+def test_images_of_two_sets_are_kept_in_the_later_part(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second set would train on an image of the first one's test part, and select by one that was trained on."""
+    other = tmp_path_factory.mktemp("other")
+    for k, part in enumerate(("train", "val", "test")):
+        for number, name in enumerate(("a", "b")):
+            for image in range(10):
+                noise(other / part / name / f"{image}.png", 50_000 + 1000 * k + 100 * number + image)
+    shutil.copy(folder / "test" / "b" / "3.png", other / "train" / "a" / "copy.png")
+    shutil.copy(folder / "val" / "b" / "4.png", other / "train" / "b" / "copy.png")
+    shutil.copy(folder / "train" / "a" / "5.png", other / "val" / "a" / "copy.png")
+    sets = [open_data(f"classes:{path}", DataRequest("classes", SIZE)) for path in (folder, other)]
+    first, second = check_sets(sets, max_faulty=0.5, progress=False)
+    assert counts(first) == [79, 20, 20]
+    assert [len(second.part(part)) for part in PARTS[:2]] == [20, 21]
+    assert f"data 'classes:{other}', part train (22 images): 2 duplicates of a later part" in caplog.text
+    assert f"a/copy.png is also {folder}/test/b/3.png of test of data 'classes:{folder}'" in caplog.text
+    assert f"a/5.png is also {other}/val/a/copy.png of choice of data 'classes:{other}'" in caplog.text
+    assert check_sets([first, second]) == [first, second]
 
 
 def test_a_part_of_duplicates_only_is_an_error(folder: Path) -> None:
@@ -126,6 +160,28 @@ def test_the_digest_includes_the_truth(tmp_path: Path) -> None:
         data = open_data(f"coco:{tmp_path}", DataRequest("boxes", SIZE, ("car",)))
         digests.add(check_data(data, progress=False).digest)
     assert len(digests) == 2
+
+
+def test_an_image_of_another_size_than_its_annotations_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "annotations").mkdir()
+    for part in ("train", "val"):
+        for k in range(8):
+            noise(tmp_path / part / f"{k}.png", 100 * len(part) + k)
+        content = {
+            "images": [{"id": k, "file_name": f"{k}.png", "width": 32, "height": 32} for k in range(8)],
+            "categories": [{"id": 1, "name": "car"}],
+            "annotations": [{"id": k, "image_id": k, "category_id": 1, "bbox": [2, 2, 9, 9]} for k in range(8)],
+        }
+        (tmp_path / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
+    resized = tmp_path / "train" / "2.png"  # 3 and 7 are held out
+    assert cv2.imwrite(str(resized), np.zeros((16, 64, 3), np.uint8))
+    data = open_data(f"coco:{tmp_path}", DataRequest("boxes", SIZE, ("car",)))
+    assert counts(check_data(data, max_faulty=0.5, progress=False)) == [5, 2, 8]
+    assert f"{resized}: is 64x16, its annotations are for 32x32" in caplog.text
+    with pytest.raises(DatasetError, match=r"1 unusable: .*2\.png: is 64x16"):
+        check_data(data, max_faulty=0.1, progress=False)
 
 
 def test_boxes_outside_of_their_image_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

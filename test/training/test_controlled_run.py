@@ -2,52 +2,58 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fork_server import ForkServer
 
 from multi_dnn_ros.models.sources import load_artifact
+from multi_dnn_ros.training import controlled_run
 from multi_dnn_ros.training.__main__ import main
 from multi_dnn_ros.training.controlled_run import EXIT_STOPPED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def command(colours: Path, folder: Path, *more: str) -> list[str]:
+def command(colours: Path, folder: Path, seeds: int, *more: str) -> list[str]:
     return ["controlled", "torchvision:squeezenet1_1", "--data", f"classes:{colours}", "--num-classes", "2",
             "--size", "32", "--macs-size", "64", "--epochs", "2", "--retrain-epochs", "2", "--batch-size", "8",
-            "--ratio", "0.4", "--seeds", "2", "--folder", str(folder), "--out", str(folder / "out.json"),
+            "--ratio", "0.4", "--seeds", str(seeds), "--folder", str(folder), "--out", str(folder / "out.json"),
             "--device", "cpu", *more]  # fmt: skip
 
 
+@pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_run_goes_on_where_it_was_stopped_or_killed(
-    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fork_server: ForkServer
+    seeds: int, colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fork_server: ForkServer
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     codes = []
     while not codes or (codes[-1] == EXIT_STOPPED and len(codes) < 30):
-        codes.append(main(command(colours, whole, "--minutes", "1e-9")))
-    # Stopped after each epoch but the last of a network, and after each further training: 1 + 4 * 2.
-    assert codes == [EXIT_STOPPED] * 9 + [0]
+        codes.append(main(command(colours, whole, seeds, "--minutes", "1e-9")))
+    # Stopped after each epoch but the last of a network, and after each further training: 1 + 4 * seeds.
+    assert codes == [EXIT_STOPPED] * (1 + 4 * seeds) + [0]
     shown = capsys.readouterr().out
     assert "stopped after epoch 1 of 2; the same command continues" in shown
     content = json.loads((whole / "out.json").read_text())
-    assert list(content["runs"]) == ["decomposed 0", "control 0", "decomposed 1", "control 1"]
+    assert list(content["runs"]) == [f"{who} {seed}" for seed in range(seeds) for who in ("decomposed", "control")]
     assert content["settings"]["retraining"]["epochs"] == 2
     assert 0.1 < content["cost"]["macs_cut"] < 0.9
-    after = {who: [content["runs"][f"{who} {seed}"]["after"]["top1"] for seed in (0, 1)]
+    after = {who: [content["runs"][f"{who} {seed}"]["after"]["top1"] for seed in range(seeds)]
              for who in ("decomposed", "control")}  # fmt: skip
     for who, values in after.items():
-        assert content["summary"][who]["mean"] == pytest.approx(sum(values) / 2)
-    difference = sum(after["decomposed"]) / 2 - sum(after["control"]) / 2
+        assert content["summary"][who]["mean"] == pytest.approx(sum(values) / seeds)
+    difference = (sum(after["decomposed"]) - sum(after["control"])) / seeds
     assert content["summary"]["against_control"] == pytest.approx(difference)
     assert f"{difference:+.4f}" in shown.splitlines()[-1]
     assert not list(whole.glob("*seed*.ckpt"))
@@ -58,7 +64,7 @@ def test_a_run_goes_on_where_it_was_stopped_or_killed(
         shutil.copy(whole / name, killed / name)
     (killed / "out.json").write_text(json.dumps({**content, "runs": {}}))
     process = fork_server.popen(
-        [sys.executable, "-m", "multi_dnn_ros.training", *command(colours, killed)],
+        [sys.executable, "-m", "multi_dnn_ros.training", *command(colours, killed, seeds)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     limit = time.monotonic() + 200
@@ -68,7 +74,7 @@ def test_a_run_goes_on_where_it_was_stopped_or_killed(
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert list(json.loads((killed / "out.json").read_text())["runs"]) == ["decomposed 0"]
-    assert main(command(colours, killed)) == 0
+    assert main(command(colours, killed, seeds)) == 0
     again = json.loads((killed / "out.json").read_text())
     for key, row in content["runs"].items():
         assert {**again["runs"][key], "seconds": 0, "sha256": ""} == {**row, "seconds": 0, "sha256": ""}
@@ -89,5 +95,22 @@ def test_a_run_goes_on_where_it_was_stopped_or_killed(
     capsys.readouterr()
     assert main(["controlled-table", str(whole / "out.json"), str(killed / "out.json")]) == 0
     assert capsys.readouterr().out.count("squeezenet1_1") == 2
-    assert main(command(colours, whole, "--ratio", "0.5")) == 1
+    assert main(command(colours, whole, seeds, "--ratio", "0.5")) == 1
     assert "was made with other ratio" in capsys.readouterr().err
+
+
+def test_a_finished_training_outlives_a_full_disk(
+    colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its checkpoint is removed only when its result is written."""
+    write = controlled_run.write_json
+
+    def full(path: Path, content: Mapping[str, Any]) -> None:
+        if content.get("runs"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, content)
+
+    monkeypatch.setattr(controlled_run, "write_json", full)
+    assert main(command(colours, tmp_path, 1)) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert (tmp_path / "decomposed.seed0.ckpt").exists()

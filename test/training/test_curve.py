@@ -48,6 +48,7 @@ def test_points_are_added_and_never_made_twice(
     assert json.loads(out.read_text()) == content
 
 
+@pytest.mark.long  # convolutions above; fully connected layers in test/compression/test_tucker.py
 def test_fully_connected_layers_where_asked_for(colours: Path, tmp_path: Path) -> None:
     """MobileNetV3's MACs are in 1x1 convolutions, which stay, and on small images in a layer of 960 by 1280."""
     out = tmp_path / "curve.json"

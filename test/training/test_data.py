@@ -14,8 +14,8 @@ import torch
 
 from multi_dnn_ros.training.batches import FileBatches, Inputs
 from multi_dnn_ros.training.data import PARTS, Data, DataRequest, Rows, Task, open_data
-from multi_dnn_ros.training.datasets import IGNORED, NO_BOX, DatasetError
-from multi_dnn_ros.training.setup import make_batches
+from multi_dnn_ros.training.datasets import CROWD, MAX_BOXES, NO_BOX, DatasetError
+from multi_dnn_ros.training.setup import make_batches, truth_of
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 SIZE = Preprocess(48, 32)
@@ -134,7 +134,12 @@ def test_coco(tmp_path: Path) -> None:
     row = rows.read(0)
     assert row["image"].shape == (3, 32, 48)
     assert row["boxes"][:3].tolist() == [[5, 10, 20, 15], [20, 5, 23, 15], [30, 5, 40, 15]]  # half the size
-    assert row["classes"][:4].tolist() == [1, 0, IGNORED, NO_BOX]
+    assert row["classes"][:4].tolist() == [1, 0, CROWD - 0, NO_BOX]
+    truth = truth_of(row["boxes"].numpy(), row["classes"].numpy())
+    assert (truth.class_ids.tolist(), truth.boxes.tolist()) == ([1, 0], row["boxes"][:2].tolist())
+    assert truth.crowd_ids is not None
+    assert truth.ignored is not None
+    assert (truth.crowd_ids.tolist(), truth.ignored.tolist()) == ([0], [[30, 5, 40, 15]])
 
 
 def test_coco_boxes_follow_a_letterbox(tmp_path: Path) -> None:
@@ -147,13 +152,22 @@ def test_coco_boxes_follow_a_letterbox(tmp_path: Path) -> None:
     assert int(row["image"][0, 32, 32]) == 50
 
 
+def test_boxes_that_do_not_fit_into_a_row_are_named(tmp_path: Path) -> None:
+    many = [{"id": k, "image_id": 7, "category_id": 3, "bbox": [1, 2, 3, 4]} for k in range(MAX_BOXES + 1)]
+    rows = opened(f"coco:{coco(tmp_path, annotations=many)}", "boxes", ("car",)).part("test")
+    assert rows.unusable == (f"{tmp_path}/val2017/a.png: 97 boxes, of which the first 96 are used",)
+    assert int((rows.read(0)["classes"] == 0).sum()) == MAX_BOXES
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"images": [{"id": 7, "file_name": "c.png", "width": 96, "height": 64}]}, r"c\.png: no such image \(1 of 1"),
         ({"images": [{"id": 7, "file_name": "../a.png", "width": 9, "height": 6}]}, "leads out of"),
         ({"images": [{"id": 7, "file_name": "a.png", "width": 0, "height": 64}]}, "a.png is 0"),
+        ({"images": [{"id": 7, "file_name": "a.png", "width": 96, "height": float("nan")}]}, "a.png is 96.0 x nan"),
         ({"images": 5}, "not COCO's detection format"),
+        ({"images": [{"id": float("inf"), "file_name": "a.png", "width": 96, "height": 64}]}, "OverflowError"),
         ({"categories": [{"id": 3, "name": "boat"}]}, "KeyError: .annotation 2"),
         ({"annotations": []}, "no box of the classes person, car"),
         ({"annotations": [{"id": 1, "image_id": 9, "category_id": 3, "bbox": [1, 2, 3, 4]}]}, "annotation 1"),
@@ -201,6 +215,13 @@ def test_lane_images_with_masks(tmp_path: Path) -> None:
         (tmp_path / "train" / "masks" / f"{name}.png").rename(tmp_path / "train" / "masks" / f"{name}{name}.png")
     with pytest.raises(DatasetError, match="no image has a mask of its name"):
         opened(f"lanes:{tmp_path}", "lanes").part("train")
+
+
+def test_two_lane_images_of_one_name_are_named(tmp_path: Path) -> None:
+    picture(lane_folders(tmp_path) / "val" / "images" / "a.bmp", (90, 90, 90), (96, 64))
+    rows = opened(f"lanes:{tmp_path}", "lanes").part("test")
+    assert [rows.name(k) for k in range(len(rows))] == [f"{tmp_path}/val/images/{name}.png" for name in ("a", "b")]
+    assert [text for text in rows.unusable if text.startswith(f"{tmp_path}/val/images/a.bmp: another file")]
 
 
 def test_generated_road_for_both_tasks(tmp_path: Path) -> None:

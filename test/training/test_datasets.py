@@ -5,15 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
 import numpy as np
+import psutil
 import pytest
 import torch
+from fork_server import ForkServer
 
 from multi_dnn_ros.training import datasets
 from multi_dnn_ros.training.batches import ArrayBatches, augment_colours, augment_detection, augment_lanes
@@ -117,6 +123,51 @@ def test_a_rendering_process_that_is_killed_is_an_error(tmp_path: Path) -> None:
     assert not list((tmp_path / "set").iterdir())
 
 
+class Waiting(RenderSpec):
+    """Its scenes are never finished; each process that begins one leaves a file with its number."""
+
+    def scene(self, index: int) -> Scene:
+        (Path(os.environ["BEGUN"]) / str(os.getpid())).touch()
+        threading.Event().wait()
+        return super().scene(index)
+
+
+_RENDER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+from test_datasets import Waiting
+from multi_dnn_ros.training.datasets import render
+render(Waiting(64, 6, (64, 64), (64, 64)), Path({place!r}), workers=2)
+"""
+
+
+@pytest.mark.timeout(180)
+def test_rendering_processes_end_with_the_one_that_started_them(tmp_path: Path, fork_server: ForkServer) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    program = _RENDER.format(folder=str(Path(__file__).parent), place=str(tmp_path / "set"))
+    parent = fork_server.popen(
+        [sys.executable, "-c", program], env={**os.environ, "BEGUN": str(begun)}, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    processes: list[psutil.Process] = []
+    try:
+        deadline = time.monotonic() + 120
+        while len(processes) < 2:
+            assert parent.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+            processes = [psutil.Process(int(file.name)) for file in begun.iterdir()]
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    left = psutil.wait_procs(processes, timeout=30)[1]
+    for process in left:
+        process.kill()
+    assert left == []
+
+
 def test_damaged_scenes_are_rendered_again(tmp_path: Path) -> None:
     whole = render(SPEC, tmp_path, workers=1)
     boxes = np.array(whole.boxes)
@@ -218,6 +269,30 @@ def test_road_frames_are_split_in_the_middle_of_the_video(tmp_path: Path) -> Non
     assert other.image.shape == (48, 64, 3)
     assert np.abs(other.image[0, 0].astype(int) - (120, 10, 250)).max() < 12  # RGB
     assert other.mask.shape == (24, 32)
+
+
+def test_masks_belong_to_the_video_of_their_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two videos, of which the name of one begins with that of the other; a photo whose name begins so, too."""
+    road(tmp_path)
+    shutil.copy(tmp_path / "way.mp4", tmp_path / "way_home.mp4")
+    cv2.imwrite(str(tmp_path / "way_out.jpg"), np.full((48, 64, 3), 250, np.uint8))
+    masks = {"way_0004": 0, "way_home_0004": 1, "way_home_0005": 2, "way_out": 3}
+    for name, column in masks.items():
+        mask = np.zeros((24, 32), np.uint8)
+        mask[:, column] = 255
+        cv2.imwrite(str(tmp_path / "lane_masks" / f"{name}.png"), mask)
+    train = {frame.name: frame.mask for frame in road_frames(tmp_path, "train")}
+    assert sorted(train) == ["way_0000", "way_0004", "way_0006"]
+    assert train["way_0004"][0].nonzero()[0].tolist() == [0]
+    last = {frame.name: frame.mask for frame in road_frames(tmp_path, "video")}
+    assert sorted(last) == ["way_home_0004", "way_home_0005"]
+    assert last["way_home_0004"][0].nonzero()[0].tolist() == [1]
+    assert "way_out" in [frame.name for frame in road_frames(tmp_path, "photos")]
+    assert not caplog.records
+
+    shutil.copy(tmp_path / "lane_masks" / "way_0004.png", tmp_path / "lane_masks" / "way_0010.png")
+    assert len(road_frames(tmp_path, "train")) == 3
+    assert "way.mp4: 1 masks are not used, such as way_0010.png: 10 frames can be read" in caplog.text
 
 
 def test_missing_and_malformed_road_is_named(tmp_path: Path) -> None:

@@ -17,7 +17,13 @@ from multi_dnn_ros.vision.decoders.anchor import AnchorDecoder
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("builder", ["ssdlite320_mobilenet_v3_large", "retinanet_resnet50_fpn", "fcos_resnet50_fpn"])
+@pytest.mark.parametrize(
+    "builder",
+    [
+        "ssdlite320_mobilenet_v3_large",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("retinanet_resnet50_fpn", "fcos_resnet50_fpn")),
+    ],
+)
 def test_the_loss_of_torchvision_s_detectors_is_their_own(builder: str) -> None:
     size = 320 if builder.startswith("ssd") else 128
     own = {} if builder.startswith("ssd") else {"min_size": size, "max_size": size}

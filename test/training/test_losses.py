@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from multi_dnn_ros.models.networks import cells
 from multi_dnn_ros.training.batches import augment_classes
 from multi_dnn_ros.training.classification import ClassificationLoss
+from multi_dnn_ros.training.datasets import CROWD, IGNORED
 from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss
 
 SIZE, STRIDES = (64, 64), (8, 16, 32)
@@ -84,10 +85,11 @@ def test_right_boxes_cost_less_than_wrong_ones() -> None:
     assert float(right) < 0.2 * float(wrong)
 
 
-def test_what_lies_in_an_ignored_box_costs_nothing() -> None:
+@pytest.mark.parametrize("ignored", [IGNORED, CROWD, CROWD - 1])
+def test_what_lies_in_an_ignored_box_costs_nothing(ignored: int) -> None:
     boxes, scores = guess(0.001)
     scores[0, 0] = 0.9  # cell 0 is at (4, 4)
-    free = loss()(outputs(boxes, scores), batch((0, 0, 8, 8, -2)))
+    free = loss()(outputs(boxes, scores), batch((0, 0, 8, 8, ignored)))
     charged = loss()(outputs(boxes, scores), batch((0, 0, 8, 8, -1)))
     assert float(free) < 0.01 < float(charged)
 

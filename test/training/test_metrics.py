@@ -80,6 +80,23 @@ def test_ignored_objects_excuse_detections_only_when_asked() -> None:
     assert mean_average_precision(predictions, truths, LABELS, ignore=True)["map50"] == pytest.approx(1.0)
 
 
+def test_a_crowd_excuses_the_detections_of_its_class_as_in_coco() -> None:
+    predictions = [
+        found((0, 0, 10, 10, 0, 0.5), (50, 50, 60, 60, 0, 0.9), (80, 80, 90, 90, 1, 0.5), (51, 50, 61, 60, 1, 0.9))
+    ]
+    table = truth((0, 0, 10, 10, 0), (80, 80, 90, 90, 1), ignored=[[48, 48, 62, 62]])
+    of_cars = Truth(table.boxes, table.class_ids, table.ignored, np.array([0]))
+    scores = mean_average_precision(predictions, [of_cars], LABELS)
+    assert scores["map50_car"] == pytest.approx(1.0)
+    assert scores["map50_truck"] == pytest.approx(0.5)  # a false truck with a higher score than the true one
+    among = Truth.among(("truck", "car"), of_cars.boxes, of_cars.class_ids, LABELS, of_cars.ignored, of_cars.crowd_ids)
+    assert among.crowd_ids is not None
+    assert among.crowd_ids.tolist() == [1]
+    none = Truth.among(("truck",), of_cars.boxes, of_cars.class_ids, LABELS, of_cars.ignored, of_cars.crowd_ids)
+    assert none.ignored is not None
+    assert none.ignored.shape == (0, 4)
+
+
 def test_images_are_kept_apart() -> None:
     scores = mean_average_precision(
         [found(), found((0, 0, 10, 10, 0, 0.9))], [truth((0, 0, 10, 10, 0)), truth()], LABELS

@@ -64,7 +64,7 @@ def arguments(model: str | Path, out: Path, data: str, *more: str) -> list[str]:
 # --- through the front door -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long  # a builder in test_curve; from a name to a report with a detector below
+@pytest.mark.long  # a builder in test_curve; an exported program below
 def test_a_builder_learns_classes_and_is_evaluated(
     colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +111,9 @@ def test_a_builder_learns_classes_and_is_evaluated(
     assert (report / "networks.png").read_bytes()[:4] == b"\x89PNG"
 
 
+# A detector is trained in test_training_command, a decomposed one goes into the node in test_cli_decompose, a retrained
+# network into the node below, and networks are evaluated and timed in test_served.
+@pytest.mark.long
 def test_a_detector_is_decomposed_retrained_and_goes_into_the_node(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,7 +201,7 @@ def test_a_run_killed_in_the_middle_ends_with_the_same_weights(
     colours: Path, tmp_path: Path, fork_server: ForkServer
 ) -> None:
     model = small_classifier(tmp_path / "in.pt2")
-    run = ["--decoder", "classification", "--epochs", "40", "--batch-size", "4", "--lr", "0.01"]
+    run = ["--decoder", "classification", "--epochs", "20", "--batch-size", "4", "--lr", "0.01"]
     data = f"classes:{colours}"
     assert main(arguments(model, tmp_path / "whole.pt2", data, *run)) == 0
     checkpoint = tmp_path / "run.ckpt"
@@ -330,6 +333,52 @@ def test_wrong_combinations_are_one_line(colours: Path, tmp_path: Path, capsys: 
         assert message in told
         assert "unexpected" not in told
     assert out.read_bytes() == b"the last good file"
+
+
+def test_a_checkpoint_of_another_loss_is_refused(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, out = tmp_path / "c.ckpt", tmp_path / "out.pt2"
+    run = ["--decoder", "classification", "--epochs", "1", "--checkpoint", str(checkpoint)]
+    command = arguments(small_classifier(tmp_path / "in.pt2"), out, f"classes:{colours}", *run)
+    assert main(command) == 0
+    description = load_network(str(out)).description
+    assert description is not None
+    assert description.provenance["training"]["loss"] == {"kind": "ClassificationLoss", "smoothing": 0.1}
+    before = checkpoint.read_bytes()
+    assert main([*command, "--label-smoothing", "0.2"]) == 1
+    assert "loss.smoothing is 0.1 there, 0.2 now" in capsys.readouterr().err
+    assert checkpoint.read_bytes() == before
+
+
+def test_evaluate_names_images_without_a_mask_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    images, masks = (tmp_path / "val" / kind for kind in ("images", "masks"))
+    for folder in (images, masks, tmp_path / "train"):
+        folder.mkdir(parents=True)
+    for name in ("a", "b"):
+        cv2.imwrite(str(images / f"{name}.png"), np.zeros((96, 160, 3), np.uint8))
+    cv2.imwrite(str(masks / "a.png"), np.zeros((96, 160), np.uint8))
+    assert main(["evaluate", "builtin:lane", "builtin:lane", "--data", f"lanes:{tmp_path}", "--device", "cpu"]) == 0
+    assert caplog.text.count("part test (1 images): 1 unusable: ") == 1
+    assert "b.png: no mask of this name" in caplog.text
+
+
+def test_a_part_without_any_object_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Images without objects are good for training and for thresholds, but have no average precision."""
+    dice = np.random.default_rng(0)
+    (tmp_path / "annotations").mkdir()
+    for part, boxes in (("train", 4), ("val", 0)):
+        (tmp_path / part).mkdir()
+        for k in range(4):
+            cv2.imwrite(str(tmp_path / part / f"{k}.png"), dice.integers(0, 255, (48, 64, 3), dtype=np.uint8))
+        content = {
+            "images": [{"id": k, "file_name": f"{k}.png", "width": 64, "height": 48} for k in range(4)],
+            "categories": [{"id": 1, "name": "pedestrian"}],
+            "annotations": [{"id": k, "image_id": k, "category_id": 1, "bbox": [8, 8, 16, 32]} for k in range(boxes)],
+        }
+        (tmp_path / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
+    assert main(arguments("builtin:pedestrian", tmp_path / "out.safetensors", f"coco:{tmp_path}")) == 1
+    assert f"data 'coco:{tmp_path}', part test: no true box in 4 images" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_another_network_is_refused(

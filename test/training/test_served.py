@@ -110,7 +110,7 @@ def test_rows_of_several_networks_alternate_and_are_timed_once(colours: Path, tm
         torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 16, 16),)), models[-1])
     data, report = f"classes:{colours}", tmp_path / "report"
     chosen = ["--decoder", "classification", "--data", data, "--device", "cpu"]
-    how = ["--served", "--precision", "fp32", "--latency", "--instances", "1", "--backend", "eager"]
+    how = ["--served", "--precision", "fp32", "--latency", "--instances", "2", "--backend", "eager"]
     assert main(["evaluate", *models, *chosen, *how, "--report", str(report)]) == 0
     rows = json.loads((report / "report.json").read_text())["networks"]
     assert [row["model"] for row in rows] == [models[0], models[0], models[1], models[1]]
@@ -118,7 +118,7 @@ def test_rows_of_several_networks_alternate_and_are_timed_once(colours: Path, tm
     for own, served in (rows[:2], rows[2:]):
         assert served["scores"] == own["scores"]
         assert served["latency_ms"] == own["latency_ms"]
-        assert [entry["instances"] for entry in own["latency_ms"]] == [1]
+        assert [entry["instances"] for entry in own["latency_ms"]] == [1, 2]
 
 
 def test_a_precision_that_the_device_lacks_is_refused_before_scoring(

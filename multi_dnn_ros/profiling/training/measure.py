@@ -58,11 +58,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Times:
-    """Of one method. steps_s: without time stamps. traced: with them, of median length. seconds: by layer and phase;
-    exposed_s: by layer; both means of the faster half of the traced steps, so that they add up to those.
+    """Of one method. steps_s: without time stamps, on a GPU without gaps for launching; walls_s: by the host's clock,
+    with them. traced: with time stamps, of median length. seconds: by layer and phase; exposed_s: by layer; both means
+    of the faster half of the traced steps, so that they add up to those.
     """
 
     steps_s: tuple[float, ...]
+    walls_s: tuple[float, ...]
     traced: Timeline
     seconds: dict[tuple[int, Phase], float]
     exposed_s: dict[int, float]
@@ -71,6 +73,11 @@ class Times:
     def step_s(self) -> float:
         """Mean of the faster half: other work on the machine only makes steps longer."""
         return statistics.fmean(_faster_half(self.steps_s, float))
+
+    @property
+    def wall_s(self) -> float:
+        """Likewise, by the host's clock."""
+        return statistics.fmean(_faster_half(self.walls_s, float))
 
 
 @dataclass(frozen=True)
@@ -197,21 +204,29 @@ def count_work(replica: Replica, batch: Batch) -> dict[tuple[int, str], Work]:
 def measure_steps(
     replicas: dict[str, Replica], batch: Batch, methods: Sequence[Method], repeats: int, progress: Callable[[], None]
 ) -> dict[Method, Times]:
-    """Rounds of one plain and one traced step of each method, in turn, so that a disturbance meets all alike."""
+    """Rounds of a plain and a traced step of each method, in turn, so that a disturbance meets all alike.
+
+    On a GPU each round has one more plain step, by the host's clock.
+    """
     plain: dict[Method, list[float]] = {method: [] for method in methods}
+    walls: dict[Method, list[float]] = {method: [] for method in methods}
     traced: dict[Method, list[Timeline]] = {method: [] for method in methods}
     for turn in range(-_WARM_UP, repeats):
         for method in methods:
             replica = replicas["ddp" if method == "ddp" else "layers"]
             _together()
-            seconds = replica.step(batch, method)
+            seconds = wall = replica.step(batch, method)
+            if replica.device.type == "cuda":
+                _together()
+                wall = replica.wall_step(batch, method)
             _together()
             timeline = replica.traced_step(batch, method)
             if turn >= 0:
                 plain[method].append(seconds)
+                walls[method].append(wall)
                 traced[method].append(timeline)
             progress()
-    return {method: _times(plain[method], traced[method], method) for method in methods}
+    return {method: _times(plain[method], walls[method], traced[method], method) for method in methods}
 
 
 def _together() -> None:
@@ -219,7 +234,7 @@ def _together() -> None:
         dist.barrier()
 
 
-def _times(plain: Sequence[float], traced: Sequence[Timeline], method: Method) -> Times:
+def _times(plain: Sequence[float], walls: Sequence[float], traced: Sequence[Timeline], method: Method) -> Times:
     fast = _faster_half(traced, lambda timeline: timeline.total_s)
     sums = [timeline.seconds() for timeline in fast]
     keys = {key for each in sums for key in each}
@@ -233,7 +248,7 @@ def _times(plain: Sequence[float], traced: Sequence[Timeline], method: Method) -
         layers = {layer for each in found for layer in each}
         exposed = {layer: statistics.fmean(each.get(layer, 0.0) for each in found) for layer in layers}
     middle = sorted(traced, key=lambda timeline: timeline.total_s)[len(traced) // 2]
-    return Times(tuple(plain), middle, seconds, exposed)
+    return Times(tuple(plain), tuple(walls), middle, seconds, exposed)
 
 
 def _faster_half(steps: Sequence[_Step], seconds: Callable[[_Step], float]) -> list[_Step]:

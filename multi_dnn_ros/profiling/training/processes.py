@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import torch.distributed as dist
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.training.distributed import PROCESS_LOST
 
 _TIMEOUT = timedelta(minutes=10)
@@ -173,7 +173,7 @@ def _backend(device: torch.device) -> str:
 def _serve(work: Work, argument: Any, member: Member, port: int, pipe: Any) -> None:
     """The main function of a process of the group."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent ends us
-    _end_with_parent()
+    end_with_parent()
     try:
         if member.device.type == "cuda":
             torch.cuda.set_device(member.device)
@@ -198,14 +198,3 @@ def _serve(work: Work, argument: Any, member: Member, port: int, pipe: Any) -> N
         text = summarize_error(error) if named else f"failed: {type(error).__name__}: {summarize_error(error)}"
         pipe.send((kind, text))
         os._exit(1)  # another thread of gloo or NCCL may still wait
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            connection.wait([parent.sentinel])
-            os._exit(1)
-
-    threading.Thread(target=watch, name="parent watch", daemon=True).start()

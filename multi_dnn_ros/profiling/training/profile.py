@@ -56,11 +56,12 @@ class LayerProfile:
 
 @dataclass(frozen=True)
 class MethodProfile:
-    """step_ms: measured, mean of the processes. sum_ms: of the layers. predicted_ms: from the layers' times
-    without communication and the fit.
+    """step_ms: measured, mean of the processes; on a GPU without gaps for launching. wall_ms: the same by the host's
+    clock, with them. sum_ms: of the layers. predicted_ms: from the layers' times without communication and the fit.
     """
 
     step_ms: float
+    wall_ms: float
     sum_ms: float
     exposed_ms: float
     messages: int
@@ -153,6 +154,7 @@ def make_profile(
     methods = {
         method: MethodProfile(
             1e3 * _mean(of.times[method].step_s for of in measured),
+            1e3 * _mean(of.times[method].wall_s for of in measured),
             1e3 * _mean(sum(of.times[method].seconds.values()) for of in measured),
             1e3 * _mean(sum(of.times[method].exposed_s.values()) for of in measured),
             len(first.times[method].traced.messages),

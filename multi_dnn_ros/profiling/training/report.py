@@ -12,6 +12,8 @@ from multi_dnn_ros.profiling.training.plots import plot_scaling, plot_timeline
 from multi_dnn_ros.profiling.training.profile import LayerProfile, PhaseProfile, TrainingProfile
 
 _PHASES = ("forward", "backward", "all_reduce", "optimizer")
+#: Launching limits a step if it takes this much longer by the host's clock than on the GPU.
+_LAUNCH_BOUND = 1.1
 _METHODS = {"alone": "no communication", "layers": "reduction by layers", "ddp": "DDP with buckets"}
 
 
@@ -45,7 +47,7 @@ def method_table(profile: TrainingProfile) -> str:
             _METHODS[name], three_digits(of.step_ms), f"{three_digits(of.sum_ms)} ({of.closure - 1:+.1%})",
             three_digits(of.exposed_ms), str(of.messages),
             f"{three_digits(of.predicted_ms)} ({of.predicted_ms / of.step_ms - 1:+.1%})",
-            three_digits(profile.processes * profile.batch / of.step_ms * 1e3),
+            three_digits(profile.processes * profile.batch / of.wall_ms * 1e3),
         ]
         for name, of in profile.methods.items()
     ]  # fmt: skip
@@ -92,7 +94,13 @@ def closing_lines(profile: TrainingProfile) -> list[str]:
             f"{faster} is faster by {abs(ddp.step_ms / layers.step_ms - 1):.1%}; {len(fewer)} of {len(reduced)} layers "
             "are waited for less with reduction by layers"
         )
-    off = profile.methods[profile.main].closure - 1
+    main = profile.methods[profile.main]
+    if main.wall_ms > _LAUNCH_BOUND * main.step_ms:
+        lines.append(
+            f"launching limits this step: the GPU computes for {three_digits(main.step_ms)} of "
+            f"{three_digits(main.wall_ms)} ms and waits in the rest; a larger batch uses it better"
+        )
+    off = main.closure - 1
     if abs(off) > 0.10:
         lines.append(f"warning: the layers' sum differs from the step by {off:+.1%}; repeat on an idle machine")
     if profile.unused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,14 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from multi_dnn_ros.profiling.training.launch_delay import LaunchDelay
 from multi_dnn_ros.profiling.training.layers import Layers, Phase, Switch
 from multi_dnn_ros.profiling.training.reduction import LayerReduction, append_end
-from multi_dnn_ros.profiling.training.trace import Recorder, Timeline
+from multi_dnn_ros.profiling.training.trace import Recorder, Timeline, joined, windows
 from multi_dnn_ros.training.precision import autocast
 
 #: alone: no communication. layers: each layer reduces its gradients. ddp: DistributedDataParallel with its buckets.
 Method = Literal["alone", "layers", "ddp"]
 
+#: Time stamps per traced step on a GPU.
+_STAMPS = 128
 _LEARNING_RATE = 1e-6  # the values of the weights do not matter, but must stay finite
 
 
@@ -75,9 +79,11 @@ class Replica:
             if own
         }
         self.device = self._parameters[0].device
+        self._launch_delay = LaunchDelay() if self.device.type == "cuda" else None
         self._reduction = LayerReduction(self.layers.parameters) if bucket_mib is None else None
         self._ddp = self._with_buckets(bucket_mib) if bucket_mib is not None else None
         self._recorder: Recorder | None = None
+        self._stamps: dict[Method, int] = {}  # time stamps of a whole step
         #: Layers in the order in which their gradients are complete, after the first step.
         self.order: list[int] = [number for number in reversed(range(len(self.layers))) if number in self._optimizers]
         #: Layers of each bucket of DDP, in the order of their reductions, and bytes; of the last step.
@@ -87,8 +93,8 @@ class Replica:
         """The loss."""
         return loss_in(self._ddp or self.network, batch, self._precision)
 
-    def step(self, batch: Batch, method: Method) -> float:
-        """Seconds of one step, until its last kernel has finished."""
+    def wall_step(self, batch: Batch, method: Method) -> float:
+        """Seconds of one step by the host's clock, from its first launch until its last kernel has finished."""
         self._recorder = None
         self._synchronize()
         started = time.perf_counter()
@@ -96,16 +102,43 @@ class Replica:
         self._synchronize()
         return time.perf_counter() - started
 
+    def step(self, batch: Batch, method: Method) -> float:
+        """Seconds of one step: on a GPU its computation without gaps for launching, otherwise as :meth:`wall_step`."""
+        if self._launch_delay is None:
+            return self.wall_step(batch, method)
+        self._recorder = None
+        recorder = Recorder(self.device)
+        self._synchronize()
+        with self._launch_delay.applied():
+            recorder.switch(0, "forward")
+            self.run(batch, method, _nowhere, lambda loss: None)
+            recorder.finish()
+        return recorder.timeline().total_s
+
     def traced_step(self, batch: Batch, method: Method) -> Timeline:
-        """As :meth:`step`, with time stamps at every change of layer or phase."""
-        recorder = self._recorder = Recorder(self.device)
+        """As :meth:`step`, with time stamps at every change of layer or phase.
+
+        On a GPU several steps, of which each stamps a part: launching with all time stamps would take longer than
+        computing.
+        """
+        if self._launch_delay is None:
+            return self._recorded(batch, method, None).timeline()
+        count = self._stamps.get(method)
+        if count is None:
+            count = self._stamps[method] = self._recorded(batch, method, range(0)).count
+        return joined([self._recorded(batch, method, window) for window in windows(count, _STAMPS)])
+
+    def _recorded(self, batch: Batch, method: Method, window: range | None) -> Recorder:
+        """One step. window: see :class:`Recorder`."""
+        recorder = self._recorder = Recorder(self.device, window)
         with self.layers.followed(recorder.switch) as add_backward:
             self._synchronize()
-            self.run(batch, method, recorder.switch, add_backward, recorder)
-            recorder.finish()
-            timeline = recorder.timeline()
+            with self._launch_delay.applied() if self._launch_delay is not None else nullcontext():
+                self.run(batch, method, recorder.switch, add_backward, recorder)
+                recorder.finish()
+            self._synchronize()
         self._recorder = None
-        return timeline
+        return recorder
 
     def gradients(self, batch: Batch, method: Method) -> list[Tensor]:
         """Gradients of one step, without an update, in the order of the layers."""
@@ -184,11 +217,11 @@ class Replica:
             count = buffer.numel() * buffer.element_size()
             self.buckets.append((layers, count))
             recorder = self._recorder
-            stamps = recorder.launch(layers, count) if recorder is not None else []
+            stamps = recorder.launch(layers, count) if recorder is not None else None
             work = dist.all_reduce(buffer, async_op=True)
             assert work is not None
             future = work.get_future()
-            if recorder is not None:
+            if recorder is not None and stamps is not None:
                 append_end(future, recorder, stamps)
             return future.then(lambda done: done.value()[0])
 

@@ -55,14 +55,23 @@ class Timeline:
 
 
 class Recorder:
-    """Takes time stamps of one step: of the host for a CPU, CUDA events for a GPU."""
+    """Takes time stamps of one step: of the host for a CPU, CUDA events for a GPU.
 
-    def __init__(self, device: torch.device) -> None:
+    window: numbers of the changes of layer or phase to stamp, one after another; None: all.
+    """
+
+    def __init__(self, device: torch.device, window: range | None = None) -> None:
         self._cuda = device.type == "cuda"
         self._device = device
+        self._window = window
         self._marks: list[tuple[Any, int, Phase | None]] = []
-        self._messages: list[tuple[tuple[int, ...], int, list[Any]]] = []
+        self._messages: list[_Flight] = []
         self._end: Any = None
+
+    @property
+    def count(self) -> int:
+        """Number of changes of layer or phase until now."""
+        return len(self._marks)
 
     def stamp(self) -> Any:
         """Now, on the calling thread's current stream."""
@@ -74,38 +83,80 @@ class Recorder:
 
     def switch(self, layer: int, phase: Phase | None) -> None:
         """From here on `layer` is in `phase`."""
-        self._marks.append((self.stamp(), layer, phase))
+        self._marks.append((self._mark(), layer, phase))
 
-    def launch(self, layers: Sequence[int], count: int) -> list[Any]:
-        """A message of `count` bytes begins; its end is appended to the returned list, on any thread."""
-        stamps = [self.stamp()]
-        self._messages.append((tuple(layers), count, stamps))
+    def launch(self, layers: Sequence[int], count: int) -> list[Any] | None:
+        """A message of `count` bytes begins; its end is appended to the returned list, on any thread.
+
+        None: no time stamp is wanted.
+        """
+        before = self.count - 1
+        wanted = self._window is None or before in self._window
+        stamps = [self.stamp()] if wanted else None
+        self._messages.append(_Flight(tuple(layers), count, before, stamps))
         return stamps
 
     def finish(self) -> None:
         """The step ends."""
-        self._end = self.stamp()
+        self._end = self._mark()
 
     def timeline(self) -> Timeline:
         """All of it, once launched work has finished."""
-        if self._cuda:
-            torch.cuda.synchronize(self._device)
-        first = self._marks[0][0]
-        times = [self._since(first, mark) for mark, _, _ in self._marks] + [self._since(first, self._end)]
-        segments = [
-            Segment(layer, phase, start, end)
-            for (_, layer, phase), start, end in zip(self._marks, times, times[1:], strict=False)
-            if end > start
-        ]
-        messages = [
-            Message(layers, count, self._since(first, stamps[0]), self._since(first, stamps[1]))
-            for layers, count, stamps in self._messages
-            if len(stamps) > 1
-        ]
-        return Timeline(tuple(segments), tuple(messages))
+        return joined([self])
+
+    def _mark(self) -> Any:
+        window, number = self._window, self.count
+        # The last one of the window ends with the stamp behind it.
+        return self.stamp() if window is None or window.start <= number <= window.stop else None
 
     def _since(self, first: Any, stamp: Any) -> float:
         return float(first.elapsed_time(stamp)) / 1e3 if self._cuda else (stamp - first) / 1e9
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A message. before: number of the last change of layer or phase before it. stamps: its start and, when known, its
+    end; None: not taken.
+    """
+
+    layers: tuple[int, ...]
+    bytes: int
+    before: int
+    stamps: list[Any] | None
+
+
+def windows(count: int, size: int) -> list[range]:
+    """The numbers 0 to count - 1 in parts of at most `size`."""
+    return [range(begin, min(begin + size, count)) for begin in range(0, count, size)]
+
+
+def joined(recorders: Sequence[Recorder]) -> Timeline:
+    """The timeline of several equal steps, whose windows follow one another and cover the step.
+
+    RuntimeError if the steps differ in their layers.
+    """
+    first = recorders[0]
+    if first._cuda:
+        torch.cuda.synchronize(first._device)
+    passed = [(layer, phase) for _, layer, phase in first._marks]
+    at = [0.0] * (len(passed) + 1)
+    found: list[Message] = []
+    for recorder in recorders:
+        if [(layer, phase) for _, layer, phase in recorder._marks] != passed:
+            raise RuntimeError("two steps of the same network and method ran their layers in different order")
+        stamps = [stamp for stamp, _, _ in recorder._marks] + [recorder._end]
+        for number in recorder._window if recorder._window is not None else range(len(passed)):
+            at[number + 1] = at[number] + recorder._since(stamps[number], stamps[number + 1])
+        for flight in recorder._messages:
+            if flight.stamps is not None and len(flight.stamps) > 1:
+                start, end = (at[flight.before] + recorder._since(stamps[flight.before], of) for of in flight.stamps)
+                found.append(Message(flight.layers, flight.bytes, start, end))
+    segments = [
+        Segment(layer, phase, start, end)
+        for (layer, phase), start, end in zip(passed, at, at[1:], strict=False)
+        if end > start
+    ]
+    return Timeline(tuple(segments), tuple(found))
 
 
 def exposed_by_message(timeline: Timeline, since_s: float, until_s: float) -> list[float]:

@@ -1,0 +1,94 @@
+"""Scores of each result of a configured DNN, in pixels of the camera's image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from tqdm import tqdm
+
+from multi_dnn_ros.common import extensions
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.models.dnn import Dnn, Output
+from multi_dnn_ros.training.metrics import NoTruth, Truth
+from multi_dnn_ros.training.whole_images import WholeImage, WholeImages
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
+from multi_dnn_ros.vision.results import OutputError, result_name, results_by_name
+
+#: Average precision needs the whole curve, not only what the node would publish.
+_LEAST_SCORE = 0.01
+
+
+def scored_labels(dnn: Dnn) -> tuple[str, ...]:
+    """Class names of all results that are compared with true boxes, each once."""
+    found = [name for output in dnn.outputs.values() if _truth_of(output) == "boxes" for name in _reported(output)]
+    return tuple(dict.fromkeys(found))
+
+
+def score_dnn(dnn: Dnn, images: WholeImages, device: torch.device) -> dict[str, dict[str, float] | str]:
+    """Scores by name of each result, or why there are none.
+
+    The network runs once per image, in float32, with the crop, the tiles and the thresholds of the configuration; only
+    detectors report everything over a score of 0.01, as average precision requires. Classes that parameter `keep`
+    leaves out are no truth. Raises OutputError, which names the image, where the network or a decoder fails.
+    """
+    names = {result_name(dnn.name, name): output for name, output in dnn.outputs.items()}
+    scores: dict[str, dict[str, float] | str] = {}
+    wanted: dict[str, list[tuple[Any, Any]]] = {}
+    for name, output in names.items():
+        truth = _truth_of(output)
+        if not truth or RESULT_KINDS.get(output.result_kind).score is None:
+            scores[name] = f"results of kind '{output.result_kind}' cannot be scored"
+        elif truth not in images.truths:
+            scores[name] = f"data '{images.name}' has no {truth}"
+        else:
+            wanted[name] = []
+            if truth == "boxes":
+                output.decoder.score_threshold = _LEAST_SCORE
+    for image, found in _found(dnn, images, device) if wanted else ():
+        for name, pairs in wanted.items():
+            pairs.append((found[name], _truth(image, names[name], images.labels)))
+    for name, pairs in wanted.items():
+        kind, labels = RESULT_KINDS.get(names[name].result_kind), names[name].labels
+        assert kind.score is not None  # as found above
+        score = extensions.load(kind.score) if isinstance(kind.score, str) else kind.score
+        try:
+            scores[name] = dict(score(pairs, labels))
+        except NoTruth as error:
+            scores[name] = f"data '{images.name}': {error}"
+    return {name: scores[name] for name in names}
+
+
+def _found(dnn: Dnn, images: WholeImages, device: torch.device) -> Iterator[tuple[WholeImage, Mapping[str, Any]]]:
+    module = dnn.module.to(device)
+    for image in tqdm(images, f"{dnn.name} on {images.name}", images.count, unit="image"):
+        height, width = image.image.shape[:2]
+        try:
+            with torch.inference_mode():
+                outputs = pytree.tree_leaves(module(*dnn.inputs(torch.from_numpy(image.image).to(device))))
+            tensors = [part.float().cpu() for part in outputs if isinstance(part, torch.Tensor)]
+            found = results_by_name(dnn.name, dnn.results(tensors, (height, width)))
+        except (OutputError, RuntimeError, ValueError) as error:  # also a network that takes no batch of tiles
+            raise OutputError(f"{image.name} ({width} x {height}): {summarize_error(error)}") from None
+        yield image, found
+
+
+def _truth_of(output: Output) -> str:
+    return RESULT_KINDS.get(output.result_kind).truth
+
+
+def _reported(output: Output) -> tuple[str, ...]:
+    """Class names that the result can contain."""
+    kept = output.decoder.kept
+    return tuple(output.labels[number] for number in kept) if kept else output.labels
+
+
+def _truth(image: WholeImage, output: Output, labels: tuple[str, ...]) -> Any:
+    if _truth_of(output) == "lanes":
+        return image.lanes
+    truth, reported = image.boxes, _reported(output)
+    assert truth is not None  # the data has boxes
+    known = [name if name in reported else "" for name in labels]
+    return Truth.among(output.labels, truth.boxes, truth.class_ids, known, truth.ignored, truth.crowd_ids)
