@@ -56,5 +56,7 @@ def fleet_table(supervisor: Supervisor) -> str:
             f"{report.loss:.4g}" if report is not None else "",
         ])  # fmt: skip
     header = ["job", "status", "steps", "slow-down", "tenths per unit", "images/s", "time left", "loss"]
-    units = ", ".join(f"{unit.name} {use:.0%}" for unit, use in zip(supervisor.units, supervisor.use, strict=True))
+    units = ", ".join(
+        f"{name} {use:.0%}" for name, use in zip(supervisor.unit_names, supervisor.decisions.use, strict=True)
+    )
     return f"{table(header, rows)}\nuse of the units: {units}"

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from multi_dnn_ros.fleet.shares import TENTHS, Thresholds
+from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.settings.params_file import StrictLoader
 from multi_dnn_ros.settings.params_sections import read_text
 
@@ -19,11 +20,7 @@ class JobsFileError(ValueError):
     """The file of a fleet cannot be used; the message names the file, the job, the key and what is allowed."""
 
 
-class _Checked(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class FleetJob(_Checked):
+class FleetJob(FileModel):
     """One training. The keys mean what the options of `multi-dnn retrain` with these names mean."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=64, description="unique; names its folder and log")
@@ -64,7 +61,7 @@ class FleetJob(_Checked):
         return self
 
 
-class JobsFile(_Checked):
+class JobsFile(FileModel):
     """The whole file."""
 
     period_s: float = Field(default=30.0, gt=0, le=86400, description="seconds between decisions")

@@ -62,11 +62,14 @@ class Ended:
 
 @dataclass(frozen=True)
 class Failed:
-    """A rank cannot continue. expected: an error of the job (model, data, loss) that would occur again."""
+    """A rank cannot continue. expected: an error of the job (model, data, loss) that would occur again. unit_lost: the
+    whole unit was lost.
+    """
 
     text: str
     out_of_memory: bool
     expected: bool
+    unit_lost: bool = False
 
 
 Message = Report | Held | Ended | Failed

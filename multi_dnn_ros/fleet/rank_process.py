@@ -23,14 +23,16 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.fleet.job_training import JobTraining
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Held, Report
 from multi_dnn_ros.planning.batch_units import Unit
+from multi_dnn_ros.planning.memory_errors import is_memory_error
 from multi_dnn_ros.training.checks import CheckedData
 
+LOOPBACK = "127.0.0.1"
 #: Longest wait for another rank, which may be reading its data.
 _TIMEOUT = timedelta(minutes=30)
 _REPORT_S, _WINDOW = 0.25, 20
@@ -38,12 +40,15 @@ _REPORT_S, _WINDOW = 0.25, 20
 
 @dataclass(frozen=True)
 class RankSetup:
-    """job, rank and its unit; folder: of the job; port, prefix: of the TCPStore through which ranks find each other."""
+    """job, rank and its unit; folder: of the job; host, port, prefix: of the TCPStore through which ranks find each
+    other.
+    """
 
     job: FleetJob
     rank: int
     unit: Unit
     folder: Path
+    host: str
     port: int
     prefix: str
 
@@ -53,12 +58,12 @@ class RankSetup:
 
 
 def main(setup: RankSetup, connection: Connection[Any, Any]) -> None:
-    """Run until the job ends, or the connection is closed."""
+    """Run until the job ends, the connection is closed, or the parent process has ended."""
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor stops us after a checkpoint
-    log = os.open(setup.folder / f"rank{setup.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
+    redirect_output(setup)
+    if setup.host == LOOPBACK:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
     try:
         Rank(setup, connection).run()
     except EOFError:
@@ -72,11 +77,12 @@ def main(setup: RankSetup, connection: Connection[Any, Any]) -> None:
         raise
 
 
-def is_memory_error(error: BaseException) -> bool:
-    """Whether memory ran out, on the host or a GPU."""
-    text = str(error)
-    host = isinstance(error, MemoryError) or "can't allocate memory" in text or "bad_alloc" in text
-    return host or is_out_of_memory(error)
+def redirect_output(setup: RankSetup) -> None:
+    """Append what the process writes to the rank's log."""
+    log = os.open(setup.folder / f"rank{setup.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
 
 
 class Rank:
@@ -196,7 +202,7 @@ class Rank:
             torch.cuda.empty_cache()
 
     def _join_group(self, members: list[int], name: str) -> None:
-        store = TCPStore("127.0.0.1", self.setup.port, is_master=False, timeout=_TIMEOUT)
+        store = TCPStore(self.setup.host, self.setup.port, is_master=False, timeout=_TIMEOUT)
         dist.init_process_group(
             "nccl" if self._device.type == "cuda" else "gloo",
             store=PrefixStore(f"{self.setup.prefix}/{name}", store),

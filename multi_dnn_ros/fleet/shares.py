@@ -78,7 +78,8 @@ def manage(
     """Algorithm 1: the shares of the next period.
 
     allocation: current shares by job. slow_downs: by job, from 1 (as fast as alone) up. use: 0..1 of each unit. With
-    fewer jobs than units every job gets units of its own, see :func:`own_units`. Otherwise only the job with the
+    fewer jobs than units every job gets units of its own, see :func:`own_units`. Otherwise a unit without shares, such
+    as one that has just returned, is used first, see :func:`fill_idle`. Without such a unit only the job with the
     largest slow-down changes, and only if that exceeds the mean of the others by the threshold.
     """
     now = dict(allocation)
@@ -86,6 +87,9 @@ def manage(
         return now
     if len(now) < len(use):
         return own_units(now, slow_downs, use)
+    filled = fill_idle(now, slow_downs)
+    if filled != now:
+        return filled
     job = max(now, key=lambda name: slow_downs[name])
     others = [slow_downs[name] for name in now if name != job]
     if not others or slow_downs[job] <= (1.0 + thresholds.slow_down) * sum(others) / len(others):
@@ -126,6 +130,26 @@ def own_units(allocation: Mapping[str, Shares], slow_downs: Mapping[str, float],
             break
         take(max(open_jobs, key=lambda name: slow_downs[name] / len(units[name])))
     return {job: even(units[job], count) for job in allocation}
+
+
+def fill_idle(allocation: Mapping[str, Shares], slow_downs: Mapping[str, float]) -> Allocation:
+    """A unit without shares gets those that a job has on units of several jobs; unchanged if there is none of either.
+
+    The job is the one with the largest slow-down that shares a unit. No other unit loses its only job, so the number
+    of idle units falls by one. Not in the paper, whose condition on the slow-down holds no longer when all jobs are
+    slowed down alike: the jobs of a lost unit would stay where they are after it has returned.
+    """
+    holders = [sum(1 for shares in allocation.values() if shares[unit]) for unit in range(_count(allocation))]
+    sharing = [job for job, shares in allocation.items() if any(holders[unit] > 1 for unit in used(shares))]
+    if min(holders) > 0 or not sharing:
+        return dict(allocation)
+    job = max(sharing, key=lambda name: slow_downs[name])
+    shares, idle = list(allocation[job]), holders.index(0)
+    for unit in used(allocation[job]):
+        if holders[unit] > 1:
+            shares[idle] += shares[unit]
+            shares[unit] = 0
+    return {**allocation, job: tuple(shares)}
 
 
 def by_use(shares: Shares, use: Sequence[float]) -> Shares:
@@ -170,7 +194,7 @@ def moved(shares: Shares, source: int, target: int, tenths: int) -> Shares:
 def mean_slow_downs(allocation: Mapping[str, Shares], slow_downs: Mapping[str, float]) -> list[float]:
     """For each unit the mean slow-down of the jobs with a share of it; 0 for an idle unit."""
     means = []
-    for unit in range(len(next(iter(allocation.values())))):
+    for unit in range(_count(allocation)):
         here = [slow_downs[job] for job, shares in allocation.items() if shares[unit]]
         means.append(sum(here) / len(here) if here else 0.0)
     return means
@@ -189,3 +213,8 @@ def within(shares: Shares, limits: Shares) -> Shares | None:
         allowed[unit] += taken
         excess -= taken
     return tuple(allowed)
+
+
+def _count(allocation: Mapping[str, Shares]) -> int:
+    """The number of units."""
+    return len(next(iter(allocation.values())))

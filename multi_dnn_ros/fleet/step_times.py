@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from multi_dnn_ros.planning.checked_file import read_checked
+from multi_dnn_ros.planning.file_model import FileModel
 
 FORMAT: Literal["multi_dnn_ros step times 1"] = "multi_dnn_ros step times 1"
 
 
-class _Checked(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class StepTime(_Checked):
+class StepTime(FileModel):
     """Median times of one training step of `batch` images, alone on a unit.
 
     step_ms: whole step without gradient exchange. busy_ms: of it, the time that the unit computes.
@@ -36,7 +33,7 @@ class StepTime(_Checked):
         return self
 
 
-class NetworkTimes(_Checked):
+class NetworkTimes(FileModel):
     """One network: step times by rising batch size, and the bytes of its gradients."""
 
     model: str
@@ -63,7 +60,7 @@ class NetworkTimes(_Checked):
         return busy / 1e3 * max(1.0, batch / sizes[-1]), _interpolated(batch, sizes, idle) / 1e3
 
 
-class Interconnect(_Checked):
+class Interconnect(FileModel):
     """All-reduce between units: time of the smallest message, and bus bandwidth (as NCCL's tests define it)."""
 
     latency_us: float = Field(ge=0)
@@ -76,7 +73,7 @@ class Interconnect(_Checked):
         return self.latency_us * 1e-6 + 2 * (count - 1) / count * bytes_ / (self.bandwidth_gb_s * 1e9)
 
 
-class StepTimes(_Checked):
+class StepTimes(FileModel):
     """The file. interconnect_source: where the figures of the interconnect are from."""
 
     format: Literal["multi_dnn_ros step times 1"] = FORMAT

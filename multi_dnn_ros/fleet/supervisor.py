@@ -1,4 +1,4 @@
-"""Runs the trainings of a file on the units of this machine, and changes their shares every period."""
+"""Runs the trainings of a file on units, and changes their shares every period."""
 
 from __future__ import annotations
 
@@ -8,55 +8,59 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch._C._distributed_c10d import TCPStore
-
-from multi_dnn_ros.fleet.job_processes import JobProcesses, RankMain, wait_for_messages
-from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFileError, read_jobs_file
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.fleet.alone_measurement import ALONE_STEPS, AloneMeasurement
+from multi_dnn_ros.fleet.decisions import Decisions
+from multi_dnn_ros.fleet.job_processes import JobProcesses, stop_jobs, wait_for_messages
+from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFileError
+from multi_dnn_ros.fleet.launcher import Launcher, RankMain, UnitChange
 from multi_dnn_ros.fleet.messages import Ended, Failed, Held, Message, Report
 from multi_dnn_ros.fleet.rank_process import main
 from multi_dnn_ros.fleet.running_job import RunningJob
-from multi_dnn_ros.fleet.shares import TENTHS, Shares, even, used, whole, within
-from multi_dnn_ros.fleet.sharing import TRIAL_PART, Sharing
-from multi_dnn_ros.fleet.unit_use import UnitUse
-from multi_dnn_ros.planning.batch_units import Unit
+from multi_dnn_ros.fleet.shares import TENTHS, Shares, even, whole, within
+from multi_dnn_ros.fleet.usable_units import usable_limits
+from multi_dnn_ros.fleet.watched_file import WatchedJobsFile
 
-#: Steps of a measurement; failures in a row without progress after which a job is given up; seconds for a checkpoint,
-#: and for ranks to end.
-_ALONE_STEPS, _ATTEMPTS, _STOP_S, _END_S = 4, 3, 60.0, 5.0
+#: Failures in a row without progress after which a job is given up; seconds for a checkpoint, and for ranks to end.
+_ATTEMPTS, _STOP_S, _END_S = 3, 60.0, 5.0
 _TICK_S, _GRACE_S = 0.1, 0.5
+#: Longest time without any usable unit.
+_NO_UNIT_S = 600.0
 Watch = Callable[["Supervisor", str], None]
 
 
 class Supervisor:
-    """jobs: by name. decisions: every change of shares, for the report. use: 0..1 of each unit in the last period.
-    measuring: the job that is measured alone while the others hold.
-    """
+    """jobs: by name. decisions: about their shares."""
 
     def __init__(
         self,
         path: Path,
-        units: Sequence[Unit],
+        launcher: Launcher,
         folder: Path,
         *,
         watch: Watch = lambda supervisor, line: None,
         rank_main: RankMain = main,
     ) -> None:
         """watch: called about ten times per second, with a line to print or an empty one. Raises JobsFileError."""
-        self.path, self.units, self.folder = path, tuple(units), folder
+        self.units, self.folder = launcher.units, folder
         self.jobs: dict[str, RunningJob] = {}
-        self.decisions: list[dict[str, Any]] = []
-        self.use = [0.0] * len(units)
-        self.measuring: RunningJob | None = None
-        self._watch, self._rank_main = watch, rank_main
-        self._file = read_jobs_file(path)
-        self._stamp = path.stat().st_mtime_ns
-        self._sharing = Sharing(self._file.thresholds, self._file.gain)
-        self._unit_use = UnitUse(self.units)
-        self._begin = self._tick = time.monotonic()
-        self._decided = self._begin
-        self._phases: list[Shares] = []
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._admit(self._file.jobs)
+        self._measurement = AloneMeasurement()
+        self._watch, self._rank_main, self._launcher = watch, rank_main, launcher
+        self._changes: list[UnitChange] = []
+        self._file = WatchedJobsFile(path)
+        self.decisions = Decisions(launcher, self._file.content)
+        self._begin = self._tick = self._had_units = time.monotonic()
+        self._admit(self._file.content.jobs)
+
+    @property
+    def measuring(self) -> RunningJob | None:
+        """The job that is measured alone while the others hold."""
+        return self._measurement.job
+
+    @property
+    def unit_names(self) -> Sequence[str]:
+        """Of the units, with their hosts in a cluster."""
+        return self._launcher.names
 
     @property
     def seconds(self) -> float:
@@ -64,7 +68,10 @@ class Supervisor:
         return time.monotonic() - self._begin
 
     def run(self) -> bool:
-        """Until all jobs have ended. Returns whether none has failed. KeyboardInterrupt writes checkpoints first."""
+        """Until all jobs have ended. Returns whether none has failed. KeyboardInterrupt writes checkpoints first.
+
+        Raises CommandError if all units were lost and none returned.
+        """
         try:
             while not all(job.done for job in self.jobs.values()):
                 self._turn()
@@ -80,20 +87,12 @@ class Supervisor:
     def figures(self) -> dict[str, Any]:
         """For the JSON report: jobs and decisions."""
         return {
-            "units": [unit.name for unit in self.units],
+            "units": list(self.unit_names),
             "seconds": round(self.seconds, 3),
-            "jobs_file": self._file.model_dump(mode="json"),
+            "jobs_file": self._file.content.model_dump(mode="json"),
             "jobs": [job.figures() for job in self.jobs.values()],
-            "decisions": self.decisions,
+            "decisions": self.decisions.entries,
         }
-
-    def slow_down_points(self) -> dict[str, list[tuple[float, float]]]:
-        """(minutes, slow-down times priority) of each job at each decision."""
-        points: dict[str, list[tuple[float, float]]] = {}
-        for decision in self.decisions:
-            for name, value in decision["slow_downs"].items():
-                points.setdefault(name, []).append((decision["seconds"] / 60, value))
-        return points
 
     # One turn
 
@@ -103,6 +102,16 @@ class Supervisor:
         now = time.monotonic()
         passed, self._tick = now - self._tick, now
         self._read_again()
+        self._changes += self._launcher.poll()
+        while self._changes:
+            self._change_unit(self._changes.pop(0))
+        if any(self._launcher.usable):
+            self._had_units = now
+        elif now - self._had_units > _NO_UNIT_S:
+            raise CommandError(
+                f"all units were lost, and none returned within {_NO_UNIT_S:g} s; the same command continues from the "
+                "checkpoints"
+            )
         for job in self.jobs.values():
             if self._is_due(job):
                 self._spawn(job)
@@ -111,24 +120,44 @@ class Supervisor:
                 self._handle(job, job.processes.receive())
             if job.processes is not None and job.memory.status == "running" and not job.processes.held:
                 job.memory.elapsed_s += passed
-        pids: list[list[int]] = [[] for _ in self.units]
-        for job in self._running():
-            if job.processes is not None:
-                for unit, pid in enumerate(job.processes.pids):
-                    pids[unit].append(pid)
-        self._unit_use.sample(pids)
-        if self.measuring is None:
-            starting = [job for job in self._running() if job.memory.status == "starting"]
+        if self.measuring is None and not self._changes:
+            starting = [job for job in self._running() if job.memory.status == "starting" and self._has_room(job)]
             if starting:
                 self._start(starting[0])
-            elif now - self._decided >= self._file.period_s * (TRIAL_PART if self._sharing.on_trial else 1.0):
+            elif self.decisions.is_due(self._file.content.period_s):
                 self._decide()
 
     def _running(self) -> list[RunningJob]:
         return [job for job in self.jobs.values() if job.processes is not None]
 
     def _is_due(self, job: RunningJob) -> bool:
-        return job.memory.status == "waiting" and self.seconds >= job.job.start_after_s
+        due = job.memory.status == "waiting" and self.seconds >= job.job.start_after_s
+        return due and self._has_room(job)
+
+    # Units
+
+    def _limits(self, job: RunningJob) -> Shares:
+        """The most tenths of the job on each unit now."""
+        return usable_limits(job.memory.limits, self._launcher.usable)
+
+    def _has_room(self, job: RunningJob) -> bool:
+        """Whether the job is to be started: False while it fits only units that were lost."""
+        return sum(self._limits(job)) >= TENTHS or sum(job.memory.limits) < TENTHS
+
+    def _change_unit(self, change: UnitChange) -> None:
+        """Continue without a unit that was lost, or with one that has returned."""
+        self.say(change.text)
+        self.decisions.forget(self._file.content)
+        for job in self._running():
+            assert job.processes is not None
+            if change.usable:
+                job.processes.add(change.unit)
+            elif not job.processes.has_rank(change.unit):
+                continue  # it was lost before; only the reason has changed
+            elif job.processes.shares[change.unit] or job is self.measuring:
+                self._failed(job, [(change.unit, Failed(change.text, False, False, unit_lost=True))])
+            else:
+                job.processes.drop(change.unit)
 
     # The file
 
@@ -149,24 +178,17 @@ class Supervisor:
     def _read_again(self) -> None:
         """Add and cancel jobs as the file says, if it has changed."""
         try:
-            stamp = self.path.stat().st_mtime_ns
-        except OSError:
-            return  # an editor is replacing it
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            new = read_jobs_file(self.path)
+            if not self._file.changed():
+                return
         except JobsFileError as error:
             self.say(f"{error}; the fleet continues with the last valid file")
             return
-        self._file = new
-        self._sharing.thresholds, self._sharing.gain = new.thresholds, new.gain
+        new = self._file.content
+        self.decisions.change_thresholds(new)
         wanted = {job.name: job for job in new.jobs}
+        self._cancel([job for name, job in self.jobs.items() if name not in wanted and not job.done])
         for name, job in self.jobs.items():
-            if name not in wanted and not job.done:
-                self._cancel(job)
-            elif name in wanted and not job.done:
+            if name in wanted and not job.done:
                 if wanted[name].model_copy(update={"priority": job.job.priority}) != job.job:
                     self.say(f"{name}: only its priority can change while it runs; its other new values are ignored")
                 job.job = job.job.model_copy(update={"priority": wanted[name].priority})
@@ -177,11 +199,12 @@ class Supervisor:
         for each in added:
             self.say(f"{each.name}: added")
 
-    def _cancel(self, job: RunningJob) -> None:
-        self._stop(job)
-        job.memory.status = "cancelled"
-        job.save()
-        self.say(f"{job.name}: cancelled; its checkpoint is kept")
+    def _cancel(self, jobs: Sequence[RunningJob]) -> None:
+        self._stop(jobs)
+        for job in jobs:
+            job.memory.status = "cancelled"
+            job.save()
+            self.say(f"{job.name}: cancelled; its checkpoint is kept")
 
     # Start and measure alone
 
@@ -189,14 +212,14 @@ class Supervisor:
         """Start the processes, which then load their libraries and wait for a command."""
         job.starts += 1
         prefix = f"{job.name}/{job.starts}"
-        job.processes = JobProcesses(job.job, self.units, job.folder, self._store.port, prefix, self._rank_main)
+        job.processes = JobProcesses(job.job, self._launcher, job.folder, prefix, self._rank_main)
         job.report, job.step_s, job.placed = None, 0.0, False
         job.memory.status = "starting"
 
     def _start(self, job: RunningJob) -> None:
         """Measure the job alone, or place it among the others if it was measured before."""
         count = len(self.units)
-        start = within(whole(0, count), job.memory.limits)
+        start = within(whole(0, count), self._limits(job))
         if start is None:
             self._give_up(job, f"does not fit into memory: at most {job.memory.limits} tenths fit the units")
             return
@@ -205,39 +228,14 @@ class Supervisor:
             self.say(f"{job.name}: continues")
             self._decide()
             return
-        assert job.processes is not None
-        job.memory.status = "measured"
-        self.measuring = job
-        spread = within(even(range(count), count), job.memory.limits) or start
-        self._phases = list(dict.fromkeys((start, spread)))
+        usable = [unit for unit, can in enumerate(self._launcher.usable) if can]
+        spread = within(even(usable, count), self._limits(job)) or start
         self.say(f"{job.name}: started; measured alone")
-        job.processes.send(start)  # the others continue while it loads its data
+        self._measurement.begin(job, (start, spread))
 
     def _others(self, job: RunningJob) -> list[JobProcesses]:
         """The processes of the other jobs that have shares."""
         return [each.processes for each in self._running() if each is not job and each.processes and any(each.shares)]
-
-    def _measure_next(self) -> None:
-        """Begin the next measurement once all others hold, or end the last one."""
-        job = self.measuring
-        assert job is not None
-        assert job.processes is not None
-        others = self._others(job)
-        for other in others:
-            if not other.held:
-                other.send(other.shares, hold=True)
-        if any(not other.holds for other in others):
-            return
-        if self._phases:
-            job.processes.send(self._phases.pop(0))
-            return
-        self.measuring = None
-        job.memory.status = "running"
-        job.save()
-        self.say(f"{job.name}: {job.memory.alone_s * 1e3:.1f} ms per step alone")
-        for other in others:
-            other.send(other.shares)
-        self._decide()
 
     # Messages
 
@@ -246,14 +244,11 @@ class Supervisor:
         for _, message in messages:
             if isinstance(message, Report) and job.processes is not None and message.number == job.processes.number:
                 job.report, job.step_s = message, message.step_s
-                if message.done > job.done_at_start + _ALONE_STEPS:
+                if message.done > job.done_at_start + ALONE_STEPS:
                     job.attempts = 0
-                if job is self.measuring and message.number == 1:
-                    self._measure_next()
-                elif job is self.measuring and message.count > _ALONE_STEPS:
-                    alone = job.memory.alone_s
-                    job.memory.alone_s = min(alone, message.step_s) if alone else message.step_s
-                    self._measure_next()
+                if job is self.measuring and self._measurement.take(message, self._others(job)):
+                    self.say(f"{job.name}: {job.memory.alone_s * 1e3:.1f} ms per step alone")
+                    self._decide()
             elif isinstance(message, Ended):
                 self._ended(job, message)
                 return
@@ -277,19 +272,34 @@ class Supervisor:
         self._release_measurement(job)
 
     def _failed(self, job: RunningJob, failures: Sequence[tuple[int, Failed]]) -> None:
-        """Out of memory: the job loses half of its tenths there. Otherwise it is tried again, or given up."""
+        """Out of memory: the job loses half of its tenths there. Otherwise it is tried again, or given up; the loss of
+        a unit does not count as a failure of the job.
+        """
         assert job.processes is not None
         deadline = time.monotonic() + _GRACE_S  # the first message may be of a rank whose peer has the cause
         found = list(failures)
         while time.monotonic() < deadline:
             wait_for_messages([job.processes], _TICK_S)
             found += [(rank, text) for rank, text in job.processes.receive() if isinstance(text, Failed)]
-        rank, failure = max(found, key=lambda each: (each[1].out_of_memory, "killed" in each[1].text, each[1].expected))
+            self._changes += self._launcher.poll()
+        lost = [
+            (change.unit, Failed(change.text, False, False, unit_lost=True))
+            for change in self._changes
+            if not change.usable and job.processes.shares[change.unit]
+        ]
+        rank, failure = max(
+            [*found, *lost],
+            key=lambda each: (
+                each[1].unit_lost, each[1].out_of_memory, "killed" in each[1].text, each[1].expected
+            ),
+        )  # fmt: skip
         shares = job.processes.shares
         job.processes.kill()
         job.processes = None
-        unit = self.units[rank].name
-        if failure.out_of_memory:
+        unit = self.unit_names[rank]
+        if failure.unit_lost:
+            self.say(f"{job.name}: goes on from the last checkpoint without unit {rank} ({unit})")
+        elif failure.out_of_memory:
             limits = list(job.memory.limits)
             limits[rank] = min(limits[rank], shares[rank] // 2)
             job.memory.limits = tuple(limits)
@@ -306,88 +316,53 @@ class Supervisor:
             self.say(f"{job.name}: unit {rank} ({unit}) {failure.text}; starting again from the last checkpoint")
         job.done_at_start = job.report.done if job.report is not None else -1
         job.memory.status = "waiting"
-        job.save()
         self._release_measurement(job)
+        job.save()
 
     def _give_up(self, job: RunningJob, text: str) -> None:
         if job.processes is not None:
             job.processes.kill()
             job.processes = None
         job.memory.status, job.memory.text = "failed", text
+        self._release_measurement(job)
         job.save()
         self.say(f"{job.name}: failed: {text}; see {job.folder}/rank*.log")
-        self._release_measurement(job)
 
     def _release_measurement(self, job: RunningJob) -> None:
         """Let the others continue if this job was being measured; share the units among those that are left."""
         if self.measuring is job:
-            self.measuring, self._phases = None, []
-            for other in self._running():
-                if other.processes is not None and other.processes.held:
-                    other.processes.send(other.shares)
+            self._measurement.abandon(each.processes for each in self._running() if each.processes is not None)
         if self.measuring is None:
-            self._decided = -1e9  # decide in the next turn
+            self.decisions.make_due()
 
     # Shares
 
     def _decide(self) -> None:
-        jobs = {job.name: job for job in self._running() if job.memory.status == "running"}
-        if not jobs:
+        if self._changes:  # the launcher knows more than the jobs do; decide in the next turn, which applies it first
+            self.decisions.make_due()
             return
-        # Jobs that have not made two steps under their shares yet are waited for, unless a job is to be placed.
-        if all(job.placed for job in jobs.values()) and not all(job.is_current for job in jobs.values()):
-            return
-        self._decided = time.monotonic()
-        self.use = self._unit_use.take()
-        slow_downs = {
-            name: progress.slow_down * job.job.priority
-            for name, job in jobs.items()
-            if job.placed and (progress := job.progress) is not None
+        jobs = {
+            job.name: job
+            for job in self._running()
+            if job.memory.status == "running" and (job.placed or sum(self._limits(job)) >= TENTHS)
         }
-        nothing = (0,) * len(self.units)
-        allocation = {name: job.shares if job.placed else nothing for name, job in jobs.items()}
-        limits = {name: job.memory.limits for name, job in jobs.items() if min(job.memory.limits) < TENTHS}
-        decision = self._sharing.decide(allocation, slow_downs, self.use, limits)
-        for name in decision.jobs:
-            job = jobs[name]
-            assert job.processes is not None
-            job.processes.send(decision.allocation[name])
-            job.placed = True
-        self.decisions.append({
-            "seconds": round(self.seconds, 3),
-            "reason": decision.reason,
-            "jobs": list(decision.jobs),
-            "slow_downs": slow_downs,
-            "use": self.use,
-            "shares": {name: list(shares) for name, shares in decision.allocation.items()},
-            "images_per_s": {name: job.job.global_batch / job.step_s for name, job in jobs.items() if job.step_s},
-        })  # fmt: skip
-        for job in jobs.values():
-            job.save()
-        if decision.jobs:
-            changes = ", ".join(f"{name} {decision.allocation[name]}" for name in decision.jobs)
-            self.say(f"shares ({decision.reason}): {changes}")
+        if text := self.decisions.decide(jobs, self.seconds):
+            self.say(text)
 
     # The end
 
-    def _stop(self, job: RunningJob) -> None:
-        """Stop with a checkpoint; kill what does not answer."""
-        processes = job.processes
-        if processes is None:
-            return
-        if used(processes.shares):
-            processes.send(processes.shares, stop=True)
-            deadline = time.monotonic() + _STOP_S
-            while time.monotonic() < deadline:
-                wait_for_messages([processes], _TICK_S)
-                if any(isinstance(message, Ended | Failed) for _, message in processes.receive()):
-                    break
-        processes.join(_GRACE_S)
-        job.processes = None
-        self._release_measurement(job)
+    def _stop(self, jobs: Sequence[RunningJob]) -> None:
+        """Stop jobs with a checkpoint, all at the same time; kill what does not answer."""
+        running = [(job, job.processes) for job in jobs if job.processes is not None]
+        stop_jobs([processes for _, processes in running], _STOP_S, _GRACE_S)
+        for job, _ in running:
+            job.processes = None
+        for job, _ in running:
+            self._release_measurement(job)
 
     def _stop_all(self) -> None:
-        for job in self._running():
-            self._stop(job)
+        running = self._running()
+        self._stop(running)
+        for job in running:
             job.memory.status = "waiting"
             job.save()

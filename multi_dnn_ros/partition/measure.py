@@ -59,15 +59,15 @@ def profile_unit(
             known = read_table(path)
             table.require_same(known, str(path))
             table = table.with_rows(known.rows)
-        if refresh:
-            table = table.without(wanted)
+        again = set(wanted) if refresh else set()  # whose rows are replaced; until then they stay
         for done, batch in enumerate(wanted):
             progress(done, len(wanted), f"{unit.name} batch {batch}")
-            limit = next((row.batch for row in table.rows if row.failure), None)
+            limit = next((row.batch for row in table.rows if row.failure and row.batch not in again), None)
             if limit is not None and batch >= limit:
                 break
-            if any(row.batch == batch for row in table.rows):
+            if batch not in again and any(row.batch == batch for row in table.rows):
                 continue
+            again.discard(batch)
             request = messages.Measure(batch, sampling.samples, LEAST_SAMPLES, sampling.limit_s)
             timeout_s = PREPARE_TIMEOUT_S + 4 * sampling.limit_s
             try:

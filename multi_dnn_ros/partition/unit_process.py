@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, TypeVar
@@ -35,10 +36,18 @@ class UnitFailure(CommandError):
         self.out_of_memory = out_of_memory
 
 
+@dataclass
+class UnitProcess:
+    """The process of one or more units. running: of multiprocessing. hung: the unit for which it was killed."""
+
+    running: Any
+    hung: str = ""
+
+
 class UnitHandle:
     """The connection to one unit. opened: None until its network is loaded."""
 
-    def __init__(self, unit: Unit, connection: Connection[Any, Any], process: Any) -> None:
+    def __init__(self, unit: Unit, connection: Connection[Any, Any], process: UnitProcess) -> None:
         self.unit = unit
         self.connection = connection
         self.opened: messages.Opened | None = None
@@ -46,7 +55,7 @@ class UnitHandle:
 
     @property
     def pid(self) -> int:
-        return int(self._process.pid)
+        return int(self._process.running.pid)
 
     def send(self, request: messages.Request, blocks: Sequence[Block] = ()) -> None:
         """Send a request and the blocks it announces. Raises UnitFailure if the process has ended."""
@@ -57,13 +66,17 @@ class UnitHandle:
         except OSError:
             raise self._lost() from None
 
-    def receive(self, expected: type[R], timeout_s: float) -> R:
-        """The answer to the last request. A process that does not answer in time is killed. Raises UnitFailure."""
+    def receive(self, expected: type[R], timeout_s: float, waited_s: float = 0.0) -> R:
+        """The answer to the last request. A process that does not answer in time is killed. Raises UnitFailure.
+
+        waited_s: time that the caller has waited before.
+        """
         try:
             if not self.connection.poll(timeout_s):
-                self._process.kill()
-                self._process.join(_END_TIMEOUT_S)
-                text = f"did not answer within {timeout_s:g} s; its process was killed"
+                self._process.hung = self.unit.name
+                self._process.running.kill()
+                self._process.running.join(_END_TIMEOUT_S)
+                text = f"did not answer within {waited_s + timeout_s:g} s; its process was killed"
                 raise UnitFailure(self.unit.name, text, lost=True, out_of_memory=False)
             reply: Any = self.connection.recv()
         except (EOFError, OSError):
@@ -82,10 +95,14 @@ class UnitHandle:
         return self.receive(expected, timeout_s)
 
     def _lost(self) -> UnitFailure:
-        self._process.join(_END_TIMEOUT_S)
-        code = self._process.exitcode
+        process = self._process.running
+        process.join(_END_TIMEOUT_S)
+        code = process.exitcode
+        if self._process.hung:
+            text = f"ended with its process, which was killed because unit {self._process.hung} did not answer"
+            return UnitFailure(self.unit.name, text, lost=True, out_of_memory=False)
         if code is None:
-            self._process.kill()
+            process.kill()
             return UnitFailure(self.unit.name, "closed its connection", lost=True, out_of_memory=False)
         if code >= 0:
             return UnitFailure(self.unit.name, f"ended with exit code {code}", lost=True, out_of_memory=False)
@@ -113,9 +130,10 @@ class UnitProcesses:
                 process = context.Process(target=main, args=(theirs,), name=f"unit {name}", daemon=True)
                 process.start()
                 self._processes.append(process)
+                shared = UnitProcess(process)
                 for unit, (here, there) in zip(group, pairs, strict=True):
                     there.close()  # so that the connection closes when the process ends
-                    self.handles[unit.name] = UnitHandle(unit, here, process)
+                    self.handles[unit.name] = UnitHandle(unit, here, shared)
         except BaseException:
             self.close()
             raise
@@ -153,7 +171,8 @@ class UnitProcesses:
                 del waiting[name]
                 try:
                     # If none is ready, the time is up, and receive() raises for each.
-                    answers[name] = handle.receive(messages.Ran, timeout_s if ready else 0.0)
+                    times = (timeout_s, 0.0) if ready else (0.0, timeout_s)
+                    answers[name] = handle.receive(messages.Ran, *times)
                 except UnitFailure as failure:
                     failures[name] = failure
         return answers, failures, begin

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.partition import messages
 from multi_dnn_ros.partition.blocks import BlockForm, receive_block
 from multi_dnn_ros.partition.executor import Array, Executor, RunTimes, executor_class, random_images
 from multi_dnn_ros.planning.batch_units import Unit
+from multi_dnn_ros.planning.memory_errors import is_memory_error
 
 _WARM_UP = 2
 
@@ -66,7 +67,7 @@ class _Server:
         try:
             reply = self._answer(request)
         except Exception as error:
-            reply = messages.Failed(_text(error), is_memory_error(error))
+            reply = messages.Failed(summarize_error(error), is_memory_error(error))
         with contextlib.suppress(OSError):
             self._connection.send(reply)
 
@@ -133,24 +134,3 @@ class _Server:
         for block in blocks:
             block.close()
         return messages.Measured(tuple(samples))
-
-
-def is_memory_error(error: BaseException | None) -> bool:
-    """Whether this error, or one that caused it, is a lack of memory on the host or the device."""
-    first = error
-    while error is not None:
-        # PyTorch's CPU allocator and ONNX Runtime have no exception type for this; both raise RuntimeError.
-        text = str(error)
-        if isinstance(error, MemoryError) or "can't allocate memory" in text or "bad_alloc" in text:
-            return True
-        error = error.__cause__ or error.__context__
-    if "torch" not in sys.modules:  # not an error of PyTorch; importing it here would take seconds
-        return False
-    from multi_dnn_ros.backends.device_errors import is_out_of_memory
-
-    return is_out_of_memory(first)
-
-
-def _text(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

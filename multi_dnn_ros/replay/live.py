@@ -22,7 +22,7 @@ from rosgraph_msgs.msg import Clock
 
 from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
 from multi_dnn_ros.bags.definitions import canonical, message_class
-from multi_dnn_ros.camera.pace import Pace
+from multi_dnn_ros.camera.pace import Pace, gap_ns
 from multi_dnn_ros.replay.live_results import LiveReplayError, LiveResults
 from multi_dnn_ros.replay.live_setup import LiveCamera, LivePlan
 from multi_dnn_ros.replay.remote_node import RemoteNode, RemoteNodeError
@@ -34,7 +34,6 @@ _RELIABLE = QoSProfile(depth=10)
 _LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 #: A frame later than this relative to the recording shifts the schedule.
 _SLACK_S = 0.05
-_LONGEST_GAP_S = 3600.0
 #: Interval of checking the connections.
 _CONNECT_POLL_S = 0.02
 
@@ -136,7 +135,7 @@ class LiveReplay:
                 writer.add_topic(message.topic, message.msgtype)
                 writer.write(message.topic, message.stamp_ns, message.data)
             if not summary.stopped:
-                due_s += _gap_s(last_ns, message.stamp_ns) / self._rate
+                due_s += gap_ns(last_ns, message.stamp_ns) * 1e-9 / self._rate
                 pace.wait(due_s)
             last_ns = message.stamp_ns
             try:
@@ -232,9 +231,3 @@ class LiveReplay:
             return int(subscription.get_publisher_count())
         # On Humble: publishers that the middleware has discovered, connected or not.
         return int(self._node.count_publishers(subscription.topic_name))
-
-
-def _gap_s(last_ns: int | None, now_ns: int) -> float:
-    """Seconds between two messages; 0 if damaged times, or concatenated recordings, make it longer than an hour."""
-    gap_s = 0.0 if last_ns is None else (now_ns - last_ns) * 1e-9
-    return gap_s if 0.0 < gap_s < _LONGEST_GAP_S else 0.0

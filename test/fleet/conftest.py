@@ -11,6 +11,11 @@ import pytest
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forks(forked_spawns: None) -> None:
+    """Ranks are forks of a process that has imported PyTorch."""
+
+
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of two colours, which are the classes: 120 to train with, so that batches of 20 are not the same."""

@@ -12,7 +12,7 @@ from multi_dnn_ros.fleet.job_training import JobTraining
 from multi_dnn_ros.fleet.shares import Shares
 
 #: Most tenths that fit unit 0 in these tests.
-ROOM = 3
+ROOM = 5
 
 
 def short_of_memory(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 
 from multi_dnn_ros.fleet.job_processes import JobProcesses, wait_for_messages
 from multi_dnn_ros.fleet.job_training import JobTraining
 from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.local_launcher import LocalLauncher
 from multi_dnn_ros.fleet.messages import Ended, Failed, Held, Message, Report
 from multi_dnn_ros.planning.batch_units import parse_unit
 
@@ -30,8 +30,7 @@ def job(job: FleetJob) -> FleetJob:
 
 @pytest.fixture
 def ranks(job: FleetJob, tmp_path: Path) -> Iterator[JobProcesses]:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    processes = JobProcesses(job, UNITS, tmp_path, store.port, "a")
+    processes = JobProcesses(job, LocalLauncher(UNITS), tmp_path, "a")
     yield processes
     processes.kill()
 

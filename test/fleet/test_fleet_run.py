@@ -12,6 +12,7 @@ from failing_ranks import ROOM, short_of_memory
 
 from multi_dnn_ros.fleet.display import fleet_table
 from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.local_launcher import LocalLauncher
 from multi_dnn_ros.fleet.supervisor import Supervisor
 from multi_dnn_ros.planning.batch_units import parse_unit
 
@@ -51,7 +52,7 @@ def test_a_fleet_with_an_added_a_cancelled_a_bad_and_a_too_large_job(job: FleetJ
         elif "c" in done and supervisor.jobs["c"].placed and not done["c"]:
             write(path, a, b, bad)
 
-    supervisor = Supervisor(path, UNITS, tmp_path / "runs", watch=watch, rank_main=short_of_memory)
+    supervisor = Supervisor(path, LocalLauncher(UNITS), tmp_path / "runs", watch=watch, rank_main=short_of_memory)
     assert supervisor.run() is False
     status = {name: each.memory.status for name, each in supervisor.jobs.items()}
     assert status == {"a": "finished", "b": "finished", "bad": "failed", "c": "cancelled"}, lines
@@ -78,16 +79,18 @@ def test_an_interrupted_fleet_continues_from_its_checkpoints(job: FleetJob, tmp_
         if supervisor.jobs and supervisor.jobs["a"].placed:
             raise KeyboardInterrupt
 
-    first = Supervisor(path, UNITS, tmp_path / "runs", watch=interrupt)
+    first = Supervisor(path, LocalLauncher(UNITS), tmp_path / "runs", watch=interrupt)
     with pytest.raises(KeyboardInterrupt):
         first.run()
     state = json.loads((tmp_path / "runs/a/state.json").read_text())
     assert state["alone_s"] > 0.0
     lines: list[str] = []
-    second = Supervisor(path, UNITS, tmp_path / "runs", watch=lambda supervisor, line: lines.append(line))
+    second = Supervisor(
+        path, LocalLauncher(UNITS), tmp_path / "runs", watch=lambda supervisor, line: lines.append(line)
+    )
     assert second.run() is True
     assert "a: continues" in lines  # not measured again
     assert len(second.jobs["a"].losses) == job.steps
-    third = Supervisor(path, UNITS, tmp_path / "runs", watch=lambda supervisor, line: lines.append(line))
+    third = Supervisor(path, LocalLauncher(UNITS), tmp_path / "runs", watch=lambda supervisor, line: lines.append(line))
     assert third.run() is True
     assert any(line.startswith("a: finished before") for line in lines)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 import yaml
+from waiting import runs, until
 
 from multi_dnn_ros.common.processes import Child
 from multi_dnn_ros.fleet.job_training import JobTraining
@@ -21,21 +21,23 @@ _PATIENCE_S = 240.0
 
 @pytest.mark.long
 def test_a_killed_fleet_continues_with_the_same_losses(job: FleetJob, tmp_path: Path) -> None:
-    job = job.model_copy(update={"steps": 24, "checkpoint_every_s": 0.2, "precision": "fp64"})
+    """A small network, whose losses in float64 stay the same at this learning rate, as in test_fleet_cluster."""
+    changes = {"model": "torchvision:shufflenet_v2_x0_5", "lr": 2e-5, "precision": "fp64"}
+    job = job.model_copy(update={**changes, "steps": 100, "checkpoint_every_s": 0.2})
     content = {"period_s": 0.5, "jobs": [job.model_dump(mode="json", exclude_defaults=True)]}
     (tmp_path / "jobs.yaml").write_text(yaml.safe_dump(content))
     arguments = ["fleet", str(tmp_path / "jobs.yaml"), "--units", "cpu:1,cpu:1", "--folder", str(tmp_path / "runs")]
     checkpoint = tmp_path / "runs/a/checkpoint.pt"
     with Child("first", arguments, tmp_path / "first.log", {}) as first:
-        wait_until(checkpoint.is_file)
+        until(checkpoint.is_file, "a checkpoint", _PATIENCE_S)
         ranks = psutil.Process(first.pid).children(recursive=True)
         assert ranks
         first.send(signal.SIGKILL)
-        wait_until(lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks))
+        until(lambda: not any(runs(rank) for rank in ranks), "the end of the ranks", _PATIENCE_S)
     done = torch.load(checkpoint, weights_only=True)["done"]
     assert 0 < done < job.steps
     with Child("second", [*arguments, "--output", str(tmp_path / "out.json")], tmp_path / "second.log", {}) as second:
-        wait_until(lambda: second.exit_code() is not None)
+        until(lambda: second.exit_code() is not None, "the end of the fleet", _PATIENCE_S)
         assert second.exit_code() == 0, second.log.read_text()
     (result,) = json.loads((tmp_path / "out.json").read_text())["jobs"]
     assert result["status"] == "finished"
@@ -44,11 +46,3 @@ def test_a_killed_fleet_continues_with_the_same_losses(job: FleetJob, tmp_path: 
     while alone.done < alone.total:
         alone.step()
     assert result["losses"] == pytest.approx(alone.losses, rel=1e-4)
-
-
-def wait_until(true: object) -> None:
-    assert callable(true)
-    deadline = time.monotonic() + _PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

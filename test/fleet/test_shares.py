@@ -79,7 +79,32 @@ def test_only_the_job_with_the_largest_slow_down_changes(
     different = [job for job in allocation if changed[job] != allocation[job]]
     if len(allocation) >= len(use):
         assert len(different) <= 1
-        assert all(slow_downs[job] == max(slow_downs.values()) for job in different)
+        is_idle = any(not any(shares[unit] for shares in allocation.values()) for unit in range(len(use)))
+        assert is_idle or all(slow_downs[job] == max(slow_downs.values()) for job in different)
+
+
+def test_an_idle_unit_is_used_though_all_jobs_are_slowed_down_alike() -> None:
+    """As after the unit was lost and has returned."""
+    allocation = {"a": (10, 0), "b": (10, 0)}
+    assert manage(allocation, {"a": 2.0, "b": 2.0}, [1.0, 0.0], THRESHOLDS) == {"a": (0, 10), "b": (10, 0)}
+    shared = {"a": (2, 8, 0), "b": (0, 10, 0), "c": (10, 0, 0)}
+    changed = manage(shared, {"a": 1.0, "b": 1.1, "c": 1.0}, [1.0, 1.0, 0.0], THRESHOLDS)
+    assert changed == {**shared, "b": (0, 0, 10)}
+
+
+@given(fleets())
+def test_idle_units_are_filled_one_by_one(fleet: tuple[dict[str, Shares], dict[str, float], list[float]]) -> None:
+    allocation, slow_downs, use = fleet
+    if len(allocation) < len(use):
+        return
+
+    def idle(shares: dict[str, Shares]) -> int:
+        return sum(1 for unit in range(len(use)) if not any(own[unit] for own in shares.values()))
+
+    before = idle(allocation)
+    changed = manage(allocation, slow_downs, use, THRESHOLDS)
+    if before:  # at least as many jobs as units, so that two jobs share another unit
+        assert idle(changed) == before - 1
 
 
 @given(fleets())

@@ -68,7 +68,16 @@ def test_the_images_of_a_unit_that_fails_are_computed_by_the_others(option: str,
 
 def test_a_unit_that_hangs_is_killed_and_its_images_are_computed_by_others() -> None:
     _, done = run("fake:a,fake:bad/hang=1", 4, timeout_s=3.0)
-    assert "did not answer within" in done.failures[0]
+    assert done.failures == ("unit fake:bad/hang=1 did not answer within 3 s; its process was killed",)
+
+
+def test_a_unit_in_the_process_of_one_that_hangs_names_that_one() -> None:
+    """Shares of one GPU have a common process. It is not said to have run out of memory."""
+    _, done = run("fake:a,fake:gpu/hang=1,fake:gpu/ms=1", 6, timeout_s=3.0)
+    assert done.failures == (
+        "unit fake:gpu/hang=1 did not answer within 3 s; its process was killed",
+        "unit fake:gpu/ms=1 ended with its process, which was killed because unit fake:gpu/hang=1 did not answer",
+    )
 
 
 def test_images_that_exceed_the_capacity_are_computed_in_several_steps() -> None:

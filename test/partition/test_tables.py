@@ -137,6 +137,26 @@ def test_an_interrupted_profile_is_continued(tmp_path, monkeypatch: pytest.Monke
     assert [row.batch for row in again.rows if row.measured_at == "later"] == [2, *(row.batch for row in rest.rows[3:])]
 
 
+def test_rows_that_were_to_be_measured_again_stay_if_that_is_interrupted(tmp_path) -> None:
+    unit = parse_unit("fake:a/ms=0.1")
+    path = table_path(tmp_path, "fake", unit.name, "auto")
+    failed = Row(batch=5, samples=0, failure="ran out of memory")
+    write_table(path, table(unit.name, 7.0, most=4).with_rows([failed]))
+
+    def interrupted(done: int, total: int, what: str) -> None:
+        if what.endswith("batch 5"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile_unit(unit, FAKE, "auto", [2, 5, 6], tmp_path, sampling=FAST, refresh=True, progress=interrupted)
+    found = read_table(path)
+    assert [(row.batch, bool(row.measured_at)) for row in found.rows] == [
+        (1, False), (2, True), (3, False), (4, False), (5, False)
+    ]  # fmt: skip
+    of = profile_unit(unit, FAKE, "auto", [5], tmp_path, sampling=FAST, refresh=True)
+    assert of.largest == 5  # what ran out of memory before is tried again
+
+
 def test_running_out_of_memory_is_recorded_and_ends_the_profile(tmp_path) -> None:
     unit = parse_unit("fake:small/most=4")
     of = profile_unit(unit, FAKE, "auto", batch_sizes(32), tmp_path, sampling=FAST)

@@ -15,6 +15,7 @@ from rcl_interfaces.srv import GetParameters, SetParametersAtomically
 from rclpy.serialization import serialize_message
 from rclpy.subscription import Subscription
 from sensor_msgs.msg import Image
+from waiting import until
 
 from multi_dnn_ros.bags import BagError, BagReader, BagWriter
 from multi_dnn_ros.bags.definitions import message_class
@@ -140,10 +141,3 @@ def test_two_cameras_cannot_have_one_recorded_topic(bag: BagReader) -> None:
         BagError, match=f"cameras 'front' and 'rear' have the same topic {TOPIC} .*--topic CAMERA:=TOPIC"
     ):
         recorded_topics(bag, cameras, {"rear": TOPIC})
-
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

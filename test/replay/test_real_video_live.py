@@ -21,7 +21,7 @@ FIRST, COUNT = 112, 50
 
 pytestmark = [
     pytest.mark.skipif(not (VIDEO.exists() and DETECTOR.exists()), reason="needs ../shared/data"),
-    pytest.mark.long,  # with generated road in test_replay_live
+    pytest.mark.long,  # with a generated road in test/demo/test_demo_live
 ]
 
 PARAMETERS = """\

@@ -7,7 +7,10 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +19,16 @@ from road_bag import scenes, write_road
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.replay.manifest import Entry, Manifest, Recording, find_recordings, is_complete, open_manifest
+from multi_dnn_ros.replay.cluster import Needs, replay_all
+from multi_dnn_ros.replay.manifest import (
+    Entry,
+    Manifest,
+    Recording,
+    checksums,
+    find_recordings,
+    is_complete,
+    open_manifest,
+)
 
 FRAMES = 3
 
@@ -64,8 +76,6 @@ def test_a_manifest_of_other_options_and_a_foreign_folder_are_refused(tmp_path: 
 def test_results_are_complete_until_the_recording_or_they_change(tmp_path: Path) -> None:
     recording = Recording("a", touch(tmp_path / "a.mcap"))
     result = touch(tmp_path / "out" / "a" / "recording.mcap")
-    from multi_dnn_ros.replay.manifest import checksums
-
     entry = Entry(status="done", input=recording.state(), output_sha256=checksums([result]))
     assert is_complete(entry, recording, result.parent)
     assert not is_complete(None, recording, result.parent)
@@ -76,6 +86,47 @@ def test_results_are_complete_until_the_recording_or_they_change(tmp_path: Path)
     assert is_complete(entry, recording, result.parent)
     recording.path.write_text("longer")
     assert not is_complete(entry, recording, result.parent)
+
+
+class InstantRay:
+    """A cluster of one host that carries out each task when it is given."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 1.0}}]
+
+    def remote(self, **needs: float) -> Callable[[Any], Any]:
+        return lambda function: SimpleNamespace(remote=lambda *arguments: _Done(function(*arguments)))
+
+    def wait(self, waiting: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        return waiting[:num_returns], waiting[num_returns:]
+
+    def get(self, done: Any) -> Any:
+        return done.result
+
+
+class _Done:
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+
+def test_a_recording_that_grows_while_it_is_replayed_is_not_complete(tmp_path: Path) -> None:
+    """As one that is still being copied."""
+    recording = Recording("a", touch(tmp_path / "a.mcap"))
+    entries = []
+
+    def replay_one(path: str, output: str, options: list[str], version: str) -> dict[str, Any]:
+        Path(path).write_text("the rest of it")
+        return {"status": "done", "output_sha256": checksums([touch(Path(output) / "recording.mcap")])}
+
+    def settled(recording: Recording, entry: Entry) -> None:
+        entries.append(entry)
+
+    replay_all(InstantRay(), [recording], tmp_path / "out", [], Needs(1.0, 0.0, 0), settled, replay_one)
+    (entry,) = entries
+    assert entry.status == "done"
+    assert not is_complete(entry, recording, tmp_path / "out" / "a")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +144,7 @@ def drives(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def one_dnn(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("parameters") / "one.yaml"
-    path.write_text("/**:\n  ros__parameters: {dnns: [object]}\n")
+    path.write_text("/**:\n  ros__parameters: {dnns: [object], dnn: {object: {jobs: 1}}}\n")
     return str(path)
 
 

@@ -13,6 +13,11 @@ from road_bag import CORRUPT, OBJECTS, PEOPLE, box_score, index_of, lane_score, 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.training.scenes import Scene
 
+# Each of its promises has a quicker test: a camera process and a node process in test/demo/test_demo_live, every frame
+# through a node and equal results offline in test_replay_through_node, damaged frames in test/ros/test_bad_frames_live,
+# scores in test_replay_road.
+pytestmark = pytest.mark.long
+
 FRAMES = 24
 
 

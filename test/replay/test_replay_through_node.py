@@ -13,6 +13,7 @@ import pytest
 from fork_server import ForkServer
 from replay_fakes import parsed, read_bag
 from road_bag import CORRUPT, TOPIC, scenes, write_road
+from waiting import until
 
 from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.cli.main import main
@@ -166,9 +167,9 @@ def test_a_node_that_ends_leaves_what_it_has_done(recording: Path, parameters_fi
         with Child("node", ["run", "--ros-args", *parameters], log, environment) as child:
             command = ["replay", str(recording), str(tmp_path / "results"), "--live", "--rate", "0.2"]
             with Child("replay", command, tmp_path / "replay.log", environment) as player:
-                _until(lambda: "active" in log.read_text(), child)
+                until(lambda: "active" in log.read_text(), "an active node", 120.0, lambda: child.last_lines(30))
                 child.stop()
-                _until(lambda: player.exit_code() is not None, player)
+                until(lambda: player.exit_code() is not None, "its end", 120.0, lambda: player.last_lines(30))
                 text = (tmp_path / "replay.log").read_text()
     assert player.exit_code() == 1, text
     assert "the node /multi_dnn has ended" in text
@@ -178,12 +179,3 @@ def test_a_node_that_ends_leaves_what_it_has_done(recording: Path, parameters_fi
         summary = json.loads((tmp_path / "results" / "summary.json").read_text())
         assert summary["complete"] < CORRUPT
         assert summary["stopped"] == "the node /multi_dnn has ended"
-
-
-def _until(condition: object, child: Child) -> None:
-    import time
-
-    deadline = time.monotonic() + 120
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, child.last_lines(30)
-        time.sleep(0.05)

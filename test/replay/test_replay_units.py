@@ -32,10 +32,12 @@ def tables(tmp_path_factory: pytest.TempPathFactory, forked_spawns: None) -> Pat
 @pytest.fixture(scope="module")
 def one_dnn(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("parameters") / "one.yaml"
-    path.write_text("/**:\n  ros__parameters: {dnns: [object]}\n")
+    path.write_text("/**:\n  ros__parameters: {dnns: [object], dnn: {object: {backend: eager, jobs: 1}}}\n")
     return str(path)
 
 
+# The batches of units in the tests below: through the command `evaluate`, and with frames that fail.
+@pytest.mark.long
 def test_results_are_those_of_an_engine(tables: Path, one_dnn: str, tmp_path: Path) -> None:
     recording = str(write_road(tmp_path / "drive", scenes(FRAMES)))
     assert main(["replay", recording, str(tmp_path / "one"), "--params-file", one_dnn, "--device", "cpu"]) == 0
@@ -80,19 +82,25 @@ def test_evaluate_scores_the_network_on_the_units(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (["--units", UNITS, "--batch", "400", "--tables", "{tables}"], "400"),  # first: after the other test of them
         (["--units", "gpu7"], "unit 'gpu7'"),
         (["--batch", "4"], "--batch needs --units"),
         (["--units", "cpu:1", "--device", "cpu"], "--device is for an engine"),
         (["--units", "cpu:1", "--live"], "--units does not use a running node"),
         (["--units", "cpu:1"], "there is no table of builtin:"),
-        (["--units", UNITS, "--batch", "400", "--tables", "{tables}"], "400"),
     ],
 )
 def test_bad_options_name_what_is_wrong(
-    options: list[str], said: str, tables: Path, one_dnn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    said: str,
+    one_dnn: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     recording = str(write_road(tmp_path / "drive", scenes(1)))
-    given = [option.format(tables=tables) for option in options]
+    # Not an argument: it takes seconds, and each of pytest's workers would make it.
+    given = [str(request.getfixturevalue("tables")) if option == "{tables}" else option for option in options]
     if "--tables" not in given and "--batch" not in given:
         given += ["--tables", str(tmp_path / "none")] if "--live" not in given else []
     try:

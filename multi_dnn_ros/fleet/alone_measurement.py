@@ -1,0 +1,68 @@
+"""Measures the step time of a job that has the units for itself, with which its slow-down is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from multi_dnn_ros.fleet.job_processes import JobProcesses
+from multi_dnn_ros.fleet.messages import Report
+from multi_dnn_ros.fleet.running_job import RunningJob
+from multi_dnn_ros.fleet.shares import Shares
+
+#: Steps of a measurement.
+ALONE_STEPS = 4
+
+
+class AloneMeasurement:
+    """Measures one job at a time, while the others hold. job: the one that is measured; None: there is none."""
+
+    def __init__(self) -> None:
+        self.job: RunningJob | None = None
+        self._phases: list[Shares] = []
+
+    def begin(self, job: RunningJob, phases: Sequence[Shares]) -> None:
+        """Measure a job, whose processes have been started, with each of the shares; the fastest counts."""
+        assert job.processes is not None
+        job.memory.status = "measured"
+        self.job, self._phases = job, list(dict.fromkeys(phases))
+        job.processes.send(phases[0])  # the others continue while it loads its data
+
+    def take(self, report: Report, others: Sequence[JobProcesses]) -> bool:
+        """Use a report of the measured job. others: of the other jobs that have shares; they hold meanwhile.
+
+        Returns whether that was the last one; the job is then running, and the others continue.
+        """
+        assert self.job is not None
+        if report.number > 1:
+            if report.count <= ALONE_STEPS:
+                return False
+            memory = self.job.memory
+            memory.alone_s = min(memory.alone_s, report.step_s) if memory.alone_s else report.step_s
+        return self._next(self.job, others)
+
+    def abandon(self, others: Iterable[JobProcesses]) -> None:
+        """End the measurement before its time, and let the others continue."""
+        if self.job is not None and self.job.memory.status != "finished":
+            self.job.memory.alone_s = 0.0  # of some of the phases only; all are measured again
+        self.job, self._phases = None, []
+        for other in others:
+            if other.held:
+                other.send(other.shares)
+
+    def _next(self, job: RunningJob, others: Sequence[JobProcesses]) -> bool:
+        """Begin the next phase once all others hold, or end the last one."""
+        assert job.processes is not None
+        for other in others:
+            if not other.held:
+                other.send(other.shares, hold=True)
+        if any(not other.holds for other in others):
+            return False
+        if self._phases:
+            job.processes.send(self._phases.pop(0))
+            return False
+        self.job = None
+        job.memory.status = "running"
+        job.save()
+        for other in others:
+            other.send(other.shares)
+        return True

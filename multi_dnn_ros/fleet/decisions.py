@@ -1,0 +1,89 @@
+"""Decides about the shares of the running jobs when a period is over, and records every decision."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from multi_dnn_ros.fleet.jobs_file import JobsFile
+from multi_dnn_ros.fleet.launcher import Launcher
+from multi_dnn_ros.fleet.running_job import RunningJob
+from multi_dnn_ros.fleet.shares import TENTHS
+from multi_dnn_ros.fleet.sharing import TRIAL_PART, Sharing
+from multi_dnn_ros.fleet.usable_units import decide_for_usable
+
+
+class Decisions:
+    """entries: every decision, for the report. use: 0..1 of each unit in the last period."""
+
+    def __init__(self, launcher: Launcher, file: JobsFile) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self.use = [0.0] * len(launcher.units)
+        self._launcher = launcher
+        self._made_at = time.monotonic()
+        self.forget(file)
+
+    def forget(self, file: JobsFile) -> None:
+        """Discard what the trials have shown, which holds only for the former units; use the thresholds of the file."""
+        self._sharing = Sharing(file.thresholds, file.gain)
+
+    def change_thresholds(self, file: JobsFile) -> None:
+        """Continue with the thresholds of the file."""
+        self._sharing.thresholds, self._sharing.gain = file.thresholds, file.gain
+
+    def is_due(self, period_s: float) -> bool:
+        """Whether the period, or the trial of the last change, is over."""
+        return time.monotonic() - self._made_at >= period_s * (TRIAL_PART if self._sharing.on_trial else 1.0)
+
+    def make_due(self) -> None:
+        """End the period."""
+        self._made_at = float("-inf")
+
+    def decide(self, jobs: Mapping[str, RunningJob], seconds: float) -> str:
+        """Decide about all running jobs, and send those that change their shares. seconds: since the start.
+
+        Returns what has changed, in one line; empty: nothing. A job without a report under its shares is waited for,
+        unless another one is to be placed.
+        """
+        if not jobs or (all(job.placed for job in jobs.values()) and not all(job.is_current for job in jobs.values())):
+            return ""
+        self._made_at = time.monotonic()
+        self.use = self._launcher.take_use()
+        slow_downs = {
+            name: progress.slow_down * job.job.priority
+            for name, job in jobs.items()
+            if job.placed and (progress := job.progress) is not None
+        }
+        nothing = (0,) * len(self._launcher.units)
+        allocation = {name: job.shares if job.placed else nothing for name, job in jobs.items()}
+        limits = {name: job.memory.limits for name, job in jobs.items() if min(job.memory.limits) < TENTHS}
+        decision = decide_for_usable(
+            self._sharing, self._launcher.usable, allocation, slow_downs, self.use, limits
+        )  # fmt: skip
+        for name in decision.jobs:
+            job = jobs[name]
+            assert job.processes is not None
+            job.processes.send(decision.allocation[name])
+            job.placed = True
+        self.entries.append({
+            "seconds": round(seconds, 3),
+            "reason": decision.reason,
+            "jobs": list(decision.jobs),
+            "slow_downs": slow_downs,
+            "use": self.use,
+            "shares": {name: list(shares) for name, shares in decision.allocation.items()},
+            "images_per_s": {name: job.job.global_batch / job.step_s for name, job in jobs.items() if job.step_s},
+        })  # fmt: skip
+        for job in jobs.values():
+            job.save()
+        changes = ", ".join(f"{name} {decision.allocation[name]}" for name in decision.jobs)
+        return f"shares ({decision.reason}): {changes}" if changes else ""
+
+    def slow_down_points(self) -> dict[str, list[tuple[float, float]]]:
+        """(minutes, slow-down times priority) of each job at each decision."""
+        points: dict[str, list[tuple[float, float]]] = {}
+        for entry in self.entries:
+            for name, value in entry["slow_downs"].items():
+                points.setdefault(name, []).append((entry["seconds"] / 60, value))
+        return points

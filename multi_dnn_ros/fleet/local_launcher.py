@@ -1,0 +1,90 @@
+"""Starts ranks as processes of this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+
+from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.launcher import RankHandle, RankMain, UnitChange, describe_exit
+from multi_dnn_ros.fleet.rank_process import LOOPBACK, RankSetup, main
+from multi_dnn_ros.fleet.unit_use import UnitUse
+from multi_dnn_ros.planning.batch_units import Unit
+
+_END_TIMEOUT_S = 5.0
+
+
+class LocalRank(RankHandle):
+    """A child process, with a pipe."""
+
+    def __init__(self, setup: RankSetup, rank_main: RankMain) -> None:
+        context = process_context(setup.unit)
+        self.end, there = context.Pipe()
+        self._process: Any = context.Process(
+            target=rank_main, args=(setup, there), name=f"{setup.job.name} on {setup.unit.name}", daemon=True
+        )
+        self._process.start()
+        there.close()  # so that the connection closes when the process ends
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    def ending(self) -> str | None:
+        if self.end is None or not self.end.closed:
+            return None
+        self._process.join(_END_TIMEOUT_S)
+        code = self._process.exitcode
+        return describe_exit(code) if code != 0 else None
+
+    def alive(self) -> bool:
+        return self._process.exitcode is None
+
+    def join(self, timeout_s: float) -> None:
+        self._process.join(timeout_s)
+
+    def kill(self) -> None:
+        if self.alive():
+            self._process.kill()
+
+
+class LocalLauncher:
+    """All units are of this machine; none is ever lost."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = tuple(units)
+        self.names: Sequence[str] = [unit.name for unit in units]
+        self.usable: Sequence[bool] = [True] * len(units)
+        self._use = UnitUse(self.units)
+        self._ranks: list[list[LocalRank]] = [[] for _ in units]
+        self._store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+
+    def start(self, job: FleetJob, unit: int, folder: Path, prefix: str, rank_main: RankMain) -> RankHandle:
+        setup = RankSetup(job, unit, self.units[unit], folder, LOOPBACK, self._store.port, prefix)
+        rank = LocalRank(setup, rank_main)
+        self._ranks[unit].append(rank)
+        return rank
+
+    def poll(self) -> list[UnitChange]:
+        self._ranks = [[rank for rank in ranks if rank.alive()] for ranks in self._ranks]
+        self._use.sample([[rank.pid for rank in ranks] for ranks in self._ranks])
+        return []
+
+    def take_use(self) -> list[float]:
+        return self._use.take()
+
+
+def process_context(unit: Unit) -> Any:
+    """How ranks are started. On CPUs they are forks of a process that has imported PyTorch, which takes seconds.
+
+    On GPUs each imports it again: after a fork, CUDA fails if anything had called it before.
+    """
+    if unit.device != "cpu":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([main.__module__])
+    return context

@@ -1,0 +1,106 @@
+"""A rank on a host of a Ray cluster, from the supervisor's side."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.fleet.launcher import RankHandle, describe_exit
+from multi_dnn_ros.fleet.messages import Command
+from multi_dnn_ros.fleet.rank_links import RankKey
+
+#: Longest wait for the start of a process, for an answer of an agent, and for the exit code of a rank.
+_START_S, _ANSWER_S, _EXIT_S = 60.0, 2.0, 5.0
+#: Longest time from the start of a rank, which imports PyTorch, to its connection.
+_CONNECT_S = 300.0
+
+
+class RemoteRank(RankHandle):
+    """A process on a host. It connects by itself; commands wait until it has."""
+
+    def __init__(self, ray: Any, agent: Any, started: Any, key: RankKey) -> None:
+        """started: reference to its process id."""
+        self._ray, self._agent, self._started, self._key = ray, agent, started, key
+        self._lock = threading.Lock()  # the connection comes in a thread
+        self._waiting: list[Command] = []
+        self._started_at = time.monotonic()
+        self._gone_at = 0.0
+        self._closed = False
+        self.exit_code: int | None = None
+
+    def connected(self, connection: Connection[Any, Any]) -> None:
+        """The rank has connected."""
+        with self._lock:
+            if self._closed:
+                connection.close()
+                return
+            self.end = connection
+            for command in self._waiting:
+                super().send(command)
+            self._waiting.clear()
+
+    def send(self, command: Command) -> None:
+        with self._lock:
+            if self.end is None:
+                self._waiting.append(command)
+            else:
+                super().send(command)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            super().close()
+
+    @property
+    def pid(self) -> int:
+        return int(self._ray.get(self._started, timeout=_START_S))
+
+    def ending(self) -> str | None:
+        if self.end is None:
+            if self.exit_code is not None:
+                return describe_exit(self.exit_code)
+            problem = self._start_problem()
+            if problem is None and time.monotonic() - self._started_at >= _CONNECT_S:
+                problem = (
+                    f"did not connect to the command within {_CONNECT_S:g} s of its start; the hosts must reach each "
+                    "other on all ports"
+                )
+            return problem
+        if not self.end.closed:
+            return None
+        self._gone_at = self._gone_at or time.monotonic()
+        if self.exit_code is not None:
+            return describe_exit(self.exit_code) if self.exit_code != 0 else None
+        # Until the agent has told the exit code, or is found to be lost with its unit.
+        return describe_exit(None) if time.monotonic() - self._gone_at > _EXIT_S else None
+
+    def _start_problem(self) -> str | None:
+        done, _ = self._ray.wait([self._started], timeout=0)
+        if not done:
+            return None
+        try:
+            self._ray.get(self._started)
+        except self._ray.exceptions.RayTaskError as error:
+            return f"could not be started: {summarize_error(error.cause or error)}"
+        except self._ray.exceptions.RayError:
+            return None  # the agent is lost, which the launcher reports
+        return None
+
+    def alive(self) -> bool:
+        return self.exit_code is None
+
+    def join(self, timeout_s: float) -> None:
+        if self.exit_code is not None:
+            return
+        with suppress(self._ray.exceptions.RayError):  # lost: its ranks end as their connections close
+            self._ray.get(self._agent.end.remote(self._key, timeout_s), timeout=timeout_s + _ANSWER_S)
+            self.exit_code = 0
+
+    def kill(self) -> None:
+        self.close()
+        if self.exit_code is None:
+            self._agent.end.remote(self._key, 0.0)

@@ -1,0 +1,44 @@
+"""Decisions over the units that can be used, while others are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from multi_dnn_ros.fleet.shares import Shares
+from multi_dnn_ros.fleet.sharing import Decision, Sharing
+
+_Number = TypeVar("_Number", int, float)
+
+
+def usable_limits(limits: Shares, usable: Sequence[bool]) -> Shares:
+    """The limits (tenths per unit), 0 for units that cannot be used."""
+    return tuple(limit if can else 0 for limit, can in zip(limits, usable, strict=True))
+
+
+def decide_for_usable(
+    sharing: Sharing,
+    usable: Sequence[bool],
+    allocation: Mapping[str, Shares],
+    slow_downs: Mapping[str, float],
+    use: Sequence[float],
+    limits: Mapping[str, Shares],
+) -> Decision:
+    """:meth:`Sharing.decide` as if only the usable units existed. The others, of which no job has a share, get none."""
+    units = [unit for unit, can in enumerate(usable) if can]
+
+    def chosen(values: Sequence[_Number]) -> tuple[_Number, ...]:
+        return tuple(values[unit] for unit in units)
+
+    def spread(shares: Shares) -> Shares:
+        given = dict(zip(units, shares, strict=True))
+        return tuple(given.get(unit, 0) for unit in range(len(usable)))
+
+    decision = sharing.decide(
+        {job: chosen(shares) for job, shares in allocation.items()},
+        slow_downs,
+        chosen(use),
+        {job: chosen(most) for job, most in limits.items()},
+    )
+    return replace(decision, allocation={job: spread(shares) for job, shares in decision.allocation.items()})

@@ -1,0 +1,92 @@
+"""A launcher whose ranks compute nothing: they answer commands at once, and fail when a test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.launcher import RankHandle, RankMain, UnitChange
+from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Held, Message, Report
+from multi_dnn_ros.planning.batch_units import Unit
+
+_STEPS = 1000
+
+
+class SimulatedRank(RankHandle):
+    """unit: its number. failed: called when a failure is received, which is when the supervisor knows of it."""
+
+    def __init__(self, unit: int) -> None:
+        self.failed: Callable[[], None] = lambda: None
+        self.unit = unit
+        self._messages: list[Message] = []
+        self._report: Report | None = None  # again and again, as long as the job trains
+
+    @property
+    def pid(self) -> int:
+        return 1
+
+    def ending(self) -> str | None:
+        return None
+
+    def alive(self) -> bool:
+        return True
+
+    def join(self, timeout_s: float) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    def send(self, command: Command) -> None:
+        self._report = None
+        if not command.active or command.active[0] != self.unit:
+            return
+        if command.stop:
+            self._messages.append(Ended(False, 10))
+        elif command.hold:
+            self._messages.append(Held(command.number))
+        else:
+            self._report = Report(command.number, 10, _STEPS, 10, 0.1, 1.0)
+
+    def fail(self, text: str, failed: Callable[[], None]) -> None:
+        """End with an error. failed: see the class."""
+        self._report = None
+        self._messages.append(Failed(text, False, False))
+        self.failed = failed
+
+    def receive(self) -> list[Message]:
+        found, self._messages = self._messages, []
+        if self._report is not None:
+            found.append(self._report)
+        if any(isinstance(message, Failed) for message in found):
+            self.failed()
+        return found
+
+
+class SimulatedLauncher:
+    """ranks: the last one that was started, by job and unit."""
+
+    def __init__(self, units: Sequence[Unit], usable: Sequence[bool] | None = None) -> None:
+        self.units = tuple(units)
+        self.names: Sequence[str] = [unit.name for unit in units]
+        self.usable: list[bool] = list(usable or [True] * len(units))
+        self.ranks: dict[tuple[str, int], SimulatedRank] = {}
+        self._changes: list[UnitChange] = []
+
+    def change(self, unit: int, usable: bool, text: str) -> None:
+        """Report a change of a unit at the next poll."""
+        self._changes.append(UnitChange(unit, usable, text))
+
+    def start(self, job: FleetJob, unit: int, folder: Path, prefix: str, rank_main: RankMain) -> RankHandle:
+        rank = self.ranks[job.name, unit] = SimulatedRank(unit)
+        return rank
+
+    def poll(self) -> list[UnitChange]:
+        changes, self._changes = self._changes, []
+        for change in changes:
+            self.usable[change.unit] = change.usable
+        return changes
+
+    def take_use(self) -> list[float]:
+        return [0.5] * len(self.units)

@@ -1,0 +1,82 @@
+"""What a fleet asks of a cluster, and decisions while units are lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.fleet.cluster_units import bundles, check_room, units_of
+from multi_dnn_ros.fleet.sharing import Sharing
+from multi_dnn_ros.fleet.usable_units import decide_for_usable, usable_limits
+from multi_dnn_ros.planning.batch_units import parse_unit
+
+
+def test_a_unit_is_a_bundle() -> None:
+    units = [parse_unit(name) for name in ("cuda:0", "cuda:1", "cpu:4")]
+    assert bundles(units) == [{"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 1}, {"CPU": 4}]
+    with pytest.raises(UsageError, match="unit 'cpu': a cluster needs the number of threads"):
+        bundles([parse_unit("cpu")])
+
+
+def test_by_default_the_units_are_all_gpus_or_the_cores_of_each_host() -> None:
+    gpu_hosts = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 16.0}, {"CPU": 8.0, "GPU": 1.0, "node:a": 1.0}]
+    assert [unit.name for unit in units_of(gpu_hosts)] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [unit.name for unit in units_of([{"CPU": 2.0}, {"memory": 1.0}, {"CPU": 4.0}])] == ["cpu:2", "cpu:4"]
+    with pytest.raises(CommandError, match="neither GPUs nor CPUs; hosts: none"):
+        units_of([{"memory": 1.0}])
+
+
+def test_too_few_resources_are_named_with_those_of_the_hosts() -> None:
+    hosts = [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 2.0}]
+    check_room(bundles([parse_unit("cpu:2")] * 2), hosts)
+    check_room(bundles([parse_unit("cuda:0")]), hosts)
+    with pytest.raises(CommandError, match=r"no host has 1 CPUs and 1 GPUs left.*hosts: 2 CPUs and 1 GPUs; 2 CPUs;"):
+        check_room(bundles([parse_unit("cuda:0"), parse_unit("cuda:1")]), hosts)
+    with pytest.raises(CommandError, match="no host has 4 CPUs left"):
+        check_room(bundles([parse_unit("cpu:4")]), hosts)  # four in all, on no host
+
+
+def test_units_of_several_sizes_that_fit_are_not_refused() -> None:
+    """3 on the second host, twice 2 on the first; placed in order of size on the first host with room, a 2 is left."""
+    asked = bundles([parse_unit(name) for name in ("cpu:3", "cpu:2", "cpu:2")])
+    check_room(asked, [{"CPU": 4.0}, {"CPU": 3.0}])
+    with pytest.raises(CommandError, match="no host has 2 CPUs left"):
+        check_room(asked, [{"CPU": 3.0}, {"CPU": 3.0}])
+
+
+@given(cores=st.lists(st.integers(0, 9), min_size=1, max_size=5), threads=st.integers(1, 4), count=st.integers(1, 12))
+def test_equal_units_have_room_exactly_if_the_hosts_hold_so_many(cores: list[int], threads: int, count: int) -> None:
+    hosts = [{"CPU": float(core)} for core in cores]
+    asked = bundles([parse_unit(f"cpu:{threads}")] * count)
+    if sum(core // threads for core in cores) >= count:
+        check_room(asked, hosts)
+    else:
+        with pytest.raises(CommandError):
+            check_room(asked, hosts)
+    assert [host["CPU"] for host in hosts] == cores  # unchanged
+
+
+@given(
+    usable=st.lists(st.booleans(), min_size=2, max_size=5).filter(any),
+    jobs=st.integers(1, 4),
+    periods=st.integers(1, 6),
+    data=st.data(),
+)
+def test_no_tenth_is_ever_given_to_a_lost_unit(
+    usable: list[bool], jobs: int, periods: int, data: st.DataObject
+) -> None:
+    sharing = Sharing()
+    allocation = {f"j{k}": (0,) * len(usable) for k in range(jobs)}
+    for _ in range(periods):
+        slow_downs = {job: data.draw(st.floats(1.0, 20.0)) for job in allocation}
+        use = [data.draw(st.floats(0.0, 1.0)) for _ in usable]
+        allocation = decide_for_usable(sharing, usable, allocation, slow_downs, use, {}).allocation
+        for shares in allocation.values():
+            assert sum(shares) == 10
+            assert all(can or not tenths for tenths, can in zip(shares, usable, strict=True))
+
+
+def test_limits_are_zero_on_lost_units() -> None:
+    assert usable_limits((10, 4, 10), (True, True, False)) == (10, 4, 0)

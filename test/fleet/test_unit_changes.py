@@ -1,0 +1,149 @@
+"""Units that are lost and ranks that fail at inconvenient moments, with simulated ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from simulated_launcher import SimulatedLauncher, SimulatedRank
+
+from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.messages import Command
+from multi_dnn_ros.fleet.supervisor import Supervisor
+from multi_dnn_ros.planning.batch_units import parse_unit
+
+UNITS = (parse_unit("cpu:1"),) * 2
+#: Turns of a tenth of a second after which a test gives up.
+_TURNS = 300
+
+
+def write(path: Path, *jobs: FleetJob) -> Path:
+    content = [job.model_dump(mode="json", exclude_defaults=True) for job in jobs]
+    path.write_text(yaml.safe_dump({"period_s": 5.0, "jobs": content}))
+    return path
+
+
+class Watch:
+    """Collects lines, lets the test act after each turn, and ends the fleet when the test says so."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._turns = 0
+
+    def __call__(self, supervisor: Supervisor, line: str) -> None:
+        if line:
+            self.lines.append(line)
+            return
+        self._turns += 1
+        assert self._turns < _TURNS, self.lines
+        if self.act(supervisor):
+            raise KeyboardInterrupt
+
+    def act(self, supervisor: Supervisor) -> bool:
+        """Called after each turn; True ends the fleet."""
+        raise NotImplementedError
+
+
+def test_a_unit_that_is_lost_while_another_job_fails_takes_its_job_along(job: FleetJob, tmp_path: Path) -> None:
+    """The job on the lost unit goes on from its checkpoint: its ranks cannot hand the state on."""
+    launcher = SimulatedLauncher(UNITS)
+
+    class Events(Watch):
+        """One job per unit; the one on unit 0 fails, and meanwhile unit 1 is lost."""
+
+        other = ""
+
+        def act(self, supervisor: Supervisor) -> bool:
+            jobs = supervisor.jobs
+            if self.other:
+                return jobs[self.other].starts == 2 and jobs[self.other].placed
+            if all(each.placed and each.is_current for each in jobs.values()):
+                first, second = sorted(jobs, key=lambda name: -jobs[name].shares[0])
+                assert (jobs[first].shares, jobs[second].shares) == ((10, 0), (0, 10))
+                self.other = second
+                launcher.ranks[first, 0].fail("crashed", lambda: launcher.change(1, False, "unit 1 was lost"))
+            return False
+
+    events = Events()
+    supervisor = Supervisor(
+        write(tmp_path / "jobs.yaml", job, job.model_copy(update={"name": "b"})), launcher, tmp_path / "runs",
+        watch=events,
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    assert f"{events.other}: goes on from the last checkpoint without unit 1 (cpu:1)" in events.lines
+    assert supervisor.jobs[events.other].attempts == 0
+
+
+def test_a_lost_unit_that_is_refused_again_interrupts_no_measurement(job: FleetJob, tmp_path: Path) -> None:
+    launcher = SimulatedLauncher(UNITS, usable=[True, False])
+
+    class Events(Watch):
+        told = False
+
+        def act(self, supervisor: Supervisor) -> bool:
+            if supervisor.measuring is not None and not self.told:
+                self.told = True
+                launcher.change(1, False, "unit 1 cannot be used again: another version")
+            return supervisor.jobs["a"].placed
+
+    events = Events()
+    supervisor = Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs", watch=events)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    assert "unit 1 cannot be used again: another version" in events.lines
+    assert supervisor.jobs["a"].starts == 1
+
+
+def test_a_measurement_that_fails_is_made_again(job: FleetJob, tmp_path: Path) -> None:
+    """On one unit the job was measured, on both it was not: the time on one is not that of all units."""
+    launcher = SimulatedLauncher(UNITS)
+
+    class Events(Watch):
+        failed = False
+
+        def act(self, supervisor: Supervisor) -> bool:
+            if supervisor.measuring is not None and supervisor.jobs["a"].memory.alone_s and not self.failed:
+                self.failed = True
+                launcher.ranks["a", 0].fail("crashed", lambda: None)
+            return supervisor.jobs["a"].placed
+
+    events = Events()
+    supervisor = Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs", watch=events)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    assert events.failed
+    assert events.lines.count("a: started; measured alone") == 2
+
+
+def test_jobs_are_stopped_at_the_same_time(job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank answers the command to stop only when the ranks of all jobs have it."""
+    told: list[tuple[SimulatedRank, Command]] = []
+    told_before_ends: list[int] = []
+    send = SimulatedRank.send
+
+    def send_late(rank: SimulatedRank, command: Command) -> None:
+        if not command.stop:
+            send(rank, command)
+        elif command.active[0] == rank.unit:
+            told.append((rank, command))
+            if len(told) == 2:
+                for each in told:
+                    send(*each)
+
+    monkeypatch.setattr(SimulatedRank, "send", send_late)
+    monkeypatch.setattr(SimulatedRank, "kill", lambda rank: told_before_ends.append(len(told)))
+    monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._STOP_S", 5.0)
+
+    class Events(Watch):
+        def act(self, supervisor: Supervisor) -> bool:
+            return all(each.placed for each in supervisor.jobs.values())
+
+    jobs = job, job.model_copy(update={"name": "b"})
+    launcher = SimulatedLauncher(UNITS)
+    supervisor = Supervisor(write(tmp_path / "jobs.yaml", *jobs), launcher, tmp_path / "runs", watch=Events())
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    assert told_before_ends == [2] * 4  # two ranks of each job
+    assert all(each.memory.status == "waiting" for each in supervisor.jobs.values())
