@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from multi_dnn_ros.benchmark.accounts import discrepancy, stream_accounts
 from multi_dnn_ros.benchmark.cameras import CameraPlan, write_recording
 from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.common.errors import CommandError
@@ -65,15 +66,7 @@ def measure_camera_faults(config: NodeConfig, folder: Path, seconds: float, seed
         for plan in CAMERAS:
             rig.stop_camera(plan.name)
         rig.settle()
-        accounts = {
-            f"{dnn} on {camera}": {
-                **counts,
-                "observed": len(rig.receipts[dnn, camera]),
-                "exact": counts["offered"] == counts["published"] + sum(counts["dropped"].values())
-                and counts["published"] == len(rig.receipts[dnn, camera]),
-            }
-            for (dnn, camera), counts in rig.accounts().items()
-        }
+        accounts = {name: {**of, "exact": not discrepancy(of)} for name, of in stream_accounts(rig).items()}
         device = rig.value("node", "device")
     well = phases["all well"]["latency_ms"]["p95"]
     for phase in phases.values():

@@ -17,7 +17,8 @@ import psutil
 
 from multi_dnn_ros.benchmark.faults import KINDS, ExitingBuild, Faults, engine_pids
 from multi_dnn_ros.benchmark.host_traffic import HostTraffic
-from multi_dnn_ros.common.reporting import distribution, table
+from multi_dnn_ros.benchmark.process_tree import belongs_to_dds
+from multi_dnn_ros.common.reporting import counts_text, distribution, table
 from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.host import Build, Progress
 from multi_dnn_ros.serving.process_host import ProcessHost
@@ -86,7 +87,7 @@ def measure_chaos(config: NodeConfig, plan: ChaosPlan, build: Build = default_bu
 def chaos_table(figures: Mapping[str, Any]) -> str:
     """Text for the terminal."""
     rows = [
-        [name, str(it["offered"]), str(it["published"]), _counts(it["dropped"])]
+        [name, str(it["offered"]), str(it["published"]), counts_text(it["dropped"])]
         for name, it in figures["streams"].items()
     ]
     dealt = ", ".join(f"{count} {kind}" for kind, count in figures["faults"].items())
@@ -244,7 +245,7 @@ def _settled_resource_use(first: ResourceUse) -> ResourceUse:
 
 def _shared_memory() -> int:
     try:
-        return sum("fastrtps" not in name and "fastdds" not in name for name in os.listdir("/dev/shm"))
+        return sum(not belongs_to_dds(name) for name in os.listdir("/dev/shm"))
     except OSError:
         return 0  # no /dev/shm on this system
 
@@ -262,10 +263,6 @@ def _growth(first: ResourceUse, last: ResourceUse) -> list[str]:
         for name, limit in limits.items()
         if getattr(last, name) > getattr(first, name) + limit
     ]
-
-
-def _counts(dropped: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "none"
 
 
 def _do_nothing(progress: Progress) -> None:

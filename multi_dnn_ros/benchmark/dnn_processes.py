@@ -31,6 +31,8 @@ Image = npt.NDArray[np.uint8]
 Inference = Callable[[Image], object]
 #: Makes the inference of the DNN of this name; called in its process.
 Prepare = Callable[[NodeConfig, str], Inference]
+#: Longest time for preparing a DNN, and for a run.
+_LIMIT_S = 900.0
 
 
 def infer(task: DnnTask, image: Image) -> object:
@@ -92,7 +94,7 @@ class DnnProcesses:
             self._processes.append(process)
 
     def run(self) -> float:
-        """Seconds until the last process has finished all images. Raises CommandError if a process ended."""
+        """Seconds until the last process has finished all images. Raises CommandError if one ended or hangs."""
         if not self._ready:
             self._await_all()
             self._ready = True
@@ -110,10 +112,14 @@ class DnnProcesses:
             process.join(10.0)
             if process.is_alive():
                 process.kill()
+                process.join()
 
     def _await_all(self) -> None:
+        deadline = time.monotonic() + _LIMIT_S
         for process, connection in zip(self._processes, self._connections, strict=True):
             try:
+                if not connection.poll(max(0.0, deadline - time.monotonic())):
+                    raise CommandError(f"the process of {process.name} did not answer within {_LIMIT_S:g} s")
                 connection.recv()
             except (EOFError, OSError):
                 process.join(10.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import optional
-from multi_dnn_ros.common.reporting import table, write_figure
+from multi_dnn_ros.common.reporting import provenance, table, write_figure
 
 _MIB = 1 << 20
 #: Groups below this share of the largest bar are one colour.
@@ -30,7 +30,7 @@ def read_baseline(path: Path) -> dict[str, Any]:
 
 
 def compare(figures: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the baseline comes from, and the ratios to it of every case that both have.
+    """Where the baseline comes from, the ratios to it of every case that both have, and the conditions that differ.
 
     UsageError when they have no case in common.
     """
@@ -53,7 +53,17 @@ def compare(figures: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str
         "machine": baseline["machine"],
         "cases": {name: baseline["cases"][name] for name in ratios},
         "ratios": ratios,
+        "different": _differences(figures, baseline),
     }
+
+
+def _differences(figures: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[str]:
+    """Conditions, besides the versions, under which the baseline was measured and this run was not."""
+    before, now = (
+        {"runtime": of.get("runtime"), "seconds": of.get("seconds"), **machine}
+        for of, machine in ((baseline, baseline["machine"]), (figures, provenance()["machine"]))
+    )
+    return [f"{name} was {before.get(name)} and is {value}" for name, value in now.items() if before.get(name) != value]
 
 
 def host_table(figures: Mapping[str, Any]) -> str:
@@ -95,6 +105,8 @@ def host_table(figures: Mapping[str, Any]) -> str:
         keys = [*_COMPARED, "latency_p99"]
         body = [[name, *(_cell(of.get(key), 3) for key in keys)] for name, of in ratios.items()]
         text += ["", table(["this run / baseline", *keys], body)]
+        if different := figures["baseline"]["different"]:
+            text.append(f"the baseline was measured under other conditions: {'; '.join(different)}")
     return "\n".join(text)
 
 

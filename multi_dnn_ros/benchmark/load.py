@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from multi_dnn_ros.benchmark.accounts import discrepancy, stream_accounts
 from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.gpu_watch import GpuWatch
 from multi_dnn_ros.benchmark.node_config import Stream
 from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.benchmark.samples import NodeSample, Receipts
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.reporting import distribution, table
+from multi_dnn_ros.common.reporting import counts_text, distribution, table
 from multi_dnn_ros.settings.schema import NodeConfig
 
 FLOODED = "front"
@@ -76,9 +78,9 @@ def measure_load(
         after, end_s = rig.accounts(), rig.samples[-1].at_s
         for plan in cameras:
             rig.stop_camera(plan.name)
-        rig.settle()
-        final = rig.accounts()
-        received = {plan.name: int(rig.value(f"camera {plan.name}", "received") or 0) for plan in cameras}
+        with suppress(CommandError):  # frames still in progress fail the accounts; a dead process raises again below
+            rig.settle()
+        accounts = stream_accounts(rig)
         device, gpu = rig.value("node", "device"), rig.value("node", "GPU reserved (bytes)")
         rig.spin(2.0)
         told_s = rig.now()
@@ -102,7 +104,7 @@ def measure_load(
                 "size": list(plan.size),
                 "encoding": plan.encoding or "jpeg (CompressedImage)",
                 "rate_hz": rig.rates_hz[plan.name],
-                "received": received[plan.name],
+                "received": next(of["received"] for name, of in accounts.items() if name.endswith(f" on {plan.name}")),
             }
             for plan in cameras
         },
@@ -113,16 +115,7 @@ def measure_load(
         else None,
         "latency": _latency(rig.receipts, begin_s, end_s),
         "memory": _memory(rig.samples, begin_s, end_s),
-        "accounts": {
-            f"{dnn} on {camera}": {
-                **counts,
-                "exact": counts["offered"] == counts["published"] + sum(counts["dropped"].values()) + counts["pending"]
-                and counts["offered"] == received[camera]
-                and counts["published"] == len(rig.receipts[dnn, camera]),
-                "observed": len(rig.receipts[dnn, camera]),
-            }
-            for (dnn, camera), counts in final.items()
-        },
+        "accounts": {name: {**of, "exact": not discrepancy(of)} for name, of in accounts.items()},
         "fairness": _fairness(rates, [plan.name for plan in cameras], list(config.dnns)),
         "ended_after_s": ended_after_s,
         "exit_code": exit_code,
@@ -269,7 +262,7 @@ def load_table(figures: Mapping[str, Any]) -> str:
         share = figures["fairness"]["dnns"][dnn][camera]
         latency = figures["latency"].get(stream) or {}
         second, last = (latency.get(f"{name}_window_ms", {}) for name in ("second", "last"))
-        dropped = ", ".join(f"{count} {reason}" for reason, count in accounts["dropped"].items()) or "none"
+        dropped = counts_text(accounts["dropped"])
         rows.append([stream, f"{share['wanted_hz']:.1f}", f"{share['published_hz']:.1f}", f"{share['of_share']:.0%}",
                      f"{second.get('p95', np.nan):.0f}", f"{last.get('p95', np.nan):.0f}",
                      f"{last.get('p99', np.nan):.0f}", str(accounts["offered"]), str(accounts["published"]), dropped,

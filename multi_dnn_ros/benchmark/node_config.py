@@ -26,17 +26,20 @@ def streams_of(config: NodeConfig, cameras: Sequence[str]) -> list[Stream]:
 
 
 def flat_parameters(config: NodeConfig) -> Mapping[str, Any]:
-    """Parameters as in a parameter file, without empty lists: YAML parameter files cannot contain them, and they are
-    defaults.
+    """Parameters as in a parameter file, without empty lists and mappings, which are defaults: YAML parameter files
+    cannot contain empty lists, and after an empty mapping rcl prefixes the names that follow with its own.
     """
     values = config.model_dump()
     cameras, dnns = values.pop("cameras"), values.pop("dnns")
+    for dnn in dnns.values():
+        outputs = dnn.pop("outputs")
+        dnn |= {"outputs": list(outputs), "output": outputs}
     values |= {"cameras": list(cameras), "dnns": list(dnns), "camera": cameras, "dnn": dnns}
-    without: Mapping[str, Any] = _without_empty_lists(values)
+    without: Mapping[str, Any] = _without_empty(values)
     return without
 
 
-def _without_empty_lists(value: Any) -> Any:
+def _without_empty(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_empty_lists(item) for key, item in value.items() if item != []}
+        return {key: _without_empty(item) for key, item in value.items() if item not in ([], {})}
     return value

@@ -62,6 +62,8 @@ def _measure(model: str, precisions: Sequence[str], folder: str, rounds: int, or
     times: dict[str, list[float]] = {name: [] for name in names}
     load = os.getloadavg()[0]
     with torch.inference_mode():
+        for chain in chains.values():  # warm up
+            run_stages(chain, inputs)
         for _ in tqdm(range(rounds), desc=model, unit="round", disable=None):
             for name in order.sample(names, len(names)):
                 begin = time.thread_time()

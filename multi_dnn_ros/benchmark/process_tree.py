@@ -8,6 +8,11 @@ from dataclasses import dataclass
 import psutil
 
 
+def belongs_to_dds(name: str) -> bool:
+    """Whether an entry of /dev/shm is one of DDS, which all processes of a domain share."""
+    return any(part in name for part in ("fastrtps", "fastdds", "cyclone"))
+
+
 @dataclass(frozen=True)
 class TreeSample:
     """memory_bytes: proportional set size, so that shared memory counts once. cpu_s: user and system time since the

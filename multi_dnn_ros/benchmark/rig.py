@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
+import psutil
 import rclpy
 import yaml
 from diagnostic_msgs.msg import DiagnosticArray
@@ -43,13 +44,18 @@ _STAMP = struct.Struct("<4xiI")
 _REASON = re.compile(r"^dropped: (\w+)$")
 
 
+class ProcessEnded(CommandError):
+    """A process of a rig has ended before it was told to; the message names it, its exit code and its log."""
+
+
 class Rig:
     """Context manager that starts a node serving `cameras` with the DNNs of `config`. Cameras are started individually.
 
     folder: for logs and the parameter file. recordings: temporary bags that the cameras publish. Everything runs in a
     reserved ROS domain on loopback. A DNN serves those of `cameras` that it serves in `config`; raises UsageError if a
     DNN or a camera is left with none. `receipts`, `samples` (one per `sample_s`) and `statuses` (latest diagnostics by
-    name) are filled while :meth:`spin` runs.
+    name) are filled while :meth:`spin` runs. :meth:`spin`, :meth:`until` and :meth:`settle` raise ProcessEnded once a
+    process has ended that was not stopped or killed by this class.
     """
 
     def __init__(self, folder: Path, config: NodeConfig, cameras: Sequence[CameraPlan], seed: int = 0) -> None:
@@ -132,9 +138,10 @@ class Rig:
         self.node = self.start_server("node", ["run", "--params-file", str(parameters)])
 
     def start_server(self, name: str, arguments: Sequence[str], module: str = "multi_dnn_ros.cli.main") -> Child:
-        """A process that takes images; see Child. It is ended with the rig."""
-        child = Child(name, arguments, self.folder / f"{name}.log", self._environment, module)
-        self.servers.append(self._stack.enter_context(child))
+        """A process besides the cameras; see Child. It is ended with the rig."""
+        with self._interrupts.deferred():
+            child = Child(name, arguments, self.folder / f"{name}.log", self._environment, module)
+            self.servers.append(self._stack.enter_context(child))
         return child
 
     def serves(self) -> bool:
@@ -225,37 +232,48 @@ class Rig:
             accounts[dnn, camera] = {**counts, "dropped": dropped}
         return accounts
 
+    @property
+    def observer(self) -> Any:
+        """The rclpy node of this process. Its entities are served while :meth:`spin` and :meth:`until` run."""
+        return self._clock_node
+
+    def result_topic(self, dnn: str, camera: str) -> tuple[str, str]:
+        """Name and message type of the topic with the results of a stream."""
+        settings = self.config.dnns[dnn]
+        topics = expected_kind(settings.role, settings.decoder).topics
+        topic = next((topic for topic in topics if not topic.picture), topics[0])
+        return f"{NODE}/{camera}/{dnn}/{topic.name}", topic.msgtype
+
     # -- internal
 
     def _once(self, timeout_s: float) -> None:
         self._executor.spin_once(timeout_sec=timeout_s)
         for child in (*self.servers, *self.cameras.values()):
             if child.exit_code() is not None:
-                raise CommandError(
+                raise ProcessEnded(
                     f"the {child.name} process ended with exit code {child.exit_code()}; see {child.log}"
                 )
         now = time.monotonic()
         if now >= self._next_sample_s:
+            try:
+                held = self._processes.sample()
+            except psutil.NoSuchProcess:  # it has just ended, which the next call reports
+                return
             self._next_sample_s = now + self.sample_s
-            held = self._processes.sample()
             before = self.samples[-1] if self.samples else NodeSample(now, 0, 0, 0)
             cpu = (held.cpu_s - before.cpu_s) / (now - before.at_s) if now > before.at_s else 0.0
             self.samples.append(NodeSample(now, held.memory_bytes, held.threads, held.files, cpu, held.cpu_s))
 
     def _listen(self, dnn: str, camera: str) -> Any:
         receipts = self.receipts.setdefault((dnn, camera), Receipts())
-        settings = self.config.dnns[dnn]
-        topics = expected_kind(settings.role, settings.decoder).topics
-        topic = next((topic for topic in topics if not topic.picture), topics[0])
+        name, kind = self.result_topic(dnn, camera)
 
         def receive(data: bytes) -> None:
             seconds, nanoseconds = _STAMP.unpack_from(data)
             age_ns = self._clock_node.get_clock().now().nanoseconds - (seconds * 1_000_000_000 + nanoseconds)
             receipts.add(time.monotonic(), age_ns / 1e6)
 
-        return self._clock_node.create_subscription(
-            message_class(topic.msgtype), f"{NODE}/{camera}/{dnn}/{topic.name}", receive, QoSProfile(depth=50), raw=True
-        )
+        return self._clock_node.create_subscription(message_class(kind), name, receive, QoSProfile(depth=50), raw=True)
 
     def _on_diagnostics(self, data: bytes) -> None:
         message: Any = deserialize_message(data, DiagnosticArray)

@@ -6,5 +6,5 @@ import multi_dnn_ros.ros  # noqa: F401
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _forks(forked_spawns: None) -> None:
-    """Processes that benchmarks spawn are forks; on a GPU, new interpreters."""
+def _forks(forked_spawns: None, forked_children: None) -> None:
+    """Processes that benchmarks spawn, and nodes and cameras that they start, are forks; on a GPU, new interpreters."""

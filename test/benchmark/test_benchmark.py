@@ -7,6 +7,7 @@ import multiprocessing
 
 import pytest
 
+from multi_dnn_ros.benchmark import precisions
 from multi_dnn_ros.benchmark.overhead import measure_overhead
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.reporting import distribution, table
@@ -25,32 +26,43 @@ def test_a_network_alone_is_compared_with_onnx_runtime_itself(tmp_path, capsys):
     parameters.write_text("/**: {ros__parameters: {dnns: [lane], dnn: {lane: {backend: eager, jobs: 1}}}}\n")
     output = tmp_path / "figures.json"
     command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
-    command += ["--alone", "builtin:lane_small", "--rounds", "2", "--output", str(output)]
+    command += ["--alone", "builtin:lane", "--rounds", "2", "--output", str(output), "--against", "sequential"]
     assert main(command) == 0
     figures = json.loads(output.read_text())
-    baselines = {"one thread, one after another", "one process each", "plain ONNX Runtime, one process each"}
-    assert set(figures["ms_per_frame"]) == {"engine", *baselines}
+    baseline = "one thread, one after another"
+    assert set(figures["ms_per_frame"]) == {"engine", baseline}
     assert all(times["samples"] == 1 and times["min"] > 0 for times in figures["ms_per_frame"].values())
-    assert set(figures["engine_over"]) == baselines
     engine = figures["ms_per_frame"]["engine"]["p50"]
     assert figures["results_per_s"]["engine"] == pytest.approx(1e3 / engine)
-    for name, ratio in figures["engine_over"].items():
-        assert ratio == pytest.approx(engine / figures["ms_per_frame"][name]["p50"])
+    assert figures["engine_over"] == {baseline: pytest.approx(engine / figures["ms_per_frame"][baseline]["p50"])}
     assert set(figures["dnns"]) == {"lane"}
     assert figures["command"].split()[0] == "multi-dnn"
     assert figures["versions"]["torch"]
     (alone,) = figures["alone"]
-    assert alone["model"] == "builtin:lane_small"
+    assert alone["model"] == "builtin:lane"
     assert set(alone["cpu_ms"]) == {"ONNX Runtime directly", *alone["over_direct"]}
     assert all(times["samples"] == 2 and times["min"] > 0 for times in alone["cpu_ms"].values())
-    assert "builtin:lane_small" in capsys.readouterr().out
+    assert "builtin:lane" in capsys.readouterr().out
     assert main([*command, "--jobs", "1"]) == 2
     assert "--jobs is 1; with --alone at least 2" in capsys.readouterr().err
     assert main(["benchmark", "cpu", "--alone", "builtin:nothing", "--rounds", "1"]) == 1
     assert "--alone: argument model is 'builtin:nothing'; allowed: builtin:" in capsys.readouterr().err
 
 
-@pytest.mark.long  # with one DNN above
+def test_a_precision_is_warm_when_it_is_timed(monkeypatch):
+    run, calls = precisions.run_stages, []
+
+    def counted(chain, inputs):
+        calls.append(chain)
+        return run(chain, inputs)
+
+    monkeypatch.setattr(precisions, "run_stages", counted)
+    (found,) = precisions.measure_precisions(["builtin:lane"], [], "", rounds=2, seed=0)
+    assert found["cpu_ms"]["fp32"]["samples"] == 2
+    assert len(calls) == 3
+
+
+@pytest.mark.long  # with one DNN and one baseline above
 def test_cpu_scenario_runs_every_condition_and_writes_its_provenance(tmp_path, capsys):
     """With two DNNs, each of which is prepared here and in a separate process."""
     output, parameters = tmp_path / "figures" / "cpu.json", tmp_path / "two.yaml"
@@ -59,9 +71,11 @@ def test_cpu_scenario_runs_every_condition_and_writes_its_provenance(tmp_path, c
         "object: {backend: eager, jobs: 1}, pedestrian: {backend: eager, jobs: 1}}}}\n"
     )
     command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
-    assert main([*command, "--against", "processes", "--output", str(output)]) == 0
+    assert main([*command, "--output", str(output)]) == 0
     figures = json.loads(output.read_text())
-    assert set(figures["ms_per_frame"]) == {"engine", "one process each"}
+    baselines = {"one thread, one after another", "one process each", "plain ONNX Runtime, one process each"}
+    assert set(figures["ms_per_frame"]) == {"engine", *baselines}
+    assert set(figures["engine_over"]) == baselines
     assert all(times["samples"] == 1 and times["min"] > 0 for times in figures["ms_per_frame"].values())
     assert set(figures["dnns"]) == {"object", "pedestrian"}
     assert figures["command"].split()[0] == "multi-dnn"
@@ -85,6 +99,18 @@ def test_cpu_scenario_ends_when_one_of_its_processes_does(tmp_path, capsys, monk
     command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
     assert main([*command, "--against", "processes"]) == 1
     assert "the process of DNN pedestrian ended with exit code -9" in capsys.readouterr().err
+    assert not multiprocessing.active_children()
+
+
+def test_cpu_scenario_ends_when_one_of_its_processes_does_not_answer(tmp_path, capsys, monkeypatch):
+    parameters = tmp_path / "one.yaml"
+    parameters.write_text(
+        "/**: {ros__parameters: {dnns: [pedestrian], dnn: {pedestrian: {backend: eager, jobs: 1}}}}\n"
+    )
+    monkeypatch.setattr("multi_dnn_ros.benchmark.dnn_processes._LIMIT_S", 0.0)
+    command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
+    assert main([*command, "--against", "processes"]) == 1
+    assert "the process of DNN pedestrian did not answer within 0 s" in capsys.readouterr().err
     assert not multiprocessing.active_children()
 
 

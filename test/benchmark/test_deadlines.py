@@ -31,7 +31,7 @@ def _threads() -> Iterator[None]:
 
 def test_every_frame_is_a_result_or_a_counted_drop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "deadlines.json"
-    arguments = ["--device", "cpu", "--repeats", "1", "--seconds", "0.2", "--jobs", "3", "--max-dnns", "4"]
+    arguments = ["--device", "cpu", "--repeats", "1", "--seconds", "0.2", "--jobs", "2", "--max-dnns", "3"]
     assert main(["benchmark", "deadlines", *arguments, "--output", str(output)]) == 0
     found = json.loads(output.read_text())
     assert found["passed"]

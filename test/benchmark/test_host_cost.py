@@ -18,6 +18,7 @@ from multi_dnn_ros.benchmark.host_report import compare, host_table, read_baseli
 from multi_dnn_ros.benchmark.thread_usage import ProcessUsage, ThreadKey, Usage, read_process, used_between
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.reporting import provenance
 
 _BURN = """
 import sys, threading, time
@@ -102,27 +103,25 @@ def check_results(case: dict[str, Any], elapsed_s: float) -> None:
     assert 0 < case["cpu_ms_per_result"] < 2e3 * elapsed_s
 
 
-def test_a_run_with_our_node_and_with_a_peer(
+def test_a_run_with_our_node(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multi_dnn_ros.benchmark.host_cost._WARM_UP_S", 0.5)
+    monkeypatch.setattr("multi_dnn_ros.benchmark.rig._SETTLE_S", 0.1)
+    monkeypatch.setenv("FORK_SERVER", "off")  # a server of the node would be counted as one of its processes
     output, plot = tmp_path / "host.json", tmp_path / "host.png"
     begin = time.monotonic()
-    found = run(output, "null", "counter", more=("--plot", str(plot)))
+    found = run(output, "null", more=("--plot", str(plot)))
     elapsed_s = time.monotonic() - begin
     assert plot.read_bytes().startswith(b"\x89PNG")
-    null, counter = found["cases"].values()
+    (null,) = found["cases"].values()
     assert set(null["processes"]) == {"node", "engine 1", "camera camera0"}
     assert {"receive", "decode", "publish"} <= set(null["processes"]["node"]["groups"])
     assert null["processes"]["engine 1"]["groups"]["engine"]["cpu_ms"] > 0
-    assert set(counter["processes"]) == {"peer counter", "camera camera0"}
     check_results(null, elapsed_s)
-    assert counter["latency_ms"] is None
-    assert counter["cpu_ms_per_result"] is None
-    assert 10 < counter["frames_received_hz"] < 40
     counts = null["accounts"]["null on camera0"]
     assert counts["offered"] == counts["published"] + sum(counts["dropped"].values())
-    assert "counter 1x160x120@20 jpeg" in capsys.readouterr().out
+    assert "null 1x160x120@20 jpeg" in capsys.readouterr().out
 
     ratios = compare(found, read_baseline(output))["ratios"]
     assert all(value == 1.0 for of in ratios.values() for value in of.values())
@@ -130,12 +129,19 @@ def test_a_run_with_our_node_and_with_a_peer(
 
 
 @pytest.mark.long  # with our node above
-def test_a_run_with_a_node_for_each_dnn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that only counts images, and a node for each DNN."""
     begin = time.monotonic()
-    (nodes,) = run(tmp_path / "host.json", "three_nodes")["cases"].values()
+    counter, nodes = run(tmp_path / "host.json", "counter", "three_nodes")["cases"].values()
+    assert set(counter["processes"]) == {"peer counter", "camera camera0"}
+    assert counter["latency_ms"] is None
+    assert counter["cpu_ms_per_result"] is None
+    assert 10 < counter["frames_received_hz"] < 40
     assert set(nodes["processes"]) == {"peer lane", "peer object", "peer pedestrian", "camera camera0"}
     check_results(nodes, time.monotonic() - begin)
-    assert "three_nodes 1x160x120@20 jpeg" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "counter 1x160x120@20 jpeg" in printed
+    assert "three_nodes 1x160x120@20 jpeg" in printed
 
 
 @pytest.mark.parametrize(
@@ -167,3 +173,15 @@ def test_runs_without_a_case_in_common_are_not_compared() -> None:
     figures: dict[str, Any] = {"cases": {"null 1x8x8@1 jpeg": {}}}
     with pytest.raises(UsageError, match="no case in common; it has other; this run has null 1x8x8@1 jpeg"):
         compare(figures, {"cases": {"other": {}}})
+
+
+def test_other_conditions_of_the_baseline_are_named() -> None:
+    figures: dict[str, Any] = {"runtime": "standalone", "seconds": 5.0, "cases": {"a": {"latency_ms": None}}}
+    machine = provenance()["machine"]
+    baseline = {**figures, "command": "multi-dnn benchmark host", "versions": {}, "machine": machine}
+    assert compare(figures, baseline)["different"] == []
+    other = {**baseline, "runtime": "rmw_cyclonedds_cpp", "machine": {**machine, "cores": 999}}
+    assert compare(figures, other)["different"] == [
+        "runtime was rmw_cyclonedds_cpp and is standalone",
+        f"cores was 999 and is {machine['cores']}",
+    ]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.compression.macs import Cost
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+#: Of the same networks in all tests: decomposing them takes seconds.
+_measure_costs = cache(measuring.measure_costs)
 
 
 class _FakeProcessGroup:
@@ -81,6 +84,7 @@ class _InThisThread(Executor):
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(measuring, "ProcessGroup", _FakeProcessGroup)
     monkeypatch.setattr(measuring, "ProcessPoolExecutor", _InThisThread)
+    monkeypatch.setattr(measuring, "measure_costs", _measure_costs)
     monkeypatch.setattr(measuring, "measure_rates", lambda *arguments: Rates(1e9, {"fp32": 1e9}))
     _FakeProcessGroup.asked = []
     _FakeProcessGroup.broken = frozenset()

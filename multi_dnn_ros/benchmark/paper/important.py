@@ -97,13 +97,7 @@ def measure_important(plan: ImportantPlan, progress: Callable[[str], None] = lam
     background = [task for tasks in of_kind.values() for task in tasks]
     progress(f"{len(networks)} DNNs are ready: {', '.join(network.builder for network in networks)}")
     wanted = cases(plan)
-    order = [
-        (name, case)
-        for repeat in range(plan.repeats)
-        for name in important
-        for case in wanted
-        if case.bound is None or repeat == 0
-    ]
+    order = [(name, case) for _ in range(plan.repeats) for name in important for case in wanted]
     random.Random(plan.seed).shuffle(order)
     found: dict[tuple[str, str], list[tuple[list[float], float]]] = {}
     with short_switch_interval():  # as when serving
@@ -126,15 +120,25 @@ def measure_important(plan: ImportantPlan, progress: Callable[[str], None] = lam
             "seed": plan.seed,
         },
         "aims": {"p99_ratio": MOST_P99_RATIO, "throughput": LEAST_THROUGHPUT},
-        "rows": [_row(name, [(case, found[name, case.name]) for case in wanted]) for name in important],
+        "rows": [_row(name, [(case, found[name, case.name]) for case in wanted], _frames(plan)) for name in important],
     }
 
 
-def _row(name: str, runs: Sequence[tuple[Case, Sequence[tuple[list[float], float]]]]) -> dict[str, Any]:
-    """Latencies over all repeats together; frames per second as mean over the repeats."""
+def _frames(plan: ImportantPlan) -> int:
+    """Number of frames of the important DNN in a run."""
+    return max(2, round(plan.seconds * plan.rate_hz))
+
+
+def _row(name: str, runs: Sequence[tuple[Case, Sequence[tuple[list[float], float]]]], frames: int) -> dict[str, Any]:
+    """Latencies over all repeats together; frames per second as mean over the repeats.
+
+    frames: of a run. served: share of them that gave a result. The others were replaced by newer ones before they
+    could be started, and are in no latency.
+    """
     results: dict[str, dict[str, Any]] = {
         case.name: {
             "latency_ms": distribution([ms for latencies, _ in repeated for ms in latencies]),
+            "served": sum(len(latencies) for latencies, _ in repeated) / (frames * len(repeated)),
             "background_hz": fmean(hz for _, hz in repeated),
         }
         for case, repeated in runs
@@ -156,6 +160,7 @@ def important_table(figures: Mapping[str, Any]) -> str:
             name,
             *(with_change(case["latency_ms"][part], None, 2) for part in ("p50", "p99")),
             f"{case['p99_ratio']:.2f}",
+            f"{case['served']:.1%}",
             *(
                 ("", "")
                 if case["throughput"] is None
@@ -165,7 +170,7 @@ def important_table(figures: Mapping[str, Any]) -> str:
         for row in figures["rows"]
         for name, case in row["cases"].items()
     ]
-    header = ["important DNN", "case", "p50 ms", "p99 ms", "p99 over alone", "others' frames/s", "over fifo"]
+    header = ["important DNN", "case", "p50 ms", "p99 ms", "p99 over alone", "served", "others' frames/s", "over fifo"]
     return table(header, rows)
 
 
@@ -207,7 +212,7 @@ def _run(
                 engine.submit(_frame(task.name), _DRAIN_S)  # returns once the first has started: one is always waiting
         time.sleep(_SETTLE_S)
         begin_ns = time.monotonic_ns()
-        for number in range(max(2, round(plan.seconds * plan.rate_hz))):
+        for number in range(_frames(plan)):
             time.sleep(max(0.0, begin_ns / 1e9 + number / plan.rate_hz - time.monotonic()))
             engine.offer(_frame(_CAMERA))
         end_ns = time.monotonic_ns()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.common.reporting import write_figure

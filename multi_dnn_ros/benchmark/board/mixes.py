@@ -1,0 +1,190 @@
+"""The mixes of DNNs that a board is measured with, and whether one fits."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models import get_model
+
+from multi_dnn_ros.benchmark.board.time_plan import Demand
+from multi_dnn_ros.benchmark.host_cases import config_of
+from multi_dnn_ros.benchmark.paper.networks import CLASSES, example_image, make_network
+from multi_dnn_ros.benchmark.paper.sets import SETS, DnnSet, Network
+from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.pipeline.choices import choose_backend
+from multi_dnn_ros.planning.device import measure_limits
+from multi_dnn_ros.planning.timing import Target
+from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
+
+BUILTIN, HEAVY = "builtin", "heavy_gpu"
+_PRESETS = {
+    BUILTIN: "the three built-in DNNs (config/multi_dnn.yaml)",
+    HEAVY: "SSD300, RetinaNet and DeepLabV3 in fp16 (config/heavy_gpu.yaml)",
+}
+#: In order of importance: what comes last is left out first if there is no time for it.
+DEFAULT = (BUILTIN, HEAVY, "small", "mixed", "vgg16_x8", "resnet152_x8", "inception_v3_x8", "regnet_y_32gf_x7")
+#: Share of a device's measured throughput that the networks reach, to estimate the time of a frame. A low estimate: a
+#: set that is given time and then fails costs more than one that is left out.
+_REACHED = 0.3
+#: Memory of a DNN, in multiples of its weights; of the one that is being prepared (docs/measured.md); its activations;
+#: and memory of the processes.
+_COPIES_CPU, _COPIES_GPU, _PREPARING, _ACTIVATIONS_BYTES, _PROCESS_BYTES = 3.0, 2.0, 10.0, 200 << 20, 1 << 30
+#: Estimated seconds until the node is active: the process, and each DNN.
+_START_S = {"cpu": (10.0, 2.0), "cuda": (20.0, 8.0)}
+
+
+@dataclass(frozen=True)
+class Mix:
+    """One mix. dnns: of the paper's sets; None for a parameter file, whose name is `name`."""
+
+    name: str
+    text: str
+    dnns: DnnSet | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a set of the paper. flops: of all DNNs per frame. parameters: of all DNNs; stored: those of equal networks
+    once; largest: of the largest network.
+    """
+
+    flops: float
+    parameters: int
+    stored: int
+    largest: int
+    dnns: int
+
+
+def choose_mixes(names: Sequence[str]) -> list[Mix]:
+    """Mixes by name, without duplicates; DEFAULT without names. UsageError for a name that is none."""
+    chosen = []
+    for name in dict.fromkeys(names or DEFAULT):
+        if name in SETS:
+            chosen.append(Mix(name, f"set {name} of the paper: {SETS[name].describe()}", SETS[name]))
+        elif name in _PRESETS:
+            chosen.append(Mix(name, _PRESETS[name]))
+        elif Path(name).is_file():
+            chosen.append(Mix(name, f"parameter file {Path(name).name}"))
+        else:
+            allowed = ", ".join((*_PRESETS, *SETS))
+            raise UsageError(f"--mixes {name}: no such mix and no such file; allowed: {allowed}, or a parameter file")
+    return chosen
+
+
+def cost_of(dnns: DnnSet) -> Cost:
+    """Counted on networks without weights."""
+    flops = parameters = stored = largest = 0
+    for network, count in dnns.kinds.items():
+        module = _without_weights(network)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            module(torch.empty(1, 3, network.side, network.side, device="meta"))
+        size = sum(parameter.numel() for parameter in module.parameters())
+        flops += count * counter.get_total_flops()
+        parameters += count * size
+        stored += size
+        largest = max(largest, size)
+    return Cost(flops, parameters, stored, largest, len(dnns.networks))
+
+
+def _without_weights(network: Network) -> nn.Module:
+    options = {"init_weights": False} if network.builder.startswith("inception") else {}
+    make = partial(get_model, network.builder, weights=None, num_classes=CLASSES, **options)
+    try:
+        with torch.device("meta"):
+            module: nn.Module = make()
+    except NotImplementedError:  # the builder reads values of tensors, as that of RegNet does
+        module = make().to("meta")
+    return module.eval()
+
+
+def flops_per_s(device: torch.device) -> float:
+    """Of the device, at the precision that the sets run in; takes a second."""
+    precision = _precision(device)
+    backend = partial(choose_backend, "eager", device, precision)
+    return measure_limits(Target(device, "eager", backend, precision)).flops_per_s
+
+
+def demand_of(mix: Mix, device: torch.device, cost: Cost | None, throughput: float | None) -> Demand:
+    """Time of the mix by estimate. cost, throughput: None where unknown."""
+    process_s, dnn_s = _START_S[device.type]
+    frame_s = cost.flops / (_REACHED * throughput) if cost is not None and throughput is not None else None
+    return Demand(process_s + dnn_s * (cost.dnns if cost is not None else 3), frame_s)
+
+
+def obstacle(mix: Mix, device: torch.device, cost: Cost | None, folder: Path) -> str:
+    """Why the mix cannot run here; empty if it can, as far as that can be told beforehand."""
+    if mix.name == HEAVY and device.type != "cuda":
+        return "needs a GPU"
+    if cost is None:
+        return ""
+    on_gpu = device.type == "cuda"
+    need = 4.0 * (cost.largest * _PREPARING + cost.parameters * (1.0 if on_gpu else _COPIES_CPU)) + _PROCESS_BYTES
+    need += 0 if on_gpu else cost.dnns * _ACTIVATIONS_BYTES
+    checks = [("memory", need, float(psutil.virtual_memory().available))]
+    if on_gpu:
+        need = 2.0 * cost.parameters * _COPIES_GPU + cost.dnns * _ACTIVATIONS_BYTES + _PROCESS_BYTES
+        checks.append(("GPU memory", need, float(torch.cuda.mem_get_info(device)[0])))
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    checks.append((f"disk space in {existing}", 4.2 * cost.stored, float(shutil.disk_usage(existing).free)))
+    for what, needed, free in checks:
+        if needed > free:
+            return f"needs about {needed / 2**30:.1f} GiB of {what}; {free / 2**30:.1f} GiB are free"
+    return ""
+
+
+def mix_config(mix: Mix, device: str | None, resolved: torch.device, folder: Path) -> NodeConfig:
+    """The node's parameters. device: of --device, in place of the preset's. folder: for the networks of the paper."""
+    if mix.dnns is None:
+        return config_of(mix.name, device, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {network: folder / f"{network.builder}.pt2" for network in mix.dnns.kinds}
+    for network, path in paths.items():
+        if not path.exists():
+            _write(network, path)
+    dnns = {}
+    for number, network in enumerate(mix.dnns.networks):
+        dnns[f"dnn{number}_{network.builder}"] = DnnConfig(
+            role="object", model=str(paths[network]), decoder="yolo", labels=["nothing"], resize="stretch",
+            precision=_precision(resolved), capture_preprocess=resolved.type == "cuda",
+        )  # fmt: skip
+    return NodeConfig.model_validate({**config_of(BUILTIN, None, folder).model_dump(), "dnns": {
+        name: dnn.model_dump() for name, dnn in dnns.items()}, "device": str(resolved)})  # fmt: skip
+
+
+def dnn_texts(mix: Mix, config: NodeConfig) -> dict[str, str]:
+    """Model of each DNN, the same on every computer."""
+    if mix.dnns is None:
+        return {name: dnn.model for name, dnn in config.dnns.items()}
+    return {
+        name: f"torchvision:{network.builder} {network.side}x{network.side}"
+        for name, network in zip(config.dnns, mix.dnns.networks, strict=True)
+    }
+
+
+def _precision(device: torch.device) -> str:
+    return "fp16" if device.type == "cuda" else "auto"
+
+
+class _WithoutDetections(nn.Module):
+    """A classifier whose output has the form of a detector's, with one box whose score is 0."""
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.classifier(image)
+        return scores[:, :5, None] * 0.0
+
+
+def _write(network: Network, path: Path) -> None:
+    module = _WithoutDetections(make_network(network)).eval()
+    torch.export.save(torch.export.export(module, (example_image(network),)), path)

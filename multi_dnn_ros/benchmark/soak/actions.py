@@ -1,0 +1,257 @@
+"""Carries out the events of a soak: parameters and services of the node, cameras, the overlay's subscriber, kills."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
+from rcl_interfaces.srv import SetParameters
+from rclpy.qos import QoSProfile
+from sensor_msgs.msg import CompressedImage, Image
+from std_srvs.srv import SetBool
+
+from multi_dnn_ros.benchmark.rig import NODE, Rig
+from multi_dnn_ros.benchmark.soak import plan
+from multi_dnn_ros.benchmark.soak.engines import EngineLog
+from multi_dnn_ros.benchmark.soak.plan import Event
+from multi_dnn_ros.benchmark.soak.resources import NodeResources
+from multi_dnn_ros.settings.parameter_fields import shown
+
+DONE, SKIPPED, REFUSED, FAILED, UNANSWERED, UNDER_WAY = (
+    "done", "skipped", "refused", "failed", "not answered", "under way"
+)  # fmt: skip
+#: For the answers to the last requests and the end of the last swap. Swapping a model takes as long as configuring it.
+_ANSWER_LIMIT_S = 120.0
+_SWAP_STATUS = "model swap"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an event. begun_s, answered_s: on the rig's clock. reason: of one that was not done; of a model
+    swap, what the diagnostics say.
+    """
+
+    event: Event
+    begun_s: float
+    result: str = UNANSWERED
+    reason: str = ""
+    answered_s: float | None = None
+
+    def described(self, begin_s: float) -> dict[str, Any]:
+        """For JSON, with times since the beginning."""
+        answered = None if self.answered_s is None else self.answered_s - begin_s
+        return {
+            **asdict(self.event),
+            "begun_s": self.begun_s - begin_s,
+            "result": self.result,
+            "reason": self.reason,
+            "answered_s": answered,
+        }
+
+
+@dataclass
+class Watched:
+    """One period in which the overlay was watched."""
+
+    topic: str
+    begin_s: float
+    end_s: float = 0.0
+    images: int = 0
+
+
+class Actions:
+    """Carries out events in a rig; requests are answered while the rig spins. seed: of the engine process to kill."""
+
+    def __init__(self, rig: Rig, resources: NodeResources, engines: EngineLog, seed: int) -> None:
+        self.outcomes: list[Outcome] = []
+        self.watched: list[Watched] = []
+        self._rig = rig
+        self._resources = resources
+        self._engines = engines
+        self._random = random.Random(seed)
+        self._set = rig.observer.create_client(SetParameters, f"{NODE}/set_parameters")
+        self._enable = {dnn: rig.observer.create_client(SetBool, f"{NODE}/{dnn}/enable") for dnn in rig.config.dnns}
+        self._former_swap: tuple[str | None, str | None] = (None, None)  # status when the latest swap was accepted
+        self._overlays: dict[str, tuple[Any, Watched]] = {}
+        self._do: dict[str, Callable[[Event], None]] = {
+            plan.SET: lambda event: self._set_parameter(event, event.target, event.value),
+            plan.SWAP: self._swap_model,
+            plan.ENABLE: self._switch,
+            plan.WATCH: self._watch,
+            plan.KILL_CAMERA: self._kill_camera,
+            plan.START_CAMERA: self._start_camera,
+            plan.KILL_ENGINE: self._kill_engine,
+        }
+
+    def ready(self) -> bool:
+        """Whether the node's services have been discovered."""
+        return all(client.service_is_ready() for client in (self._set, *self._enable.values()))
+
+    def perform(self, event: Event) -> None:
+        """Begin an event."""
+        self.outcomes.append(Outcome(event, self._rig.now()))
+        self._do[event.action](event)
+
+    def observe(self) -> None:
+        """Read the outcome of a model swap from the diagnostics. To be called more often than they are published."""
+        place = next((place for place, of in enumerate(self.outcomes) if of.result == UNDER_WAY), None)
+        if place is None:
+            return
+        status = self._swap_status()
+        settings, message = status
+        event = self.outcomes[place].event
+        # The status of the former swap is published until the node begins this one.
+        if status == self._former_swap or settings != f"dnn.{event.target}.model = {shown(event.value)}":
+            return
+        message = message or ""
+        if message.startswith("failed"):
+            self._close(FAILED, message, place)
+        elif "took over" in message:
+            self._close(DONE, message, place)
+
+    def finish(self) -> None:
+        """Wait until every request is answered and no swap is under way, at most _ANSWER_LIMIT_S."""
+
+        def complete() -> bool:
+            self.observe()
+            return all(outcome.result not in (UNANSWERED, UNDER_WAY) for outcome in self.outcomes)
+
+        self._rig.until(complete, _ANSWER_LIMIT_S)
+
+    def close(self) -> None:
+        """Stop watching overlays."""
+        for topic in list(self._overlays):
+            self._stop_watching(topic)
+
+    def failures(self) -> list[str]:
+        """Events that were not carried out, one text for each."""
+        return [
+            f"{of.event.action} {of.event.target} {of.event.value}: {of.result} {of.reason}".strip()
+            for of in self.outcomes
+            if of.result != DONE
+        ]
+
+    def done(self, action: str) -> Sequence[Outcome]:
+        """The events of this action that were carried out."""
+        return [outcome for outcome in self.outcomes if outcome.event.action == action and outcome.result == DONE]
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """How many events of each action had which result."""
+        found: dict[str, dict[str, int]] = {action: {} for action in plan.ACTIONS}
+        for outcome in self.outcomes:
+            of = found[outcome.event.action]
+            of[outcome.result] = of.get(outcome.result, 0) + 1
+        return found
+
+    # -- requests to the node
+
+    def _set_parameter(self, event: Event, name: str, value: Any, accepted: str = DONE, reason: str = "") -> None:
+        """accepted, reason: the outcome if the node accepts the value."""
+        parameter = Parameter(name=name, value=_parameter_value(value))
+
+        def judge(response: Any) -> tuple[str, str]:
+            (result,) = response.results
+            return (accepted, reason) if result.successful else (REFUSED, result.reason)
+
+        self._request(event, self._set, SetParameters.Request(parameters=[parameter]), judge)
+
+    def _swap_model(self, event: Event) -> None:
+        """Set ``dnn.<dnn>.model``. The event is done when the diagnostics say that the new model took over.
+
+        A swap that is still under way when the next model is set has failed: the node cancels it.
+        """
+        accepted, reason = UNDER_WAY, ""
+        swaps = [place for place, of in enumerate(self.outcomes[:-1]) if of.event.action == plan.SWAP]
+        if swaps and (former := self.outcomes[swaps[-1]]).result != DONE:
+            if former.result in (UNANSWERED, UNDER_WAY):
+                self._close(FAILED, "had not taken over when the next model was set", swaps[-1])
+            if event.value == self._rig.config.dnns[event.target].model:
+                accepted, reason = SKIPPED, "the model was not swapped"
+        self._set_parameter(event, f"dnn.{event.target}.model", event.value, accepted, reason)
+
+    def _swap_status(self) -> tuple[str | None, str | None]:
+        return self._rig.value(_SWAP_STATUS, "settings"), self._rig.value(_SWAP_STATUS, "message")
+
+    def _switch(self, event: Event) -> None:
+        def judge(response: Any) -> tuple[str, str]:
+            return (DONE, "") if response.success else (REFUSED, response.message)
+
+        self._request(event, self._enable[event.target], SetBool.Request(data=event.value), judge)
+
+    def _request(self, event: Event, client: Any, request: Any, judge: Callable[[Any], tuple[str, str]]) -> None:
+        place = len(self.outcomes) - 1
+
+        def answered(future: Any) -> None:
+            if self.outcomes[place].result == UNANSWERED:
+                result, reason = judge(future.result())
+                if result == UNDER_WAY:
+                    self._former_swap = self._swap_status()
+                self._close(result, reason, place)
+
+        client.call_async(request).add_done_callback(answered)
+
+    # -- what needs no answer
+
+    def _close(self, result: str = DONE, reason: str = "", place: int = -1) -> None:
+        self.outcomes[place] = replace(self.outcomes[place], result=result, reason=reason, answered_s=self._rig.now())
+
+    def _watch(self, event: Event) -> None:
+        if not event.value:
+            self._stop_watching(event.target)
+        else:
+            watched = Watched(event.target, self._rig.now())
+            self.watched.append(watched)
+
+            def receive(data: bytes) -> None:
+                watched.images += 1
+
+            kind = CompressedImage if event.target.endswith("/compressed") else Image
+            self._overlays[event.target] = (
+                self._rig.observer.create_subscription(
+                    kind, f"{NODE}/{event.target}", receive, QoSProfile(depth=1), raw=True
+                ),
+                watched,
+            )
+        self._close()
+
+    def _stop_watching(self, topic: str) -> None:
+        subscription, watched = self._overlays.pop(topic)
+        watched.end_s = self._rig.now()
+        self._rig.observer.destroy_subscription(subscription)
+
+    def _kill_camera(self, event: Event) -> None:
+        self._rig.kill_camera(event.target)
+        self._close()
+
+    def _start_camera(self, event: Event) -> None:
+        self._rig.start_camera(event.target)
+        self._close()
+
+    def _kill_engine(self, event: Event) -> None:
+        """SIGKILL for an engine process that serves, as the diagnostics name it."""
+        pids = [pid for pid in self._engines.serving() if self._resources.serves(pid)]
+        if not pids:
+            self._close(SKIPPED, "no engine process serves")
+            return
+        pid = self._random.choice(pids)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            self._close(SKIPPED, f"process {pid} had already ended")
+        else:
+            self._close()
+
+
+def _parameter_value(value: Any) -> ParameterValue:
+    if isinstance(value, bool):
+        return ParameterValue(type=ParameterType.PARAMETER_BOOL, bool_value=value)
+    if isinstance(value, int):
+        return ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=value)
+    if isinstance(value, float):
+        return ParameterValue(type=ParameterType.PARAMETER_DOUBLE, double_value=value)
+    return ParameterValue(type=ParameterType.PARAMETER_STRING, string_value=value)
