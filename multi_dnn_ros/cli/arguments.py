@@ -48,6 +48,11 @@ def minutes(text: str) -> float:
     return _number(text, lambda value: 0.1 <= value < 1e6, "of at least 0.1")
 
 
+def soak_minutes(text: str) -> float:
+    """A duration of at least 0.25 minutes, which has three parts with results."""
+    return _number(text, lambda value: 0.25 <= value < 1e6, "of at least 0.25")
+
+
 def size(text: str) -> tuple[int, int]:
     """An image size such as 640x480: (width, height), 1 to 16384 pixels each."""
     match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})", text)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 
 from multi_dnn_ros.cli import (
+    benchmark_board,
     benchmark_branches,
     benchmark_chaos,
+    benchmark_compare,
     benchmark_compute,
     benchmark_deadlines,
     benchmark_ground,
@@ -15,6 +17,7 @@ from multi_dnn_ros.cli import (
     benchmark_paper,
     benchmark_precisions,
     benchmark_siblings,
+    benchmark_soak,
 )
 from multi_dnn_ros.cli.commands import Commands, add_command, add_subcommands
 
@@ -38,8 +41,11 @@ multi-dnn benchmark isolation --params-file config/heavy_gpu.yaml --camera front
 multi-dnn benchmark paper --set vgg16_x8 --sms 16 --output results/vgg_16.json
 multi-dnn benchmark deadlines
 multi-dnn benchmark chaos --minutes 10 --output results/chaos_cpu.json
+multi-dnn benchmark soak --minutes 60 --output results/soak_cpu.json --plot results/soak_cpu.png
 multi-dnn benchmark host --output results/host_cpu.json
 multi-dnn benchmark ground --output ground.json --plot ground.png
+multi-dnn benchmark board --minutes 15 --output board.json
+multi-dnn benchmark compare before.json after.json --output compare.html
 """
 
 
@@ -56,7 +62,10 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     benchmark_siblings.add_scenarios(scenarios)
     benchmark_node.add_scenarios(scenarios)
     benchmark_chaos.add_scenarios(scenarios)
+    benchmark_soak.add_scenarios(scenarios)
     benchmark_host.add_scenarios(scenarios)
     benchmark_paper.add_scenarios(scenarios)
     benchmark_deadlines.add_scenarios(scenarios)
     benchmark_ground.add_scenarios(scenarios)
+    benchmark_board.add_scenarios(scenarios)
+    benchmark_compare.add_scenarios(scenarios)

@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from multi_dnn_ros.cli.arguments import positive, size
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.network_arguments import MODEL_HELP
+from multi_dnn_ros.cli.network_arguments import add_measured_networks
 from multi_dnn_ros.cli.options import add_device, add_output, add_plot, add_seed, check_files, write_figures
 from multi_dnn_ros.common.errors import CommandError
 
@@ -16,9 +15,9 @@ _DETAILS = """\
 One image at a time. On a GPU every condition is one captured graph; on a CPU the streams are threads that divide the
 cores. The outputs of all conditions must agree with the serial ones.
 
-Without names the networks are InceptionV3, GoogLeNet, RetinaNet, SSD300, DeepLabV3 and those of ours: encoder-windows
-and tracker-windows have attention heads with windows of 1, 2, 4 and 8 features, encoder-equal and tracker-equal have
-equal heads, which are also measured merged into one product.
+Without names the networks are InceptionV3, GoogLeNet, RetinaNet, SSD300, DeepLabV3 and four of this package:
+encoder-windows and tracker-windows have attention heads with windows of 1, 2, 4 and 8 features, encoder-equal and
+tracker-equal have equal heads, which are also measured merged into one product.
 """
 _EXAMPLES = """\
 multi-dnn benchmark branches --precision fp16 --output branches.json --plot branches.png
@@ -29,19 +28,14 @@ multi-dnn benchmark branches torchvision:googlenet --device cpu --size 96x96 --r
 def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     """Declare branches."""
     parser = add_command(
-        scenarios, "branches", "compare a network's branches at the same time with all operations in order",
+        scenarios, "branches", "compare parallel branches of a network with all operations in order",
         details=_DETAILS, examples=_EXAMPLES, run=_run,
     )  # fmt: skip
-    add = parser.add_argument
-    add("networks", nargs="*", metavar="MODEL",
-        help=f"network to measure: a name from above, or {MODEL_HELP}")  # fmt: skip
+    add_measured_networks(parser, "a name from above")
     add_device(parser)
-    add("--precision", choices=("auto", "fp32", "tf32", "fp16", "bf16"), default="auto",
-        help="number format of the layers (default: %(default)s)")  # fmt: skip
+    add = parser.add_argument
     add("--streams", nargs="+", type=int, choices=(2, 4, 8), default=(2, 4, 8),
         help="numbers of streams to compare with one (default: 2 4 8)")  # fmt: skip
-    add("--size", type=size, metavar="WxH", help="size of the images in pixels (default: that of each network)")
-    add("--rounds", type=positive, default=200, metavar="N", help="samples per condition (default: %(default)s)")
     add("--inductor", action="store_true", help="also measure Inductor's graph without branches, on a GPU")
     add_seed(parser, "the weights, the images and the order of runs")
     add_output(parser)

@@ -13,7 +13,7 @@ from multi_dnn_ros.common.errors import CommandError
 
 _DETAILS = """\
 Generated roads have a known camera and known lines. The lane lines of a DNN, and as the baseline the true lines in
-pixels, are projected on the ground as in the node. The table has the median sideways error of the lines at several
+pixels, are projected onto the ground as in the node. The table has the median lateral error of the lines at several
 distances, and in brackets the share of the visible lines that were found there.
 """
 

@@ -13,14 +13,14 @@ from multi_dnn_ros.cli.options import add_device, add_output, add_plot, add_seed
 from multi_dnn_ros.common.errors import CommandError
 
 _DETAILS = """\
-The node and its engine processes serve cameras that run in processes of their own. Reported per result and per frame:
-CPU time by group of threads, context switches, page faults, latency and memory. Every combination of --cameras,
---sizes, --encodings and --presets is run. Linux only.
+The node and its engine processes process the images of cameras that run as separate processes. Reported per result
+and per frame are CPU time by group of threads, context switches, page faults, latency and memory. Every combination of
+--cameras, --sizes, --encodings and --presets is run. Linux only.
 
 presets:
   builtin      the three built-in DNNs
   heavy_gpu    config/heavy_gpu.yaml; needs a GPU
-  null         a DNN that computes nothing; shows the cost of everything but inference
+  null         a DNN that computes nothing; shows the cost of everything except inference
   counter      for comparison: an rclpy subscriber that only counts images
   three_nodes  for comparison: one rclpy node per built-in DNN, written with ONNX Runtime and OpenCV
   FILE         a parameter file, as for `multi-dnn run`

@@ -68,7 +68,7 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     _add_seconds(parser, "phase", 15.0)
     add_logs(parser)
     parser = add_command(
-        scenarios, "isolation", "compare the engine in its own process with all in one process", details=_ISOLATION,
+        scenarios, "isolation", "compare engine processes with everything in one process", details=_ISOLATION,
         examples="multi-dnn benchmark isolation --repeats 5 --output isolation.json", run=_isolation,
     )  # fmt: skip
     _add_node(parser, "images")

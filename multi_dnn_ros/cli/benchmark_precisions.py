@@ -11,8 +11,8 @@ from multi_dnn_ros.cli.options import add_output, add_seed, check_files, write_f
 from multi_dnn_ros.common.errors import CommandError
 
 _DETAILS = """\
-The precisions run in turn, one image at a time. CPU time is reported as a ratio to float32. Accuracy at a precision is
-measured by `multi-dnn evaluate --served --precision int8`.
+The precisions run alternately, one image at a time. CPU time is reported as a ratio to float32. To measure the accuracy
+at a precision, use `multi-dnn evaluate --served --precision int8`.
 """
 
 

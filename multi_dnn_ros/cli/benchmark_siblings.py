@@ -6,16 +6,16 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from multi_dnn_ros.cli.arguments import positive, size
+from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.network_arguments import MODEL_HELP
+from multi_dnn_ros.cli.network_arguments import add_measured_networks
 from multi_dnn_ros.cli.options import add_device, add_output, add_seed, check_files, write_figures
 from multi_dnn_ros.common.errors import CommandError
 
 _DETAILS = """\
-Convolutions or linear layers that read the same tensor with the same geometry become one (parameter
-`dnn.<dnn>.merge_siblings`). Both ways run in turn, one image at a time, and their outputs must agree. Without names the
-networks are GoogLeNet, InceptionV3, RetinaNet and the encoder with equal heads.
+Convolutions or linear layers that read the same tensor with the same geometry are merged into one (parameter
+`dnn.<dnn>.merge_siblings`). The merged and the separate operations run alternately, one image at a time, and their
+outputs must agree. Without names the networks are GoogLeNet, InceptionV3, RetinaNet and the encoder with equal heads.
 """
 _EXAMPLES = """\
 multi-dnn benchmark siblings torchvision:googlenet --device cpu --rounds 50 --output siblings.json
@@ -29,17 +29,12 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
         scenarios, "siblings", "compare merged operations that read the same tensor with separate ones",
         details=_DETAILS, examples=_EXAMPLES, run=_run,
     )  # fmt: skip
-    add = parser.add_argument
-    add("networks", nargs="*", metavar="MODEL",
-        help=f"network to measure: of `multi-dnn benchmark branches`, or {MODEL_HELP}")  # fmt: skip
+    add_measured_networks(parser, "a name of `multi-dnn benchmark branches`")
     add_device(parser)
+    add = parser.add_argument
     add("--backends", nargs="+", metavar="NAME",
         help="backends to measure (default: onnxruntime and torchscript on a CPU, cuda_graph on a GPU)")  # fmt: skip
-    add("--precision", choices=("auto", "fp32", "tf32", "fp16", "bf16"), default="auto",
-        help="number format of the layers (default: %(default)s)")  # fmt: skip
-    add("--size", type=size, metavar="WxH", help="size of the images in pixels (default: that of each network)")
     add("--threads", type=positive, default=1, metavar="N", help="threads on a CPU (default: %(default)s)")
-    add("--rounds", type=positive, default=200, metavar="N", help="samples per condition (default: %(default)s)")
     add_seed(parser, "the weights, the images and the order of runs")
     add_output(parser)
 

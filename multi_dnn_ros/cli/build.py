@@ -1,4 +1,4 @@
-"""``multi-dnn build``: make the caches of a parameter file beforehand, so that the node starts quickly."""
+"""``multi-dnn build``: fill the caches for a parameter file in advance, so that the node starts quickly."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from multi_dnn_ros.cli.cache_build import Built
 
 _DETAILS = """\
-Configures the DNNs of a parameter file exactly as the node does, in processes of their own and without ROS, and keeps
-everything that takes long in ~/.cache/multi_dnn_ros: int8 calibration, kernels that Inductor compiled, TensorRT engines
-and networks compiled by OpenVINO, measured backends (backend: measured) and numbers of streams (branches: 0). Then it
-configures again, from the caches, to show how long the node will take.
+Configures the DNNs of a parameter file exactly as the node does, in engine processes and without ROS, and stores all
+results that take long to compute in ~/.cache/multi_dnn_ros: int8 calibration, kernels compiled by Inductor, TensorRT
+engines and networks compiled by OpenVINO, measured backends (backend: measured) and numbers of streams (branches: 0).
+Then it configures again, from the caches, to show how long the node will take.
 
-Run it on the robot: what is compiled or measured depends on the machine and on the versions of its libraries. An entry
-of another machine or version is never used; the summary names it, and it can be deleted. Stop other programs while
-backends are measured.
+Run it on the robot, because the results depend on the machine and on the versions of its libraries. Entries of another
+machine or version are never used; the summary names them, and they can be deleted. Stop other programs while backends
+are measured.
 
 CONFIG is a parameter file as for `multi-dnn run`. Exit code 1: a DNN cannot be configured; the message says why.
 """
@@ -35,7 +35,7 @@ multi-dnn build my_robot.yaml --node /robot1/multi_dnn --output build.json
 def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
     parser = add_command(
-        subparsers, "build", "make the caches of a parameter file, so that the node starts in seconds",
+        subparsers, "build", "fill the caches for a parameter file, so that the node starts in seconds",
         details=_DETAILS, examples=_EXAMPLES, run=run,
     )  # fmt: skip
     add = parser.add_argument

@@ -77,7 +77,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--base", choices=_POLICIES[:-1], default="ratio",
         help="for measured: the policy that gives the smallest ranks to try (default: %(default)s)")  # fmt: skip
     add("--alignment", type=positive, default=8, metavar="N",
-        help="ranks are multiples of N; rank 1 is always allowed (default: %(default)s)")  # fmt: skip
+        help="ranks are multiples of N (default: %(default)s)")  # fmt: skip
     add("--floor", type=positive, default=8, metavar="N", help="smallest rank (default: %(default)s)")
     add("--linear", action="store_true", help="also decompose large fully connected layers, by truncated SVD")
     add("--iterations", type=natural, default=1, metavar="N",

@@ -30,8 +30,8 @@ Written to the output folder, and for the decomposed DNNs to its subfolder `deco
 
 With --video every frame of a video goes through the DNNs of --model, each as NAME=MODEL; a NAME of lane, object or
 pedestrian is also its role. MODEL is what the node accepts: a file, or torchvision:<builder>. Without --model the
-package's DNNs run, or those of --params-file. There is no truth to compare with: the table and summary.json hold the
-number of results by class, and the times per frame. Written are overlay.mp4, overlay.png, summary.json and bag/.
+package's DNNs run, or those of --params-file. There is no truth to compare with: the table and summary.json contain
+the number of results by class, and the times per frame. Written are overlay.mp4, overlay.png, summary.json and bag/.
 """
 _EXAMPLES = """\
 multi-dnn demo

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 _DETAILS = """\
 The CPU and the GPUs of this machine: name, memory, cores or SMs, measured arithmetic throughput per precision, measured
 bandwidths of memory, of copies between host and GPU and of those between GPUs, and the backends and precisions that
-work there. For what does not work the reason is given.
+work there. For those that do not work the reason is given.
 
 Throughput is that of a large matrix product or 3x3 convolution, whichever is faster (int8: a matrix product): no DNN is
-faster. Measuring takes some seconds per device; stop other programs meanwhile.
+faster. Measuring takes some seconds per device; stop other programs while it runs.
 """
 _EXAMPLES = """\
 multi-dnn devices

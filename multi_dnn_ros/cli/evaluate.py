@@ -9,8 +9,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multi_dnn_ros.cli import evaluate_configured
 from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.configured_dnn import add_configured_dnn
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
     add_calibration,
@@ -48,6 +50,9 @@ Classifiers get top-1 and top-5 accuracy, detectors COCO's mAP, lane networks th
 pixels at a width of 320. Scores are those of the network in float32; --served adds a row with the scores at the
 precision and backend that the node uses.
 
+--params-file scores each result of a DNN with its configured crop and tiles, on whole images. It is compared with the
+truth of its kind, in pixels of the image. Results of a kind without a score are listed with the reason.
+
 --units adds a row with the scores of the network computed by several processors at once, in batches of --batch-size,
 as `multi-dnn partition run` does, and prints the images per second. It needs the tables of `multi-dnn partition
 profile` for each MODEL.
@@ -60,6 +65,7 @@ multi-dnn evaluate builtin:object --data road --served --precision fp16 --device
 multi-dnn evaluate builtin:object --data road --served --precision int8 --device cpu --calibration-images my_frames
 multi-dnn evaluate people.onnx --labels person --data coco:coco
 multi-dnn evaluate builtin:pedestrian --data coco:my_roads --thresholds
+multi-dnn evaluate --params-file my_robot.yaml --dnn road --data coco:my_roads --data drive:my_drives
 multi-dnn evaluate builtin:object --data road --units cpu:1,cpu:1/torchscript --batch-size 32
 """
 
@@ -70,7 +76,8 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         subparsers, "evaluate", "compare the scores, operations and latency of DNNs", details=_DETAILS,
         examples=_EXAMPLES, run=run, libraries=("pycocotools",),
     )  # fmt: skip
-    add_model(parser, several=True, what="networks to compare")
+    add_model(parser, several=True, optional=True, what="networks to compare")
+    add_configured_dnn(parser)
     add_data(parser)
     add = parser.add_argument
     add("--limit", type=positive, metavar="N", help="score only the first N images (default: all)")
@@ -97,6 +104,9 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score the networks, print the table and write the report."""
+    evaluate_configured.check(args)
+    if args.params_file is not None:
+        return evaluate_configured.evaluate_configured(args)
     if args.report is not None:
         require("--report", "matplotlib")
     from multi_dnn_ros.common.reporting import provenance, table
@@ -265,9 +275,11 @@ def _points(
 
 def _rows(args: argparse.Namespace, data: Data) -> Rows:
     """The test part of the data, up to --limit images."""
+    from multi_dnn_ros.training.checks import report_unusable
     from multi_dnn_ros.training.data import SomeRows
 
     rows = data.part("test")
+    report_unusable(data.name, rows)
     return rows if args.limit is None or args.limit >= len(rows) else SomeRows(rows, range(args.limit))
 
 

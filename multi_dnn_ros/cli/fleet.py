@@ -15,6 +15,7 @@ from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_units
 
 if TYPE_CHECKING:
     from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFile
+    from multi_dnn_ros.fleet.launcher import Launcher
 
 _DETAILS = """\
 Every training of the file runs as one process per unit. Its mini-batch is divided over the units in tenths, and every
@@ -22,15 +23,17 @@ period the tenths of the training with the largest slow-down may change, so that
 counts the same in the gradients, whichever unit computes it.
 
 The file is read again when it changes: new jobs are added, jobs that are no longer in it are cancelled. An interrupted
-fleet continues from its checkpoints when the same command is given again. All units are on this machine.
+fleet continues from its checkpoints when the same command is given again. With --cluster the units are on the hosts of
+a Ray cluster, and DIR and the data must be on a file system that all hosts share.
 
 With --measure, training steps of the file's networks are timed on the first unit; with --simulate, the file is
-simulated with such times, beside two baselines: even shares of all units, and one unit per job.
+simulated with such times, beside two baselines: equal shares on all units, and one unit per job.
 """
 _EXAMPLES = """\
 multi-dnn fleet jobs.yaml --folder runs
 multi-dnn fleet jobs.yaml --folder runs --units cuda:0,cuda:1 --plot slow_downs.png --output decisions.json
 multi-dnn fleet jobs.yaml --folder runs --units cpu:1,cpu:1
+multi-dnn fleet jobs.yaml --folder /shared/runs --cluster 10.0.0.2:6379 --units cuda:0,cuda:1,cuda:2,cuda:3
 multi-dnn fleet jobs.yaml --units cuda:0,cuda:1 --measure times.json
 multi-dnn fleet jobs.yaml --simulate times.json --gpus 4 8 64 --copies 200 --output simulated.json
 """
@@ -46,7 +49,11 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("jobs", type=Path, metavar="YAML", help="file of trainings, see docs/fleet.md")
     add("--units", type=_units, metavar="UNIT,...",
         help="units, such as cuda:0,cuda:1 or cpu:1,cpu:1 (processes with one thread each) (default: all GPUs, or two "
-        "processes of a CPU)")  # fmt: skip
+        "processes of a CPU); with --cluster, cuda:0 to cuda:3 are any four GPUs of the cluster (default: all of them, "
+        "or the cores of each host)")  # fmt: skip
+    add("--cluster", nargs="?", const="local", metavar="ADDRESS",
+        help="run on the Ray cluster at ADDRESS (HOST:PORT; auto: the one of this machine; local: one that ends with "
+        "the command) (default of ADDRESS: local)")  # fmt: skip
     add("--folder", type=Path, metavar="DIR",
         help="folder for checkpoints, logs and trained networks (default: YAML with .fleet)")  # fmt: skip
     add_output(parser, "write all decisions, or the simulated figures, to this JSON file")
@@ -72,13 +79,17 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--copies {args.copies}: must be at least 0, and is for --simulate")
     check_files(args, "output", "plot")
     file = read_jobs_file(args.jobs)
+    if args.cluster is not None and (args.measure is not None or args.simulate is not None):
+        raise UsageError("--cluster is for trainings; --measure and --simulate use this machine")
     if args.simulate is not None:
         return _simulate(args, file)
+    if args.cluster is not None:
+        return _run_on_cluster(args)
     units = args.units or default_units()
     if args.measure is not None:
         check_writable("--measure", args.measure)
         return _measure(args, file, units)
-    return _run(args, units)
+    return _run_on_this_machine(args, units)
 
 
 def _units(text: str) -> tuple[Unit, ...]:
@@ -109,25 +120,47 @@ def default_units() -> tuple[Unit, ...]:
     return parse_units(f"cpu:{max(1, cpu_count() // 2)}") * 2
 
 
-def _run(args: argparse.Namespace, units: tuple[Unit, ...]) -> int:
-    from multi_dnn_ros.common.processes import Interrupts
-    from multi_dnn_ros.fleet.display import Display, fleet_table
-    from multi_dnn_ros.fleet.plot import write_slow_down_plot
-    from multi_dnn_ros.fleet.supervisor import Supervisor
+def _run_on_this_machine(args: argparse.Namespace, units: tuple[Unit, ...]) -> int:
+    from multi_dnn_ros.fleet.local_launcher import LocalLauncher
     from multi_dnn_ros.training.distributed import existing_device
 
     for unit in units:
         existing_device(unit.device)
-    folder = args.folder or args.jobs.with_suffix(".fleet")
+    return _run(args, LocalLauncher(units))
+
+
+def _run_on_cluster(args: argparse.Namespace) -> int:
+    from multi_dnn_ros.common.ray_cluster import alive_hosts, connected
+    from multi_dnn_ros.fleet.cluster_units import units_of
+    from multi_dnn_ros.fleet.ray_launcher import ray_launcher
+
+    with connected(args.cluster) as ray:
+        units = args.units or units_of(alive_hosts(ray))
+        with ray_launcher(ray, units, _folder(args)) as launcher:
+            return _run(args, launcher)
+
+
+def _folder(args: argparse.Namespace) -> Path:
+    folder: Path = args.folder or args.jobs.with_suffix(".fleet")
+    return folder.absolute()
+
+
+def _run(args: argparse.Namespace, launcher: Launcher) -> int:
+    from multi_dnn_ros.common.processes import Interrupts
+    from multi_dnn_ros.fleet.display import Display, fleet_table
+    from multi_dnn_ros.fleet.plot import write_slow_down_plot
+    from multi_dnn_ros.fleet.supervisor import Supervisor
+
     with Interrupts():
-        supervisor = Supervisor(args.jobs, units, folder, watch=Display())
+        supervisor = Supervisor(args.jobs, launcher, _folder(args), watch=Display())
         try:
             complete = supervisor.run()
         finally:
             print(fleet_table(supervisor))
             write_figures(args.output, supervisor.figures())
             if args.plot is not None:
-                write_slow_down_plot(args.plot, f"{len(units)} units", {"fair": supervisor.slow_down_points()})
+                title = f"{len(launcher.units)} units"
+                write_slow_down_plot(args.plot, title, {"fair": supervisor.decisions.slow_down_points()})
                 print(f"written to {args.plot}")
     return 0 if complete else 1
 

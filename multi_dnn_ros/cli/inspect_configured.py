@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.options import read_config
-from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.cli.configured_dnn import check_configured, read_configured
+from multi_dnn_ros.common.errors import UsageError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.models.dnn import Dnn
@@ -26,13 +26,7 @@ def inspect_configured(args: argparse.Namespace) -> int:
     """
     from multi_dnn_ros.models.load import load_dnn
 
-    if args.model is not None:
-        raise UsageError("MODEL and --params-file name a model; give one of them")
-    for option, default in _BY_MODEL.items():
-        if getattr(args, option) != default:
-            raise UsageError(f"--{option} is for MODEL; with --params-file, set it there")
-    config = read_config(args)
-    name = _chosen(args.dnn, config)
+    name, config = read_configured(args)
     dnn = load_dnn(name, config.dnns[name])
     content = _content(dnn, config)
     if args.image is not None:
@@ -41,17 +35,6 @@ def inspect_configured(args: argparse.Namespace) -> int:
         content["image"] = draw_image(dnn, args.image, args.output or Path(f"{name}_{args.image.stem}.png"))
     print(json.dumps(content, indent=2) if args.json else _text(content))
     return 0
-
-
-def _chosen(name: str | None, config: NodeConfig) -> str:
-    names = ", ".join(config.dnns)
-    if name is None and len(config.dnns) == 1:
-        return next(iter(config.dnns))
-    if name is None:
-        raise UsageError(f"--dnn is missing; the parameter file has: {names}")
-    if name not in config.dnns:
-        raise UsageError(f"--dnn is {name!r}; the parameter file has: {names}")
-    return name
 
 
 def _content(dnn: Dnn, config: NodeConfig) -> dict[str, Any]:
@@ -97,9 +80,8 @@ def _text(content: dict[str, Any]) -> str:
 
 def check(args: argparse.Namespace) -> None:
     """UsageError for arguments that do not name a model, or a DNN without a parameter file."""
-    if args.params_file is None and args.dnn is not None:
-        raise UsageError("--dnn names a DNN of --params-file, which is missing")
+    check_configured(args, _BY_MODEL)
+    if args.params_file is not None and args.model is not None:
+        raise UsageError("MODEL and --params-file name a model; give one of them")
     if args.params_file is None and args.model is None:
         raise UsageError("expected MODEL, or --params-file")
-    if args.params_file is not None and not args.params_file.is_file():
-        raise CommandError(f"--params-file is {args.params_file}, and there is no such file")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from multi_dnn_ros.cli import inspect_configured
 from multi_dnn_ros.cli.arguments import fraction, size
 from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.configured_dnn import add_configured_dnn
 from multi_dnn_ros.cli.network_arguments import MODEL_HELP
 from multi_dnn_ros.cli.options import check_writable
 from multi_dnn_ros.common import extensions
@@ -43,10 +44,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"model to inspect: {MODEL_HELP}")
     add = parser.add_argument
-    add("--params-file", type=Path, metavar="YAML",
-        help="in place of MODEL: a DNN of this parameter file, with all results of parameter `outputs`, its crop and "
-        "its tiles")  # fmt: skip
-    add("--dnn", metavar="NAME", help="the DNN of --params-file (default: its only one)")
+    add_configured_dnn(parser)
     add(
         "--weights",
         default="default",
@@ -106,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         content["image"] = draw_image(result.dnn, args.image, output)
     print(json.dumps(content, indent=2) if args.json else _text(result, content))
     if args.image is not None and result.dnn is None:
-        raise CommandError(f"--image: {args.model} cannot be run: {result.problems[0]}")
+        raise CommandError(f"--image: {args.model} cannot be run; the reason is the first problem above")
     return 0 if result.served else 1
 
 
@@ -117,7 +115,10 @@ def _text(result: Inspection, content: dict[str, object]) -> str:
         lines.append(f"file        ONNX of {result.header.producer or 'an unknown program'}, opset {opsets}")
     lines += [f"input       {text}" for text in result.inputs]
     lines += [f"output      {text}" for text in result.outputs]
-    lines.append(f"decoder     {result.decoder or 'none'}: {result.why}" if result.why else "decoder     unknown")
+    if result.decoder:
+        lines.append(f"decoder     {result.decoder}: {result.why}")
+    else:
+        lines.append("decoder     none" if result.why else "decoder     unknown")
     if result.labels:
         shown = ", ".join(result.labels[:8]) + (", ..." if len(result.labels) > 8 else "")
         lines.append(f"labels      {len(result.labels)} by {result.labels_from}: {shown}")

@@ -192,7 +192,9 @@ def _recognized(result: Inspection, recognition: Recognition) -> None:
     if recognition.chosen:
         result.result_kind = DECODERS.get(recognition.chosen).result_kind
     else:
-        result.problems.append(recognition.why)
+        result.problems.append(
+            f"{recognition.why}; export it in one of these layouts, or write a decoder (docs/extending.md)"
+        )
 
 
 def _label(result: Inspection, config: DnnConfig, source: Source, classes: int) -> None:
@@ -215,7 +217,7 @@ def _label(result: Inspection, config: DnnConfig, source: Source, classes: int) 
     elif source.classes or classes:
         result.labels = tuple(f"class_{number}" for number in range(source.classes or classes))
         result.labels_from = "numbers"
-    else:
+    elif result.decoder:
         result.problems.append("the number of classes is unknown: name the classes with --labels")
 
 

@@ -26,7 +26,7 @@ from multi_dnn_ros.common.extras import MissingExtra, require
 GROUPS = {
     "try it without a camera": ("demo",),
     "run DNNs on cameras and recordings": ("run", "build", "camera", "replay"),
-    "bring a model": ("inspect",),
+    "check a model of your own": ("inspect",),
     "reduce a DNN's cost offline": ("decompose", "retrain", "evaluate", "fleet"),
     "measure and plan": ("devices", "profile", "partition", "benchmark"),
 }
@@ -39,7 +39,7 @@ _DESCRIPTION = """\
 Run several camera DNNs (lanes, objects, pedestrians, or your own models) at once on one GPU or CPU.
 
 `run` is a ROS 2 node that subscribes to camera topics and publishes the results. The other commands show the node at
-work, make DNNs cheaper before they are served, and measure them. MODEL in a command is a built-in network
+work, make DNNs cheaper before they run on the robot, and measure them. MODEL in a command is a built-in network
 (builtin:object), a network of torchvision (torchvision:resnet50), or a .pt2, .onnx or .safetensors file.
 """
 _EXAMPLES = """\

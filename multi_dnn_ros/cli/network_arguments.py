@@ -39,11 +39,24 @@ least 50, and whole recordings (NAME of NAME_<frame>.jpg) where there are severa
 """
 
 
-def add_model(parser: argparse._ActionsContainer, *, several: bool = False, what: str = "network") -> None:
-    """MODEL, or one or more of it. what: the first words of its help."""
+def add_measured_networks(parser: argparse._ActionsContainer, also: str) -> None:
+    """The networks of a benchmark, --precision, --size and --rounds. also: what a name can be besides a model."""
+    add = parser.add_argument
+    add("networks", nargs="*", metavar="MODEL", help=f"network to measure: {also}, or {MODEL_HELP}")
+    add("--precision", choices=[name for name in PRECISIONS if name != "int8"], default="auto",
+        help="number format of the layers (default: %(default)s)")  # fmt: skip
+    add("--size", type=size, metavar="WxH", help="size of the images in pixels (default: that of each network)")
+    add("--rounds", type=positive, default=200, metavar="N", help="samples per condition (default: %(default)s)")
+
+
+def add_model(
+    parser: argparse._ActionsContainer, *, several: bool = False, optional: bool = False, what: str = "network"
+) -> None:
+    """MODEL, or several of it. optional: other options can take its place. what: the first words of its help."""
     parser.add_argument(
-        "models" if several else "model", metavar="MODEL", help=f"{what}: {MODEL_HELP}", nargs="+" if several else None
-    )
+        "models" if several else "model", metavar="MODEL", help=f"{what}: {MODEL_HELP}",
+        nargs="*" if several and optional else "+" if several else None,
+    )  # fmt: skip
 
 
 def add_loading(parser: argparse._ActionsContainer, weights: str = "default") -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multi_dnn_ros.planning.timing import Target
 
 _DETAILS = """\
-`layers` shows where a network's time goes. `contention` and `learn` build a predictor of layer times under load. `fit`
+`layers` times every layer of a network. `contention` and `learn` build a predictor of layer times under load. `fit`
 uses measured or predicted times to decide whether a parameter file can be served at given camera rates. `training`
 times the layers of a distributed training step.
 """
@@ -98,6 +98,10 @@ def _layers(args: argparse.Namespace) -> int:
     for option, file in (("--output", args.output and args.output / "profile.json"), ("--summary", args.summary)):
         if file is not None:
             check_writable(option, file)
+    folders = [_file_name(model) for model in args.models]
+    if args.output is not None and len(set(folders)) < len(folders):
+        shared = next(folder for folder in folders if folders.count(folder) > 1)
+        raise UsageError(f"--output: several models would be written to {args.output / shared}; profile them apart")
     predictor = _predictor(args)
     with open_target(args, threads=predictor.threads if predictor is not None else 0) as target:
         networks = [

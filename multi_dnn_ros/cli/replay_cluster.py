@@ -27,8 +27,9 @@ def run_cluster(args: argparse.Namespace) -> int:
     """Replay every recording that has no complete results yet. Returns 1 if one failed or is damaged."""
     from tqdm import tqdm
 
+    from multi_dnn_ros.common.ray_cluster import LOCAL, connected
     from multi_dnn_ros.common.reporting import provenance
-    from multi_dnn_ros.replay.cluster import LOCAL, Needs, connected, replay_all
+    from multi_dnn_ros.replay.cluster import Needs, replay_all
     from multi_dnn_ros.replay.manifest import MANIFEST, find_recordings, is_complete, open_manifest
 
     output = args.out_bag.absolute()

@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.models.registry import source_of
     from multi_dnn_ros.pipeline.choices import choose_device
     from multi_dnn_ros.training import distributed
-    from multi_dnn_ros.training.checks import check_data
+    from multi_dnn_ros.training.checks import check_sets
     from multi_dnn_ros.training.controlled import retrain_controlled
     from multi_dnn_ros.training.controlled_report import write_report
     from multi_dnn_ros.training.loop import Schedule
@@ -159,9 +159,7 @@ def run(args: argparse.Namespace) -> int:
 
         for data in sets:
             check_labels(first_student, data)
-        usable = [
-            check_data(data, test=data is sets[0], max_faulty=args.max_faulty, progress=not args.quiet) for data in sets
-        ]
+        usable = check_sets(sets, max_faulty=args.max_faulty, progress=not args.quiet)
 
         def train(network: Trainable, own: Schedule, checkpoint: Path | None) -> Result:
             say(f"{network.model}, seed {own.seed}")
@@ -176,7 +174,9 @@ def run(args: argparse.Namespace) -> int:
             (lambda: read_trainable(args, args.control, smoothing=args.label_smoothing)) if args.control else None,
             schedule, args.seeds, MAIN[first_student.task], train, args.checkpoint,
         )  # fmt: skip
-        chosen = settings(schedule, args.batch_size, sets, teacher, args.teacher_weight, args.batch_norm)
+        chosen = settings(
+            schedule, args.batch_size, sets, teacher, args.teacher_weight, args.batch_norm, first_student.loss
+        )
     if first:
         _write(args, student, sets[0].labels, {**chosen, **result.provenance()})
         _print(result, args.output)

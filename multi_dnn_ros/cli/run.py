@@ -26,7 +26,7 @@ multi-dnn run --ros-args -r __ns:=/robot1 -r front/image_raw:=/camera/color/imag
 def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
     parser = add_command(
-        subparsers, "run", "start the ROS 2 node that serves the DNNs", details=_DETAILS, examples=_EXAMPLES,
+        subparsers, "run", "start the ROS 2 node that runs the DNNs", details=_DETAILS, examples=_EXAMPLES,
         run=run, takes_ros_args=True,
     )  # fmt: skip
     add_params_file(parser)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tiny_exports import TinyMap, export
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.machine_cache import Key, MachineCache
@@ -20,28 +18,32 @@ CONFIG = """\
     dnns: [lane]
     device: cpu
     dnn:
-      lane: {model: "builtin:lane_small", backend: measured}
+      lane: {model: lane.onnx, backend: measured}
 """
 
 
-def build(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "build", *arguments]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+@pytest.fixture(autouse=True)
+def _caches_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_engines: None) -> None:
+    """The engine processes, which are forks, get the environment and the folder of this process."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
 
 
-def test_caches_are_made_once_and_those_of_another_machine_are_named(tmp_path: Path) -> None:
+def test_caches_are_made_once_and_those_of_another_machine_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config, output = tmp_path / "robot.yaml", tmp_path / "build.json"
     config.write_text(CONFIG)
+    export(TinyMap(), tmp_path / "lane.onnx")
     other = MachineCache("backends", "the measured backends", tmp_path / "multi_dnn_ros" / "backends")
     other.write(Key("0" * 64, {"device": "cpu"}, {"cpu": "Board 9000"}), [])
-    first = build(tmp_path, str(config), "--output", str(output))
-    assert first.returncode == 0, first.stderr
-    assert "measuring 3 backends for lane" in first.stdout
-    assert "configuring again, from the caches" in first.stdout
-    assert first.stdout.count("measuring 3 backends") == 1  # the second time it is read
-    assert "Not used, of another machine or version:" in first.stdout
-    assert "cpu is 'Board 9000' there and" in first.stdout
+    assert main(["build", str(config), "--output", str(output)]) == 0
+    first = capsys.readouterr().out
+    assert "measuring 3 backends for lane" in first
+    assert "configuring again, from the caches" in first
+    assert first.count("measuring 3 backends") == 1  # the second time it is read
+    assert "Not used, of another machine or version:" in first
+    assert "cpu is 'Board 9000' there and" in first
     figures = json.loads(output.read_text())
     made = {each["what"]: each for each in figures["caches"]}
     backends = made["measured backends"]
@@ -52,9 +54,8 @@ def test_caches_are_made_once_and_those_of_another_machine_are_named(tmp_path: P
     ]
     assert figures["first_s"] > 0 < figures["again_s"]
     assert list(figures["dnns"]) == ["lane"]
-    again = build(tmp_path, str(config), "--output", str(output))
-    assert again.returncode == 0, again.stderr
-    assert "measuring" not in again.stdout
+    assert main(["build", str(config), "--output", str(output)]) == 0
+    assert "measuring" not in capsys.readouterr().out
     files = {each["what"]: each["files"] for each in json.loads(output.read_text())["caches"]}
     assert files["measured backends"] == 0
 
@@ -88,10 +89,10 @@ def test_bad_input_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_a_dnn_that_cannot_be_configured_is_one_line(tmp_path: Path) -> None:
+def test_a_dnn_that_cannot_be_configured_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "robot.yaml"
-    config.write_text(CONFIG.replace("builtin:lane_small", "missing.onnx"))
-    done = build(tmp_path, str(config))
-    assert done.returncode == 1
-    assert "multi-dnn build: error: " in done.stderr
-    assert "missing.onnx" in done.stderr
+    config.write_text(CONFIG.replace("lane.onnx", "missing.onnx"))
+    assert main(["build", str(config)]) == 1
+    error = capsys.readouterr().err
+    assert "multi-dnn build: error: " in error
+    assert "missing.onnx" in error

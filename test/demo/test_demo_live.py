@@ -6,18 +6,31 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from fork_server import ForkServer
+from waiting import until
 
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.cli.main import main
 
 SHORT = ["--seconds", "3", "--size", "320x240"]
+#: The package's decomposed DNNs with the backend that is ready soonest.
+QUICK = """\
+/**:
+  ros__parameters:
+    device: cpu
+    cameras: [front]
+    dnns: [lane, object, pedestrian]
+    dnn:
+      lane: {model: "builtin:lane_small", backend: eager, jobs: 1}
+      object: {model: "builtin:object_small", backend: eager, jobs: 1}
+      pedestrian: {model: "builtin:pedestrian_small", backend: eager, jobs: 1}
+"""
+#: What a drive leaves in its folder.
+FILES = {"overlay.mp4", "overlay.png", "summary.json", "diagnostics.json", "bag", "node.log", "camera.log"}
 
 
 @pytest.fixture(autouse=True)
@@ -38,39 +51,48 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 240.0) -> tuple[in
     return process.returncode, out, error
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def check_drive(folder: Path) -> None:
+    """What the drive of a second has written is complete and consistent."""
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["node_ended_cleanly"]
+    assert summary["node_peak_memory_bytes"] > 100 << 20
+    said = (folder / "node.log").read_text().splitlines()
+    assert sum("mostly trained on generated roads" in line for line in said) == 1
+    assert list(summary["dnns"]) == ["lane", "object", "pedestrian"]
+    for figures in summary["dnns"].values():
+        assert figures["frames"] >= 2
+        assert figures["accounts"]["offered"] <= 10
+        assert figures["latency_ms"]["p50"] > 0
+    with BagReader(folder / "bag") as bag:
+        assert bag.topics["/front/image_raw/compressed"].count == 10
+        assert bag.topics["/multi_dnn/front/lane/points"].count >= 2
 
 
-def test_short_drives(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_short_drive(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    output, parameters = tmp_path / "out" / "demo", tmp_path / "quick.yaml"
+    parameters.write_text(QUICK)
+    more = ["--params-file", str(parameters), "--seconds", "1", "--size", "320x240"]
+    code = main(["demo", "--output", str(output), *more])
+    out, error = capfd.readouterr()
+    assert code == 0, error + out
+    for word in ("lane F1", "mAP@0.5", "peak resident memory", "written to"):
+        assert word in out
+    assert {path.name for path in output.iterdir()} == FILES
+    check_drive(output)
+
+
+@pytest.mark.long  # one drive above; that both are compared: test_demo_report
+def test_both_drives_with_the_default_backends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out" / "demo"
     code = main(["demo", "--output", str(output), "--seconds", "1", "--size", "320x240"])
     out, error = capfd.readouterr()
     assert code == 0, error + out
     for word in ("lane F1", "mAP@0.5", "peak resident memory", "written to", "builtin:pedestrian_small", "MACs"):
         assert word in out
-    names = {
-        *("overlay.mp4", "overlay.png", "summary.json", "diagnostics.json"),
-        *("bag", "node.log", "camera.log"),
-    }
-    assert {path.name for path in output.iterdir()} == {*names, "comparison.json", "decomposed"}
-    assert {path.name for path in (output / "decomposed").iterdir()} == names
+    assert {path.name for path in output.iterdir()} == {*FILES, "comparison.json", "decomposed"}
+    assert {path.name for path in (output / "decomposed").iterdir()} == FILES
     for folder in (output, output / "decomposed"):
-        summary = json.loads((folder / "summary.json").read_text())
-        assert summary["node_ended_cleanly"]
-        assert summary["node_peak_memory_bytes"] > 100 << 20
-        said = (folder / "node.log").read_text().splitlines()
-        assert sum("mostly trained on generated roads" in line for line in said) == 1
-        for figures in summary["dnns"].values():
-            assert figures["frames"] >= 2
-            assert figures["accounts"]["offered"] <= 10
-            assert figures["latency_ms"]["p50"] > 0
-        with BagReader(folder / "bag") as bag:
-            assert bag.topics["/front/image_raw/compressed"].count == 10
-            assert bag.topics["/multi_dnn/front/lane/points"].count >= 2
+        check_drive(folder)
 
 
 def test_a_failed_configuration_is_reported_with_its_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +112,7 @@ def test_a_failed_configuration_is_reported_with_its_reason(tmp_path: Path, capf
 def test_a_signal_also_ends_the_child_processes(tmp_path: Path, fork_server: ForkServer) -> None:
     process = start(fork_server, "--output", str(tmp_path / "demo"), "--seconds", "100", "--size", "320x240")
     try:
-        wait_for(lambda: len(psutil.Process(process.pid).children()) == 2)
+        until(lambda: len(psutil.Process(process.pid).children()) == 2, "the node and the camera")
         children = psutil.Process(process.pid).children()
         process.terminate()
         code, _, error = finish(process, 60.0)

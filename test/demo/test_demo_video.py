@@ -33,6 +33,7 @@ def run(*arguments: str | Path) -> int:
     return main(["demo", "--device", "cpu", *map(str, arguments)])
 
 
+@pytest.mark.long  # with one network and three images below
 def test_the_package_s_networks_annotate_a_video(
     video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,7 +93,14 @@ def test_images_are_a_video_too(tmp_path: Path) -> None:
         cv2.imwrite(str(folder / f"{number}.png"), np.full((SIZE[1], SIZE[0], 3), 40 * number, np.uint8))
     out = tmp_path / "out"
     assert run("--video", folder, "--model", "lane=builtin:lane", "--output", out) == 0
-    assert json.loads((out / "summary.json").read_text())["dnns"]["lane"]["published"] == 3
+    written = json.loads((out / "summary.json").read_text())
+    assert written["dnns"]["lane"]["published"] == 3
+    assert {"versions", "command"} <= written.keys()
+    assert cv2.VideoCapture(str(out / "overlay.mp4")).get(cv2.CAP_PROP_FRAME_COUNT) == 3
+    assert cv2.imread(str(out / "overlay.png")).shape[:2] == (SIZE[1], SIZE[0])
+    with BagReader(out / "bag") as bag:
+        counts = {name: topic.count for name, topic in bag.topics.items()}
+    assert counts["/front/image_raw/compressed"] == counts["/multi_dnn/front/lane/points"] == 3
 
 
 def test_what_is_wrong_is_one_line(video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,52 @@
+"""Options of commands that take a DNN from a parameter file in place of MODEL."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multi_dnn_ros.cli.options import read_config
+from multi_dnn_ros.common.errors import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.settings.schema import NodeConfig
+
+
+def add_configured_dnn(parser: argparse._ActionsContainer) -> None:
+    """--params-file and --dnn."""
+    add = parser.add_argument
+    add("--params-file", type=Path, metavar="YAML",
+        help="in place of MODEL: a DNN of this parameter file, with all results of parameter `outputs`, its crop and "
+        "its tiles")  # fmt: skip
+    add("--dnn", metavar="NAME", help="the DNN of --params-file (default: its only one)")
+
+
+def check_configured(args: argparse.Namespace, by_model: Mapping[str, object]) -> None:
+    """Check --params-file and --dnn against the options that they replace.
+
+    by_model: options of MODEL, with their defaults. Raises UsageError; CommandError for a file that does not exist.
+    """
+    if args.params_file is None:
+        if args.dnn is not None:
+            raise UsageError("--dnn names a DNN of --params-file, which is missing")
+        return
+    if not args.params_file.is_file():
+        raise CommandError(f"--params-file is {args.params_file}, and there is no such file")
+    for option, default in by_model.items():
+        if getattr(args, option.replace("-", "_")) != default:
+            raise UsageError(f"--{option} is for MODEL; with --params-file, set it there")
+
+
+def read_configured(args: argparse.Namespace) -> tuple[str, NodeConfig]:
+    """Name of the DNN and the parameters. Raises UsageError, ParameterError."""
+    config = read_config(args)
+    names = ", ".join(config.dnns)
+    if args.dnn is None and len(config.dnns) == 1:
+        return next(iter(config.dnns)), config
+    if args.dnn is None:
+        raise UsageError(f"--dnn is missing; the parameter file has: {names}")
+    if args.dnn not in config.dnns:
+        raise UsageError(f"--dnn is {args.dnn!r}; the parameter file has: {names}")
+    return str(args.dnn), config

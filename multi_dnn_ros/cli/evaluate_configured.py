@@ -1,0 +1,70 @@
+"""``multi-dnn evaluate --params-file``: scores of each result of a DNN as it is configured."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from multi_dnn_ros.cli.configured_dnn import check_configured, read_configured
+from multi_dnn_ros.cli.options import check_writable
+from multi_dnn_ros.common.errors import CommandError, UsageError
+
+#: Options that the parameter file replaces or that compare networks, with their defaults.
+_BY_MODEL: dict[str, object] = {
+    "weights": "default", "num-classes": 0, "size": None, "decoder": "auto", "labels": [], "keep": [],
+    "thresholds": False, "batch-size": 64, "served": False, "latency": False, "units": None, "backend": "auto",
+    "precision": "auto", "calibration-images": "", "sms": None, "instances": None, "tables": None,
+}  # fmt: skip
+
+
+def check(args: argparse.Namespace) -> None:
+    """UsageError unless the arguments name models or a parameter file."""
+    check_configured(args, _BY_MODEL)
+    if args.params_file is not None and args.models:
+        raise UsageError("MODEL and --params-file name a model; give one of them")
+    if args.params_file is None and not args.models:
+        raise UsageError("expected MODEL, or --params-file")
+
+
+def evaluate_configured(args: argparse.Namespace) -> int:
+    """Score the DNN on the test part of each --data, print a table, and write the report. Exit code 1: no result has a
+    score.
+    """
+    from multi_dnn_ros.common.reporting import provenance, table, write_json
+    from multi_dnn_ros.models.load import load_dnn
+    from multi_dnn_ros.pipeline.choices import choose_device
+    from multi_dnn_ros.training.comparison import JSON_NAME
+    from multi_dnn_ros.training.configured_scores import score_dnn, scored_labels
+    from multi_dnn_ros.training.whole_images import whole_images
+    from multi_dnn_ros.vision.results import OutputError
+
+    if args.report is not None:
+        check_writable("--report", args.report / JSON_NAME)
+    name, config = read_configured(args)
+    device = choose_device(args.device)
+    dnn = load_dnn(name, config.dnns[name])
+    results: list[dict[str, Any]] = []
+    # All are opened first, so that a mistake in the last one is reported before the others are scored.
+    for images in [whole_images(data, scored_labels(dnn), args.scenes, args.limit) for data in args.data]:
+        try:
+            found = score_dnn(dnn, images, device)
+        except OutputError as error:
+            raise CommandError(f"dnn.{name} cannot be scored on {images.name}: {error}") from None
+        for result, scores in found.items():
+            entry = {"result": result, "data": images.name, "images": images.count}
+            results.append({**entry, **({"reason": scores} if isinstance(scores, str) else {"scores": scores})})
+    rows = [(row["result"], row["data"], str(row["images"]), _text(row)) for row in results]
+    print(table(("result", "data", "images", "scores"), rows))
+    if args.report is not None:
+        settings = config.dnns[name]
+        about = {"dnn": name, "model": settings.model, "crop": list(settings.crop), "tiles": settings.tiles}
+        write_json(args.report / JSON_NAME, {**provenance(), "device": str(device), **about, "results": results})
+        print(f"report written to {args.report / JSON_NAME}")
+    return 0 if any("scores" in row for row in results) else 1
+
+
+def _text(row: dict[str, Any]) -> str:
+    scores = row.get("scores")
+    if not isinstance(scores, dict):
+        return f"none: {row['reason']}"
+    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())

@@ -1,0 +1,160 @@
+"""`multi-dnn evaluate --params-file`: each result of a configuration against the truth of whole images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import yaml
+from two_heads import LABELS, SIZE, TwoHeads, exported
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.training import configured_scores
+
+OUTPUTS = {
+    "outputs": ["objects", "people", "drivable"],
+    "output": {
+        "objects": {"decoder": "yolo", "raw_outputs": ["0"], "keep": ["car"]},
+        "people": {"decoder": "yolo", "raw_outputs": ["0"], "keep": ["person"]},
+        "drivable": {"decoder": "drivable", "raw_outputs": ["1"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(tmp_path_factory.mktemp("model"))
+
+
+def parameters(folder: Path, model: Path, **more: object) -> Path:
+    dnn = {"role": "network", "model": str(model), "labels": LABELS, **more}
+    file = folder / "robot.yaml"
+    file.write_text(yaml.safe_dump({"/**": {"ros__parameters": {"dnns": ["road"], "dnn": {"road": dnn}}}}))
+    return file
+
+
+def coco(folder: Path, size: tuple[int, int], box: tuple[int, int, int, int], category: str = "car") -> str:
+    """One image (H, W) with one red box x, y, width, height."""
+    for part in ("train2017", "val2017", "annotations"):
+        (folder / part).mkdir(parents=True)
+    image = np.zeros((*size, 3), np.uint8)
+    x, y, width, height = box
+    image[y : y + height, x : x + width, 2] = 255  # BGR
+    cv2.imwrite(str(folder / "val2017" / "a.png"), image)
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "width": size[1], "height": size[0]}],
+        "categories": [{"id": 3, "name": "car"}, {"id": 5, "name": "person"}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 3 if category == "car" else 5, "bbox": list(box)}],
+    }
+    (folder / "annotations" / "instances_val2017.json").write_text(json.dumps(content))
+    return f"coco:{folder}"
+
+
+def scored(tmp_path: Path, params: Path, data: str, *more: str, code: int = 0) -> dict[str, dict]:
+    report = tmp_path / "report"
+    arguments = ["--params-file", str(params), "--data", data, "--device", "cpu", "--report", str(report), *more]
+    assert main(["evaluate", *arguments]) == code
+    return {row["result"]: row for row in json.loads((report / "report.json").read_text())["results"]}
+
+
+def test_each_result_is_scored_with_its_own_kind(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = coco(tmp_path / "data", (96, 128), (96, 64, 16, 16))
+    found = scored(tmp_path, parameters(tmp_path, model, **OUTPUTS), data)
+    assert list(found) == ["road/objects", "road/people", "road/drivable"]
+    assert found["road/objects"]["scores"]["map50"] == pytest.approx(1.0)
+    assert found["road/people"]["reason"].startswith(f"data '{data}': ")  # no true person
+    assert found["road/drivable"]["reason"] == "results of kind 'drivable_area' cannot be scored"
+    text = capsys.readouterr().out
+    assert "map50 1.0000" in text
+    assert "none: results of kind 'drivable_area' cannot be scored" in text
+
+
+@pytest.mark.parametrize(
+    ("part", "size", "box"),
+    [
+        ({"crop": [0.5, 0.5, 0.5, 0.5]}, (192, 256), (224, 160, 16, 16)),
+        ({"crop": [128, 96, 128, 96]}, (192, 256), (224, 160, 16, 16)),
+        ({"tiles": "2x1", "tile_overlap": 0.02}, (96, 256), (224, 64, 16, 16)),
+    ],
+)
+def test_boxes_are_those_of_the_whole_image(
+    part: dict, size: tuple[int, int], box: tuple[int, int, int, int], tmp_path: Path
+) -> None:
+    data = coco(tmp_path / "data", size, box)
+    found = scored(tmp_path, parameters(tmp_path, boxes_only(tmp_path), **part), data)
+    assert found["road"]["scores"]["map50"] == pytest.approx(1.0)
+
+
+def boxes_only(folder: Path) -> Path:
+    """The network without its second output, as a file that takes any batch."""
+
+    class Boxes(TwoHeads):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return super().forward(image)[0]
+
+    file = folder / "boxes.pt2"
+    batch = {"image": {0: torch.export.Dim("batch", min=1, max=8)}}
+    images = torch.zeros(2, 3, SIZE[1], SIZE[0])
+    torch.export.save(torch.export.export(Boxes().eval(), (images,), dynamic_shapes=batch), file)
+    return file
+
+
+def test_nothing_to_score_is_exit_code_1_with_the_reason(tmp_path: Path, model: Path) -> None:
+    params = parameters(tmp_path, model, **OUTPUTS)
+    images, masks = (tmp_path / "lanes" / "val" / part for part in ("images", "masks"))
+    for folder in (images, masks, tmp_path / "lanes" / "train"):
+        folder.mkdir(parents=True)
+    cv2.imwrite(str(images / "a.png"), np.zeros((48, 64, 3), np.uint8))
+    cv2.imwrite(str(masks / "a.png"), np.zeros((48, 64), np.uint8))
+    found = scored(tmp_path, params, f"lanes:{tmp_path / 'lanes'}", code=1)
+    assert found["road/objects"]["reason"] == f"data 'lanes:{tmp_path / 'lanes'}' has no boxes"
+
+
+def test_lanes_of_a_crop_in_generated_road(tmp_path: Path) -> None:
+    lane = {"role": "lane", "crop": [0.0, 0.3, 1.0, 0.7]}
+    file = tmp_path / "lane.yaml"
+    file.write_text(yaml.safe_dump({"/**": {"ros__parameters": {"dnns": ["lane"], "dnn": {"lane": lane}}}}))
+    scores = scored(tmp_path, file, "road", "--limit", "3")["lane"]["scores"]
+    assert scores["precision"] > 0.5
+    assert scores["recall"] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "expected MODEL, or --params-file"),
+        (["--dnn", "road"], "--dnn names a DNN of --params-file, which is missing"),
+        (["builtin:lane", "--params-file", "FILE"], "MODEL and --params-file name a model"),
+        (["--params-file", "FILE", "--served"], "--served is for MODEL; with --params-file, set it there"),
+        (["--params-file", "FILE", "--size", "64x48"], "--size is for MODEL"),
+        (["--params-file", "FILE", "--sms", "8"], "--sms is for MODEL"),
+        (["--params-file", "FILE", "--instances", "2"], "--instances is for MODEL"),
+        (["--params-file", "FILE", "--tables", "tables"], "--tables is for MODEL"),
+        (["--params-file", "FILE", "--dnn", "other"], "--dnn is 'other'; the parameter file has: road"),
+        (["--params-file", "none.yaml"], "--params-file is none.yaml, and there is no such file"),
+        (["--params-file", "FILE", "--data", "cifar10:x"], "kind 'cifar10' has no images of a camera"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: list[str], told: str, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(parameters(tmp_path, model, **OUTPUTS))
+    data = [] if "--data" in arguments else ["--data", "road"]
+    code = main(["evaluate", *(file if part == "FILE" else part for part in arguments), *data])
+    assert code != 0
+    assert told in capsys.readouterr().err
+
+
+def test_all_data_is_opened_before_any_is_scored(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configured_scores, "score_dnn", lambda *given: pytest.fail("scored"))
+    params = parameters(tmp_path, model, **OUTPUTS)
+    assert main(["evaluate", "--params-file", str(params), "--data", "road", "--data", "cifar10:x"]) != 0
+    assert "kind 'cifar10' has no images of a camera" in capsys.readouterr().err
