@@ -9,7 +9,9 @@ INSTALLED := $(VENV)/.installed
 
 # Each worker begins with a part of the tests in their order, so that fixtures of modules are made once, and takes over
 # tests of another when it has none left.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal --ignore test/gpu
+PARALLEL := --dist worksteal --ignore test/gpu
+# One more than there are cores, because many tests wait for processes. At most four: each imports and collects all tests.
+WORKERS := $(shell n=$$(nproc); if [ $$n -lt 4 ]; then expr $$n + 1; else echo 4; fi)
 
 # Containers often set this: every worker would rewrite the asserts of all tests again, and every process of a test
 # compile this package.
@@ -23,11 +25,11 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(INSTALLED)-offline ## generated road -> camera process -> node process -> out/demo
 	$(BIN)/multi-dnn demo --output out/demo
 
-test: test-gpu ## all but the long ones: about eleven minutes on two cores
-	$(BIN)/python -m pytest --durations 25 $(PARALLEL) -m "not long"
+test: test-gpu ## all but the long ones; the aim is six minutes on two cores, `--durations` shows what takes long
+	$(BIN)/python -m pytest --durations 25 --numprocesses $(WORKERS) $(PARALLEL) -m "not long"
 
-test-long: install ## soaks, scenarios of many processes, large networks
-	$(BIN)/python -m pytest --durations 10 $(PARALLEL) -m long
+test-long: install ## soaks, scenarios of many processes, large networks; no more workers than cores: these disturb one another
+	$(BIN)/python -m pytest --durations 10 --numprocesses auto --maxprocesses 4 $(PARALLEL) -m long
 
 lint: install
 	$(BIN)/ruff check .

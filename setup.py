@@ -13,6 +13,9 @@ setup(
         ("share/ament_index/resource_index/packages", [f"resource/{package_name}"]),
         (f"share/{package_name}", ["package.xml"]),
         (f"share/{package_name}/launch", glob("launch/*.launch.py")),
+        (f"share/{package_name}/deploy", ["deploy/with_ros.sh"]),
+        (f"share/{package_name}/deploy/docker", ["deploy/docker/healthcheck.sh"]),
+        (f"share/{package_name}/deploy/systemd", glob("deploy/systemd/*")),
         (
             f"share/{package_name}/config",
             [file for kind in ("yaml", "xml", "json", "rviz") for file in glob(f"config/*.{kind}")],

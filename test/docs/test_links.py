@@ -10,7 +10,7 @@ from pages import PAGES, ROOT, anchors, inline_code, prose
 
 #: Longest README: a reader who is new must find the next step without scrolling through a manual.
 _README_LINES = 180
-_FOLDERS = ("config", "docs", "launch", "multi_dnn_ros", "results", "test", "tools")
+_FOLDERS = ("config", "deploy", "docs", "launch", "multi_dnn_ros", "results", "test", "tools")
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 from pages import PAGES, ROOT, inline_code
+from source_trees import source_trees
 
 from multi_dnn_ros.engine.statistics import TIMINGS
 from multi_dnn_ros.engine.task import DropReason
@@ -31,8 +32,8 @@ FIELDS = {**fields_of(NodeConfig), **fields_of(CameraConfig), **fields_of(DnnCon
 def sources() -> str:
     """All text of the package's string literals, a line for each part between two values, and of the tools."""
     parts = [*_FOREIGN]
-    for path in sorted((ROOT / "multi_dnn_ros").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for tree in source_trees().values():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 parts += re.split(r"%[sdrg]|%\.\d+f", node.value)
     parts += [re.sub(r'" \\\n\s*"', " ", path.read_text(encoding="utf-8")) for path in (ROOT / "tools").glob("*.sh")]

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from source_trees import source_trees
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "multi_dnn_ros"
@@ -30,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"common", "settings", "vision", "models", "compression", "planning"},
     "profiling": {"common", "graph", "models", "backends", "planning", "training"},
     "partition": {"common", "backends", "planning", "pipeline", "serving", "profiling"},
-    "fleet": {"common", "settings", "models", "backends", "planning", "training"},
+    "fleet": {"common", "settings", "models", "planning", "training"},
     "ros": {"common", "settings", "vision", "standalone", "engine", "serving"},
     "bags": {"common", "ros"},
     "camera": {"common", "vision", "training", "ros", "bags"},
@@ -51,11 +52,10 @@ ROS_PACKAGES = ("ros", "standalone", "bags", "camera", "replay", "demo", "benchm
 @cache
 def modules() -> dict[str, ast.Module]:
     """Syntax trees of all modules and packages by qualified name."""
-    found = {}
-    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        found[name] = ast.parse(path.read_text(), str(path))
-    return found
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): tree
+        for path, tree in source_trees().items()
+    }
 
 
 def imported_names(tree: ast.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -68,6 +68,7 @@ def imported_names(tree: ast.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
                 yield alias.name, ()
 
 
+@cache
 def imports_of(name: str) -> set[str]:
     """Our modules that a module imports; for `from package import module` the module."""
     found = set()
@@ -114,6 +115,15 @@ def test_every_package_is_listed_and_no_other_module_is_at_the_top_level():
 def test_test_folders_mirror_the_packages():
     folders = {path.name for path in (ROOT / "test").iterdir() if any(path.glob("*.py"))}
     assert folders - OTHER_TESTS == set(ALLOWED)
+
+
+def test_no_two_test_files_have_the_same_name():
+    """pytest imports test files by name and refuses a second one of the same name, but only if it collects both."""
+    folders: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "test").rglob("*.py")):
+        if path.name not in ("__init__.py", "conftest.py"):
+            folders.setdefault(path.name, []).append(path.parent.name)
+    assert not {name: found for name, found in folders.items() if len(found) > 1}
 
 
 def test_allowed_imports_run_in_one_direction():

