@@ -145,6 +145,11 @@ def test_a_disabled_dnn_is_tried_at_once_with_new_settings() -> None:
     simulation.commit_swap()
     assert simulation.common == key
     assert not simulation.disabled
+    simulation.end(key, "exit code 1")  # before it computed anything, so the DNN is not at fault
+    lost_at = simulation.time_s
+    while simulation.serving("lane") is None:
+        simulation.wait(0.5)
+    assert simulation.time_s - lost_at <= 3, "not only when the pause of the former settings would have ended"
 
 
 def test_a_swap_while_inactive_is_served_after_the_activation() -> None:

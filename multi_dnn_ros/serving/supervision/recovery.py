@@ -71,6 +71,7 @@ class Recovery:
             f"{table.group_name(group)}: preparing a process for {join_names(group.dnns)} failed: {cause}",
         )
         if explained or group.served_by_common:
+            self._enable(group)  # its frames are dropped for the new reason
             self._pause(group)
         elif group.isolated:
             self._disable(group, cause)
@@ -91,15 +92,13 @@ class Recovery:
                 return
             if table.clock() < group.next_attempt_ns:
                 return
-            if group.disabled is not None:
-                group.disabled = None
-                table.append(EnableDnn(group.dnns[0]))
-                table.log(logging.INFO, f"DNN {group.dnns[0]} is retried in a separate engine process")
             group.replacement = self._choose_process(group)
         if group.replacement is not None:
             process = table.processes[group.replacement]
             table.configure(process, group.dnns, in_background=group.served_by_common)
-            if process.phase is Phase.CONFIGURED:
+            if process.phase is Phase.CONFIGURED and table.clock() >= group.retry_ns:
+                if self._enable(group):
+                    table.log(logging.INFO, f"DNN {group.dnns[0]} is retried in a separate engine process")
                 table.assign(group, process.key)
 
     def _choose_process(self, group: Group) -> int:
@@ -122,12 +121,23 @@ class Recovery:
         group.next_attempt_ns = self._table.clock() + group.restart.failed()
 
     def _disable(self, group: Group, cause: str) -> None:
-        """Disable the only DNN of a group, which is at fault."""
+        """Disable the only DNN of a group, which is at fault. Its next process is ready when the pause ends."""
+        self._enable(group)  # replaces the former reason
         pause_ns = group.retry.failed()
+        ahead_ns = round(self._table.times.prepare_ahead_s * 1e9)
         group.isolated = True
-        group.next_attempt_ns = self._table.clock() + pause_ns
+        group.retry_ns = self._table.clock() + pause_ns
+        group.next_attempt_ns = group.retry_ns - min(pause_ns, ahead_ns)
         group.disabled = f"disabled because its engine process was lost: {cause}; next retry in {pause_ns / 1e9:g} s"
         self._table.append(DisableDnn(group.dnns[0], group.disabled))
+
+    def _enable(self, group: Group) -> bool:
+        """The DNN of the group is no longer disabled; returns whether it was."""
+        if group.disabled is None:
+            return False
+        group.disabled = None
+        self._table.append(EnableDnn(group.dnns[0]))
+        return True
 
     def _isolate(self, group: Group, suspects: Sequence[str]) -> None:
         """Give each suspected DNN a process of its own. Until these are ready, a hot standby serves all DNNs."""

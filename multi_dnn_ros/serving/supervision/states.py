@@ -34,12 +34,13 @@ class SupervisionTimes:
 
     fault_window_s: the parameter of that name. restart_s: pause before a group gets a new process, by the number of
     earlier losses without fault_window_s of service in between; the last value applies to all further losses.
-    retry_s: likewise, pause before a disabled DNN is retried.
+    retry_s: likewise, pause before a disabled DNN is retried. prepare_ahead_s: its process is prepared so long before.
     """
 
     fault_window_s: float = 60.0
     restart_s: tuple[float, ...] = (0.0, 1.0, 5.0, 30.0, 60.0)
     retry_s: tuple[float, ...] = (10.0, 60.0, 600.0)
+    prepare_ahead_s: float = 30.0
 
 
 @dataclass
@@ -107,9 +108,9 @@ class Group:
     served_by_common: the process of the common group serves this suspected DNN until its own process is ready.
     process: key of the process that serves the group, or is ready to. replacement: key of the process that is being
     prepared for it.
-    next_attempt_ns: no process is prepared before that time.
+    next_attempt_ns: no process is prepared before that time. retry_ns: its disabled DNN is not served before that time.
     faults: times of the faults within the last fault_window_s.
-    disabled: why its DNN is disabled until the next retry; None: it is not.
+    disabled: why its DNN is disabled until a process serves it again; None: it is not.
     """
 
     dnns: tuple[str, ...]
@@ -120,6 +121,7 @@ class Group:
     process: int | None = None
     replacement: int | None = None
     next_attempt_ns: int = 0
+    retry_ns: int = 0
     faults: list[int] = field(default_factory=list)
     disabled: str | None = None
     served_since_ns: int | None = None

@@ -96,7 +96,8 @@ class Swapping:
                 assert group.process is not None
                 table.append(TakeOver(key, group.process))
                 formers.append(group.process)
-            if group.disabled is not None:  # the new settings get a first attempt
+            group.retry_ns = 0  # the new settings get a first attempt
+            if group.disabled is not None:
                 group.disabled = None
                 group.retry.reset()
                 table.append(EnableDnn(group.dnns[0]))
