@@ -135,6 +135,11 @@ class DnnThread(threading.Thread):
             self._idle_or_room.notify_all()
         self._report(drops)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a frame waits for the end of the present inference. Without the lock: may be out of date."""
+        return self._frames.waiting > 0
+
     def statistics(self) -> tuple[dict[str, StreamStatistics], str | None]:
         """Statistics per camera, and the reason if the DNN is disabled."""
         now = self._clock()

@@ -219,11 +219,17 @@ class Engine:
         One call cannot be preempted. It is allowed if no queued job comes before the frame's jobs, and if either every
         DNN, each with at most one inference in progress, has a worker of its own or no other DNN's frame may overtake
         this one.
+
+        A call costs less than its jobs. If the DNN cannot keep up with its cameras, it also runs in one call where it
+        would take turns with queued jobs, if that delays none of their inferences. Otherwise turns are better: they
+        keep all workers busy until the last of the frames that have arrived together is finished.
         """
-        if not self._queue.would_run_next(successor):
+        own = successor.inference.task
+        if not self._queue.would_run_next(successor) and not (
+            self._dnns[own.name].has_waiting and self._queue.delays_none(successor)
+        ):
             return False
         tasks = [dnn.task for dnn in self._dnns.values()]
-        own = successor.inference.task
         return len(self._workers) >= len(tasks) or not any(
             self._policy.may_overtake(task, own) for task in tasks if task.name != own.name
         )

@@ -165,6 +165,22 @@ class JobQueue:
         last = Job(job.inference, len(job.inference.stages) - 1, self._clock())
         return first > self._policy.key(last)
 
+    def delays_none(self, job: Job) -> bool:
+        """Whether no queued inference ends later on one worker if `job` and all later jobs of its inference run first.
+
+        Otherwise a queued inference with an equal key takes turns with this one, and has the first turn. If it has more
+        jobs left, it ends after this one in any case.
+        """
+        jobs = len(job.inference.stages)
+        key = self._policy.key(Job(job.inference, jobs - 1, self._clock()))
+        with self._lock:
+            if self._paused or self._closed:
+                return False
+            return all(
+                other_key > key or (other_key == key and len(other.inference.stages) - other.index > jobs - job.index)
+                for other_key, _, other in self._heap
+            )
+
     def exchange(self, job: Job) -> Job | None:
         """Queue `job`, the successor of the caller's finished job, and return the job to run next.
 
