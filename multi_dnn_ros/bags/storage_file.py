@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rosbags.interfaces import Connection
 from rosbags.rosbag2 import Reader
 
 from multi_dnn_ros.bags.decompression import DECOMPRESSION_ERRORS, TooLargeError, decompress_message
@@ -137,22 +138,30 @@ class StorageFile:
         self._reader = self._salvage = None
 
     def _indexed(self, topics: Collection[str]) -> Iterator[Salvaged]:
-        """The messages that the index lists. Raises BagError at the end if some of them were not found."""
+        """The messages that the index lists. If some are not found, they are noted, or BagError is raised at the end so
+        that the caller salvages them.
+        """
         connections = [x for x in self._storage.connections if x.topic in topics] if self._storage is not None else []
         if not connections:  # rosbags treats an empty list as all
             return
-        if self._path.suffix == ".mcap" and not self._storage.chunks:
-            # rosbags rejects messages that are not in order of time.
-            yield from scanned(self._path, self._note, topics)
-            return
-        left = Counter({x.id: x.msgcount for x in connections})
-        for connection, stamp_ns, data in self._storage.messages(connections):
-            left[connection.id] -= 1
-            yield Salvaged(connection.topic, connection.msgtype, stamp_ns, data)
-        # rosbags skips chunks without an index of their messages.
-        if missing := {x.topic: left[x.id] for x in connections if left[x.id] > 0}:
+        # Without chunks: rosbags rejects messages that are not in order of time.
+        scans = self._path.suffix == ".mcap" and not self._storage.chunks
+        left: Counter[str] = Counter()
+        for connection in connections:
+            left[connection.topic] += connection.msgcount
+        for message in scanned(self._path, self._note, topics) if scans else self._by_index(connections):
+            left[message.topic] -= 1
+            yield message
+        if missing := +left:
             listing = ", ".join(f"{count} on {topic}" for topic, count in missing.items())
-            raise BagError(f"messages that the index lists were not found: {listing}")
+            text = f"messages that the index lists were not found: {listing}"
+            if not scans:  # rosbags skips chunks without an index of their messages
+                raise BagError(text)
+            self._note(text)
+
+    def _by_index(self, connections: Collection[Connection]) -> Iterator[Salvaged]:
+        for connection, stamp_ns, data in self._storage.messages(connections):
+            yield Salvaged(connection.topic, connection.msgtype, stamp_ns, data)
 
     def _checked(self, message: Salvaged) -> Iterator[BagMessage]:
         """The message, decompressed; none, with a note, if its time or its data is invalid."""

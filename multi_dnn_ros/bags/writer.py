@@ -56,8 +56,9 @@ class BagWriter(AtomicWriter):
             raise BagError(f"storage is {storage!r}; it must be one of {', '.join(_PLUGINS)}")
         if self.path.exists():
             raise BagError(f"{self.path} exists already; nothing is overwritten")
-        if storage == "sqlite3" and (special := next((c for c in str(path) if c in _SPECIAL_IN_A_URI), None)):
-            raise BagError(f"cannot write {self.path}: the path of a sqlite3 recording must not contain {special!r}")
+        absolute = self.path.absolute()  # the folder is created by its absolute path from Python 3.12 on
+        if storage == "sqlite3" and (special := next((c for c in str(absolute) if c in _SPECIAL_IN_A_URI), None)):
+            raise BagError(f"cannot write {absolute}: the path of a sqlite3 recording must not contain {special!r}")
         self._connections: dict[str, Connection] = {}
         self._folder: Path | None = None
         try:

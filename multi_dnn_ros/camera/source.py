@@ -27,8 +27,8 @@ class SourceImage:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One image message of a recording. due_ns: recording time relative to the first, without gaps in the recording.
-    data: CDR bytes of type `msgtype`.
+    """One image message of a recording. due_ns: recording time relative to the first; steps back and gaps of an hour or
+    more do not count. data: CDR bytes of type `msgtype`.
     """
 
     msgtype: str

@@ -10,7 +10,7 @@ from typing import Any
 from multi_dnn_ros import __version__
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.ray_cluster import alive_hosts
+from multi_dnn_ros.common.ray_cluster import alive_hosts, ray_reason
 from multi_dnn_ros.replay.manifest import Entry, Recording
 
 #: (recording, folder of its results, options of ``multi-dnn replay``, version of this package) -> the fields of Entry,
@@ -55,6 +55,8 @@ def replay_all(
             recording, state = waiting.pop(reference)
             try:
                 entry = Entry(input=state, **ray.get(reference))
+            except ray.exceptions.RayTaskError as error:
+                entry = Entry(status="failed", input=state, message=ray_reason(error))
             except ray.exceptions.RayError as error:
                 reason = f"{type(error).__name__}: {summarize_error(error)}"
                 entry = Entry(status="failed", input=state, message=reason)

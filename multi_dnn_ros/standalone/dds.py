@@ -6,11 +6,12 @@ cyclonedds's own (de)serialization is far too slow for images.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import cyclonedds.idl.types as idl_types
@@ -70,16 +71,12 @@ class Participant:
         with _lock:
             domain, users = _domains.get(domain_id, (None, 0))
             if users == 0 and config is not None:
-                try:
+                with _joining(domain_id, config):
                     domain = Domain(domain_id, config)
-                except DDSException as error:
-                    raise RCLError(
-                        f"cannot join ROS domain {domain_id} ({error}): Cyclone DDS has printed the reason; a domain "
-                        f"has ports for {transport.MAX_PROCESSES} processes of one machine"
-                    ) from error
             _domains[domain_id] = (domain, users + 1)
         try:
-            self.entity = DomainParticipant(domain_id, qos=Qos(Policy.Userdata(user_data)))
+            with _joining(domain_id, config):
+                self.entity = DomainParticipant(domain_id, qos=Qos(Policy.Userdata(user_data)))
             if loopback and (open_ports := restrict_to_loopback(domain_id)):
                 _log.warning(
                     f"UDP ports {', '.join(map(str, open_ports))} receive from other machines too, as this system does "
@@ -104,6 +101,21 @@ class Participant:
                 _domains[self.domain_id] = (domain, users - 1)
             elif domain is not None:
                 delete(domain)
+
+
+@contextlib.contextmanager
+def _joining(domain_id: int, config: str | None) -> Iterator[None]:
+    try:
+        yield
+    except DDSException as error:
+        limit = (
+            "it is configured by CYCLONEDDS_URI"
+            if config is None
+            else f"a domain has ports for {transport.MAX_PROCESSES} processes of one machine"
+        )
+        raise RCLError(
+            f"cannot join ROS domain {domain_id} ({error}): Cyclone DDS has printed the reason; {limit}"
+        ) from error
 
 
 class _Sample:

@@ -148,7 +148,7 @@ class Graph:
         )
 
     def _remote_nodes(self) -> list[Any]:
-        """Return a NodeEntitiesInfo for each node of the other participants; a list that is no message is dropped."""
+        """Return a NodeEntitiesInfo for each node of the other participants, without lists that cannot be decoded."""
         while (taken := self._reader.take()) is not None:
             try:
                 info: Any = cdr.deserialize(taken[0], message_class(_INFO))

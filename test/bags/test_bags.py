@@ -115,7 +115,7 @@ def test_nothing_is_left_of_a_failed_recording(tmp_path: Path) -> None:
 
 @contextmanager
 def full_disk(file_bytes: int) -> Iterator[None]:
-    """Every file that is written ends at a size, with an error."""
+    """Writing fails where a file reaches this size, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, before[1]))
     try:
@@ -157,6 +157,16 @@ def test_a_path_that_sqlite_would_take_for_another_is_refused(tmp_path: Path, na
     written = write(tmp_path / name)
     with BagReader(tmp_path / name) as bag:
         assert list(bag.messages()) == written
+
+
+def test_a_relative_path_in_a_folder_that_sqlite_would_take_for_another_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run#1").mkdir()
+    monkeypatch.chdir(tmp_path / "run#1")
+    with pytest.raises(BagError, match=r"cannot write /.*/run#1/drive: .* must not contain '#'"):
+        BagWriter("drive", "sqlite3")
+    assert [path.name for path in tmp_path.rglob("*")] == ["run#1"]
 
 
 def test_extra_files_come_along(tmp_path: Path) -> None:

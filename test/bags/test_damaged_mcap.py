@@ -89,6 +89,15 @@ def test_messages_without_chunks_are_read_in_the_order_in_which_they_were_record
     assert read(saved(with_summary(plain_mcap(written)[0], written), tmp_path)) == (written, [])
 
 
+def test_a_message_without_a_chunk_whose_type_of_record_is_damaged_is_counted(tmp_path: Path) -> None:
+    """No checksum covers it, and applications may define records of other types."""
+    whole = bytearray(with_summary(PLAIN, WRITTEN))
+    whole[PLAIN_ENDS[9]] = 0x81  # the start of the next record
+    found, damage = read(saved(bytes(whole), tmp_path))
+    assert found == [*WRITTEN[:10], *WRITTEN[11:]]
+    assert damage == ["x.mcap: messages that the index lists were not found: 1 on /a"]
+
+
 def test_chunks_without_an_index_of_their_messages_are_read(tmp_path: Path) -> None:
     found, damage = read(saved(with_summary(CHUNKED, WRITTEN), tmp_path))
     assert found == WRITTEN

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from onnx import NodeProto, helper
-from onnx_graphs import by_onnxruntime, model, written
+from onnx import NodeProto, TensorProto, helper
+from onnx_graphs import assert_same, by_onnxruntime, model, written
 
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.onnx_intake.preparation import prepare
@@ -111,6 +111,28 @@ def test_a_softmax_over_the_classes_is_removed_from_opset_13_on(tmp_path: Path) 
     prepared = prepare(path)
     assert "Softmax" not in prepared.operators
     assert [name for name, _ in prepared.outputs] == ["out"]  # as `raw_outputs` names it
+
+
+def test_the_softmax_of_a_float16_file_is_removed_before_its_last_cast(tmp_path: Path) -> None:
+    """As converters to float16 write it if inputs and outputs stay float32."""
+    nodes, constants = head(4, [helper.make_node("Softmax", ["map"], ["half"], axis=1)], name="x")
+    nodes.insert(0, helper.make_node("Cast", ["image"], ["x"], to=TensorProto.FLOAT16))
+    nodes.append(helper.make_node("Cast", ["half"], ["out"], to=TensorProto.FLOAT))
+    constants = {name: value.astype(np.float16) for name, value in constants.items()}
+    path = written(tmp_path / "net.onnx", model(nodes, ["out"], opset=13, constants=constants, shape=(1, 3, 32, 40)))
+    assert "Softmax" not in prepare(path).operators
+    load_source("x", DnnConfig(role="network", model=str(path)))  # compares it with ONNX Runtime
+
+
+def test_a_map_that_is_turned_after_its_softmax_stays_turned(tmp_path: Path) -> None:
+    """In a square input, rows and columns fit either way."""
+    after = [
+        helper.make_node("Softmax", ["map"], ["upright"], axis=1),
+        helper.make_node("Transpose", ["upright"], ["out"], perm=[0, 1, 3, 2]),
+    ]
+    nodes, constants = head(4, after, name="image")
+    path = written(tmp_path / "net.onnx", model(nodes, ["out"], opset=13, constants=constants, shape=(1, 3, 32, 32)))
+    assert_same(path, RANDOM.random((1, 3, 32, 32), np.float32))
 
 
 def test_a_map_that_fits_both_ways_and_one_out_of_proportion_stay(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_a_callback_that_fails_ends_the_replay_with_its_cause(
     assert summary.streams["lane", "front"].dropped == {"not_played": FRAMES}
     with pytest.raises(RemoteNodeError, match="ZeroDivisionError: no such count"):
         remote.state()
-    assert time.monotonic() - begin < 20.0  # not the minute that a frame is waited for
+    assert time.monotonic() - begin < 50.0  # not the minute that a frame is waited for
 
 
 def test_it_connects_with_a_subscription_that_cannot_count_its_publishers(
@@ -129,8 +129,9 @@ def test_it_connects_with_a_subscription_that_cannot_count_its_publishers(
     mute.create_subscription(Image, TOPIC, print, 10)
     for name, msgtype in RESULT_KINDS.get("lanes").msgtypes.items():
         mute.create_publisher(message_class(msgtype), f"/multi_dnn/front/lane/{name}", 10)
-    with pytest.raises(LiveReplayError, match="/multi_dnn on /diagnostics after 1 s"):
-        replay.wait_connected(1.0)
+    until(lambda: replay._not_connected() == "/diagnostics")
+    with pytest.raises(LiveReplayError, match=r"not connected with /multi_dnn on /diagnostics after 0\.1 s"):
+        replay.wait_connected(0.1)
     mute.create_publisher(DiagnosticArray, "/diagnostics", 10)
     replay.wait_connected(30.0)
 

@@ -88,45 +88,88 @@ def test_results_are_complete_until_the_recording_or_they_change(tmp_path: Path)
     assert not is_complete(entry, recording, result.parent)
 
 
+class _RayError(Exception):
+    pass
+
+
+class _RayTaskError(_RayError):
+    pass
+
+
 class InstantRay:
     """A cluster of one host that carries out each task when it is given."""
 
-    exceptions = SimpleNamespace(RayError=RuntimeError)
+    exceptions = SimpleNamespace(RayError=_RayError, RayTaskError=_RayTaskError)
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"Alive": True, "Resources": {"CPU": 1.0}}]
 
     def remote(self, **needs: float) -> Callable[[Any], Any]:
-        return lambda function: SimpleNamespace(remote=lambda *arguments: _Done(function(*arguments)))
+        return lambda function: SimpleNamespace(remote=lambda *arguments: _Done(function, *arguments))
 
     def wait(self, waiting: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
         return waiting[:num_returns], waiting[num_returns:]
 
     def get(self, done: Any) -> Any:
+        if done.error is not None:
+            raise done.error
         return done.result
 
 
 class _Done:
-    def __init__(self, result: Any) -> None:
-        self.result = result
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.result, self.error = None, None
+        try:
+            self.result = function(*arguments)
+        except _RayError as error:
+            self.error = error
+
+
+def replayed(recordings: list[Recording], output: Path, replay_one: Callable[..., dict[str, Any]]) -> dict[str, Entry]:
+    """What became of each recording, by name."""
+    entries: dict[str, Entry] = {}
+
+    def settled(recording: Recording, entry: Entry) -> None:
+        entries[recording.name] = entry
+
+    replay_all(InstantRay(), recordings, output, [], Needs(1.0, 0.0, 0), settled, replay_one)
+    return entries
 
 
 def test_a_recording_that_grows_while_it_is_replayed_is_not_complete(tmp_path: Path) -> None:
     """As one that is still being copied."""
     recording = Recording("a", touch(tmp_path / "a.mcap"))
-    entries = []
 
     def replay_one(path: str, output: str, options: list[str], version: str) -> dict[str, Any]:
         Path(path).write_text("the rest of it")
         return {"status": "done", "output_sha256": checksums([touch(Path(output) / "recording.mcap")])}
 
-    def settled(recording: Recording, entry: Entry) -> None:
-        entries.append(entry)
-
-    replay_all(InstantRay(), [recording], tmp_path / "out", [], Needs(1.0, 0.0, 0), settled, replay_one)
-    (entry,) = entries
+    entry = replayed([recording], tmp_path / "out", replay_one)["a"]
     assert entry.status == "done"
     assert not is_complete(entry, recording, tmp_path / "out" / "a")
+
+
+def test_the_error_of_a_task_is_named(tmp_path: Path) -> None:
+    recordings = [Recording(name, touch(tmp_path / f"{name}.mcap")) for name in ("bad", "lost", "good")]
+    errors = {
+        "bad": _RayTaskError(
+            'ray::replay_one() (pid=7, ip=10.0.0.7)\n  File "replay_cluster.py", line 121, in replay_one\n'
+            "PermissionError: [Errno 13] Permission denied: '/shared/results'\n"
+        ),
+        "lost": _RayError("The worker died unexpectedly.\nSee the documentation."),
+    }
+
+    def replay_one(path: str, output: str, options: list[str], version: str) -> dict[str, Any]:
+        if error := errors.get(Path(output).name):
+            raise error
+        return {"status": "done"}
+
+    entries = replayed(recordings, tmp_path / "out", replay_one)
+    assert {name: (entry.status, entry.message) for name, entry in entries.items()} == {
+        "bad": ("failed", "PermissionError: [Errno 13] Permission denied: '/shared/results'"),
+        "lost": ("failed", "_RayError: The worker died unexpectedly."),
+        "good": ("done", ""),
+    }
 
 
 @pytest.fixture(scope="module")

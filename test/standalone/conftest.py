@@ -49,9 +49,9 @@ def ros() -> Iterator[Any]:
 
 @pytest.fixture
 def spin_until(ros: Any) -> Callable[..., None]:
-    """`spin_until(node, condition, timeout=30)`: run a node's callbacks until the condition holds."""
+    """`spin_until(node, condition, timeout=60)`: run a node's callbacks until the condition holds."""
 
-    def spin(node: Any, condition: Callable[[], bool], timeout: float = 30.0) -> None:
+    def spin(node: Any, condition: Callable[[], bool], timeout: float = 60.0) -> None:
         deadline = time.monotonic() + timeout
         while not condition():
             assert time.monotonic() < deadline, "the condition did not come true in time"

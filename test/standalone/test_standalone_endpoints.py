@@ -50,7 +50,7 @@ def test_publishers_of_a_topic_are_described(ros: Any, spin_until: Callable[...,
     ros.shutdown(context=other)
 
 
-def test_a_node_list_that_is_no_message_is_dropped(
+def test_a_node_list_that_cannot_be_decoded_is_dropped(
     ros: Any, spin_until: Callable[..., None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     from rclpy.qos import DurabilityPolicy, QoSProfile

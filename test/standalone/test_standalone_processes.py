@@ -70,7 +70,7 @@ def test_images_cross_processes_also_after_a_kill(
     got: list[Any] = []
     node.create_subscription(Image, "image", got.append, 2)
     camera = start_process(_CAMERA, "first")
-    spin_until(node, lambda: len(got) >= 20, 20.0)
+    spin_until(node, lambda: len(got) >= 20)
     assert bytes(got[0].data) == bytes(range(256)) * 3600
     numbers = [int(message.header.frame_id) for message in got]
     assert numbers == sorted(set(numbers))  # of a queue of two, a busy reader may lose some
@@ -78,7 +78,7 @@ def test_images_cross_processes_also_after_a_kill(
     _kill(camera)
     got.clear()
     start_process(_CAMERA, "second")
-    spin_until(node, lambda: len(got) >= 5, 20.0)
+    spin_until(node, lambda: len(got) >= 5)
 
 
 def test_parameter_and_lifecycle_services_cross_processes(ros: Any, start_process: Callable[..., Any]) -> None:

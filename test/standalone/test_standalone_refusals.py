@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -71,6 +71,19 @@ def test_a_bad_environment_is_named(monkeypatch: pytest.MonkeyPatch, name: str, 
     assert not rclpy.ok()
 
 
+def test_a_domain_that_cannot_be_joined_with_a_configuration_of_the_user_is_named(
+    domain: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import rclpy
+
+    monkeypatch.setenv("CYCLONEDDS_URI", "<Discovery><ParticipantIndex>0</ParticipantIndex></Discovery>")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("0.0.0.0", 7400 + 250 * domain + 10))
+        with pytest.raises(RuntimeError, match=f"cannot join ROS domain {domain} .* configured by CYCLONEDDS_URI"):
+            rclpy.init(args=[])
+    assert not rclpy.ok()
+
+
 def test_a_domain_without_free_ports_is_named(domain: int) -> None:
     """As with the 34th process."""
     import rclpy
@@ -78,7 +91,8 @@ def test_a_domain_without_free_ports_is_named(domain: int) -> None:
     with ExitStack() as stack:
         for index in range(33):
             taken = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-            taken.bind(("0.0.0.0", 7400 + 250 * domain + 10 + 2 * index))
+            with suppress(OSError):  # taken by another program
+                taken.bind(("0.0.0.0", 7400 + 250 * domain + 10 + 2 * index))
         with pytest.raises(RuntimeError, match=f"cannot join ROS domain {domain} .* 33 processes of one machine"):
             rclpy.init(args=[])
     assert not rclpy.ok()

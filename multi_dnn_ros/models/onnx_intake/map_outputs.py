@@ -12,8 +12,8 @@ from typing import Any
 
 from multi_dnn_ros.models.onnx_intake.folding import Folded
 
-#: Operators that change neither the values of a map nor their number.
-_SAME_VALUES = {"Identity", "Transpose"}
+#: Transpositions from channels first to channels last, and back.
+_LAYOUT_CHANGES = ([0, 2, 3, 1], [0, 3, 1, 2])
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def _tensor(
     if size is None or _channel_axis(folded.shape(name), size) is None:
         return OutputTensor(name)
     place = name
-    while place in writers and writers[place].op_type in _SAME_VALUES:
+    while place in writers and _keeps_values(folded, writers[place]):
         place = writers[place].input[0]
     node = writers.get(place)
     axis = _channel_axis(folded.shape(place), size)
@@ -71,6 +71,16 @@ def _in_proportion(rows: int, columns: int, size: tuple[int, int]) -> bool:
         for scale in (width / columns, height / rows)
         if scale == round(scale) or 1 / scale == round(1 / scale)
     )
+
+
+def _keeps_values(folded: Folded, node: Any) -> bool:
+    """Whether the output has the values of the input, and their places in the image."""
+    if node.op_type == "Cast":  # the last operator of many float16 files, which are computed in float32
+        source, target = (folded.types[name].tensor_type.elem_type for name in (node.input[0], node.output[0]))
+        return bool(source == target)
+    if node.op_type == "Transpose":
+        return any(entry.name == "perm" and list(entry.ints) in _LAYOUT_CHANGES for entry in node.attribute)
+    return bool(node.op_type == "Identity")
 
 
 def _is_activation(node: Any, axis: int, shape: tuple[int, ...], opset: int) -> bool:
