@@ -101,7 +101,9 @@ def _layers(args: argparse.Namespace) -> int:
     folders = [_file_name(model) for model in args.models]
     if args.output is not None and len(set(folders)) < len(folders):
         shared = next(folder for folder in folders if folders.count(folder) > 1)
-        raise UsageError(f"--output: several models would be written to {args.output / shared}; profile them apart")
+        raise UsageError(
+            f"--output: several models would be written to {args.output / shared}; profile them separately"
+        )
     predictor = _predictor(args)
     with open_target(args, threads=predictor.threads if predictor is not None else 0) as target:
         networks = [

@@ -60,7 +60,8 @@ def check_room(asked: Sequence[Resources], hosts: Sequence[Resources]) -> None:
 
 
 def _described(resources: Resources) -> str:
-    return " and ".join(f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU") if name in resources) or "none"
+    amounts = {name: resources[name] for name in ("CPU", "GPU") if name in resources}
+    return " and ".join(f"{amount:g} {name}{'' if amount == 1 else 's'}" for name, amount in amounts.items()) or "none"
 
 
 def _listed(hosts: Sequence[Resources]) -> str:

@@ -77,6 +77,11 @@ class JobProcesses:
         """New messages with the rank; the end of a process without one is a Failed."""
         return [(unit, message) for unit, rank in self._ranks.items() for message in rank.receive()]
 
+    @property
+    def awaits_ending(self) -> bool:
+        """Whether a rank has closed its connection, but how its process has ended is not known yet."""
+        return any(rank.awaits_ending for rank in self._ranks.values())
+
     def close(self) -> None:
         """Close the connections, on which ranks wait that have no share."""
         for rank in self._ranks.values():

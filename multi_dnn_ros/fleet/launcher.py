@@ -44,6 +44,11 @@ class RankHandle(ABC):
     def ending(self) -> str | None:
         """How the process has ended, if that was by an error without a message. None: not, or not known yet."""
 
+    @property
+    def awaits_ending(self) -> bool:
+        """Whether the rank has closed its connection, but how its process has ended is not known yet."""
+        return False
+
     @abstractmethod
     def alive(self) -> bool:
         """Whether the process is running."""

@@ -19,6 +19,8 @@ RankKey = tuple[str, int]
 _IDLE_S, _INTERVAL_S, _SILENT_S = 30, 10, 60
 #: Time until connections are accepted again after the system has refused one, such as for lack of descriptors.
 _AGAIN_S = 0.1
+#: Longest wait for the own connection with which the listener is closed.
+_CLOSE_S = 1.0
 #: Longest wait for each message of a rank that is connecting.
 _GREETING_S = 30
 
@@ -40,7 +42,11 @@ class RankListener:
 
     def close(self) -> None:
         """Accept no more ranks."""
+        if self._closed.is_set():
+            return
         self._closed.set()
+        with suppress(OSError), socket.create_connection(self.address, _CLOSE_S):
+            pass  # closing a socket does not wake a thread that waits for connections on it
         self._listener.close()
 
     def _accept(self) -> None:
@@ -51,6 +57,9 @@ class RankListener:
                 if self._closed.wait(_AGAIN_S):
                     return
                 continue  # a rank whose connection is never accepted would wait forever
+            if self._closed.is_set():
+                connection.close()
+                return
             # A thread of its own: a stranger that does not answer must not hold up the ranks.
             threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 

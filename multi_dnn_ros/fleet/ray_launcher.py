@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -61,6 +62,7 @@ class RayLauncher:
         self._agents = [_Agent() for _ in units]
         self._changes: list[UnitChange] = []
         self._use = [0.0] * len(units)
+        self._starting = threading.Lock()  # a rank may connect, in a thread, before its start has returned here
         folder.mkdir(parents=True, exist_ok=True)
         self._token = folder / f".fleet-{secrets.token_hex(8)}"
         self._token.touch()
@@ -105,8 +107,9 @@ class RayLauncher:
         agent, key = self._agents[unit], (prefix, unit)
         setup = RankSetup(job, unit, self.units[unit], folder.absolute(), self._host, self._store.port, prefix)
         agent.ranks = {known: rank for known, rank in agent.ranks.items() if rank.alive()}
-        started = agent.actor.start.remote(key, setup, self._supervision, rank_main)
-        rank = agent.ranks[key] = RemoteRank(self._ray, agent.actor, started, key)
+        with self._starting:
+            started = agent.actor.start.remote(key, setup, self._supervision, rank_main)
+            rank = agent.ranks[key] = RemoteRank(self._ray, agent.actor, started, key)
         return rank
 
     def poll(self) -> list[UnitChange]:
@@ -137,7 +140,7 @@ class RayLauncher:
             self._ray.util.remove_placement_group(group)
             free = self._ray.available_resources()
             raise CommandError(
-                f"the cluster did not have {len(asked)} units free within {_PLACE_S:g} s; free in all: "
+                f"the cluster did not have {len(asked)} units free within {_PLACE_S:g} s; free in total: "
                 f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs; wait for other jobs, or name fewer --units"
             )
         return group
@@ -178,13 +181,17 @@ class RayLauncher:
         """Why the host of an agent cannot be used; empty if it can."""
         agent.host, version, shared = description
         if version != __version__:
-            return f"host {agent.host} has multi_dnn_ros {version}, this command is of {__version__}"
+            return f"host {agent.host} has multi_dnn_ros {version}, this command {__version__}"
         if not shared:
-            return f"host {agent.host} does not see the folder {folder}; --folder must be on a file system of all hosts"
+            return (
+                f"host {agent.host} does not see the folder {folder}; --folder must be on a file system that all hosts "
+                "share"
+            )
         return ""
 
     def _connected(self, key: RankKey, connection: Connection[Any, Any]) -> None:
-        rank = self._agents[key[1]].ranks.get(key)
+        with self._starting:
+            rank = self._agents[key[1]].ranks.get(key)
         if rank is None:
             connection.close()
         else:
@@ -229,6 +236,8 @@ class RayLauncher:
         for key, code in answer.items():
             if key in agent.ranks:
                 agent.ranks.pop(key).exit_code = code
+        for rank in agent.ranks.values():
+            rank.seen_running(agent.asked_at)
 
     def _refuse(self, unit: int, agent: _Agent, problem: str) -> None:
         """The unit stays lost, and is tried again. The same problem is reported once."""

@@ -13,7 +13,7 @@ from multi_dnn_ros.fleet.launcher import RankHandle, describe_exit
 from multi_dnn_ros.fleet.messages import Command
 from multi_dnn_ros.fleet.rank_links import RankKey
 
-#: Longest wait for the start of a process, for an answer of an agent, and for the exit code of a rank.
+#: Longest wait for the start of a process, for an answer of an agent, and for the end of a rank without a connection.
 _START_S, _ANSWER_S, _EXIT_S = 60.0, 2.0, 5.0
 #: Longest time from the start of a rank, which imports PyTorch, to its connection.
 _CONNECT_S = 300.0
@@ -28,7 +28,7 @@ class RemoteRank(RankHandle):
         self._lock = threading.Lock()  # the connection comes in a thread
         self._waiting: list[Command] = []
         self._started_at = time.monotonic()
-        self._gone_at = 0.0
+        self._gone_at = self._seen_running_at = 0.0
         self._closed = False
         self.exit_code: int | None = None
 
@@ -75,8 +75,16 @@ class RemoteRank(RankHandle):
         self._gone_at = self._gone_at or time.monotonic()
         if self.exit_code is not None:
             return describe_exit(self.exit_code) if self.exit_code != 0 else None
-        # Until the agent has told the exit code, or is found to be lost with its unit.
-        return describe_exit(None) if time.monotonic() - self._gone_at > _EXIT_S else None
+        # Not known while the agent does not answer, such as while it waits for the end of another rank.
+        return describe_exit(None) if self._seen_running_at - self._gone_at > _EXIT_S else None
+
+    def seen_running(self, at_s: float) -> None:
+        """The agent has answered that the process was running at this time or later."""
+        self._seen_running_at = at_s
+
+    @property
+    def awaits_ending(self) -> bool:
+        return self.end is not None and self.end.closed and self.exit_code is None and not self._ended
 
     def _start_problem(self) -> str | None:
         done, _ = self._ray.wait([self._started], timeout=0)

@@ -90,7 +90,7 @@ class RunningJob:
             "name": self.name,
             "status": self.memory.status,
             "text": self.memory.text,
-            "steps": self.report.done if self.report is not None else 0,
+            "steps": self.report.done if self.report is not None else len(self.losses),
             "slow_down": progress.slow_down if progress is not None else None,
             "alone_step_s": self.memory.alone_s,
             "scores": self.memory.scores,

@@ -24,6 +24,8 @@ from multi_dnn_ros.fleet.watched_file import WatchedJobsFile
 #: Failures in a row without progress after which a job is given up; seconds for a checkpoint, and for ranks to end.
 _ATTEMPTS, _STOP_S, _END_S = 3, 60.0, 5.0
 _TICK_S, _GRACE_S = 0.1, 0.5
+#: Longest time until it is known how the process of a rank has ended.
+_CAUSE_S = 5.0
 #: Longest time without any usable unit.
 _NO_UNIT_S = 600.0
 Watch = Callable[["Supervisor", str], None]
@@ -276,19 +278,8 @@ class Supervisor:
         a unit does not count as a failure of the job.
         """
         assert job.processes is not None
-        deadline = time.monotonic() + _GRACE_S  # the first message may be of a rank whose peer has the cause
-        found = list(failures)
-        while time.monotonic() < deadline:
-            wait_for_messages([job.processes], _TICK_S)
-            found += [(rank, text) for rank, text in job.processes.receive() if isinstance(text, Failed)]
-            self._changes += self._launcher.poll()
-        lost = [
-            (change.unit, Failed(change.text, False, False, unit_lost=True))
-            for change in self._changes
-            if not change.usable and job.processes.shares[change.unit]
-        ]
         rank, failure = max(
-            [*found, *lost],
+            self._with_causes(job.processes, failures),
             key=lambda each: (
                 each[1].unit_lost, each[1].out_of_memory, "killed" in each[1].text, each[1].expected
             ),
@@ -298,7 +289,7 @@ class Supervisor:
         job.processes = None
         unit = self.unit_names[rank]
         if failure.unit_lost:
-            self.say(f"{job.name}: goes on from the last checkpoint without unit {rank} ({unit})")
+            self.say(f"{job.name}: continues from the last checkpoint without unit {rank} ({unit})")
         elif failure.out_of_memory:
             limits = list(job.memory.limits)
             limits[rank] = min(limits[rank], shares[rank] // 2)
@@ -318,6 +309,25 @@ class Supervisor:
         job.memory.status = "waiting"
         self._release_measurement(job)
         job.save()
+
+    def _with_causes(self, processes: JobProcesses, failures: Sequence[tuple[int, Failed]]) -> list[tuple[int, Failed]]:
+        """The failures of a job's ranks, with those that follow: the first may be of a rank whose peer has the cause,
+        and how that one has ended may be known only later. A lost unit explains all others.
+        """
+        found = list(failures)
+        begin = time.monotonic()
+        while True:
+            lost = [
+                (change.unit, Failed(change.text, False, False, unit_lost=True))
+                for change in self._changes
+                if not change.usable and processes.shares[change.unit]
+            ]
+            explained = any(failure.unit_lost for _, failure in [*found, *lost]) or not processes.awaits_ending
+            if time.monotonic() - begin >= (_GRACE_S if explained else _CAUSE_S):
+                return [*found, *lost]
+            wait_for_messages([processes], _TICK_S)
+            found += [(rank, text) for rank, text in processes.receive() if isinstance(text, Failed)]
+            self._changes += self._launcher.poll()
 
     def _give_up(self, job: RunningJob, text: str) -> None:
         if job.processes is not None:

@@ -92,5 +92,6 @@ def remote_main(
         connection = connect(supervision.address, supervision.secret, key)
     except Exception:
         traceback.print_exc()
-        sys.exit(f"the supervisor of the fleet cannot be reached at {supervision.address}")
+        host, port = supervision.address
+        sys.exit(f"the supervisor of the fleet cannot be reached at {host}:{port}")
     rank_main(setup, connection)

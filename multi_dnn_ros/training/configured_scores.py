@@ -31,8 +31,9 @@ def score_dnn(dnn: Dnn, images: WholeImages, device: torch.device) -> dict[str, 
     """Scores by name of each result, or why there are none.
 
     The network runs once per image, in float32, with the crop, the tiles and the thresholds of the configuration; only
-    detectors report everything over a score of 0.01, as average precision requires. Classes that parameter `keep`
-    leaves out are no truth. Raises OutputError, which names the image, where the network or a decoder fails.
+    detectors report everything over a score of 0.01, as average precision requires. True boxes of classes that
+    parameter `keep` leaves out do not count. Raises OutputError, which names the image, where the network or a decoder
+    fails.
     """
     names = {result_name(dnn.name, name): output for name, output in dnn.outputs.items()}
     scores: dict[str, dict[str, float] | str] = {}

@@ -193,7 +193,7 @@ class LaneMasks:
         self.unusable = (
             *(f"{path}: no mask of this name in {masks}" for stem, path in photos.items() if stem not in by_name),
             *(f"{path}: no image of this name in {images}" for stem, path in by_name.items() if stem not in photos),
-            *(f"{path}: another file has the same name without its suffix, and is used" for path in hidden),
+            *(f"{path}: another file with this name and another suffix is used" for path in hidden),
         )
         if not self.files:
             raise DatasetError(f"{folder}: no image has a mask of its name; expected images/NAME.jpg, masks/NAME.png")

@@ -22,8 +22,8 @@ _BLOCK = 8
 def augment_roads(batch: Batch, dice: torch.Generator) -> Batch:
     """Vary images (B, 3, h, w) 0..1 with their masks (B, 1, h, w) uint8; h and w multiples of 8.
 
-    Geometry: mirrored, scaled by 0.7 to 1.5, turned by up to 4 degrees, shifted by up to a fifth. Content: parts of
-    other images and plain rectangles cover the road, with the mask of what covers; paint is worn, but stays true.
+    Geometry: mirrored, scaled by 0.7 to 1.5, turned by up to 4 degrees, shifted by up to 15 %. Content: parts of
+    other images and plain rectangles cover the road and its mask; worn paint stays in the mask.
     Light: shadows with hard and soft edges, glare, haze. Camera: colours, blur, blocks of a compressed stream, noise.
     """
     image, mask = _moved(batch["image"], batch["mask"].float() / 255.0, dice)

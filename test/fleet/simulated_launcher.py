@@ -21,6 +21,7 @@ class SimulatedRank(RankHandle):
         self.unit = unit
         self._messages: list[Message] = []
         self._report: Report | None = None  # again and again, as long as the job trains
+        self._ending, self._unknown_for = "", 0
 
     @property
     def pid(self) -> int:
@@ -28,6 +29,10 @@ class SimulatedRank(RankHandle):
 
     def ending(self) -> str | None:
         return None
+
+    @property
+    def awaits_ending(self) -> bool:
+        return self._unknown_for > 0
 
     def alive(self) -> bool:
         return True
@@ -49,13 +54,26 @@ class SimulatedRank(RankHandle):
         else:
             self._report = Report(command.number, 10, _STEPS, 10, 0.1, 1.0)
 
+    def put(self, message: Message) -> None:
+        """Have the message received."""
+        self._messages.append(message)
+
     def fail(self, text: str, failed: Callable[[], None]) -> None:
         """End with an error. failed: see the class."""
         self._report = None
         self._messages.append(Failed(text, False, False))
         self.failed = failed
 
+    def end_later(self, text: str, unknown_for: int) -> None:
+        """End without a message; how it has ended is known only after so many calls of receive()."""
+        self._report = None
+        self._ending, self._unknown_for = text, unknown_for
+
     def receive(self) -> list[Message]:
+        if self._unknown_for:
+            self._unknown_for -= 1
+            if not self._unknown_for:
+                self._messages.append(Failed(self._ending, False, False))
         found, self._messages = self._messages, []
         if self._report is not None:
             found.append(self._report)

@@ -32,7 +32,7 @@ def test_too_few_resources_are_named_with_those_of_the_hosts() -> None:
     hosts = [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 2.0}]
     check_room(bundles([parse_unit("cpu:2")] * 2), hosts)
     check_room(bundles([parse_unit("cuda:0")]), hosts)
-    with pytest.raises(CommandError, match=r"no host has 1 CPUs and 1 GPUs left.*hosts: 2 CPUs and 1 GPUs; 2 CPUs;"):
+    with pytest.raises(CommandError, match=r"no host has 1 CPU and 1 GPU left.*hosts: 2 CPUs and 1 GPU; 2 CPUs;"):
         check_room(bundles([parse_unit("cuda:0"), parse_unit("cuda:1")]), hosts)
     with pytest.raises(CommandError, match="no host has 4 CPUs left"):
         check_room(bundles([parse_unit("cpu:4")]), hosts)  # four in all, on no host

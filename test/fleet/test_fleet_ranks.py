@@ -20,12 +20,17 @@ from multi_dnn_ros.planning.batch_units import parse_unit
 
 UNITS = (parse_unit("cpu:1"),) * 2
 _PATIENCE_S = 240.0
+#: Steps during which the CPU times of ranks are compared, and first steps whose losses are compared with one process.
+_STEPS, _COMPARED = 40, 150
 
 
 @pytest.fixture
 def job(job: FleetJob) -> FleetJob:
-    """Long enough for all shares to be tried. In float64, because training amplifies the rounding of float32."""
-    return job.model_copy(update={"steps": 45, "precision": "fp64"})
+    """Longer than the tests. In float64 and with a low learning rate, because training amplifies rounding, see
+    test_fleet_cluster.
+    """
+    changes = {"model": "torchvision:shufflenet_v2_x0_5", "precision": "fp64", "steps": 100_000, "lr": 2e-5}
+    return job.model_copy(update=changes)
 
 
 @pytest.fixture
@@ -58,22 +63,18 @@ def test_shares_change_no_loss_and_a_rank_without_a_share_uses_no_cpu(
         if 0 in shares:
             wait_for(ranks, lambda m: isinstance(m, Report))  # the rank that has left frees its network
             before = [cpu_s(pid) for pid in ranks.pids]
-            report = wait_for(ranks, lambda m, first=report.done: isinstance(m, Report) and m.done >= first + 8)
+            wait_for(ranks, lambda m, first=report.done: isinstance(m, Report) and m.done >= first + _STEPS)
             used = [cpu_s(pid) - start for pid, start in zip(ranks.pids, before, strict=True)]
             assert used[shares.index(0)] < 0.1 * used[shares.index(10)]
-        assert isinstance(report, Report)
-        assert report.done < report.total, "the job has ended before all shares were tried"
+    ranks.send(ranks.shares, stop=True)
     ended = wait_for(ranks, lambda m: isinstance(m, Ended))
-    assert isinstance(ended, Ended)
-    assert ended.finished
-    assert (tmp_path / "a.safetensors").is_file()
+    losses = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["losses"]
+    assert ended == Ended(False, len(losses))
     alone = JobTraining(job, torch.device("cpu"))
     alone.take((10,), 0)
-    while alone.done < alone.total:
+    while alone.done < min(_COMPARED, len(losses)):
         alone.step()
-    assert len(ended.losses) == job.steps
-    assert ended.losses == pytest.approx(alone.losses, rel=1e-4)
-    assert sum(alone.losses[-10:]) < sum(alone.losses[:10])
+    assert losses[:_COMPARED] == pytest.approx(alone.losses, rel=1e-4)
 
 
 def test_a_job_holds_and_the_end_of_a_rank_is_reported(ranks: JobProcesses) -> None:

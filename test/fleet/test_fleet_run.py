@@ -62,6 +62,7 @@ def test_a_fleet_with_an_added_a_cancelled_a_bad_and_a_too_large_job(job: FleetJ
     assert "c: cancelled; its checkpoint is kept" in lines
     assert (tmp_path / "runs/c/checkpoint.pt").is_file()
     assert len(supervisor.jobs["a"].losses) == a.steps
+    assert (tmp_path / "runs/a/a.safetensors").is_file()
     figures = supervisor.figures()
     for decision in figures["decisions"]:
         assert all(sum(shares) == 10 for shares in decision["shares"].values())

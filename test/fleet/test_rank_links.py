@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
@@ -55,18 +57,28 @@ def test_a_stranger_that_says_nothing_is_disconnected(
     found: queue.Queue[tuple[RankKey, Connection[Any, Any]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rank_links, "_GREETING_S", 1)
-    with socket.create_connection(listener.address, timeout=_PATIENCE_S) as stranger:
-        while stranger.recv(4096):  # the challenge, then the end
-            pass
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_links, "_GREETING_S", 1)
+        with socket.create_connection(listener.address, timeout=_PATIENCE_S) as stranger:
+            while stranger.recv(4096):  # the challenge, then the end
+                pass
     rank = connect(listener.address, SECRET, ("a/1", 3))
     _, supervisor = found.get(timeout=_PATIENCE_S)
-    late = threading.Timer(1.5, rank.send, ("message",))  # a rank that has connected may be silent for longer
-    late.start()
-    assert supervisor.recv() == "message"
-    late.join()
+    with socket.socket(fileno=os.dup(supervisor.fileno())) as tcp:  # a rank that has connected may be silent for longer
+        assert not any(tcp.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))
     rank.close()
     supervisor.close()
+
+
+def test_a_listener_that_is_closed_leaves_no_thread() -> None:
+    before = threading.enumerate()
+    listener = RankListener("127.0.0.1", SECRET, lambda key, connection: None)
+    (thread,) = [each for each in threading.enumerate() if each.name == "fleet ranks" and each not in before]
+    time.sleep(0.1)  # until it waits for connections; otherwise it ends anyway
+    listener.close()
+    thread.join(_PATIENCE_S)
+    assert not thread.is_alive()
+    listener.close()  # nothing more
 
 
 def test_a_wrong_secret_is_refused(

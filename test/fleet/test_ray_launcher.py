@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,38 +13,50 @@ from typing import Any
 import pytest
 
 from multi_dnn_ros import __version__
+from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.fleet import ray_launcher as launchers
+from multi_dnn_ros.fleet import remote_rank
+from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.messages import Command, Failed, Message
+from multi_dnn_ros.fleet.rank_links import RankKey, connect
+from multi_dnn_ros.fleet.rank_process import main
+from multi_dnn_ros.fleet.unit_agent import Supervision
 from multi_dnn_ros.planning.batch_units import parse_unit
 
 UNITS = (parse_unit("cpu:1"),) * 2
+#: Name of a host, version of the package there, and whether it sees the folder.
+USABLE = ("host", __version__, True)
 
 
 class SimulatedMethod:
-    """A method of an actor. A reference to its answer is the pair of both."""
+    """A method of an actor. A reference to its answer is the pair of actor and answer. called: with the arguments."""
 
-    def __init__(self, agent: SimulatedAgent, answer: Any) -> None:
-        self._reference = agent, answer
+    def __init__(self, agent: SimulatedAgent, answer: Any, called: Callable[..., None] = lambda *given: None) -> None:
+        self._reference, self._called = (agent, answer), called
 
     def remote(self, *arguments: Any) -> tuple[SimulatedAgent, Any]:
+        self._called(*arguments)
         return self._reference
 
 
 class SimulatedAgent:
-    """hangs: its methods are not answered."""
+    """hangs: its methods are not answered. description: what it says of its host."""
 
-    def __init__(self) -> None:
+    def __init__(self, description: tuple[str, str, bool]) -> None:
         self.hangs = self.killed = False
-        self.describe = SimulatedMethod(self, ("host", __version__, True))
+        self.describe = SimulatedMethod(self, description)
         self.poll = SimulatedMethod(self, {})
+        self.start = SimulatedMethod(self, 1)
 
 
 class SimulatedCluster:
-    """Stands for the module ray. agents: all that were created, in order."""
+    """Stands for the module ray. agents: all that were created, in order. description: of those to be created."""
 
     exceptions = SimpleNamespace(RayError=RuntimeError, GetTimeoutError=TimeoutError)
 
     def __init__(self) -> None:
         self.agents: list[SimulatedAgent] = []
+        self.description = USABLE
         self.util = SimpleNamespace(
             get_node_ip_address=lambda: "127.0.0.1",
             placement_group=lambda bundles, strategy: SimpleNamespace(wait=lambda seconds: True),
@@ -54,7 +70,7 @@ class SimulatedCluster:
         return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=self._create))
 
     def _create(self, *arguments: Any) -> SimulatedAgent:
-        self.agents.append(SimulatedAgent())
+        self.agents.append(SimulatedAgent(self.description))
         return self.agents[-1]
 
     def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
@@ -68,9 +84,17 @@ class SimulatedCluster:
         agent.killed = True
 
 
-def test_an_agent_that_hangs_is_lost_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, now_s = SimulatedCluster(), [0.0]
-    monkeypatch.setattr(launchers, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+@pytest.fixture
+def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which the test sets."""
+    now = [0.0]
+    for module in (launchers, remote_rank):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_an_agent_that_hangs_is_lost_and_replaced(tmp_path: Path, now_s: list[float]) -> None:
+    cluster = SimulatedCluster()
 
     def next_change() -> tuple[int, bool, str]:
         while not (changes := launcher.poll()):
@@ -94,3 +118,91 @@ def test_an_agent_that_hangs_is_lost_and_replaced(tmp_path: Path, monkeypatch: p
         assert list(launcher.usable) == [True, True]
         assert len(cluster.agents) == 3
     assert all(agent.killed for agent in cluster.agents)
+
+
+@pytest.mark.parametrize(
+    ("description", "problem"),
+    [
+        (("host", "0.0.1", True), f"host host has multi_dnn_ros 0.0.1, this command {__version__}"),
+        (("host", __version__, False), "host host does not see the folder {folder}; --folder must be on a file system"),
+    ],
+)
+def test_a_host_that_cannot_run_ranks_is_refused_at_the_start_and_when_it_returns(
+    description: tuple[str, str, bool], problem: str, tmp_path: Path, now_s: list[float]
+) -> None:
+    cluster, problem = SimulatedCluster(), problem.format(folder=tmp_path)
+    cluster.description = description
+    with pytest.raises(CommandError, match=re.escape(f"unit 0 (cpu:1) cannot be used: {problem}")):
+        launchers.RayLauncher(cluster, UNITS, tmp_path)
+    assert all(agent.killed for agent in cluster.agents)
+    assert not list(tmp_path.iterdir())
+
+    def changes_of(seconds: int) -> list[tuple[int, bool]]:
+        found: list[tuple[int, bool]] = []
+        for _ in range(seconds):
+            now_s[0] += 1.0
+            for change in launcher.poll():
+                found.append((change.unit, change.usable))
+                lines.append(change.text)
+        return found
+
+    lines: list[str] = []
+    cluster.description = USABLE
+    with launchers.ray_launcher(cluster, UNITS, tmp_path) as launcher:
+        cluster.agents[-2].hangs = True
+        cluster.description = description
+        assert changes_of(100) == [(0, False), (0, False)]  # lost, and refused again and again, which is said once
+        assert problem in lines[-1]
+        assert list(launcher.usable) == [False, True]
+        cluster.description = USABLE
+        assert changes_of(20) == [(0, True)]
+    assert all(agent.killed for agent in cluster.agents)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_rank_without_a_connection_has_failed_only_if_its_process_runs(
+    ends: bool, job: FleetJob, tmp_path: Path, now_s: list[float]
+) -> None:
+    """A rank without a share of the last steps ends while the job is scored. Its agent is busy with another rank."""
+    cluster, key = SimulatedCluster(), ("a/1", 0)
+
+    def messages_of(seconds: int) -> list[Message]:
+        found: list[Message] = []
+        for _ in range(seconds):
+            now_s[0] += 1.0
+            assert launcher.poll() == []
+            found += rank.receive()
+        return found
+
+    with launchers.ray_launcher(cluster, UNITS, tmp_path) as launcher:
+        rank = launcher.start(job, 0, tmp_path, key[0], main)
+        assert isinstance(rank, remote_rank.RemoteRank)
+        ours, theirs = Pipe()
+        rank.connected(ours)
+        assert messages_of(3) == []
+        theirs.close()
+        cluster.agents[0].hangs = True
+        assert messages_of(30) == []
+        assert rank.awaits_ending
+        cluster.agents[0].hangs = False
+        if ends:
+            cluster.agents[0].poll = SimulatedMethod(cluster.agents[0], {key: 0})
+        failed = [] if ends else [Failed("closed its connection", False, False)]
+        assert messages_of(20) == failed
+        assert not rank.awaits_ending
+
+
+def test_a_rank_that_connects_before_its_start_has_returned_is_kept(job: FleetJob, tmp_path: Path) -> None:
+    cluster = SimulatedCluster()
+    connections: list[Connection[Any, Any]] = []
+
+    def connected(key: RankKey, setup: Any, supervision: Supervision, rank_main: Any) -> None:
+        connections.append(connect(supervision.address, supervision.secret, key))
+        assert not connections[0].poll(0.5)  # not closed
+
+    with launchers.ray_launcher(cluster, UNITS, tmp_path) as launcher:
+        cluster.agents[1].start = SimulatedMethod(cluster.agents[1], 1, connected)
+        rank = launcher.start(job, 1, tmp_path, "a/1", main)
+        rank.send(Command(1, (0, 10)))
+        assert connections[0].recv() == Command(1, (0, 10))
+    connections[0].close()

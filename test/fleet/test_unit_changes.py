@@ -9,7 +9,7 @@ import yaml
 from simulated_launcher import SimulatedLauncher, SimulatedRank
 
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-from multi_dnn_ros.fleet.messages import Command
+from multi_dnn_ros.fleet.messages import Command, Ended
 from multi_dnn_ros.fleet.supervisor import Supervisor
 from multi_dnn_ros.planning.batch_units import parse_unit
 
@@ -72,7 +72,7 @@ def test_a_unit_that_is_lost_while_another_job_fails_takes_its_job_along(job: Fl
     )  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
         supervisor.run()
-    assert f"{events.other}: goes on from the last checkpoint without unit 1 (cpu:1)" in events.lines
+    assert f"{events.other}: continues from the last checkpoint without unit 1 (cpu:1)" in events.lines
     assert supervisor.jobs[events.other].attempts == 0
 
 
@@ -115,6 +115,44 @@ def test_a_measurement_that_fails_is_made_again(job: FleetJob, tmp_path: Path) -
         supervisor.run()
     assert events.failed
     assert events.lines.count("a: started; measured alone") == 2
+
+
+def test_a_rank_that_was_killed_is_named_instead_of_its_peer(job: FleetJob, tmp_path: Path) -> None:
+    """The peer fails at once, as its connection is closed; the exit code of the killed one is known after a second."""
+    launcher = SimulatedLauncher(UNITS)
+
+    class Events(Watch):
+        failed = False
+
+        def act(self, supervisor: Supervisor) -> bool:
+            if supervisor.jobs["a"].placed and not self.failed:
+                self.failed = True
+                peer, killed = launcher.ranks["a", 0], launcher.ranks["a", 1]
+                peer.fail("connection closed by peer", lambda: killed.end_later("was killed by SIGKILL", 10))
+            return supervisor.jobs["a"].starts == 2
+
+    events = Events()
+    supervisor = Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs", watch=events)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    assert "a: unit 1 (cpu:1) was killed by SIGKILL; starting again from the last checkpoint" in events.lines
+
+
+def test_a_job_whose_checkpoint_has_all_steps_reports_them(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the command was killed while the trained network was scored: the rank ends without a further step."""
+    losses = (0.5, 0.4, 0.3)
+
+    def finish(rank: SimulatedRank, command: Command) -> None:
+        if command.active and command.active[0] == rank.unit:
+            rank.put(Ended(True, len(losses), losses))
+
+    monkeypatch.setattr(SimulatedRank, "send", finish)
+    supervisor = Supervisor(write(tmp_path / "jobs.yaml", job), SimulatedLauncher(UNITS), tmp_path / "runs")
+    assert supervisor.run()
+    (found,) = supervisor.figures()["jobs"]
+    assert (found["status"], found["steps"], found["losses"]) == ("finished", 3, list(losses))
 
 
 def test_jobs_are_stopped_at_the_same_time(job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

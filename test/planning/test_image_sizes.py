@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -140,27 +141,47 @@ def engine(tasks, on_result) -> Engine:
     return Engine(tasks, on_result=on_result, workers=1)
 
 
+#: Measurements of times: a preempted process can spoil one or two of them.
+_ATTEMPTS = 5
+
+
 def test_a_dnn_that_batches_is_measured_with_batches() -> None:
     tiny = np.zeros((4, 4, 3), np.uint8)
-    alone = measure_services([task(("front", "rear"))], engine, tiny, 1, frames=5)["lane"]
-    together = measure_services([task(("front", "rear"), (2,))], engine, tiny, 1, frames=5)["lane"]
-    assert alone.batch == 1.0
-    assert together.batch > 1.5
-    assert together.alone_ms < 0.8 * alone.alone_ms
+
+    def batches_take_less() -> bool:
+        alone = measure_services([task(("front", "rear"))], engine, tiny, 1, frames=5)["lane"]
+        together = measure_services([task(("front", "rear"), (2,))], engine, tiny, 1, frames=5)["lane"]
+        assert alone.batch == 1.0
+        return together.batch > 1.5 and together.alone_ms < 0.8 * alone.alone_ms
+
+    assert any(batches_take_less() for _ in range(_ATTEMPTS))
 
 
 def test_each_camera_has_images_of_its_own_size() -> None:
     sizes = {"front": (4, 4), "rear": (1000, 1000)}
     images = {camera: np.zeros((height, width, 3), np.uint8) for camera, (width, height) in sizes.items()}
-    small = measure_services([task(("front",))], engine, images, 1, frames=5)["lane"]
-    both = measure_services([task(("front", "rear"))], engine, images, 1, frames=5)["lane"]
-    assert small.alone_ms >= 20.0
-    assert both.alone_ms >= small.alone_ms + 5.0  # half of the frames take 20 ms more
+
+    def half_of_the_frames_take_longer() -> bool:  # by 20 ms
+        small = measure_services([task(("front",))], engine, images, 1, frames=5)["lane"]
+        both = measure_services([task(("front", "rear"))], engine, images, 1, frames=5)["lane"]
+        assert small.alone_ms >= 20.0
+        return both.alone_ms >= small.alone_ms + 5.0
+
+    assert any(half_of_the_frames_take_longer() for _ in range(_ATTEMPTS))
 
 
-def test_costs_per_megapixel() -> None:
-    # A sleep ends late on a busy machine: after the small image by a larger part than after the large one.
-    assert preprocess_ms(task(("front",)), CPU) >= 0.5 * 20.0
+def test_costs_per_megapixel(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    def preprocess(image: torch.Tensor) -> Tensors:
+        """1 ms, and 20 ms for a megapixel, of a clock of its own."""
+        nonlocal now_s
+        now_s += 1e-3 + 0.02 * megapixels((image.shape[1], image.shape[0]))
+        return (torch.zeros(1, 3),)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("multi_dnn_ros.planning.image_costs.time", SimpleNamespace(perf_counter=lambda: now_s))
+        assert preprocess_ms(replace(task(("front",)), preprocess=preprocess), CPU) == pytest.approx(20.0)
     assert 0.0 < decode_ms("raw") < decode_ms("compressed")
 
 

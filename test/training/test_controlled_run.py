@@ -8,13 +8,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import killed_training
 import pytest
 from fork_server import ForkServer
 
@@ -63,21 +61,16 @@ def test_a_run_goes_on_where_it_was_stopped_or_killed(
     for name in ("original.safetensors", "decomposed.safetensors"):
         shutil.copy(whole / name, killed / name)
     (killed / "out.json").write_text(json.dumps({**content, "runs": {}}))
-    process = fork_server.popen(
-        [sys.executable, "-m", "multi_dnn_ros.training", *command(colours, killed, seeds)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    limit = time.monotonic() + 200
-    while not (killed / "control.seed0.ckpt").exists() and process.poll() is None and time.monotonic() < limit:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    again = command(colours, killed, seeds)
+    stopped = fork_server.run(
+        killed_training.command("control.seed0.ckpt", "multi_dnn_ros.training.__main__", again), timeout=200
+    )
+    assert stopped.returncode == -signal.SIGKILL, stopped.stderr
     assert list(json.loads((killed / "out.json").read_text())["runs"]) == ["decomposed 0"]
-    assert main(command(colours, killed, seeds)) == 0
-    again = json.loads((killed / "out.json").read_text())
+    assert main(again) == 0
+    resumed = json.loads((killed / "out.json").read_text())
     for key, row in content["runs"].items():
-        assert {**again["runs"][key], "seconds": 0, "sha256": ""} == {**row, "seconds": 0, "sha256": ""}
+        assert {**resumed["runs"][key], "seconds": 0, "sha256": ""} == {**row, "seconds": 0, "sha256": ""}
         name = f"{key.replace(' ', '.seed')}.safetensors"
         weights = [load_artifact(folder / name)[0].state_dict() for folder in (whole, killed)]
         assert all(bool((weights[0][part] == weights[1][part]).all()) for part in weights[0])

@@ -8,10 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import cv2
+import killed_training
 import numpy as np
 import pytest
 import torch
@@ -201,20 +201,13 @@ def test_a_run_killed_in_the_middle_ends_with_the_same_weights(
     colours: Path, tmp_path: Path, fork_server: ForkServer
 ) -> None:
     model = small_classifier(tmp_path / "in.pt2")
-    run = ["--decoder", "classification", "--epochs", "20", "--batch-size", "4", "--lr", "0.01"]
+    run = ["--decoder", "classification", "--epochs", "6", "--batch-size", "4", "--lr", "0.01"]
     data = f"classes:{colours}"
     assert main(arguments(model, tmp_path / "whole.pt2", data, *run)) == 0
     checkpoint = tmp_path / "run.ckpt"
     killed = arguments(model, tmp_path / "killed.pt2", data, *run, "--checkpoint", str(checkpoint))
-    process = fork_server.popen(
-        [sys.executable, "-m", "multi_dnn_ros.cli.main", *killed], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    limit = time.monotonic() + 120
-    while not checkpoint.exists() and process.poll() is None and time.monotonic() < limit:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    stopped = fork_server.run(killed_training.command("run.ckpt", "multi_dnn_ros.cli.main", killed), timeout=120)
+    assert stopped.returncode == -signal.SIGKILL, stopped.stderr
     assert checkpoint.exists()
     assert not (tmp_path / "killed.pt2").exists()
     assert main(killed) == 0
