@@ -35,10 +35,13 @@ class OutcomeSender:
         self._slot_of: dict[int, tuple[str, int]] = {}  # by number, camera and slot
 
     def expect(self, offer: wire.Offer) -> None:
-        """Note the slot of an offered frame. The frame that was in the slot before has been answered."""
+        """Note the slot of an offered frame. The frame that was in the slot before has been answered.
+
+        The same frame may be offered again, for other DNNs.
+        """
         slot = offer.camera, offer.slot
         before = self._frame_in.get(slot)
-        if before is not None:
+        if before is not None and before != offer.number:
             self._slot_of.pop(before, None)
         self._frame_in[slot] = offer.number
         self._slot_of[offer.number] = slot

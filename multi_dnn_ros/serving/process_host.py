@@ -201,25 +201,28 @@ class ProcessHost:
             lost |= dict.fromkeys(missing, (DropReason.ENGINE_LOST, "the engine processes have just ended"))
         for device, process, wanting in offers.values():
             if not process.offer(number, frame, buffer, tuple(wanting)):
-                for dnn in self._offer_again(device, number, frame, buffer, wanting):
-                    serving.outcomes[device].drop(
-                        number, dnn, DropReason.ENGINE_LOST, "the engine process has just ended"
-                    )
+                for dnn, (reason, message) in self._offer_again(device, number, frame, buffer, wanting).items():
+                    serving.outcomes[device].drop(number, dnn, reason, message)
         for dnn, (reason, message) in lost.items():
             serving.accounts.drop(number, dnn, reason, message)
 
-    def _offer_again(self, device: str, number: int, frame: Frame, buffer: Slot, dnns: Sequence[str]) -> list[str]:
+    def _offer_again(
+        self, device: str, number: int, frame: Frame, buffer: Slot, dnns: Sequence[str]
+    ) -> dict[str, tuple[DropReason, str]]:
         """Offer a frame, which a process has not accepted, to the process that has taken over from it meanwhile.
 
-        Returns the DNNs that no process serves.
+        Returns why it is dropped, for each DNN that no process serves.
         """
-        left = list(dnns)
-        engines = self._engines.get(device)  # None: close() was called meanwhile
-        for process, served in () if engines is None else engines.routes(frame.camera).served:
+        left = dict.fromkeys(dnns, (DropReason.ENGINE_LOST, "the engine process has just ended"))
+        engines = self._engines.get(device)
+        if engines is None:  # close() was called meanwhile
+            return left
+        routes = engines.routes(frame.camera)
+        for process, served in routes.served:
             wanting = tuple(dnn for dnn in left if dnn in served)
             if wanting and process.offer(number, frame, buffer, wanting):
-                left = [dnn for dnn in left if dnn not in wanting]
-        return left
+                left = {dnn: why for dnn, why in left.items() if dnn not in wanting}
+        return left | {dnn: (reason, message) for dnn, reason, message in routes.lost if dnn in left}
 
     def swap(self, changes: Changes, notify: Callable[[], None]) -> ModelSwap:
         if not self._engines:

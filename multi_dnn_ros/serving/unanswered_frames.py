@@ -27,12 +27,19 @@ class UnansweredFrames:
         self._closed = self._sealed = False
 
     def add(self, number: int, buffer: Buffer, dnns: Iterable[str]) -> bool:
-        """Add a frame before it is sent to the process; False if the process has ended, or after :meth:`seal`."""
+        """Add a frame before it is sent to the process; False if the process has ended, or after :meth:`seal`.
+
+        A frame that was added for some DNNs may be added again for others.
+        """
         with self._lock:
             if self._closed or self._sealed:
                 return False
-            buffer.hold()
-            self._entries[number] = _Entry(buffer, set(dnns))
+            entry = self._entries.get(number)
+            if entry is None:
+                buffer.hold()
+                self._entries[number] = _Entry(buffer, set(dnns))
+            else:
+                entry.unanswered.update(dnns)
             return True
 
     def buffer(self, number: int, dnn: str) -> Buffer | None:

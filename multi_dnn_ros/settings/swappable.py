@@ -42,9 +42,18 @@ def missing_file(name: str, value: Any) -> str:
     own = name.rpartition(".")[2]
     if not isinstance(value, str) or not value:
         return ""
-    if own in _FOLDERS and not Path(value).expanduser().is_dir():
-        return f"parameter {name} is {shown(value)}: there is no such folder"
-    is_file = ":" not in value and Path(value).suffix.lower() in _FILES.get(own, ())
-    if is_file and not Path(value).expanduser().is_file():
-        return f"parameter {name} is {shown(value)}: there is no such file"
-    return ""
+    if own in _FOLDERS:
+        kind, exists = "folder", Path.is_dir
+    elif ":" not in value and Path(value).suffix.lower() in _FILES.get(own, ()):
+        kind, exists = "file", Path.is_file
+    else:
+        return ""
+    try:
+        if exists(Path(value).expanduser()):
+            return ""
+        problem = f"there is no such {kind}"
+    except RuntimeError:
+        problem = "the home folder of this user is not known"
+    except OSError as error:  # such as a name that is too long, or a folder that may not be searched
+        problem = f"the {kind} cannot be found: {error.strerror}"
+    return f"parameter {name} is {shown(value)}: {problem}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_fakes import WAIT, FakeClock, Gate, PassingClock, check_accounts, frame, task
+from engine_fakes import WAIT, FakeClock, Gate, PassingClock, check_accounts, frame, stop_while_one_hangs, task
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,7 +63,7 @@ def test_statistics_include_reported_results_while_a_batch_is_being_reported(sta
     hangs.wait_for_job()
     assert seen == [0, 1, 2]
     assert not engine.wait_idle(0.0)
-    assert engine.stop(0.2) == ["dnn-a"]
+    stop_while_one_hangs(engine, "dnn-a")
     streams = engine.statistics().streams
     assert [streams["a", camera].published for camera in CAMERAS] == [1, 1, 0, 0]
     assert [streams["a", camera].dropped for camera in CAMERAS[2:]] == [{DropReason.SHUTDOWN: 1}] * 2
@@ -202,7 +202,7 @@ def test_a_hanging_batch_is_abandoned_with_all_its_frames(start, recorder):
     for camera in CAMERAS:
         engine.offer(frame(camera, 1))
     gate.wait_for_job()
-    assert engine.stop(0.1, drain=True) == ["dnn-a"]
+    stop_while_one_hangs(engine, "dnn-a", drain=True)
     gate.open()
     assert [d.reason for d in recorder.drops] == [DropReason.SHUTDOWN] * 4
     check_accounts(engine)

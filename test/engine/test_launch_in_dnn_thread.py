@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from engine_fakes import WAIT, FakeClock, Gate, Recorder, check_accounts, frame, task, until
+from engine_fakes import WAIT, FakeClock, Gate, Recorder, check_accounts, frame, stop_while_one_hangs, task, until
 from fake_gpu import DEVICE, FakeGpu, Stream
 
 from multi_dnn_ros.backends import Tensors
@@ -266,7 +266,7 @@ def test_a_launch_that_hangs_does_not_keep_the_engine_from_stopping(
     engine = start(task(jobs=2, on_job=lambda index: gate()), workers=1, device=DEVICE)
     engine.offer(on_device())
     gate.wait_for_job()
-    assert engine.stop(0.2, drain=True) == ["dnn-a"]
+    stop_while_one_hangs(engine, "dnn-a", drain=True)
     assert [drop.reason for drop in recorder.drops] == [DropReason.SHUTDOWN]
     gate.open()
     check_accounts(engine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from engine_fakes import WAIT, Gate, check_accounts, frame, task
+from engine_fakes import WAIT, Gate, check_accounts, frame, stop_while_one_hangs, task
 
 from multi_dnn_ros.engine import DropReason
 
@@ -58,7 +58,7 @@ def test_a_job_that_hangs_does_not_keep_the_engine_from_stopping(start, recorder
     engine.offer(frame())
     gate.wait_for_job()
     begin = time.monotonic()
-    assert engine.stop(0.2, drain=True) == ["dnn-a"]
+    stop_while_one_hangs(engine, "dnn-a", drain=True)
     assert time.monotonic() - begin < WAIT / 2
     assert [d.reason for d in recorder.drops] == [DropReason.SHUTDOWN]
     gate.open()  # what still comes of it changes nothing

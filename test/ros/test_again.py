@@ -95,8 +95,9 @@ def test_threads_that_end_late_are_no_longer_reported_as_hanging(bench: Bench) -
     bench.camera().publish(image(POISON))
     bench.until(lambda: bench.status("object on front").by_key.get("pending") == "1", "a frame under way")
     assert bench.change("deactivate")
-    bench.until(lambda: bench.status("node").level == ERROR, "the report")
-    assert "threads hang: dnn-object" in bench.status("node").message
+    # On a busy machine, others may need longer to end than the timeout.
+    bench.until(lambda: "threads hang: dnn-object" in bench.status("node").message, "the report")
+    assert bench.status("node").level == ERROR
     go.set()
     bench.until(lambda: bench.status("node").level == OK, "the report")
     assert node.hung == []

@@ -10,6 +10,7 @@ import pytest
 from node_bench import Bench
 from rcl_interfaces.srv import SetParametersAtomically
 from rclpy.parameter import Parameter
+from swap_pipelines import LONG_S
 from swap_rig import DNNS, Rig
 from test_diagnostics_page import documented
 
@@ -26,7 +27,7 @@ def rig(bench: Bench) -> Rig:
 
 
 def test_the_new_model_takes_over_between_two_frames(rig: Rig) -> None:
-    former = rig.pid()
+    former, begin = rig.pid(), time.monotonic()
     rig.swap("1")
     rig.wait_class("1")
     rig.wait_results()
@@ -35,7 +36,7 @@ def test_the_new_model_takes_over_between_two_frames(rig: Rig) -> None:
     assert status.by_key["settings"] == "dnn.object.model = '1'"
     for dnn in DNNS:  # both are in the process that was replaced
         rig.until(lambda dnn=dnn: f"gap of {dnn} (ms)" in rig.status().by_key, "the gap")
-        assert float(rig.status().by_key[f"gap of {dnn} (ms)"]) < 1000
+        assert 0 <= float(rig.status().by_key[f"gap of {dnn} (ms)"]) < (time.monotonic() - begin) * 1e3
     classes = rig.classes()
     assert classes == sorted(classes), "the former model, then the new one"
     assert set(rig.classes("pedestrian")) == {"0"}
@@ -92,6 +93,7 @@ def test_impossible_changes_are_refused_at_once(rig: Rig) -> None:
         ("dnn.object.cameras", ["front", "rear"], "read-only while the node is configured"),
         ("policy", "edf", "read-only while the node is configured"),
         ("dnn.object.check_images", "missing", "there is no such folder"),
+        ("dnn.object.check_images", "~nobody here/images", "the home folder of this user is not known"),
     ):
         accepted, text = rig.bench.set(name, value)
         assert not accepted
@@ -132,7 +134,7 @@ def test_a_later_change_replaces_the_swap_under_way(rig: Rig) -> None:
     status = rig.wait_status("took over")
     assert status.message.startswith("object, pedestrian took over") or status.message.startswith("pedestrian, object")
     rig.wait_class("1")
-    rig.swap("builtin:object")
+    rig.swap(rig.held("0"))
     rig.wait_status("preparing")
     rig.swap("1")
     rig.wait_status("cancelled: the parameters are those that are served")
@@ -143,13 +145,14 @@ def test_a_later_change_replaces_the_swap_under_way(rig: Rig) -> None:
 
 def test_setting_present_values_again_does_not_restart_the_swap(rig: Rig) -> None:
     former = rig.pid()
-    rig.swap("1,brief")
+    rig.swap(rig.held("1"))  # the call does not wait for the swap
     rig.wait_status("preparing")
     rig.until(lambda: len(engine_pids()) == 2, "the new process")
     (new,) = set(engine_pids()) - {former}
-    rig.swap("1,brief")
+    rig.swap(rig.held("1"))
     jobs = rig.node.get_parameter("dnn.pedestrian.jobs").value
     assert rig.bench.set("dnn.pedestrian.jobs", jobs) == (True, "")
+    rig.release()
     rig.wait_status("took over")
     rig.until(lambda: rig.pid() != former, "the status of the new process")
     assert rig.pid() == new
@@ -157,11 +160,12 @@ def test_setting_present_values_again_does_not_restart_the_swap(rig: Rig) -> Non
 
 
 def test_runtime_parameters_reach_both_processes(rig: Rig) -> None:
-    rig.swap("1,brief")
+    rig.swap(rig.held("1"))
     rig.wait_status("preparing")
     assert rig.bench.set("dnn.object.score_threshold", 0.9) == (True, "")
     rig.until(lambda: rig.classes()[-1] == "", "no boxes of the former process")
     assert "preparing" in rig.status().message
+    rig.release()
     rig.wait_status("took over")
     rig.wait_results()
     assert rig.classes()[-1] == ""
@@ -174,12 +178,13 @@ def test_runtime_parameters_reach_both_processes(rig: Rig) -> None:
 @pytest.mark.parametrize("which", ["new", "former", "both"])
 def test_processes_that_are_killed_during_a_swap(rig: Rig, which: str) -> None:
     former = rig.pid()
-    rig.swap("1,brief")
+    rig.swap(rig.held("1"))
     rig.wait_status("preparing")
     rig.until(lambda: len(engine_pids()) == 2, "the new process")
     (new,) = set(engine_pids()) - {former}
     for pid in {"new": [new], "former": [former], "both": [former, new]}[which]:
         os.kill(pid, signal.SIGKILL)
+    rig.release()
     if which == "former":
         rig.wait_status("took over")
         rig.wait_class("1")
@@ -201,8 +206,8 @@ def test_cleanup_during_a_swap_leaves_nothing(rig: Rig) -> None:
     assert rig.bench.change("deactivate")
     deactivated = time.monotonic()
     assert rig.bench.change("cleanup")
-    assert deactivated - begin < 1.0
-    assert time.monotonic() - deactivated < 1.5
+    for took_s in (deactivated - begin, time.monotonic() - deactivated):
+        assert took_s < LONG_S / 4, "it does not wait for the new process"
     assert engine_pids() == []
     assert rig.value("dnn.object.model") == "1,long", "it applies when the node is configured again"
     rig.bench.until(lambda: rig.bench.status("node").message == "unconfigured", "the status")
@@ -215,9 +220,10 @@ def test_cleanup_during_a_swap_leaves_nothing(rig: Rig) -> None:
 
 
 def test_a_swap_goes_on_while_the_node_is_inactive(rig: Rig) -> None:
-    rig.swap("1,brief")
+    rig.swap(rig.held("1"))
     rig.wait_status("preparing")
     assert rig.bench.change("deactivate")
+    rig.release()
     rig.bench.until(lambda: "took over" in rig.status().message, "the swap")
     assert rig.bench.set("dnn.pedestrian.model", "1") == (True, "")
     rig.bench.until(lambda: "pedestrian took over" in rig.status().message, "the second swap")
@@ -243,9 +249,10 @@ def test_a_disabled_dnn_is_swapped(rig: Rig) -> None:
 def test_the_standby_is_made_again_with_the_new_model(bench: Bench, standby: str) -> None:
     rig = Rig(bench, standby=standby).activate()
     rig.until(lambda: bench.status("engine cpu").by_key.get("standby") == f"{standby}, ready", "the standby")
-    rig.swap("1,brief")
+    rig.swap(rig.held("1"))
     rig.wait_status("preparing")
     rig.until(lambda: len(engine_pids()) == 2, "two engine processes")
+    rig.release()
     rig.wait_status("took over")
     rig.until(
         lambda: len(engine_pids()) == 2 and bench.status("engine cpu").by_key.get("standby") == f"{standby}, ready",
@@ -299,7 +306,7 @@ def test_tracks_go_on_with_the_same_class_names_and_end_with_others(bench: Bench
 def test_a_dnn_on_two_devices_is_swapped_on_both_at_once(bench: Bench) -> None:
     devices = {f"dnn.{dnn}.device": ["cpu:1", "cpu:2"] for dnn in DNNS[:1]}
     rig = Rig(bench, **devices, **{"dnn.pedestrian.device": "cpu:2", "reorder_ms": 5000.0}).activate()
-    rig.swap("1,brief")
+    rig.swap("1")
     rig.wait_status("object took over")
     rig.wait_class("1")
     rig.wait_results(10)

@@ -55,7 +55,7 @@ def test_a_crash_while_configuring(spares: list[Rig]) -> None:
     assert told[0] == "about to crash"  # delivered before the end
     children = [int(text.split()[1]) for text in told[1:]]
     assert len(children) == 2
-    until(lambda: not any(runs(child) for child in children), "end of the children", 2.0)
+    until(lambda: not any(runs(child) for child in children), "end of the children")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_native_call_that_never_returns(spares: list[Rig]) -> None:
     job = min(engine.process.status.running_jobs().values())
     until(lambda: engine.process.status.last_heartbeat_ns() - job > 5 * 10**8, "beats")
     engine.process._socket.shutdown(socket.SHUT_RDWR)
-    end = engine.end(1.0)
+    end = engine.end()
     assert end.exit_code == EXIT_ORPHANED
     assert "lost the connection" in end.cause
     assert set(end.running) == {"object", "rear_object"}
@@ -99,7 +99,7 @@ def test_a_native_call_that_holds_the_gil(spares: list[Rig]) -> None:
     until(lambda: time.monotonic_ns() - engine.process.status.last_heartbeat_ns() > 10**9, "missing beats")
     engine.process.kill("hung: no heartbeat for 1 s")
     engine.process.kill("another cause")
-    end = engine.end(2.0)
+    end = engine.end()
     assert (end.cause, end.signal) == ("hung: no heartbeat for 1 s", signal.SIGKILL)
     assert end.running == ("object",)
 
@@ -181,7 +181,7 @@ def test_a_node_needs_no_pytorch_and_its_engine_processes_end_when_it_is_killed(
             os.kill(pids[1], signal.SIGSTOP)  # it cannot notice the end of the node; the kernel kills it
         finally:
             node.kill()
-    until(lambda: not any(runs(pid) for pid in pids), "end of the engine processes", 1.0)
+    until(lambda: not any(runs(pid) for pid in pids), "end of the engine processes")
 
 
 @pytest.mark.usefixtures("new_interpreters")
@@ -198,7 +198,7 @@ def test_nothing_is_left_of_many_processes() -> None:
         one.close()
         assert one.end().cause == "the test is over"
         del one
-    until(lambda: _leaked(before) == {}, "state as before", 5.0, lambda: _leaked(before))
+    until(lambda: _leaked(before) == {}, "state as before", told=lambda: _leaked(before))
 
 
 def _held() -> dict[str, Counter[str]]:
@@ -222,4 +222,4 @@ def test_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(OSError, match=r"engine test cannot be started: .*/nowhere/python"):
         EngineProcess("engine test", ("object",), {}, lambda process, message: None, lambda process, end: None)
-    until(lambda: _leaked(before) == {}, "state as before", 5.0, lambda: _leaked(before))
+    until(lambda: _leaked(before) == {}, "state as before", told=lambda: _leaked(before))

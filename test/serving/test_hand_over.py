@@ -5,9 +5,12 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,9 +19,14 @@ from multi_dnn_ros.engine.reports import Callbacks
 from multi_dnn_ros.engine.task import DropReason, Result, Timing
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving.device_outcomes import DeviceOutcomes
+from multi_dnn_ros.serving.engine_reports import OutcomeSender
 from multi_dnn_ros.serving.hand_over import HandOver
 from multi_dnn_ros.serving.process_end import End
+from multi_dnn_ros.serving.process_host import ProcessHost, _Serving
+from multi_dnn_ros.serving.routes import CameraRoutes
 from multi_dnn_ros.serving.served_process import ServedProcess
+from multi_dnn_ros.serving.slots import SlotLayout, SlotPool
 
 DNNS = ("lane", "object")
 CAMERAS = ("front", "rear")
@@ -190,6 +198,79 @@ def test_no_frame_is_sent_after_stop() -> None:
     assert process.stopped
     assert process.waiting == [(1, "lane")]
     assert not _offer(accounts, served)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_frame_moves_to_a_process_that_has_it_already_for_another_dnn(order: tuple[int, int]) -> None:
+    """As when DNNs are merged into a process that serves, while the thread of a camera offers a frame."""
+    rig = OfferRig()
+    common, common_process = _serve(lambda process: rig.accounts)
+    single, _ = _serve(lambda process: rig.accounts)
+    before = ((common, ("lane",)), (single, ("object",)))
+    rig.routes = [CameraRoutes(tuple(before[index] for index in order)), CameraRoutes(((common, DNNS),))]
+    single.stop_serving(1.0)
+    rig.offer()
+    assert sorted(common_process.waiting) == [(1, "lane"), (1, "object")]
+    while common_process.waiting:
+        common_process.answer(0, drops=False)
+    assert rig.counts() == {"lane": (1, {}), "object": (1, {})}
+    assert len(rig.pool.free) == 2, "a slot is still held"
+    rig.pool.close()
+
+
+def test_a_frame_that_is_offered_while_the_engine_stops_is_counted_as_shutdown() -> None:
+    rig = OfferRig()
+    process, _ = _serve(lambda process: rig.accounts)
+    stopping = tuple((dnn, DropReason.SHUTDOWN, "the engine is stopping") for dnn in DNNS)
+    rig.routes = [CameraRoutes(((process, DNNS),)), CameraRoutes((), stopping)]
+    process.stop_serving(1.0)
+    rig.offer()
+    assert rig.counts() == dict.fromkeys(DNNS, (0, {DropReason.SHUTDOWN: 1}))
+    assert len(rig.pool.free) == 2
+    rig.pool.close()
+
+
+def test_the_slot_of_a_frame_is_known_while_the_frame_is_offered_again() -> None:
+    """The thread of a DNN may be sending its result."""
+
+    class Slots(dict[int, tuple[str, int]]):
+        def pop(self, number: int, *default: Any) -> Any:
+            assert number != 2, "the slot of an unanswered frame is forgotten"
+            return super().pop(number, *default)
+
+    sender = OutcomeSender(SimpleNamespace(), {})  # type: ignore[arg-type]
+    sender._slot_of = Slots()
+    offer = wire.Offer(1, "front", 0, 1, 1, 0, 0, 0, ("lane",))
+    for each in (offer, replace(offer, number=2), replace(offer, number=2, dnns=("object",))):
+        sender.expect(each)
+    assert sender._slot_of == {2: ("front", 0)}
+
+
+class OfferRig:
+    """Offers a frame to the processes of one device. routes: what successive calls see; the last one remains."""
+
+    def __init__(self) -> None:
+        self.accounts = Accounts(dict.fromkeys(DNNS, ("front",)), Callbacks(_ignore, _ignore, _ignore), lambda: 0)
+        self.routes: list[CameraRoutes] = []
+        self.pool = SlotPool(SlotLayout("front", 2, 16))
+        self._host = ProcessHost()
+        self._host._engines = {"cpu": SimpleNamespace(routes=lambda camera: self.next_routes())}  # type: ignore[dict-item]
+        self._host._serving = _Serving(self.accounts, {"cpu": DeviceOutcomes("cpu", self.accounts, None)}, None)
+
+    def next_routes(self) -> CameraRoutes:
+        return self.routes.pop(0) if len(self.routes) > 1 else self.routes[0]
+
+    def offer(self) -> None:
+        slot = self.pool.take()
+        assert slot is not None
+        frame = Frame("front", 0, slot.image(1, 1))
+        self.accounts.arrived("front")
+        self._host.offer(self.accounts.open(frame, slot, DNNS), frame, slot, DNNS)
+
+    def counts(self) -> dict[str, tuple[int, dict[DropReason, int]]]:
+        """By DNN, the results and drops."""
+        streams = self.accounts.statistics().streams.items()
+        return {dnn: (it.published, {why: n for why, n in it.dropped.items() if n}) for (dnn, _), it in streams}
 
 
 def _offer(accounts: Accounts, process: ServedProcess) -> bool:

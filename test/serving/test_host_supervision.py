@@ -168,7 +168,7 @@ def test_the_dnn_at_fault_is_disabled_and_retried_and_the_others_are_merged(mode
 
 
 def disabled_lane(faults: int) -> Simulation:
-    """Of two DNNs, lane has just been disabled, after so many faults of its own process."""
+    """Of two DNNs, lane has just been disabled, after this many faults of its own process."""
     simulation = Simulation(dnns=DNNS[:2])
     for _ in range(2):
         simulation.wait(5)

@@ -39,5 +39,9 @@ def test_files_and_folders_that_do_not_exist_are_named(tmp_path: Path) -> None:
     assert missing_file("dnn.object.model", str(file)) == ""
     assert "there is no such file" in missing_file("dnn.object.weights", "nothing.pth")
     assert "there is no such folder" in missing_file("dnn.object.calibration_images", str(file))
+    assert missing_file("dnn.object.model", "~nobody here/a.onnx") == (
+        "parameter dnn.object.model is '~nobody here/a.onnx': the home folder of this user is not known"
+    )
+    assert missing_file("dnn.object.check_images", 300 * "a").endswith("the folder cannot be found: File name too long")
     for name, value in (("model", "builtin:object"), ("weights", "COCO_V1"), ("check_images", ""), ("labels", ["a"])):
         assert missing_file(f"dnn.object.{name}", value) == ""

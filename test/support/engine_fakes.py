@@ -157,6 +157,12 @@ class WatchedLock:
         self._lock.release()
 
 
+def stop_while_one_hangs(engine: Engine, name: str, timeout_s: float = 0.1, *, drain: bool = False) -> None:
+    """Stop an engine whose thread of this name hangs. The others end, on a busy machine also after the timeout."""
+    assert name in engine.stop(timeout_s, drain=drain)
+    until(lambda: engine.alive() == [name], "the end of the other threads", told=engine.alive)
+
+
 def check_accounts(engine: Engine) -> None:
     """Every offered frame is counted exactly once."""
     for stream in engine.statistics().streams.values():

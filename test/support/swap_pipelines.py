@@ -1,7 +1,7 @@
 """A picklable build whose DNNs obey their parameter `model`, for swaps.
 
-``<index>[,<word>...]``: the first class index of their boxes, and words from :data:`WORDS`. Built-in models have
-index 0.
+``<index>[,<word>...]``: the first class index of their boxes, and words from :data:`WORDS`, or :data:`HELD` and the
+path of a file. Built-in models have index 0.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,14 +28,16 @@ WORDS = {
     "memory": "it does not fit into the memory of the device",
     "abort": "the process aborts while it is configured",
     "brief": "configuring takes BRIEF_S",
-    "long": "configuring takes a minute",
+    "long": "configuring takes LONG_S",
     "slow": "a frame takes 60 ms instead of 5 ms",
     "lanes": "the results are lane lines",
     "segfault": "the first frame ends the process",
     "renamed": "the class names are others",
 }
+#: Configuring takes until the file exists.
+HELD = "held="
 SHORT_S, SLOW_S = 0.005, 0.06
-BRIEF_S = 1.5
+BRIEF_S, LONG_S = 1.5, 60.0
 
 
 def index_of(model: str) -> int:
@@ -49,7 +52,7 @@ def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
     for task in pipeline.tasks:
         model = config.dnns[task.name].model
         words = set() if ":" in model else set(model.split(",")[1:])
-        assert words <= WORDS.keys(), words
+        assert all(word in WORDS or word.startswith(HELD) for word in words), words
         _prepare(task.name, model, words, progress)
         output = pipeline.dnns[task.name].outputs[""]
         names = ("old", "new") if "renamed" in words else output.labels
@@ -74,9 +77,12 @@ def _prepare(name: str, model: str, words: set[str], progress: Callable[[str], N
     if "abort" in words:
         os.abort()
     if "long" in words:
-        for number in range(3000):
+        for number in range(round(LONG_S / 0.02)):
             progress(f"compiling job {number} of 3000")
             time.sleep(0.02)
+    for word in words:
+        while word.startswith(HELD) and not Path(word.removeprefix(HELD)).exists():
+            time.sleep(0.01)
 
 
 def _stage(words: set[str]) -> Callable:

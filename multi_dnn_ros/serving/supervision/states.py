@@ -34,7 +34,8 @@ class SupervisionTimes:
 
     fault_window_s: the parameter of that name. restart_s: pause before a group gets a new process, by the number of
     earlier losses without fault_window_s of service in between; the last value applies to all further losses.
-    retry_s: likewise, pause before a disabled DNN is retried. prepare_ahead_s: its process is prepared so long before.
+    retry_s: likewise, pause before a disabled DNN is retried. prepare_ahead_s: time before the retry at which the
+    preparation of its process begins.
     """
 
     fault_window_s: float = 60.0
