@@ -31,8 +31,8 @@ Image = npt.NDArray[np.uint8]
 Inference = Callable[[Image], object]
 #: Makes the inference of the DNN of this name; called in its process.
 Prepare = Callable[[NodeConfig, str], Inference]
-#: Longest time for preparing a DNN, and for a run.
-_LIMIT_S = 900.0
+#: Longest time for preparing the DNNs; for a run, _IMAGE_LIMIT_S more for each image.
+_LIMIT_S, _IMAGE_LIMIT_S = 900.0, 10.0
 
 
 def infer(task: DnnTask, image: Image) -> object:
@@ -81,6 +81,7 @@ class DnnProcesses:
     def __init__(self, prepare: Prepare, config: NodeConfig, images: Sequence[Image]) -> None:
         context = multiprocessing.get_context("spawn")
         self._ready = False
+        self._run_limit_s = _LIMIT_S + _IMAGE_LIMIT_S * len(images)
         self._connections: list[Connection] = []
         self._processes = []
         for name in config.dnns:
@@ -96,13 +97,13 @@ class DnnProcesses:
     def run(self) -> float:
         """Seconds until the last process has finished all images. Raises CommandError if one ended or hangs."""
         if not self._ready:
-            self._await_all()
+            self._await_all(_LIMIT_S)
             self._ready = True
         begin = time.perf_counter()
         for connection in self._connections:
             with contextlib.suppress(OSError):  # a process that ended is reported below
                 connection.send(None)
-        self._await_all()
+        self._await_all(self._run_limit_s)
         return time.perf_counter() - begin
 
     def close(self) -> None:
@@ -114,12 +115,12 @@ class DnnProcesses:
                 process.kill()
                 process.join()
 
-    def _await_all(self) -> None:
-        deadline = time.monotonic() + _LIMIT_S
+    def _await_all(self, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
         for process, connection in zip(self._processes, self._connections, strict=True):
             try:
                 if not connection.poll(max(0.0, deadline - time.monotonic())):
-                    raise CommandError(f"the process of {process.name} did not answer within {_LIMIT_S:g} s")
+                    raise CommandError(f"the process of {process.name} did not answer within {limit_s:g} s")
                 connection.recv()
             except (EOFError, OSError):
                 process.join(10.0)

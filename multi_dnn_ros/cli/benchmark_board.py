@@ -49,7 +49,7 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add("--minutes", type=minutes, default=15.0, metavar="MIN",
         help="planned length of the run in minutes, at least 0.1 (default: %(default)g)")  # fmt: skip
     add("--mixes", nargs="+", default=[], metavar="MIX",
-        help="what to measure, see above, the most important first (default: the mixes above but FILE, as far as "
+        help="what to measure, see above, the most important first (default: all of them except FILE, as far as "
         "they fit)")  # fmt: skip
     add("--cameras", type=positive, default=1, metavar="N", help="number of cameras (default: %(default)s)")
     add("--size", type=size, default=(640, 480), metavar="WxH",

@@ -54,7 +54,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.fail_above is not None and args.fail_above < 1.0:
         raise UsageError(f"--fail-above is {args.fail_above:g}; it must be at least 1 (the same)")
     for path in (args.first, args.second):
-        if args.output is not None and args.output.absolute() == path.absolute():
+        if args.output is not None and args.output.resolve() == path.resolve():
             raise UsageError(f"--output is {args.output}, which is one of the files to compare")
     comparison = compare(read_measured(args.first), read_measured(args.second))
     print(comparison_table(comparison))

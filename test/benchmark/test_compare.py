@@ -142,6 +142,8 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.Capt
     content = json.loads(good.read_text())
     damaged = json.loads(good.read_text())
     damaged["mixes"]["builtin"]["trials"][0]["rate_hz"] = "fast"
+    long = json.loads(good.read_text())
+    long["mixes"]["builtin"]["long"] = 3
     shutil.copy(RESULTS / "demo.json", tmp_path / "demo.json")
     bad = {
         "truncated.json": (good.read_text()[:300], "is not JSON, or truncated"),
@@ -158,6 +160,7 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.Capt
         "unversioned.json": (json.dumps(without(content, "schema_version")), "has schema version None"),
         "part.json": (json.dumps(without(content, "mixes")), "is damaged: mixes: Field required"),
         "damaged.json": (json.dumps(damaged), "is damaged: mixes.builtin.trials.0.rate_hz: Input should be a valid"),
+        "long.json": (json.dumps(long), "is damaged: mixes.builtin: Value error, long is 3, but there are 3 trials"),
         "nan.json": (good.read_text().replace("1.5", "NaN"), "is damaged: mixes.builtin.trials.0.cpu_cores"),
         "host.json": ('{"scenario": "host"}', "is damaged, or of another version: runtime: Field required"),
     }
@@ -201,6 +204,8 @@ def test_wrong_options_are_named(
 
 def test_a_compared_file_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "a.json", record())
-    assert run(path, path, "--output", path) == 2
-    assert "one of the files to compare" in capsys.readouterr().err
+    (tmp_path / "b.json").symlink_to(path)
+    for output in (path, tmp_path / "b.json"):
+        assert run(path, path, "--output", output) == 2
+        assert "one of the files to compare" in capsys.readouterr().err
     assert json.loads(path.read_text())["scenario"] == "board"

@@ -136,7 +136,7 @@ def test_a_run_with_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert set(counter["processes"]) == {"peer counter", "camera camera0"}
     assert counter["latency_ms"] is None
     assert counter["cpu_ms_per_result"] is None
-    assert 10 < counter["frames_received_hz"] < 40
+    assert 0 < counter["frames_received_hz"] < 40
     assert set(nodes["processes"]) == {"peer lane", "peer object", "peer pedestrian", "camera camera0"}
     check_results(nodes, time.monotonic() - begin)
     printed = capsys.readouterr().out

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 
 import cv2
@@ -153,6 +155,54 @@ def test_the_yolo_file_serves_an_export(tmp_path: Path, caplog: pytest.LogCaptur
     decoder = pipeline.tasks[0].decode
     kept = yaml.safe_load(text)["/**"]["ros__parameters"]["dnn"]["object"]["keep"]
     assert [decoder.labels[number] for number in decoder.kept] == kept
+
+
+class TinyUfldV2(torch.nn.Module):
+    """The outputs of UFLDv2 for CULane."""
+
+    SHAPES = ((1, 200, 72, 4), (1, 100, 81, 4), (1, 2, 72, 4), (1, 2, 81, 4))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(3, math.prod(shape)) for shape in self.SHAPES)
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        colors = image.mean((2, 3))
+        return tuple(layer(colors).reshape(shape) for layer, shape in zip(self.layers, self.SHAPES, strict=True))
+
+
+def test_the_highway_file_serves_exports(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """config/highway.yaml with nothing changed but the names of the two files."""
+    text = (ROOT / "config" / "highway.yaml").read_text(encoding="utf-8")
+    params, changed = tmp_path / "highway.yaml", text
+    for name, network in (("ufldv2_culane_res18_320x1600.onnx", TinyUfldV2()), ("yolov8n.onnx", TinyYolo(80))):
+        changed = changed.replace(f"model: {name}", f"model: {json.dumps(str(export(network, tmp_path / name)))}")
+    params.write_text(changed, encoding="utf-8")
+    config = read_params_file(params).model_copy(update={"device": "cpu"})
+    assert check_settings(config).problems == ()
+    with caplog.at_level("INFO"):
+        pipeline = build(config)
+    assert re.search(r"dnn\.lane\.decoder is auto: outputs .* are read as 'ufldv2'", caplog.text)
+    assert re.search(r"dnn\.vehicle\.decoder is auto: outputs .* are read as 'yolo'", caplog.text)
+    warm_up(pipeline.tasks, torch.device("cpu"), lambda text: None)
+    lane, vehicle = pipeline.tasks
+    assert lane.priority > vehicle.priority
+    decoder = vehicle.decode
+    assert [decoder.labels[number] for number in sorted(decoder.kept)] == config.dnns["vehicle"].keep
+
+
+def test_the_crops_in_the_highway_file_are_those_of_the_models_page() -> None:
+    text = (ROOT / "config" / "highway.yaml").read_text(encoding="utf-8")
+    crops = [yaml.safe_load(crop) for crop in re.findall(r"\[0[\d., ]*\]", text)]
+    above = {  # what UFLDv2 and CLRNet do not see, for CULane and TuSimple
+        "UFLDv2": [0.4, 0.2],
+        "CLRNet": [270 / 590, 160 / 720],
+    }
+    assert [crop[1] for crop in crops[:4]] == pytest.approx([*above["UFLDv2"], *above["CLRNet"]], abs=5e-4)
+    assert crops[4] == crops[0]
+    for crop in crops:
+        assert DnnConfig(role="lane", model="lane.onnx", crop=crop).crop == crop
+        assert crop[1] + crop[3] == pytest.approx(1.0)
 
 
 def test_the_coco_file_is_complete_but_for_the_weights() -> None:

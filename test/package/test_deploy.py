@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -38,9 +39,7 @@ def installed_files() -> dict[str, str]:
         "import json, setuptools; found = {}; setuptools.setup = found.update; exec(open('setup.py').read()); "
         "print(json.dumps(found['data_files']))"
     )
-    done = subprocess.run(
-        [shutil.which("python3") or "python3", "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     return {
         f"{folder.removeprefix('share/multi_dnn_ros/')}/{Path(source).name}": source
         for folder, sources in json.loads(done.stdout)

@@ -42,6 +42,7 @@ from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.processes import Interrupts
 from multi_dnn_ros.pipeline.choices import choose_device
 
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s, {remaining} left"
@@ -86,6 +87,7 @@ class BoardRun:
         total_s = 60.0 * self.minutes
         self._begin_s = time.monotonic()
         with (
+            Interrupts(),
             SensorLog() as self._sensors,
             tqdm(total=total_s, bar_format=_BAR, desc="planning", disable=None) as self._bar,
         ):
@@ -132,14 +134,14 @@ class BoardRun:
             try:
                 cost: Cost | None = cost_of(mix.dnns) if mix.dnns is not None else None
                 reason = obstacle(mix, self.device, cost, self.folder)
+                if not reason and cost is not None and throughput is None:
+                    throughput = flops_per_s(self.device)
             except (RuntimeError, ValueError, OSError) as error:
                 self._close(name, "failed", summarize_error(error))
                 continue
             if reason:
                 self._close(name, "does_not_fit", reason)
                 continue
-            if cost is not None and throughput is None:
-                throughput = flops_per_s(self.device)
             demands[name] = demand_of(mix, self.device, cost, throughput)
             self._progress()
         return demands
@@ -177,7 +179,8 @@ class BoardRun:
 
     def _mix(self, mix: Mix, share: Share) -> None:
         name, end_s = mix.name, time.monotonic() + share.seconds
-        folder = self.folder / Path(name).name.replace(".", "_")
+        number = 1 + list(self.content.mixes).index(name)  # two parameter files may have the same name
+        folder = self.folder / f"{number}_{Path(name).name.replace('.', '_')}"
         self._current = name
         self._bar.set_description(f"{name}, starting")
         try:
@@ -193,12 +196,12 @@ class BoardRun:
 
     def _measure(self, mix: Mix, folder: Path, share: Share, end_s: float) -> None:
         settings, record = self.settings, self.content.mixes[mix.name]
-        begin_s = time.monotonic()
         config = mix_config(mix, settings.device, self.device, folder / "networks")
         record.dnns = dnn_texts(mix, config)
         config = config.model_copy(update={"diagnostics_period_s": _REPORT_PERIOD_S})
         encoding = "" if settings.encoding == "jpeg" else settings.encoding
         cameras = [CameraPlan(f"camera{number}", settings.size, encoding, 1.0) for number in range(settings.cameras)]
+        begin_s = time.monotonic()
         with Rig(folder, config, cameras, settings.seed) as rig:
             rig.sample_s = 0.5
             record.start_s = time.monotonic() - begin_s

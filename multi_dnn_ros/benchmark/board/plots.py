@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multi_dnn_ros.benchmark.board.record import BoardRecord, MixRecord, SensorSample
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 _SERVED, _NOT_SERVED, _LATENCY = "#1f6f8b", "#c0392b", ("#a9d0de", "#5ba3b8", "#1f6f8b")
 _WIDTH = 7.0
+#: Most characters of a mix's name.
+_NAME = 24
+#: Names of mixes that begin closer together than this share of the run would overlap; only the first is written.
+_APART = 0.03
 
 
 def plot_highest(record: BoardRecord) -> Figure | None:
@@ -32,7 +37,7 @@ def plot_highest(record: BoardRecord) -> Figure | None:
             value = getattr(latency, name) if latency is not None else 0.0
             latencies.barh(place, value, color=_LATENCY[number], height=0.6, label=name if place == 0 else None)
     for axes in (rates, latencies):
-        axes.set_yticks(range(len(mixes)), [_plain(name) for name in mixes] if axes is rates else [""] * len(mixes))
+        axes.set_yticks(range(len(mixes)), [_shown(name) for name in mixes] if axes is rates else [""] * len(mixes))
         axes.invert_yaxis()
         axes.margins(x=0.15)
     rates.set(xlabel="highest rate, Hz per camera")
@@ -66,7 +71,7 @@ def plot_timeline(record: BoardRecord) -> Figure | None:
     """Power, temperature and clocks over the run; None without sensors."""
     quantities = [
         (label, [(each.at_s, float(value)) for each in record.timeline if (value := getattr(each, name)) is not None])
-        for label, name in (("power, W", "power_w"), ("highest temperature, °C", "temperature_c"),
+        for label, name in (("power, W", "power_w"), ("highest\ntemperature, °C", "temperature_c"),
                             ("lowest clock / limit", "clock_share"))
     ]  # fmt: skip
     quantities = [(label, points) for label, points in quantities if points]
@@ -79,8 +84,11 @@ def plot_timeline(record: BoardRecord) -> Figure | None:
         for each in record.timeline:
             if each.throttled:
                 axes.axvspan(each.at_s - 1.0, each.at_s, color=_NOT_SERVED, alpha=0.3, linewidth=0)
-    for begin_s, name in _phases(record.timeline):
-        every[0].annotate(_plain(name), (begin_s, 1.02), xycoords=("data", "axes fraction"), fontsize="small")
+    phases = _phases(record.timeline)
+    for begin_s, name in _apart(phases, _APART * record.timeline[-1].at_s):
+        every[0].annotate(_shown(name), (begin_s, 1.02), xycoords=("data", "axes fraction"), fontsize="small",
+                          rotation=30, rotation_mode="anchor")  # fmt: skip
+    for begin_s, _ in phases:
         for axes in every:
             axes.axvline(begin_s, color="#bbb", linewidth=0.8)
     every[-1].set(xlabel="time, s")
@@ -98,9 +106,22 @@ def _phases(timeline: Sequence[SensorSample]) -> list[tuple[float, str]]:
     return found
 
 
-def _plain(name: str) -> str:
-    """The name of a mix, which may be that of a file: matplotlib takes text between two dollar signs for a formula."""
-    return name.replace("$", r"\$")
+def _apart(phases: Sequence[tuple[float, str]], least_s: float) -> list[tuple[float, str]]:
+    """Those that begin at least this long after the one before."""
+    found: list[tuple[float, str]] = []
+    for begin_s, name in phases:
+        if not found or begin_s >= found[-1][0] + least_s:
+            found.append((begin_s, name))
+    return found
+
+
+def _shown(name: str) -> str:
+    """The name of a mix for a plot. A path, which would leave no room for the plot, is shortened to the file's name;
+    matplotlib takes text between two dollar signs for a formula.
+    """
+    short = Path(name).name
+    short = short if len(short) <= _NAME else f"{short[: _NAME - 1]}…"
+    return short.replace("$", r"\$")
 
 
 def _spread(values: Sequence[float]) -> list[float]:

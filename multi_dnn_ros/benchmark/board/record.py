@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SCENARIO = "board"
 SCHEMA_VERSION = 1
@@ -78,6 +78,12 @@ class MixRecord(_Record):
     failing_hz: float | None = None
     long: int | None = None
 
+    @model_validator(mode="after")
+    def _check_long(self) -> MixRecord:
+        if self.long is not None and not 0 <= self.long < len(self.trials):
+            raise ValueError(f"long is {self.long}, but there are {len(self.trials)} trials")
+        return self
+
     @property
     def at_highest(self) -> Trial | None:
         """The trial with the figures of the highest rate: the long one, or else the last one at this rate."""
@@ -115,7 +121,7 @@ class Idle(_Record):
 
 
 class SensorSample(_Record):
-    """at_s: since the beginning of the run that wrote it."""
+    """at_s: time of measuring so far, including that of the runs before --resume."""
 
     at_s: float
     mix: str

@@ -86,7 +86,8 @@ def remarks(record: BoardRecord) -> list[str]:
     found = []
     if record.idle is not None and record.idle.busy_share > _BUSY:
         found.append(
-            f"Other programs used {record.idle.busy_share:.0%} of the CPU before the run, so the figures are too low."
+            f"Other programs used {record.idle.busy_share:.0%} of the CPU before the run; without them the rates "
+            "would be higher and the latencies lower."
         )
     for name, mix in record.mixes.items():
         trial = mix.at_highest
@@ -109,7 +110,7 @@ def remarks(record: BoardRecord) -> list[str]:
         if mix.long is None:
             found.append(f"{name}: the figures are from a trial of {trial.seconds:.0f} s; no long run passed.")
         if mix.status != "measured":
-            found.append(f"{name}: {mix.status}, the figures are those until then: {mix.reason}.")
+            found.append(f"{name}: not completed ({status_text(mix)}); the figures are those measured until then.")
         for sensor, reason in trial.throttled.items():
             found.append(f"{name}: {sensor} was throttled: {reason}.")
     if all(mix.at_highest is None or mix.at_highest.power_w is None for mix in record.mixes.values()):

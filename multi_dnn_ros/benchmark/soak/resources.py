@@ -16,7 +16,7 @@ from multi_dnn_ros.benchmark.process_tree import belongs_to_dds
 _SMAPS = re.compile(r"^(Pss|Pss_Anon|Pss_Shmem):\s+(\d+) kB$", re.M)
 _SHM = "/dev/shm/"
 #: Longest time from the end of the node to that of its last process.
-_END_S = 1.0
+_END_S = 5.0
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,9 @@ from multi_dnn_ros.ros.middleware import is_standalone
 from multi_dnn_ros.settings.schema import NodeConfig
 
 _RECORDER = "multi_dnn_ros.benchmark.soak.recorder"
-#: Samples in a run: reading the memory maps of the processes takes them some milliseconds.
-_SAMPLES = 720
+#: A short run has this many samples, a longer one a sample every _LONGEST_SAMPLE_S: reading the memory maps of the
+#: processes takes them some milliseconds.
+_SAMPLES = 360
 _LONGEST_SAMPLE_S = 5.0
 _STEP_S = 0.1
 #: For the last fault to be answered before the cameras stop.
@@ -85,7 +86,7 @@ class _Run:
         self._recording = recording
         self._tell = tell
         self._samples: list[SoakSample] = []
-        self._sample_s = min(_LONGEST_SAMPLE_S, plan.seconds / _SAMPLES * 2.0)
+        self._sample_s = min(_LONGEST_SAMPLE_S, plan.seconds / _SAMPLES)
         self._next_sample_s = 0.0
         self._resources = NodeResources(rig.node.pid)
         self._engines = EngineLog(rig)
