@@ -114,7 +114,7 @@ def replay_one(recording: str, output: str, options: list[str], version: str) ->
     began = time.monotonic()
     entry: dict[str, Any] = {"host": socket.gethostname()}
     if version != __version__:
-        reason = f"host {entry['host']} has multi_dnn_ros {__version__}, this command is of {version}"
+        reason = f"host {entry['host']} has multi_dnn_ros {__version__}, the command {version}"
         return {**entry, "status": "failed", "message": reason}
     target = Path(output)
     target.parent.mkdir(parents=True, exist_ok=True)
