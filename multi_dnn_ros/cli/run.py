@@ -7,6 +7,7 @@ from pathlib import Path
 
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import add_params_file
+from multi_dnn_ros.common.exit_on_signals import exit_on_signals
 
 _DETAILS = """\
 The node subscribes to the camera topics, runs the DNNs concurrently and publishes lanes, detections and diagnostics. It
@@ -35,9 +36,10 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the node until it is stopped."""
     arguments = ros_arguments(args.params_file, args.ros_args)
-    from multi_dnn_ros.ros.process import run as run_node
+    with exit_on_signals():
+        from multi_dnn_ros.ros.process import run as run_node
 
-    return run_node(arguments)
+        return run_node(arguments)
 
 
 def ros_arguments(params_file: Path | None, ros_args: list[str]) -> list[str]:

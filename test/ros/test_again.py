@@ -66,10 +66,10 @@ def test_failed_activation_leaves_nothing_behind(bench: Bench, monkeypatch: pyte
     assert bench.change("configure")
     create = node.create_subscription
 
-    def refuse(kind: type, topic: str, *rest: Any) -> Any:
+    def refuse(kind: type, topic: str, *rest: Any, **options: Any) -> Any:
         if topic.startswith("rear"):
             raise RuntimeError("no more readers")
-        return create(kind, topic, *rest)
+        return create(kind, topic, *rest, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(node, "create_subscription", refuse)

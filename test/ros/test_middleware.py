@@ -29,6 +29,7 @@ def running_on(monkeypatch: pytest.MonkeyPatch):
     return run
 
 
+@pytest.mark.skipif(not middleware.is_standalone(), reason="needs the standalone runtime")
 def test_the_standalone_runtime_is_not_configured(tmp_path: Path) -> None:
     environment: dict[str, str] = {}
     assert configure(environment, tmp_path).name == ""

@@ -56,6 +56,29 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("command", ["executable import main; main([])", "cli.main import main; main(['run'])"])
+def test_a_second_signal_while_the_interpreter_exits_does_not_change_the_exit_code(command: str) -> None:
+    code = f"""
+import atexit, os, signal, sys
+from multi_dnn_ros.ros import process
+
+class Late:
+    def __del__(self, kill=os.kill, own=os.getpid(), number=signal.SIGINT):  # after the interpreter's own handlers
+        kill(own, number)
+
+def node(**arguments):
+    signal.raise_signal(signal.SIGINT)
+
+process.MultiDnnNode = node
+process.late = Late()
+atexit.register(signal.raise_signal, signal.SIGINT)
+from multi_dnn_ros.{command}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_interpreter_ends_without_collecting_garbage() -> None:
     code = """
 import atexit, gc
