@@ -18,6 +18,7 @@ import torch
 from tqdm import tqdm
 
 from multi_dnn_ros.common.reporting import write_json
+from multi_dnn_ros.models.weights import existing_file, load_weights, read_state_dict
 from multi_dnn_ros.training.data import SEEDS
 from multi_dnn_ros.training.datasets import RoadFrame, road_frames
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
@@ -36,6 +37,12 @@ def add_parser(verbs: Any) -> None:
         "--seed", type=int, default=SEEDS["test"], help="of scenes and drive; 1 and 2 were used in training"
     )
     verb.add_argument("--road", type=Path, help="folder of real road with lane_masks/")
+    verb.add_argument(
+        "--lane",
+        type=Path,
+        metavar="FILE",
+        help="lane network to score instead of the built-in one, as written by `lane`",
+    )
     verb.add_argument("--out", type=Path, required=True, help="JSON file to write")
     verb.set_defaults(run=run, libraries=("pycocotools",))
 
@@ -135,7 +142,11 @@ def rounded(scores: Mapping[str, float]) -> dict[str, float]:
 def run(args: argparse.Namespace) -> int:
     parts = ("video", "photos", "apart") if args.road is not None else ()
     road = {part: road_frames(args.road, part) for part in parts}  # before minutes of scoring that would be lost
-    judge = Evaluator(builtin_dnns())
+    dnns = builtin_dnns()
+    if args.lane is not None:
+        weights = read_state_dict(existing_file(str(args.lane), "--lane"))
+        load_weights(dnns["lane"].module, weights, str(args.lane))
+    judge = Evaluator(dnns)
     generator = SceneGenerator(640, 480, args.seed)
     drive = generator.drive(args.drive, 10.0)
     result: dict[str, Any] = {

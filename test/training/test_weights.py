@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from multi_dnn_ros.compression.macs import cost
+from multi_dnn_ros.models.networks import build
+from multi_dnn_ros.training.__main__ import main
 from multi_dnn_ros.training.data import SEEDS
 from multi_dnn_ros.training.datasets import road_frames
 from multi_dnn_ros.training.evaluate import Evaluator, builtin_dnns
@@ -83,3 +87,29 @@ def test_decomposed_dnns_answer_as_well(small: Evaluator, scores: dict[str, Any]
 @pytest.mark.parametrize(("part", "f1"), [("video", 0.9), ("photos", 0.8), ("apart", 0.75)])
 def test_real_road(judge: Evaluator, part: str, f1: float) -> None:
     assert judge.road(road_frames(ROAD, part))["f1"] >= f1
+
+
+def test_another_lane_network_is_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {name: tmp_path / f"{name}.safetensors" for name in ("blind", "other")}
+    network = build("LaneNet", {})
+    save_file({name: torch.zeros_like(value) for name, value in network.state_dict().items()}, names["blind"])
+    save_file({"weight": torch.zeros(3)}, names["other"])
+    command = [
+        "evaluate",
+        "--count",
+        "2",
+        "--drive",
+        "1",
+        "--seed",
+        "4",
+        "--out",
+        str(tmp_path / "scores.json"),
+        "--lane",
+    ]
+    assert main([*command, str(names["blind"])]) == 0
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["unseen_scenes"]["lane"]["recall"] == 0.0
+    assert scores["unseen_scenes"]["object"]["map50"] > 0.0
+    for name in (str(names["other"]), str(tmp_path / "missing.safetensors")):
+        assert main([*command, name]) == 1
+        assert name in capsys.readouterr().err
