@@ -124,7 +124,7 @@ COMPUTED: list[tuple[str, str, str, str, Callable[[Any], float]]] = [
     ("scheduling", "On a GPU", "1.16", "important_gpu", lambda it: _p99_ratio(it, "priority, at most 2 launched")),
     ("scheduling", "On a GPU", "2.43", "important_gpu", lambda it: _p99_ratio(it, "priority")),
     ("isolation", _STANDBY, "0.08", "gpu_faults", lambda it: min(_gaps(it, "1: assert"))),
-    ("isolation", _STANDBY, "0.10", "gpu_faults", lambda it: max(_gaps(it, "1: assert"))),
+    ("isolation", _STANDBY, "0.12", "gpu_faults", lambda it: max(_gaps(it, "1: assert"))),
     ("isolation", _STANDBY, "0.43", "gpu_faults", lambda it: min(_gaps(it, "2: illegal address"))),
     ("isolation", _STANDBY, "0.57", "gpu_faults", lambda it: max(_gaps(it, "2: illegal address"))),
     ("isolation", _STANDBY, "5", "gpu_faults", lambda it: it["warm"][0]["longest_gap_s"]["lane"]),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from multi_dnn_ros.common.reporting import counts_text, table
+
+#: Most characters of a note in the table.
+_NOTE = 100
 
 
 def soak_table(figures: Mapping[str, Any]) -> str:
@@ -43,14 +47,14 @@ def soak_table(figures: Mapping[str, Any]) -> str:
 
 
 def verdict_table(figures: Mapping[str, Any]) -> str:
-    """The verdicts as a Markdown table, also for docs/soak.md."""
+    """The verdicts as a Markdown table, also for docs/soak.md. Long notes are shortened here, not in the JSON file."""
     rows = [
         [
             of["name"],
             "none" if of["value"] is None else f"{of['value']:.3g} {of['unit']}".strip(),
             f"{of['limit']} {of['unit']}".strip(),
             "passed" if of["passed"] else "FAILED",
-            of["note"],
+            textwrap.shorten(of["note"], _NOTE, placeholder=" …"),
         ]
         for of in figures["verdicts"]
     ]
