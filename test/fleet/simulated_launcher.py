@@ -65,7 +65,7 @@ class SimulatedRank(RankHandle):
         self.failed = failed
 
     def end_later(self, text: str, unknown_for: int) -> None:
-        """End without a message; how it has ended is known only after so many calls of receive()."""
+        """End without a message. unknown_for: calls of receive() until it is known how it has ended."""
         self._report = None
         self._ending, self._unknown_for = text, unknown_for
 

@@ -160,7 +160,7 @@ def test_without_a_node_it_says_which_service_it_waited_for(
 
 
 def test_a_node_that_ends_leaves_what_it_has_done(recording: Path, parameters_file: Path, tmp_path: Path) -> None:
-    """It is stopped as soon as it is active."""
+    """It is stopped when it becomes active."""
     with reserved_domain() as domain:
         log, environment = tmp_path / "node.log", loopback_environment(domain)
         parameters = ("--params-file", str(parameters_file), "-p", "autostart:=false", "-p", "dnns:=[object]")

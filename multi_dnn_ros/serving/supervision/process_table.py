@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from multi_dnn_ros.serving.supervision.actions import (
     Action,
     ConfigureProcess,
+    EnableDnn,
     KillProcess,
     LogLine,
     StartProcess,
@@ -119,6 +120,14 @@ class ProcessTable:
         others = [] if group.isolated else [other for other in self.groups if other.served_by_common]
         for dnn in (*group.dnns, *(dnn for other in others for dnn in other.dnns)):
             self.routes[dnn] = group.process
+
+    def enable(self, group: Group) -> bool:
+        """The DNN of the group is no longer disabled; returns whether it was."""
+        if group.disabled is None:
+            return False
+        group.disabled = None
+        self.append(EnableDnn(group.dnns[0]))
+        return True
 
     def group_name(self, group: Group) -> str:
         """Name in the log and in diagnostics: `engine cuda:0`, or `engine cuda:0 lane` for an isolated DNN."""

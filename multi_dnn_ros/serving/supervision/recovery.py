@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from multi_dnn_ros.serving.supervision.actions import DisableDnn, EnableDnn
+from multi_dnn_ros.serving.supervision.actions import DisableDnn
 from multi_dnn_ros.serving.supervision.merging import Merging
 from multi_dnn_ros.serving.supervision.process_table import ProcessTable, join_names
 from multi_dnn_ros.serving.supervision.standby import Standby
@@ -71,7 +71,7 @@ class Recovery:
             f"{table.group_name(group)}: preparing a process for {join_names(group.dnns)} failed: {cause}",
         )
         if explained or group.served_by_common:
-            self._enable(group)  # its frames are dropped for the new reason
+            table.enable(group)  # its frames are dropped for the new reason
             self._pause(group)
         elif group.isolated:
             self._disable(group, cause)
@@ -97,7 +97,7 @@ class Recovery:
             process = table.processes[group.replacement]
             table.configure(process, group.dnns, in_background=group.served_by_common)
             if process.phase is Phase.CONFIGURED and table.clock() >= group.retry_ns:
-                if self._enable(group):
+                if table.enable(group):
                     table.log(logging.INFO, f"DNN {group.dnns[0]} is retried in a separate engine process")
                 table.assign(group, process.key)
 
@@ -122,7 +122,7 @@ class Recovery:
 
     def _disable(self, group: Group, cause: str) -> None:
         """Disable the only DNN of a group, which is at fault. Its next process is ready when the pause ends."""
-        self._enable(group)  # replaces the former reason
+        self._table.enable(group)  # replaces the former reason
         pause_ns = group.retry.failed()
         ahead_ns = round(self._table.times.prepare_ahead_s * 1e9)
         group.isolated = True
@@ -130,14 +130,6 @@ class Recovery:
         group.next_attempt_ns = group.retry_ns - min(pause_ns, ahead_ns)
         group.disabled = f"disabled because its engine process was lost: {cause}; next retry in {pause_ns / 1e9:g} s"
         self._table.append(DisableDnn(group.dnns[0], group.disabled))
-
-    def _enable(self, group: Group) -> bool:
-        """The DNN of the group is no longer disabled; returns whether it was."""
-        if group.disabled is None:
-            return False
-        group.disabled = None
-        self._table.append(EnableDnn(group.dnns[0]))
-        return True
 
     def _isolate(self, group: Group, suspects: Sequence[str]) -> None:
         """Give each suspected DNN a process of its own. Until these are ready, a hot standby serves all DNNs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from multi_dnn_ros.serving.supervision.actions import EnableDnn, TakeOver
+from multi_dnn_ros.serving.supervision.actions import TakeOver
 from multi_dnn_ros.serving.supervision.merging import Merging
 from multi_dnn_ros.serving.supervision.process_table import ProcessTable, join_names
 from multi_dnn_ros.serving.supervision.standby import Standby
@@ -97,10 +97,8 @@ class Swapping:
                 table.append(TakeOver(key, group.process))
                 formers.append(group.process)
             group.retry_ns = 0  # the new settings get a first attempt
-            if group.disabled is not None:
-                group.disabled = None
+            if table.enable(group):
                 group.retry.reset()
-                table.append(EnableDnn(group.dnns[0]))
             table.assign(group, key)
         self._formers = frozenset(formers)
         for key, process in table.processes.items():
