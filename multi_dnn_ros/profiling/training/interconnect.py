@@ -15,12 +15,14 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from multi_dnn_ros.profiling.training.launch_delay import LaunchDelay
+
 _REPEATS = 5
 _BLOCK_BYTES = 1 << 22
 _MOST_CALLS = 16
 _SMALLEST = 4 << 10
-#: Runs of computation and messages at once.
-_OVERLAPS = 7
+#: Runs each of the computation, the messages and both at once, and the limits of the messages and their buffers.
+_OVERLAPS, _MOST_MESSAGES, _BUFFERS = 7, 512, 64
 
 
 @dataclass(frozen=True)
@@ -132,54 +134,16 @@ def measure_overlap(
     """
     size = min(message, max(sample.bytes for sample in samples))
     once = min(sample.seconds for sample in samples if sample.bytes >= size)
-    alone_s = _least(lambda: _timed(compute, device))
+    run = _GpuRun(device) if device.type == "cuda" else _run_on_cpu
+    alone_s = _medians(lambda: run(compute, []))[1]
     box = torch.tensor([max(1.0, alone_s / 3 / once)], device=device)
     dist.broadcast(box, src=0)
-    buffers = [torch.zeros(max(1, size // 4), device=device) for _ in range(min(64, int(box)))]
-
-    def messages() -> float:
-        """Until all are done."""
-        started = time.perf_counter()
-        works = [dist.all_reduce(buffer, async_op=True) for buffer in buffers]
-        for work in works:
-            assert work is not None
-            work.wait()
-        _synchronize(device)
-        return time.perf_counter() - started
-
-    def both() -> tuple[float, float]:
-        """(until the messages are done, until both are done)."""
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
-        started = time.perf_counter()
-        if events:
-            events[0].record()
-        works = [dist.all_reduce(buffer, async_op=True) for buffer in buffers]
-        last = works[-1]
-        assert last is not None
-        ended: list[float] = []
-        if events:
-            with torch.cuda.stream(torch.cuda.Stream(device)):
-                last.wait()
-                events[1].record()
-            compute()
-            _synchronize(device)
-            return events[0].elapsed_time(events[1]) / 1e3, time.perf_counter() - started
-        last.get_future().add_done_callback(lambda _: ended.append(time.perf_counter() - started))
-        compute()
-        whole = time.perf_counter() - started
-        for work in works:
-            assert work is not None
-            work.wait()
-        return (ended[0] if ended else whole), whole
-
-    communication_s = _least(messages)
-    runs = []
-    for _ in range(_OVERLAPS):
-        dist.barrier()
-        _synchronize(device)
-        runs.append(both())
-    whole_s = statistics.median(whole for _, whole in runs)
-    together_s = min(statistics.median(together for together, _ in runs), whole_s)
+    count = min(_MOST_MESSAGES, int(box))
+    buffers = [torch.zeros(max(1, size // 4), device=device) for _ in range(min(_BUFFERS, count))]
+    messages = [buffers[number % len(buffers)] for number in range(count)]
+    communication_s = _medians(lambda: run(None, messages))[0]
+    together_s, whole_s = _medians(lambda: run(compute, messages))
+    together_s = min(together_s, whole_s)
     # The computation advanced by together_s / slow-down while the messages were under way, then at its own speed.
     advanced = max(alone_s - (whole_s - together_s), together_s / 100)
     slower = max(1.0, together_s / advanced)
@@ -190,20 +154,58 @@ def measure_overlap(
     return Overlap(slower, longer)
 
 
-def _least(timed: Callable[[], float]) -> float:
+def _medians(run: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+    """Of :data:`_OVERLAPS` runs after one for warming up, each begun by all processes at once."""
     found = []
     for _ in range(1 + _OVERLAPS):
         dist.barrier()
-        found.append(timed())
-    return statistics.median(found[1:])
+        found.append(run())
+    return statistics.median(each for each, _ in found[1:]), statistics.median(each for _, each in found[1:])
 
 
-def _timed(compute: Callable[[], object], device: torch.device) -> float:
-    _synchronize(device)
+def _run_on_cpu(compute: Callable[[], object] | None, messages: Sequence[torch.Tensor]) -> tuple[float, float]:
+    """Seconds until the messages, and until the computation is done."""
+    ended: list[float] = []
     started = time.perf_counter()
-    compute()
-    _synchronize(device)
-    return time.perf_counter() - started
+    works = [dist.all_reduce(buffer, async_op=True) for buffer in messages]
+    if works and works[-1] is not None:
+        works[-1].get_future().add_done_callback(lambda _: ended.append(time.perf_counter() - started))
+    if compute is not None:
+        compute()
+    computed_s = time.perf_counter() - started
+    for work in works:
+        assert work is not None
+        work.wait()
+    return (ended[0] if ended else time.perf_counter() - started), computed_s
+
+
+class _GpuRun:
+    """As :func:`_run_on_cpu`, by the GPU's clock. The GPU begins both after the host has launched them: otherwise short
+    messages would have ended before the computation is launched.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._delay = LaunchDelay()
+        self._side = torch.cuda.Stream(device)
+
+    def __call__(self, compute: Callable[[], object] | None, messages: Sequence[torch.Tensor]) -> tuple[float, float]:
+        begun, communicated, computed = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        _synchronize(self._device)
+        with self._delay.applied():
+            begun.record()
+            works = [dist.all_reduce(buffer, async_op=True) for buffer in messages]
+            with torch.cuda.stream(self._side):
+                self._side.wait_event(begun)
+                for work in works:
+                    assert work is not None
+                    work.wait()  # on the GPU, by this stream
+                communicated.record()
+            if compute is not None:
+                compute()
+            computed.record()
+        _synchronize(self._device)
+        return begun.elapsed_time(communicated) / 1e3, begun.elapsed_time(computed) / 1e3
 
 
 def _synchronize(device: torch.device) -> None:
