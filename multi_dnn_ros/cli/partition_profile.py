@@ -18,7 +18,8 @@ from multi_dnn_ros.cli.partition_arguments import (
 from multi_dnn_ros.common.errors import UsageError
 
 _PROFILE = """\
-The units are measured one after another at batch sizes 2^n - 1, 2^n and 2^n + 1 up to --max-batch.
+The units are measured one after another at batch sizes 2^n - 1, 2^n and 2^n + 1 up to --max-batch, or at those of
+--batches. Times of sizes between two measured ones are interpolated.
 
 Each result is written to the unit's table at once; an interrupted command continues when it is started again. A batch
 size that does not fit in memory is recorded as such, and larger ones are not tried.
@@ -36,7 +37,10 @@ def add_actions(actions: Commands[argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     _add_measured(profile)
     add = profile.add_argument
-    add("--max-batch", type=positive, required=True, metavar="N", help="largest batch size to measure")
+    sizes = profile.add_mutually_exclusive_group(required=True)
+    sizes.add_argument("--max-batch", type=positive, metavar="N", help="largest batch size to measure")
+    sizes.add_argument("--batches", type=positive, nargs="+", metavar="N",
+                       help="measure only these batch sizes, for example if all batches have one size")  # fmt: skip
     _add_sampling(profile)
     add("--replace", action="store_true",
         help="start new tables, replacing existing ones of this or another model, device or version")  # fmt: skip
@@ -80,7 +84,7 @@ def _profile(args: argparse.Namespace) -> int:
                 unit,
                 request,
                 args.precision,
-                batch_sizes(args.max_batch),
+                args.batches or batch_sizes(args.max_batch),
                 folder,
                 sampling=Sampling(args.samples, args.limit),
                 replace=args.replace,

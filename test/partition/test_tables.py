@@ -190,6 +190,16 @@ def test_a_table_of_another_model_or_version_is_refused_unless_replaced(tmp_path
     assert [row.batch for row in replaced.rows] == [1]
 
 
+def test_the_command_measures_given_batch_sizes(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin = ["partition", "profile", "fake", "--units", "fake:a", "--tables", str(tmp_path)]
+    assert main([*begin, "--batches", "6", "3", "--samples", "1"]) == 0
+    assert [row.batch for row in read_table(table_path(tmp_path, "fake", "fake:a", "auto")).rows] == [3, 6]
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main([*begin, "--batches", "6", "--max-batch", "8"])
+    assert "not allowed with argument --batches" in capsys.readouterr().err
+
+
 def test_the_command_measures_transfers_alone(capsys: pytest.CaptureFixture[str]) -> None:
     begin = ["partition", "io", "fake", "--units"]
     assert main([*begin, "fake:a/most=8", "--batch", "2", "--max-batch", "12", "--increment", "4"]) == 0
