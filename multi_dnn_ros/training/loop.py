@@ -99,11 +99,15 @@ class Schedule:
 
 @dataclass
 class Outcome:
-    """best: scores of the kept weights. epoch: their epoch; -1: the initial weights. history: one row per epoch."""
+    """best: scores of the kept weights. epoch: their epoch; -1: the initial weights. history: one row per epoch.
+
+    images_per_s: of each epoch that was trained since the last start, over all processes, without scoring.
+    """
 
     best: dict[str, float] = field(default_factory=dict)
     epoch: int = -1
     history: list[dict[str, float]] = field(default_factory=list)
+    images_per_s: list[float] = field(default_factory=list)
 
 
 def train(
@@ -217,7 +221,8 @@ def _train(
             if averaging is not None:
                 averaging.step(min(schedule.ema, (1 + step) / (10 + step)))
             total += value.detach()
-        mean = float(distributed.mean(total)) / max(steps, 1)
+        mean = float(distributed.mean(total)) / max(steps, 1)  # waits for the GPU
+        outcome.images_per_s.append(steps * batches.batch_size / (time.monotonic() - started))
         if not math.isfinite(mean):
             raise TrainingError(
                 f"epoch {epoch + 1}: the loss is {mean}; lower lr (now {schedule.lr}) or check the data"
@@ -235,7 +240,8 @@ def _train(
         outcome.history.append(row)
         if progress and first_process:
             text = " ".join(f"{name}={value:.4g}" for name, value in row.items())
-            tqdm.write(f"{text} seconds={time.monotonic() - started:.1f}")
+            speed = f"images/s={outcome.images_per_s[-1]:.4g}"
+            tqdm.write(f"{text} {speed} seconds={time.monotonic() - started:.1f}")
         last = epoch + 1 == schedule.epochs
         stopped = not last and distributed.from_first(stop is not None and first_process and stop())
         due = (epoch + 1) % checkpoint_every == 0 or last or stopped

@@ -46,6 +46,7 @@ class Result:
             "choice_scores": self.outcome.best,
             "test_scores": {"before": self.before, "after": self.after},
             "seconds": round(self.seconds, 1),
+            "images_per_s": [round(speed, 1) for speed in self.outcome.images_per_s],
             "history": self.outcome.history,
         }
 

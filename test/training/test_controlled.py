@@ -50,6 +50,8 @@ def test_seeds_and_control(colours: Path, tmp_path: Path, capsys: pytest.Capture
     content = json.loads((report / "retrain.json").read_text())
     assert [row["seed"] for row in content["seeds"]] == [row["seed"] for row in content["control"]] == [5, 6, 7]
     assert content["seed"] in (5, 6, 7)
+    assert len(content["images_per_s"]) == 3
+    assert min(content["images_per_s"]) > 0
     values = [row["after"]["top1"] for row in content["seeds"]]
     controls = [row["after"]["top1"] for row in content["control"]]
     for text in (
