@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from multi_dnn_ros.fleet.shares import TENTHS, Thresholds
 from multi_dnn_ros.planning.file_model import FileModel
@@ -28,7 +29,7 @@ class FleetJob(FileModel):
     data: str = Field(min_length=1, description="KIND:PATH, as --data of `multi-dnn retrain`")
     weights: str = Field(default="default", description="of a torchvision network: a file, a name, or random")
     num_classes: int = Field(default=0, ge=0, description="classes of a torchvision network; 0: those of its weights")
-    size: tuple[int, int] | None = Field(default=None, description="input [width, height]; null: the model's own")
+    size: tuple[int, int] | None = Field(default=None, description="input size, such as 640x480; null: the model's own")
     decoder: str = Field(default="auto", description="decoder of the outputs, if the model does not name one")
     labels: tuple[str, ...] = Field(default=(), description="class names; empty: those of the model or the data")
     scenes: int = Field(default=6000, ge=1, description="for data `road`: number of training images to render")
@@ -53,6 +54,17 @@ class FleetJob(FileModel):
     checkpoint_every_s: float = Field(default=60.0, gt=0, description="seconds between checkpoints")
     start_after_s: float = Field(default=0.0, ge=0, description="seconds from the fleet's start until the job is added")
     output: Path | None = Field(default=None, description="file for the trained network; null: in the job's folder")
+
+    @field_validator("size", mode="before")
+    @classmethod
+    def _parse_size(cls, value: Any) -> Any:
+        """WIDTHxHEIGHT as on the command line, or a list of the two."""
+        if not isinstance(value, str):
+            return value
+        match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", value)
+        if not match:
+            raise ValueError("expected a size such as 640x480")
+        return int(match[1]), int(match[2])
 
     @model_validator(mode="after")
     def _one_length(self) -> FleetJob:
@@ -102,7 +114,9 @@ def read_jobs_file(path: Path) -> JobsFile:
     try:
         return JobsFile.model_validate(document)
     except ValidationError as error:
-        problems = "; ".join(_problem(document, dict(each)) for each in error.errors())
+        # Wrong jobs are left out of the list; that it is then too short is no problem of the file.
+        found = [each for each in error.errors() if each["type"] != "too_short" or not each["input"]]
+        problems = "; ".join(_problem(document, dict(each)) for each in found)
         raise JobsFileError(f"{path}: {problems}") from None
 
 

@@ -57,6 +57,11 @@ def trace(
     return graph_module
 
 
+def import_export() -> None:
+    """Import what the first call of :func:`trace` imports, which takes a second or two, by tracing a small module."""
+    trace(nn.Conv2d(3, 1, 1), (torch.zeros(1, 3, 1, 1),))
+
+
 def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.GraphModule:
     logger = logging.getLogger("torch.export")
     level = logger.level

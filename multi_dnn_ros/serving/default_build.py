@@ -8,7 +8,11 @@ from typing import Any
 from multi_dnn_ros.settings.schema import NodeConfig
 
 #: Modules that :func:`build` and :func:`check` need and that take seconds to import; after a colon, a function to call.
-MODULES = ("multi_dnn_ros.pipeline.build", "multi_dnn_ros.pipeline.settings_check:import_registries")
+MODULES = (
+    "multi_dnn_ros.pipeline.build",
+    "multi_dnn_ros.pipeline.settings_check:import_registries",
+    "multi_dnn_ros.graph.trace:import_export",
+)
 
 
 def modules_of(build_function: Callable[..., Any]) -> tuple[str, ...]:

@@ -113,7 +113,10 @@ def replicated(network: nn.Module, unused: bool = False) -> nn.Module:
     device = next(network.parameters()).device
     # Before each forward pass the buffers become rank 0's, whose statistics are those that are kept.
     return DistributedDataParallel(
-        network, device_ids=[device.index] if device.type == "cuda" else None, find_unused_parameters=unused
+        network,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        find_unused_parameters=unused,
+        gradient_as_bucket_view=True,  # saves a copy of the gradients
     )
 
 

@@ -184,10 +184,11 @@ def _train(
     else:
         _set_training(average, False)
         outcome.best = distributed.from_first(_scores(score, average, "before training") if first_process else {})
-    replica = distributed.replicated(network, bool(_unused(network, batches, loss)))
-    passes: nn.Module = replica
+    unused = bool(_unused(network, batches, loss))
+    # Collectives inside the passes, and weights without a gradient, which every step has to find, are not captured.
+    capturing = device.type == "cuda" and not whole_batch and not unused
+    passes = network if capturing else distributed.replicated(network, unused)
     captured_for: torch.Size | None = None
-    capturing = device.type == "cuda" and distributed.world() == 1
     steps = len(batches)
     parameters = list(network.parameters())  # once: collecting them takes as long as some of the steps below
     averaging = Averaging(average, network) if schedule.ema else None
@@ -196,7 +197,7 @@ def _train(
             break
         started = time.monotonic()
         torch.manual_seed((schedule.seed * 100_003 + epoch) * 1_009 + distributed.rank())
-        _set_training(replica, True)
+        _set_training(network, True)
         total = torch.zeros((), device=device)
         bar = tqdm(
             batches.epoch(epoch), f"epoch {epoch + 1}/{schedule.epochs}", steps,
@@ -207,7 +208,8 @@ def _train(
             set_rate(optimizer, schedule, step / steps)
             image = _channels_last(batch["image"])
             if capturing and image.shape != captured_for:
-                passes, captured_for = capture_passes(replica, image, schedule.precision), image.shape
+                passes = distributed.replicated(capture_passes(network, image, schedule.precision))
+                captured_for = image.shape
             with autocast(device, schedule.precision):
                 outputs = passes(image)
             # Gradients are averaged over the processes, whose shares of the batch may differ by one image.

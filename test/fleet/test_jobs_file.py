@@ -27,6 +27,21 @@ def test_a_file_is_read_with_defaults(tmp_path: Path) -> None:
     assert file.thresholds.slow_down == 0.1
 
 
+def test_a_size_is_written_as_on_the_command_line_or_as_a_list(tmp_path: Path) -> None:
+    jobs = [{**JOB, "size": "640x480"}, {**JOB, "name": "b", "size": [64, 32]}]
+    assert [job.size for job in read_jobs_file(written(tmp_path, {"jobs": jobs})).jobs] == [(640, 480), (64, 32)]
+
+
+def test_problems_of_all_jobs_are_listed_and_nothing_else(tmp_path: Path) -> None:
+    path = written(tmp_path, {"jobs": [{**JOB, "size": "64"}, {**JOB, "name": "b", "steps": 0}]})
+    with pytest.raises(JobsFileError) as error:
+        read_jobs_file(path)
+    assert str(error.value) == (
+        f"{path}: job 'a': size = '64': expected a size such as 640x480; "
+        "job 'b': steps = 0: Input should be greater than or equal to 1"
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
