@@ -26,7 +26,7 @@ class Decisions:
 
     def forget(self, file: JobsFile) -> None:
         """Discard what the trials have shown, which holds only for the former units; use the thresholds of the file."""
-        self._sharing = Sharing(file.thresholds, file.gain)
+        self._sharing = Sharing(file.thresholds, file.gain, policy=file.policy)
 
     def change_thresholds(self, file: JobsFile) -> None:
         """Continue with the thresholds of the file."""

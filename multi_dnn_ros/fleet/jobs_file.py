@@ -12,6 +12,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from multi_dnn_ros.fleet.shares import TENTHS, Thresholds
+from multi_dnn_ros.fleet.sharing import Policy
 from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.settings.params_file import StrictLoader
 from multi_dnn_ros.settings.params_sections import read_text
@@ -76,6 +77,9 @@ class FleetJob(FileModel):
 class JobsFile(FileModel):
     """The whole file."""
 
+    policy: Policy = Field(
+        default="fair", description="fair: shares change; even and `one unit`: they stay, to compare with"
+    )
     period_s: float = Field(default=30.0, gt=0, le=86400, description="seconds between decisions")
     slow_down_threshold: float = Field(
         default=0.1, ge=0, description="part by which the largest slow-down must exceed the mean of the others"

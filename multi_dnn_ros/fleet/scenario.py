@@ -10,7 +10,8 @@ from typing import Any
 from multi_dnn_ros.fleet.contention import Load, alone_s
 from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFile
 from multi_dnn_ros.fleet.plot import Points
-from multi_dnn_ros.fleet.simulator import POLICIES, Fleet, Simulated, SimulatedJob, compare, simulate
+from multi_dnn_ros.fleet.sharing import POLICIES
+from multi_dnn_ros.fleet.simulator import Fleet, Simulated, SimulatedJob, compare, simulate
 from multi_dnn_ros.fleet.step_times import StepTimes
 
 #: Random lengths of jobs, relative to the file's; and work that arrives per second, relative to what all units finish.

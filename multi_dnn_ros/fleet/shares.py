@@ -53,6 +53,12 @@ def even(units: Collection[int], count: int) -> Shares:
     return tuple(given.get(unit, 0) for unit in range(count))
 
 
+def even_in_turn(number: int, count: int) -> Shares:
+    """Equal shares of the `number`-th job (from 0) on all units; with more than ten units, on the next ten of them."""
+    width = min(TENTHS, count)
+    return even([(number * width + k) % count for k in range(width)], count)
+
+
 def whole(unit: int, count: int) -> Shares:
     """The whole batch on one unit."""
     return even([unit], count)

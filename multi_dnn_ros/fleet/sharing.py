@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from multi_dnn_ros.fleet.shares import (
     TENTHS,
     Allocation,
     Shares,
     Thresholds,
+    even_in_turn,
     manage,
     mean_slow_downs,
     moved,
@@ -25,6 +27,11 @@ from multi_dnn_ros.fleet.shares import (
     whole,
     within,
 )
+
+#: `fair`: as above. The others are baselines. `even`: every job has equal shares of all units until it ends (with more
+#: than ten units, of ten of them in turn). `one unit`: every job stays whole on the unit that had the fewest jobs.
+Policy = Literal["fair", "even", "one unit"]
+POLICIES: tuple[Policy, ...] = ("fair", "even", "one unit")
 
 #: Part of a period after which a change is judged: most changes do not help, and last no longer than necessary.
 TRIAL_PART = 1 / 6
@@ -55,12 +62,14 @@ class _Trial:
 @dataclass
 class Sharing:
     """gain: least relative reduction of a slow-down for which a change is kept. waste: relative rise of the sum of all
-    slow-downs that is accepted for it.
+    slow-downs that is accepted for it. policy: with one other than `fair`, shares stay as they are at the start.
     """
 
     thresholds: Thresholds = field(default_factory=Thresholds)
     gain: float = 0.02
     waste: float = 0.0
+    policy: Policy = "fair"
+    _started: int = 0
     _jobs: frozenset[str] = frozenset()
     _rejected: set[tuple[tuple[str, Shares], ...]] = field(default_factory=set)
     _trial: _Trial | None = None
@@ -91,6 +100,8 @@ class Sharing:
         new = [job for job, shares in allocation.items() if not any(shares)]
         if new:
             return self._placed(allocation, new, use, limits)
+        if self.policy != "fair":
+            return Decision(dict(allocation), "unchanged")
         trial, self._trial = self._trial, None
         if trial is not None and trial.tried == allocation and not self._helped(trial, slow_downs):
             self._rejected.add(_key(trial.tried))
@@ -110,7 +121,8 @@ class Sharing:
     ) -> Decision:
         placed = {job: shares for job, shares in allocation.items() if job not in new}
         for job in new:
-            start = start_shares(placed, use)
+            start = even_in_turn(self._started, len(use)) if self.policy == "even" else start_shares(placed, use)
+            self._started += 1
             fitted = within(start, limits[job]) if job in limits else start
             if fitted is None:
                 raise ValueError(f"job {job}: limits {limits[job]} allow less than its whole batch")

@@ -12,14 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from multi_dnn_ros.fleet.contention import Load, Rates, alone_s, predict
-from multi_dnn_ros.fleet.shares import TENTHS, Allocation, Shares, Thresholds, even, start_shares, used
-from multi_dnn_ros.fleet.sharing import TRIAL_PART, Decision, Sharing
+from multi_dnn_ros.fleet.shares import Allocation, Shares, Thresholds, even_in_turn, start_shares, used
+from multi_dnn_ros.fleet.sharing import POLICIES, TRIAL_PART, Decision, Sharing
 from multi_dnn_ros.fleet.slowdown import Progress
 from multi_dnn_ros.fleet.step_times import Interconnect
-
-#: What is compared: fair shares, and the baselines. `even`: every job has equal shares of all units (of ten of them,
-#: in turn, if there are more) until it ends. `one unit`: every job stays whole on the unit that had the fewest jobs.
-POLICIES = ("fair", "even", "one unit")
 
 
 @dataclass(frozen=True)
@@ -181,9 +177,7 @@ class _Simulation:
         elif self.policy == "one unit":
             shares = start_shares(allocation, [0.0] * fleet.units)
         else:
-            width = min(TENTHS, fleet.units)
-            units = range(fleet.units) if width == fleet.units else _in_turn(self.arrived * width, width, fleet.units)
-            shares = even(units, fleet.units)
+            shares = even_in_turn(self.arrived, fleet.units)
         self.arrived += 1
         self.loads[job.name] = job.load
         self.running[job.name] = _Running(job, alone_s(job.load, fleet.units, fleet.interconnect), shares)
@@ -215,10 +209,6 @@ class _Simulation:
                     run.paused_s = self.fleet.change_s
             run.shares = shares
         return decision
-
-
-def _in_turn(first: int, width: int, units: int) -> list[int]:
-    return [(first + k) % units for k in range(width)]
 
 
 def compare(results: Mapping[str, Simulated]) -> dict[str, float]:

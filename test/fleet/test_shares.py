@@ -21,7 +21,7 @@ from multi_dnn_ros.fleet.shares import (
     whole,
     within,
 )
-from multi_dnn_ros.fleet.sharing import Sharing
+from multi_dnn_ros.fleet.sharing import Policy, Sharing
 
 THRESHOLDS = Thresholds()
 
@@ -198,6 +198,27 @@ def test_a_change_that_does_not_help_is_taken_back_and_not_repeated() -> None:
         assert tried.allocation not in seen
         seen.append(tried.allocation)
     assert tried.reason == "unchanged"
+
+
+@pytest.mark.parametrize(
+    ("policy", "units", "expected"),
+    [
+        ("even", 2, [(5, 5), (5, 5), (5, 5)]),
+        ("one unit", 2, [(10, 0), (0, 10), (10, 0)]),
+        ("even", 15, [(1,) * 10 + (0,) * 5, (1,) * 5 + (0,) * 5 + (1,) * 5, (0,) * 5 + (1,) * 10]),
+    ],
+)
+def test_shares_of_the_baselines_do_not_change(policy: Policy, units: int, expected: list[Shares]) -> None:
+    sharing = Sharing(THRESHOLDS, policy=policy)
+    use, slow_downs = [0.1] * (units - 1) + [1.0], {"a": 9.0, "b": 1.0, "c": 1.0}
+    allocation: dict[str, Shares] = {}
+    for job in "abc":
+        allocation = sharing.decide({**allocation, job: (0,) * units}, slow_downs, use).allocation
+    assert list(allocation.values()) == expected
+    assert sharing.decide(allocation, slow_downs, use).allocation == allocation
+    left = {"c": allocation["c"]}  # also when the others have ended
+    assert sharing.decide(left, slow_downs, use).allocation == left
+    assert not sharing.on_trial
 
 
 def test_limits_hold_in_every_decision() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from multi_dnn_ros.fleet.contention import Load, alone_s, predict
 from multi_dnn_ros.fleet.shares import Shares, used
-from multi_dnn_ros.fleet.simulator import POLICIES, Fleet, SimulatedJob, simulate
+from multi_dnn_ros.fleet.sharing import POLICIES
+from multi_dnn_ros.fleet.simulator import Fleet, SimulatedJob, simulate
 from multi_dnn_ros.fleet.slowdown import Progress
 from multi_dnn_ros.fleet.step_times import Interconnect, NetworkTimes, StepTime
 
