@@ -339,7 +339,8 @@ def test_a_quantized_network(tmp_path: Path) -> None:
     constants = {
         "scale": floats(0.02)[0],
         "zero": np.array(128, np.uint8),
-        "weights": RANDOM.integers(-127, 128, (4, 3, 3, 3)).astype(np.int8),
+        # 7 bits: on CPUs without 8-bit dot products, ONNX Runtime saturates sums of two products in 16 bits.
+        "weights": RANDOM.integers(-64, 64, (4, 3, 3, 3)).astype(np.int8),
         "scales": floats(0.01, 0.02, 0.005, 0.03),
         "zeros": np.zeros(4, np.int8),
         "scale_out": floats(0.125)[0],
