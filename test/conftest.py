@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -66,6 +67,13 @@ def pytest_collection_finish() -> None:
     gc.unfreeze = unfreeze
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_setup() -> None:
+    """Skip the test if the time in the environment variable TESTS_UNTIL (seconds since 1970) is over; see .ci/run."""
+    until = os.environ.get("TESTS_UNTIL")
+    if until and time.time() > float(until):
+        pytest.skip("out of time: TESTS_UNTIL is over")
 
 
 @pytest.fixture
