@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from multi_dnn_ros.fleet.shares import (
     TENTHS,
@@ -31,7 +31,7 @@ from multi_dnn_ros.fleet.shares import (
 #: `fair`: as above. The others are baselines. `even`: every job has equal shares of all units until it ends (with more
 #: than ten units, of ten of them in turn). `one unit`: every job stays whole on the unit that had the fewest jobs.
 Policy = Literal["fair", "even", "one unit"]
-POLICIES: tuple[Policy, ...] = ("fair", "even", "one unit")
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 #: Part of a period after which a change is judged: most changes do not help, and last no longer than necessary.
 TRIAL_PART = 1 / 6
@@ -121,7 +121,7 @@ class Sharing:
     ) -> Decision:
         placed = {job: shares for job, shares in allocation.items() if job not in new}
         for job in new:
-            start = even_in_turn(self._started, len(use)) if self.policy == "even" else start_shares(placed, use)
+            start = first_shares(self.policy, self._started, placed, use)
             self._started += 1
             fitted = within(start, limits[job]) if job in limits else start
             if fitted is None:
@@ -155,6 +155,11 @@ class Sharing:
                 return
             for shares in _moves(job, allocation, slow_downs, use):
                 yield {**allocation, job: shares}, "alternative"
+
+
+def first_shares(policy: str, number: int, allocation: Mapping[str, Shares], use: Sequence[float]) -> Shares:
+    """Shares of the `number`-th job (from 0) at its start, beside `allocation`. use: 0..1 of each unit."""
+    return even_in_turn(number, len(use)) if policy == "even" else start_shares(allocation, use)
 
 
 def _moves(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from multi_dnn_ros.fleet.contention import Load, Rates, alone_s, predict
-from multi_dnn_ros.fleet.shares import Allocation, Shares, Thresholds, even_in_turn, start_shares, used
-from multi_dnn_ros.fleet.sharing import POLICIES, TRIAL_PART, Decision, Sharing
+from multi_dnn_ros.fleet.shares import Allocation, Shares, Thresholds, used
+from multi_dnn_ros.fleet.sharing import POLICIES, TRIAL_PART, Decision, Sharing, first_shares
 from multi_dnn_ros.fleet.slowdown import Progress
 from multi_dnn_ros.fleet.step_times import Interconnect
 
@@ -171,13 +171,11 @@ class _Simulation:
 
     def _admit(self, job: SimulatedJob) -> None:
         fleet = self.fleet
-        allocation = {name: run.shares for name, run in self.running.items()}
-        if self.policy == "fair":
+        if self.policy == "fair":  # placed by the next decision
             shares = (0,) * fleet.units
-        elif self.policy == "one unit":
-            shares = start_shares(allocation, [0.0] * fleet.units)
         else:
-            shares = even_in_turn(self.arrived, fleet.units)
+            allocation = {name: run.shares for name, run in self.running.items()}
+            shares = first_shares(self.policy, self.arrived, allocation, [0.0] * fleet.units)
         self.arrived += 1
         self.loads[job.name] = job.load
         self.running[job.name] = _Running(job, alone_s(job.load, fleet.units, fleet.interconnect), shares)

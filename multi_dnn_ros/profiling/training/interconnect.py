@@ -163,18 +163,23 @@ def _medians(run: Callable[[], tuple[float, float]]) -> tuple[float, float]:
     return statistics.median(each for each, _ in found[1:]), statistics.median(each for _, each in found[1:])
 
 
+def _begin(messages: Sequence[torch.Tensor]) -> list[dist.Work]:
+    """Begin an all-reduce of each message."""
+    works = [dist.all_reduce(buffer, async_op=True) for buffer in messages]
+    return [work for work in works if work is not None]  # None only for a process outside the group
+
+
 def _run_on_cpu(compute: Callable[[], object] | None, messages: Sequence[torch.Tensor]) -> tuple[float, float]:
     """Seconds until the messages, and until the computation is done."""
     ended: list[float] = []
     started = time.perf_counter()
-    works = [dist.all_reduce(buffer, async_op=True) for buffer in messages]
-    if works and works[-1] is not None:
+    works = _begin(messages)
+    if works:
         works[-1].get_future().add_done_callback(lambda _: ended.append(time.perf_counter() - started))
     if compute is not None:
         compute()
     computed_s = time.perf_counter() - started
     for work in works:
-        assert work is not None
         work.wait()
     return (ended[0] if ended else time.perf_counter() - started), computed_s
 
@@ -194,11 +199,10 @@ class _GpuRun:
         _synchronize(self._device)
         with self._delay.applied():
             begun.record()
-            works = [dist.all_reduce(buffer, async_op=True) for buffer in messages]
+            works = _begin(messages)
             with torch.cuda.stream(self._side):
                 self._side.wait_event(begun)
                 for work in works:
-                    assert work is not None
                     work.wait()  # on the GPU, by this stream
                 communicated.record()
             if compute is not None:
