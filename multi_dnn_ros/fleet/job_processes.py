@@ -63,6 +63,11 @@ class JobProcesses:
         """To wait on."""
         return [rank.end for rank in self._ranks.values() if rank.end is not None and not rank.end.closed]
 
+    def prepare(self) -> None:
+        """Have all ranks read the data now, because the job will be measured. Other jobs hold during a measurement."""
+        for rank in self._ranks.values():
+            rank.send(Command(self.number, self.shares, prepare=True))
+
     def send(self, shares: Shares, *, hold: bool = False, stop: bool = False) -> None:
         """Set the state of the job from its next step on."""
         before = tuple(used(self.shares))

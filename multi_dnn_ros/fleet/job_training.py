@@ -29,10 +29,18 @@ from multi_dnn_ros.training.loop import Schedule, make_optimizer, set_rate
 from multi_dnn_ros.training.precision import autocast
 from multi_dnn_ros.training.retrain import check_labels
 from multi_dnn_ros.training.setup import make_batches, score_rows
+from multi_dnn_ros.training.trainable import Trainable
 
 #: Keys of a job that may change between two runs of the same training.
 _FREE = {"name", "priority", "checkpoint_every_s", "start_after_s", "output"}
 _CLIP = 10.0
+
+
+def read_data(job: FleetJob, network: Trainable) -> CheckedData:
+    """The checked data set of a job, for its network. Raises DatasetError, TrainingError."""
+    opened = open_data(job.data, DataRequest(network.task, network.framing, network.labels, job.scenes))
+    check_labels(network, opened)
+    return check_data(opened, progress=False)
 
 
 class JobTraining:
@@ -45,12 +53,7 @@ class JobTraining:
         self._trainable = load_trainable(job)
         if self._trainable.loss is None:
             raise TrainingError(f"the outputs of {job.model} have no loss; the fleet trains without a teacher")
-        if data is None:
-            own = self._trainable
-            opened = open_data(job.data, DataRequest(own.task, own.framing, own.labels, job.scenes))
-            check_labels(own, opened)
-            data = check_data(opened, progress=False)
-        self.data = data
+        self.data = data if data is not None else read_data(job, self._trainable)
         self.network = self._trainable.network.to(device)
         self._dtype = torch.float64 if job.precision == "fp64" else torch.float32
         self.network.to(self._dtype)

@@ -22,7 +22,7 @@ class LocalRank(RankHandle):
     """A child process, with a pipe."""
 
     def __init__(self, setup: RankSetup, rank_main: RankMain) -> None:
-        context = process_context(setup.unit)
+        context = process_context()
         self.end, there = context.Pipe()
         self._process: Any = context.Process(
             target=rank_main, args=(setup, there), name=f"{setup.job.name} on {setup.unit.name}", daemon=True
@@ -78,13 +78,11 @@ class LocalLauncher:
         return self._use.take()
 
 
-def process_context(unit: Unit) -> Any:
-    """How ranks are started. On CPUs they are forks of a process that has imported PyTorch, which takes seconds.
+def process_context() -> Any:
+    """How ranks are started: as forks of a process that has imported PyTorch, which takes seconds.
 
-    On GPUs each imports it again: after a fork, CUDA fails if anything had called it before.
+    That process never calls CUDA, which would fail in its forks.
     """
-    if unit.device != "cpu":
-        return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([main.__module__])
     return context

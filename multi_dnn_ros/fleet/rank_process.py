@@ -25,9 +25,10 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.parent_watch import end_with_parent
-from multi_dnn_ros.fleet.job_training import JobTraining
+from multi_dnn_ros.fleet.job_training import JobTraining, read_data
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Held, Report
+from multi_dnn_ros.fleet.networks import load_trainable
 from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.memory_errors import is_memory_error
 from multi_dnn_ros.training.checks import CheckedData
@@ -119,6 +120,9 @@ class Rank:
 
     def _apply(self, command: Command) -> None:
         """Join, leave or keep the process group; pass the state on to ranks that join."""
+        if command.prepare:
+            self._prepare()
+            return
         rank, before, active = self.setup.rank, command.before, command.active
         leader = before[0] if before else None
         if command.stop:
@@ -146,6 +150,11 @@ class Rank:
                 self._join_group(list(active), f"{command.number}")
         if self.training is not None and rank in active:
             self.training.take(command.shares, rank)
+
+    def _prepare(self) -> None:
+        """Read the data, and initialize the device: a CUDA context takes seconds."""
+        self._data = read_data(self.setup.job, load_trainable(self.setup.job))
+        torch.empty(1, device=self._device)
 
     def _begin(self, *, fresh: bool) -> None:
         self.training = JobTraining(self.setup.job, self._device, self._data)

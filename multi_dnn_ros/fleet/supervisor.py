@@ -211,10 +211,12 @@ class Supervisor:
     # Start and measure alone
 
     def _spawn(self, job: RunningJob) -> None:
-        """Start the processes, which then load their libraries and wait for a command."""
+        """Start the processes, which load their libraries, and the data of a job that is to be measured, and wait."""
         job.starts += 1
         prefix = f"{job.name}/{job.starts}"
         job.processes = JobProcesses(job.job, self._launcher, job.folder, prefix, self._rank_main)
+        if not job.memory.alone_s:
+            job.processes.prepare()
         job.report, job.step_s, job.placed = None, 0.0, False
         job.memory.status = "starting"
 

@@ -50,7 +50,7 @@ class UnitAgent:
     def start(self, key: RankKey, setup: RankSetup, supervision: Supervision, rank_main: RankMain) -> int:
         """Start a rank. Returns its process id."""
         setup = replace(setup, unit=self._unit)
-        process: Any = process_context(self._unit).Process(
+        process: Any = process_context().Process(
             target=remote_main, args=(setup, key, supervision, self._interface, rank_main), daemon=True
         )
         process.start()

@@ -91,6 +91,25 @@ def test_a_job_holds_and_the_end_of_a_rank_is_reported(ranks: JobProcesses) -> N
     assert found == [(1, Failed("was killed by SIGKILL (the kernel does this when memory runs out)", False, False))]
 
 
+def test_ranks_read_the_data_of_a_job_that_will_be_measured_before_they_have_a_share(
+    job: FleetJob, tmp_path: Path
+) -> None:
+    missing = tmp_path / "missing"
+    ranks = JobProcesses(job.model_copy(update={"data": f"cifar10:{missing}"}), LocalLauncher(UNITS), tmp_path, "a")
+    try:
+        ranks.prepare()
+        found: list[tuple[int, Message]] = []
+        deadline = time.monotonic() + _PATIENCE_S
+        while len(found) < len(UNITS) and time.monotonic() < deadline:
+            wait_for_messages([ranks], 0.1)
+            found += ranks.receive()
+    finally:
+        ranks.kill()
+    assert sorted(unit for unit, _ in found) == [0, 1]
+    for _, message in found:
+        assert isinstance(message, Failed) and message.expected and str(missing) in message.text
+
+
 def cpu_s(pid: int) -> float:
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
