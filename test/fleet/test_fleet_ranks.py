@@ -107,7 +107,9 @@ def test_ranks_read_the_data_of_a_job_that_will_be_measured_before_they_have_a_s
         ranks.kill()
     assert sorted(unit for unit, _ in found) == [0, 1]
     for _, message in found:
-        assert isinstance(message, Failed) and message.expected and str(missing) in message.text
+        assert isinstance(message, Failed)
+        assert message.expected
+        assert str(missing) in message.text
 
 
 def cpu_s(pid: int) -> float:
