@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -133,12 +134,16 @@ def _process_figures(
         return next((group for group, pattern in _GROUPS[kind] if re.match(pattern, name)), OTHER)
 
     used = used_between(first, last, group)
+    threads = Counter(group(key.number - last.pid, name) for key, name in last.names.items())
     total = sum(used.values(), Usage())
     return {
         **_usage_figures(total, elapsed_s, frames, results),
         "memory_bytes": memory,
         "threads": len(last.threads),
-        "groups": {place: _usage_figures(of, elapsed_s, frames, results) for place, of in sorted(used.items())},
+        "groups": {
+            place: {**_usage_figures(of, elapsed_s, frames, results), "threads": threads[place]}
+            for place, of in sorted(used.items())
+        },
     }
 
 

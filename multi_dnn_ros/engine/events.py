@@ -1,4 +1,7 @@
-"""A pool of CUDA events: creating and destroying an event costs more than recording it."""
+"""A pool of CUDA events: creating and destroying an event costs more than recording it.
+
+A thread that waits for a blocking event sleeps. Waiting for any other occupies a core until the kernels have run.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ class EventPool:
         try:
             event = self._free.pop()
         except IndexError:
-            event = torch.cuda.Event(enable_timing=True)
+            event = torch.cuda.Event(enable_timing=True, blocking=True)
         event.record(stream)
         return event
 

@@ -40,8 +40,7 @@ class Runner:
     ) -> None:
         self._queue = queue
         self._observer = observer or NullObserver()
-        # A blocking event sleeps; others occupy a core while the kernels run.
-        self._finished = torch.cuda.Event(blocking=True) if waits else None
+        self._finished = torch.cuda.Event(blocking=True) if waits else None  # see EventPool
         self._device = device
         self._single_call = single_call
         self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None

@@ -88,10 +88,12 @@ def test_groups_are_sums_of_their_threads(threads: list[tuple[Usage, Usage, str]
         assert of == sum((more for _, more, its in threads if its == name), Usage())
 
 
-def run(output: Path, *presets: str, more: Sequence[str] = ()) -> dict[str, Any]:
+def run(
+    output: Path, *presets: str, size: str = "160x120", encoding: str = "jpeg", more: Sequence[str] = ()
+) -> dict[str, Any]:
     """What the command writes about one camera with each of these presets."""
     assert main(
-        ["benchmark", "host", "--presets", *presets, "--cameras", "1", "--sizes", "160x120", "--encodings", "jpeg",
+        ["benchmark", "host", "--presets", *presets, "--cameras", "1", "--sizes", size, "--encodings", encoding,
          "--rate", "20", "--seconds", "2", "--output", str(output), *more]
     ) == 0  # fmt: skip
     return dict(json.loads(output.read_text()))
@@ -111,17 +113,19 @@ def test_a_run_with_our_node(
     monkeypatch.setenv("FORK_SERVER", "off")  # a server of the node would be counted as one of its processes
     output, plot = tmp_path / "host.json", tmp_path / "host.png"
     begin = time.monotonic()
-    found = run(output, "null", more=("--plot", str(plot)))
+    found = run(output, "null", size="640x480", encoding="bgr8", more=("--plot", str(plot)))
     elapsed_s = time.monotonic() - begin
     assert plot.read_bytes().startswith(b"\x89PNG")
     (null,) = found["cases"].values()
     assert set(null["processes"]) == {"node", "engine 1", "camera camera0"}
-    assert {"receive", "decode", "publish"} <= set(null["processes"]["node"]["groups"])
+    node_groups = null["processes"]["node"]["groups"]
+    assert {"receive", "decode", "publish"} <= set(node_groups)
+    assert node_groups["decode"]["threads"] == 1  # OpenCV has none of its own
     assert null["processes"]["engine 1"]["groups"]["engine"]["cpu_ms"] > 0
     check_results(null, elapsed_s)
     counts = null["accounts"]["null on camera0"]
     assert counts["offered"] == counts["published"] + sum(counts["dropped"].values())
-    assert "null 1x160x120@20 jpeg" in capsys.readouterr().out
+    assert "null 1x640x480@20 bgr8" in capsys.readouterr().out
 
     ratios = compare(found, read_baseline(output))["ratios"]
     assert all(value == 1.0 for of in ratios.values() for value in of.values())

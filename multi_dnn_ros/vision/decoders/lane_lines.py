@@ -94,6 +94,8 @@ def fit_curves(v: Floats, u: Floats, counts: Integers, bend: npt.NDArray[np.bool
     Returns (P, 3) c0, c1, c2. All curves are fitted at once: one by one, the overhead of the numpy calls, which
     hold the GIL, would be ten times the computation.
     """
+    if len(counts) == 1:  # of two joined pieces: the overhead is then a tenth
+        return _fit_one(v, u, bool(bend[0]))
     begins = np.cumsum(counts) - counts
     number = np.repeat(np.arange(len(counts)), counts)
     origin = np.add.reduceat(v, begins) / counts
@@ -117,6 +119,29 @@ def fit_curves(v: Floats, u: Floats, counts: Integers, bend: npt.NDArray[np.bool
         solution = np.asarray(np.linalg.solve(normal, right), np.float64)[:, :, 0]
     a, b, c = solution[:, 0], solution[:, 1] / span, solution[:, 2] / span**2
     return np.stack([a - b * origin + c * origin**2, b - 2 * c * origin, c], axis=1)
+
+
+def _fit_one(v: Floats, u: Floats, bend: bool) -> Floats:
+    """As fit_curves, for one curve. Returns (1, 3)."""
+    count = len(v)
+    origin = float(v.sum()) / count
+    span = max(float(v.max() - v.min()), 1.0)
+    t = (v - origin) / span
+    powers = np.stack([np.ones_like(t), t, t * t] if bend else [np.ones_like(t), t])
+    products = np.concatenate([powers[:, None] * powers, powers[:, None] * u], axis=1)  # (terms, terms + 1, K)
+    ridge = 1e-9 * count * np.eye(len(powers))
+    weights = np.ones_like(t)
+    solution = np.zeros(len(powers))
+    for step in range(4):
+        if step:
+            residuals = np.abs(u - solution @ powers)
+            scale = max(1.4826 * float(np.partition(residuals, count // 2)[count // 2]), 0.25)
+            weights = np.minimum(1.0, 1.5 * scale / np.maximum(residuals, 1e-12))
+        sums = products @ weights
+        solution = np.linalg.solve(sums[:, :-1] + ridge, sums[:, -1])
+    a, b, c = (*solution.tolist(), 0.0)[:3]
+    b, c = b / span, c / span**2
+    return np.array([[a - b * origin + c * origin**2, b - 2 * c * origin, c]])
 
 
 def _medians(values: npt.NDArray[Any], number: Integers, middles: Integers) -> Floats:
