@@ -130,7 +130,7 @@ def _fit_one(v: Floats, u: Floats, bend: bool) -> Floats:
     powers = np.stack([np.ones_like(t), t, t * t] if bend else [np.ones_like(t), t])
     products = np.concatenate([powers[:, None] * powers, powers[:, None] * u], axis=1)  # (terms, terms + 1, K)
     ridge = 1e-9 * count * np.eye(len(powers))
-    weights = np.ones_like(t)
+    weights: Floats = np.ones_like(t)
     solution = np.zeros(len(powers))
     for step in range(4):
         if step:
