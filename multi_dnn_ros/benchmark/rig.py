@@ -39,6 +39,8 @@ _START_LIMIT_S = 300.0
 #: DDS matches both sides independently: a publisher may discover its readers some milliseconds later.
 _SETTLE_S = 1.0
 _ERROR = 2  # as in DiagnosticStatus
+#: Results per stream that are kept while the rig does something else: it stops eight cameras in some seconds.
+_WAITING = 1000
 #: CDR encapsulation and the header's stamp, the first field of every message we publish.
 _STAMP = struct.Struct("<4xiI")
 _REASON = re.compile(r"^dropped: (\w+)$")
@@ -273,7 +275,9 @@ class Rig:
             age_ns = self._clock_node.get_clock().now().nanoseconds - (seconds * 1_000_000_000 + nanoseconds)
             receipts.add(time.monotonic(), age_ns / 1e6)
 
-        return self._clock_node.create_subscription(message_class(kind), name, receive, QoSProfile(depth=50), raw=True)
+        return self._clock_node.create_subscription(
+            message_class(kind), name, receive, QoSProfile(depth=_WAITING), raw=True
+        )
 
     def _on_diagnostics(self, data: bytes) -> None:
         message: Any = deserialize_message(data, DiagnosticArray)

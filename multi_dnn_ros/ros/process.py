@@ -24,7 +24,6 @@ from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
 from multi_dnn_ros.ros.service_status import ServiceStatus
 from multi_dnn_ros.settings.params_sections import files_in, read_sections, require_parameters_in_any
-from multi_dnn_ros.vision.image_decoding import disable_opencv_threads
 
 #: Maximum delay until a signal is noticed while no callback runs.
 _POLL_S = 0.1
@@ -44,7 +43,6 @@ def run(args: list[str] | None = None) -> int:
         read_sections(file, NODE_NAME)
     stop = _StopSignal()
     configure_malloc()
-    disable_opencv_threads()
     # The garbage collections at interpreter exit would take more than a second on PyTorch's objects.
     atexit.register(gc.freeze)
     with short_switch_interval():

@@ -19,6 +19,7 @@ from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.admission import DISABLED_BY_PARAMETER, Admission
 from multi_dnn_ros.serving.demand import Demand
 from multi_dnn_ros.serving.host import Buffer, Host
+from multi_dnn_ros.vision.image_decoding import disable_opencv_threads
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +142,7 @@ class CameraDecoder(threading.Thread):
     # -- the thread
 
     def run(self) -> None:
+        disable_opencv_threads()
         try:
             while self._wait_until_needed():
                 self._decode_newest()

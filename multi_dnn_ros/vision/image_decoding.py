@@ -126,8 +126,8 @@ def decode_compressed(
 def disable_opencv_threads() -> None:
     """Make OpenCV convert images in the calling thread, in the whole process.
 
-    By default it divides each image among as many threads as there are cores. On 32 cores this takes ten times the CPU
-    time of one thread for an image of 1280x720, and each camera has a decoding thread anyway.
+    By default it divides each image among as many threads as there are cores. On 32 cores this takes nine times the CPU
+    time for a raw image of 1280x720, and each camera has a decoding thread anyway (docs/host-cost.md).
     """
     cv2.setNumThreads(1)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,19 @@ def figures(output: Path) -> dict:
 
 
 @pytest.mark.long
-def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(tmp_path: Path, parameters: str) -> None:
+def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(
+    tmp_path: Path, parameters: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_camera = Rig.stop_camera
+
+    def stop_slowly(rig: Rig, name: str) -> None:
+        """As where many cameras are stopped one after another: the last one sends until then."""
+        if name == "front" and name in rig.cameras:
+            time.sleep(6.0)
+        stop_camera(rig, name)
+
+    monkeypatch.setattr(Rig, "stop_camera", stop_slowly)
+    Path(parameters).write_text(ONE_DNN.replace("{backend", "{model: 'builtin:object_small', backend"))
     output, plot, logs = tmp_path / "load.json", tmp_path / "load.png", tmp_path / "logs"
     logs.mkdir()
     (logs / "front").write_text("the user's own")
@@ -63,9 +76,8 @@ def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(tmp_path:
     for stream, of in found["accounts"].items():
         assert of["offered"] == of["published"] + sum(of["dropped"].values()) + of["pending"], found["accounts"]
         assert of["offered"] == found["cameras"][stream.partition(" on ")[2]]["received"]
-        # On a busy machine the listener may lose results that were published; then it must not be called exact.
-        assert 0 < of["observed"] <= of["published"], found["accounts"]
-        assert of["exact"] == (of["observed"] == of["published"])
+        assert 0 < of["observed"] == of["published"], found["accounts"]
+        assert of["exact"]
     assert found["accounts"]["object on front"]["dropped"]["overwritten"] > 0
     # A camera that starves gets its part of all images, here 3 %. The share is that of a machine that serves evenly: on
     # one that stalls for half a second, images of both cameras are overwritten, and the quicker one has the next image.

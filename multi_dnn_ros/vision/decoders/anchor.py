@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -91,7 +93,8 @@ class AnchorDecoder(Decoder):
             heads = {name: list(head.split(self.level_sizes, dim=1)) for name, head in heads.items()}
             anchors = [list(self.anchors.split(self.level_sizes))]
         (found,) = detector.postprocess_detections(heads, anchors, [self.image_end(source_size)])
-        return self.report(found["boxes"], found["scores"], found["labels"], source_size)
+        boxes, scores, labels = (found[name].numpy() for name in ("boxes", "scores", "labels"))
+        return self.report(boxes, scores, labels, source_size)
 
     def image_end(self, source_size: tuple[int, int]) -> tuple[int, int]:
         """(lower, right) end of the image in the input; boxes are clipped to it, because the rest is padding."""
@@ -99,13 +102,17 @@ class AnchorDecoder(Decoder):
         return geometry.top + geometry.height, geometry.left + geometry.width
 
     def report(
-        self, boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, source_size: tuple[int, int]
+        self,
+        boxes: npt.NDArray[np.float32],
+        scores: npt.NDArray[np.float32],
+        classes: npt.NDArray[np.int64],
+        source_size: tuple[int, int],
     ) -> Detections:
         """Boxes in input pixels after NMS, best first -> the best ones of the kept classes, in source pixels."""
         # Select the classes first: the others must not count for max_detections.
-        chosen = torch.isin(classes, torch.tensor(self.kept)) if self.kept else slice(self.max_detections)
-        found = self.preprocess.geometry(source_size).to_source(boxes[chosen].numpy())
-        return self.finish(found, scores[chosen].numpy(), classes[chosen].numpy(), source_size)
+        chosen = np.isin(classes, self.kept) if self.kept else slice(self.max_detections)
+        found = self.preprocess.geometry(source_size).to_source(boxes[chosen])
+        return self.finish(found, scores[chosen], classes[chosen], source_size)
 
 
 SPEC = DecoderSpec(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torchvision.ops import batched_nms
+from torchvision.ops import batched_nms, nms
 
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Detections, OutputError
@@ -24,6 +24,8 @@ MAX_CANDIDATES = 4096
 LIMIT = 1e6
 #: Score threshold of models without one of their own.
 DEFAULT_SCORE_THRESHOLD = 0.4
+#: Up to this number of boxes torchvision's batched_nms separates classes on the CPU by offsets; with more, in a loop.
+_MAX_OFFSET_BOXES = 1000
 
 
 def total_of(values: torch.Tensor) -> torch.Tensor:
@@ -34,7 +36,7 @@ def total_of(values: torch.Tensor) -> torch.Tensor:
     return values.sum(dtype=torch.float64)
 
 
-def expect_finite(name: str, total: torch.Tensor, values: torch.Tensor | None = None) -> None:
+def expect_finite(name: str, total: torch.Tensor | float, values: torch.Tensor | None = None) -> None:
     """Raise OutputError unless `total`, on the CPU, is finite. values: the summed values, to count the bad ones.
 
     A sum is much faster than a test of every value.
@@ -42,6 +44,24 @@ def expect_finite(name: str, total: torch.Tensor, values: torch.Tensor | None = 
     if not math.isfinite(float(total)):
         counted = "" if values is None else f": {int((~torch.isfinite(values)).sum())} of {values.numel()}"
         raise OutputError(f"{name} holds NaN or infinite values{counted}")
+
+
+def suppress(
+    boxes: npt.NDArray[np.float32], scores: npt.NDArray[np.float32], class_ids: npt.NDArray[Any], iou_threshold: float
+) -> npt.NDArray[np.int64]:
+    """Indices of the boxes that non-maximum suppression per class leaves, best score first.
+
+    As torchvision's batched_nms, with the offsets between classes computed in NumPy: each operation of PyTorch releases
+    the GIL, and another DNN's thread may then hold it for a whole switch interval.
+    """
+    if not len(boxes):
+        return np.zeros(0, np.int64)
+    if len(boxes) > _MAX_OFFSET_BOXES:
+        kept = batched_nms(*map(torch.from_numpy, (boxes, scores, class_ids)), iou_threshold)
+    else:
+        offsets = class_ids.astype(np.float32) * (boxes.max() + np.float32(1))
+        kept = nms(torch.from_numpy(boxes + offsets[:, None]), torch.from_numpy(scores), iou_threshold)
+    return np.asarray(kept.numpy(), np.int64)
 
 
 class TwoParts(Protocol):
@@ -157,7 +177,7 @@ class Decoder:
         corners, values, ids = corners[indices], values[indices], ids[indices]
         corners = self.preprocess.geometry(source_size).to_source(corners)
         if len(indices) > 1:
-            first = batched_nms(*map(torch.from_numpy, (corners, values, ids)), self.iou_threshold).numpy()
+            first = suppress(corners, values, ids, self.iou_threshold)
             corners, values, ids = corners[first], values[first], ids[first]
         return self.finish(corners, values, ids, source_size)
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchvision.models.detection.fcos import FCOS
-from torchvision.ops import batched_nms, clip_boxes_to_image
 
-from multi_dnn_ros.vision.decoders.base import expect_finite, total_of
+from multi_dnn_ros.vision.decoders.base import expect_finite, suppress
 from multi_dnn_ros.vision.results import Detections
+
+Floats = npt.NDArray[np.float32]
 
 
 class AnchorHead(Protocol):
@@ -34,7 +37,9 @@ class AnchorHead(Protocol):
 
     def image_end(self, source_size: tuple[int, int]) -> tuple[int, int]: ...
 
-    def report(self, boxes: Tensor, scores: Tensor, classes: Tensor, source_size: tuple[int, int]) -> Detections: ...
+    def report(
+        self, boxes: Floats, scores: Floats, classes: npt.NDArray[np.int64], source_size: tuple[int, int]
+    ) -> Detections: ...
 
 
 class AnchorCandidates:
@@ -47,6 +52,7 @@ class AnchorCandidates:
         self._decoder = decoder
         self._most = int(decoder.detector.topk_candidates)
         self._labels: dict[torch.device, Tensor] = {}
+        self._anchors = np.asarray(decoder.anchors.numpy(), np.float32)
 
     def condense(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Raw head outputs on any device -> scores (K,), classes (K,), anchor indices (K,), box offsets (K, 4).
@@ -66,17 +72,20 @@ class AnchorCandidates:
         return scores, classes, anchors, offsets[anchors]
 
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Detections:
-        """Result of condense(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
-        scores, classes, anchors, offsets = outputs
-        expect_finite(f"the scores or boxes of {len(scores)} candidates", total_of(scores) + total_of(offsets))
+        """Result of condense(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity.
+
+        In NumPy, see :func:`multi_dnn_ros.vision.decoders.base.suppress`.
+        """
+        scores, classes, anchors, offsets = (output.numpy() for output in outputs)
+        total = float(scores.sum(dtype=np.float64) + offsets.sum(dtype=np.float64))
+        expect_finite(f"the scores or boxes of {len(scores)} candidates", total)
         decoder = self._decoder
-        chosen = scores > decoder.score_threshold
+        chosen = np.flatnonzero(scores > decoder.score_threshold)
         scores, classes = scores[chosen], classes[chosen]
-        coder: Any = decoder.detector.box_coder
-        code = coder.decode if isinstance(decoder.detector, FCOS) else coder.decode_single
-        boxes = code(offsets[chosen], decoder.anchors[anchors[chosen]])
-        boxes = clip_boxes_to_image(boxes, decoder.image_end(source_size))
-        first = batched_nms(boxes, scores, classes, decoder.iou_threshold)
+        boxes = _boxes(decoder.detector, offsets[chosen], self._anchors[anchors[chosen]])
+        bottom, right = decoder.image_end(source_size)
+        boxes = boxes.clip(0, np.array([right, bottom, right, bottom], np.float32))
+        first = suppress(boxes, scores, classes, decoder.iou_threshold)
         return decoder.report(boxes[first], scores[first], classes[first], source_size)
 
     def _best_by_level(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,3 +112,17 @@ class AnchorCandidates:
             kept = self._decoder.kept or range(1, count)
             self._labels[device] = torch.tensor([label for label in kept if label], device=device)
         return self._labels[device]
+
+
+def _boxes(detector: Any, offsets: Floats, anchors: Floats) -> Floats:
+    """(N, 4) offsets of the boxes from their anchors -> (N, 4) x1, y1, x2, y2, as torchvision's box coders do."""
+    center, size = (anchors[:, :2] + anchors[:, 2:]) / 2, anchors[:, 2:] - anchors[:, :2]
+    coder = detector.box_coder
+    if isinstance(detector, FCOS):  # distances from the center to the sides
+        if coder.normalize_by_size:
+            offsets = offsets * np.concatenate([size, size], axis=1)
+        return np.concatenate([center - offsets[:, :2], center + offsets[:, 2:]], axis=1)
+    scaled = offsets / np.asarray(coder.weights, np.float32)
+    center = scaled[:, :2] * size + center
+    half = np.exp(np.minimum(scaled[:, 2:], np.float32(coder.bbox_xform_clip))) * size / 2
+    return np.concatenate([center - half, center + half], axis=1)

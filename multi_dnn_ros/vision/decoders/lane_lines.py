@@ -131,14 +131,14 @@ def _fit_one(v: Floats, u: Floats, bend: bool) -> Floats:
     products = np.concatenate([powers[:, None] * powers, powers[:, None] * u], axis=1)  # (terms, terms + 1, K)
     ridge = 1e-9 * count * np.eye(len(powers))
     weights: Floats = np.ones_like(t)
-    solution = np.zeros(len(powers))
+    solution: Floats = np.zeros(len(powers))
     for step in range(4):
         if step:
             residuals = np.abs(u - solution @ powers)
             scale = max(1.4826 * float(np.partition(residuals, count // 2)[count // 2]), 0.25)
             weights = np.minimum(1.0, 1.5 * scale / np.maximum(residuals, 1e-12))
         sums = products @ weights
-        solution = np.linalg.solve(sums[:, :-1] + ridge, sums[:, -1])
+        solution = np.asarray(np.linalg.solve(sums[:, :-1] + ridge, sums[:, -1]), np.float64)
     a, b, c = (*solution.tolist(), 0.0)[:3]
     b, c = b / span, c / span**2
     return np.array([[a - b * origin + c * origin**2, b - 2 * c * origin, c]])

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
-from torchvision.ops import batched_nms
 
-from multi_dnn_ros.vision.decoders.base import LIMIT, MAX_CANDIDATES
+from multi_dnn_ros.vision.decoders.base import LIMIT, MAX_CANDIDATES, suppress
 from multi_dnn_ros.vision.decoders.layout import Difference, Layout, Match
 from multi_dnn_ros.vision.decoders.maps import without_padding
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
@@ -50,7 +48,7 @@ class YoloInstancesDecoder(RecognizedDecoder):
         inputs = from_centers(rows[index, :4].clip(-LIMIT, LIMIT))
         height, width = source_size
         boxes = self.preprocess.geometry(source_size).to_source(inputs)
-        first = batched_nms(*map(torch.from_numpy, (boxes, scores[index], ids[index])), self.iou_threshold).numpy()
+        first = suppress(boxes, scores[index], ids[index], self.iou_threshold)
         clipped = boxes[first].clip(0, np.array([width, height, width, height], np.float32))
         inside = (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])
         first, clipped = (values[inside][: min(self.max_detections, _MOST)] for values in (first, clipped))
