@@ -14,11 +14,12 @@ from multi_dnn_ros.cli.options import add_plot, add_seed, check_files
 from multi_dnn_ros.cli.partition_arguments import add_model, add_search, add_units, network_request, stored_tables
 from multi_dnn_ros.cli.partition_report import image_counts, plan_json, plan_table, run_json, run_table
 from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.planning.batch_units import Unit, oversubscription_warning
+from multi_dnn_ros.planning.batch_units import oversubscription_warning
 
 if TYPE_CHECKING:
     from multi_dnn_ros.partition.executor import Array
     from multi_dnn_ros.partition.run import BatchRun
+    from multi_dnn_ros.partition.session import BatchSession
     from multi_dnn_ros.planning.batch_plan import Plan
     from multi_dnn_ros.planning.batch_table import BatchTable
 
@@ -61,21 +62,35 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from multi_dnn_ros.common.reporting import cpu_count, provenance, write_json
-    from multi_dnn_ros.planning.batch_plan import SEARCHES, plan_subsets
+    from multi_dnn_ros.common.reporting import cpu_count
+    from multi_dnn_ros.partition.session import BatchSession
+    from multi_dnn_ros.planning.batch_plan import SEARCHES
 
     check_files(args, "plot", "output", "report")
     units, tables = stored_tables(args, check=True)
     shape = next(iter(tables.values())).shape
     images = _images(args, shape)
-    batch = len(images)
-    plan = SEARCHES[args.search](tables, batch)
+    plan = SEARCHES[args.search](tables, len(images))
     warning = oversubscription_warning([unit for unit in units if plan.images[unit.name]], cpu_count())
     if warning:
         print(f"warning: {warning}")
     print(plan_table(plan, tables))
-    done = _measure(args, units, tables, plan, images)
-    largest = _check_outputs(args, units, tables, plan, images, done)
+    with BatchSession(
+        units, tables, plan, network_request(args), args.precision, timeout_s=args.timeout
+    ) as session:  # fmt: skip
+        _run_on(session, args, tables, images)
+    return 0
+
+
+def _run_on(session: BatchSession, args: argparse.Namespace, tables: Mapping[str, BatchTable], images: Array) -> None:
+    """Run the plan of the session, compare outputs, print tables and write files."""
+    from multi_dnn_ros.common.reporting import provenance, write_json
+    from multi_dnn_ros.partition.run import run_rounds
+    from multi_dnn_ros.planning.batch_plan import plan_subsets
+
+    plan, batch = session.plan, len(images)
+    done = run_rounds(session, images, args.rounds)
+    largest = _check_outputs(session, tables, plan, images, done)
     print(f"\n{run_table(plan, done)}")
     found = f"measured {done.measured_ms:.4g} ms ({done.measured_ms / plan.total_ms - 1:+.1%})"
     if not done.rounds:
@@ -91,7 +106,7 @@ def _run(args: argparse.Namespace) -> int:
     compared: list[dict[str, Any]] = []
     if args.compare:
         others = plan_subsets(tables, batch, args.search)
-        compared = _compare(args, units, tables, others, images, done)
+        compared = _compare(session, others, images, done, args.rounds)
     if args.plot is not None:
         from multi_dnn_ros.partition.plots import plan_bars, run_bars, write_gantt
 
@@ -100,36 +115,19 @@ def _run(args: argparse.Namespace) -> int:
     if args.report is not None:
         write_json(args.report, {**provenance(), "model": args.model, "batch": batch, "plan": plan_json(plan),
                                  **run_json(done), "difference": largest, "subsets": compared})  # fmt: skip
-    return 0
-
-
-def _measure(
-    args: argparse.Namespace, units: Sequence[Unit], tables: Mapping[str, BatchTable], plan: Plan, images: Array
-) -> BatchRun:
-    from multi_dnn_ros.partition.run import run_batch
-
-    own = {name: tables[name] for name in plan.images}
-    return run_batch(units, own, plan, network_request(args), args.precision, images, rounds=args.rounds,
-                     timeout_s=args.timeout)  # fmt: skip
 
 
 def _check_outputs(
-    args: argparse.Namespace,
-    units: Sequence[Unit],
-    tables: Mapping[str, BatchTable],
-    plan: Plan,
-    images: Array,
-    done: BatchRun,
+    session: BatchSession, tables: Mapping[str, BatchTable], plan: Plan, images: Array, done: BatchRun
 ) -> float:
     """Compare the outputs of each unit's first and last image with those of one unit that computes them alone.
 
     Returns the largest difference, relative to the largest output. Raises CommandError if it exceeds the tolerance.
     """
-    from multi_dnn_ros.partition.run import disagreement, run_batch
+    from multi_dnn_ros.partition.run import disagreement, run_rounds
     from multi_dnn_ros.planning.batch_plan import plan_exact
 
-    lost = {failure.split()[1] for failure in done.failures}
-    names = [name for name in tables if name not in lost]
+    names = [name for name in tables if name not in session.failures]
     ends, first = set(), 0
     for count in plan.images.values():
         ends |= {first, first + count - 1} if count else set()
@@ -141,8 +139,8 @@ def _check_outputs(
     step = tables[name].largest
     for begin in range(0, len(chosen), step):
         part = chosen[begin : begin + step]
-        alone = plan_exact({name: tables[name]}, len(part))
-        one = run_batch(units, {name: tables[name]}, alone, network_request(args), args.precision, images[part])
+        session.change_plan(plan_exact({name: tables[name]}, len(part)))
+        one = run_rounds(session, images[part])
         largest = max(largest, disagreement([output[part] for output in done.outputs], one.outputs))
         allowed = 2 * max(done.tolerance, one.tolerance)  # both may deviate
         if largest > allowed:
@@ -154,16 +152,15 @@ def _check_outputs(
 
 
 def _compare(
-    args: argparse.Namespace,
-    units: Sequence[Unit],
-    tables: Mapping[str, BatchTable],
+    session: BatchSession,
     plans: Mapping[tuple[str, ...], Plan | None],
     images: Array,
     first: BatchRun,
+    rounds: int,
 ) -> list[dict[str, Any]]:
     """Run the plans of all subsets of the units, print a table of times, and return the figures."""
     from multi_dnn_ros.common.reporting import table
-    from multi_dnn_ros.partition.run import disagreement
+    from multi_dnn_ros.partition.run import disagreement, run_rounds
 
     rows, entries = [], []
     for subset, plan in plans.items():
@@ -171,7 +168,8 @@ def _compare(
             rows.append([" + ".join(subset), "-", "-", "-", "-", "cannot hold the batch"])
             continue
         try:
-            done = _measure(args, units, tables, plan, images)
+            session.change_plan(plan)
+            done = run_rounds(session, images, rounds)
         except CommandError as error:  # its only unit failed; other subsets may do without it
             rows.append([" + ".join(subset), image_counts(plan), f"{plan.total_ms:.4g}", "-", "-", str(error)])
             continue

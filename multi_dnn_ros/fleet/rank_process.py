@@ -99,6 +99,7 @@ class Rank:
         self._reported = self._saved = time.monotonic()
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
+            torch.set_num_threads(1)  # as torchrun does: all jobs have a rank per unit, each with a thread per core
         elif setup.unit.threads:
             torch.set_num_threads(setup.unit.threads)
 

@@ -68,19 +68,25 @@ def run_batch(
     necessary, and no further round is measured. timeout_s: time limit per round; a unit that exceeds it has failed.
     Raises CommandError when no unit is left, and UnitFailure when a unit cannot load the network.
     """
-    done: list[tuple[Share, ...]] = []
     with BatchSession(units, tables, plan, network, precision, timeout_s=timeout_s) as session:
-        session.load(images)
-        for number in range(rounds + 1):
-            computed = session.compute()
-            if session.failures:
-                break
-            if number:  # the first one warms up
-                done.append(computed.shares)
-        return BatchRun(
-            session.outputs(len(images)), tuple(done), tuple(session.failures), computed.repeated_images,
-            computed.recovery_ms, session.tolerance,
-        )  # fmt: skip
+        return run_rounds(session, images, rounds)
+
+
+def run_rounds(session: BatchSession, images: Array, rounds: int = 1) -> BatchRun:
+    """As :func:`run_batch`, with the plan of an open session."""
+    done: list[tuple[Share, ...]] = []
+    session.load(images)
+    for number in range(rounds + 1):
+        computed = session.compute()
+        failures = tuple(session.failures[name] for name in session.plan.images if name in session.failures)
+        if failures:
+            break
+        if number:  # the first one warms up
+            done.append(computed.shares)
+    return BatchRun(
+        session.outputs(len(images)), tuple(done), failures, computed.repeated_images, computed.recovery_ms,
+        session.tolerance,
+    )  # fmt: skip
 
 
 def _end(shares: Sequence[Share]) -> float:

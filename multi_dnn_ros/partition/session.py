@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -48,8 +49,8 @@ class Computed:
 class BatchSession:
     """Units with a network loaded on each; a context manager that ends their processes.
 
-    A unit that fails is not used again: its images are divided among the others by their tables, in several steps if
-    necessary. failures: one message per failed unit.
+    A unit that fails is not used again: its images are divided among the other units of the plan by their tables, in
+    several steps if necessary. failures: a message for each failed unit. plan: how batches are divided.
     """
 
     def __init__(
@@ -62,20 +63,21 @@ class BatchSession:
         *,
         timeout_s: float = 600.0,
     ) -> None:
-        """plan: of full batches. timeout_s: time limit per batch; a unit that exceeds it has failed.
+        """plan: of full batches, until :meth:`change_plan`. timeout_s: time limit per batch; a unit that exceeds it has
+        failed.
 
         Raises UnitFailure when a unit cannot load the network.
         """
-        self.failures: list[str] = []
+        self.failures: dict[str, str] = {}
+        self.plan = plan
+        self._most = plan.batch
         self._tables = tables
-        self._plan = plan
         self._timeout_s = timeout_s
         self._blocks: list[Block] = []
         self._forms: tuple[OutputForm, ...] = ()
         self._attached: set[str] = set()
         self._prepared: dict[str, int] = {}
         self._processes = UnitProcesses([unit for unit in units if unit.name in plan.images])
-        self._left = list(self._processes.handles)
         try:
             self._processes.open(network, precision)
             opened = [handle.opened for handle in self._processes.handles.values() if handle.opened is not None]
@@ -88,14 +90,20 @@ class BatchSession:
             self.close()
             raise
 
+    def change_plan(self, plan: Plan) -> None:
+        """Divide the next batches by another plan: over units of the first plan, of at most as many images."""
+        assert plan.batch <= self._most
+        assert set(plan.images) <= set(self._processes.handles)
+        self.plan = plan
+
     def load(self, images: Array) -> None:
         """Set the images of the next batch: (N, 3, height, width) float32, N up to the plan's batch.
 
         Raises CommandError for images of another shape.
         """
-        if tuple(images.shape[1:]) != self.shape or len(images) > self._plan.batch:
+        if tuple(images.shape[1:]) != self.shape or len(images) > self.plan.batch:
             raise CommandError(
-                f"images have the shape {tuple(images.shape)}; the network expects up to {self._plan.batch} images of "
+                f"images have the shape {tuple(images.shape)}; the network expects up to {self.plan.batch} images of "
                 f"the shape {self.shape}"
             )
         self._blocks[0].array[: len(images)] = images
@@ -106,10 +114,10 @@ class BatchSession:
         A partial batch is computed as a full one, whose other images are those of the batch before it: preparing a unit
         for another size can take much longer. Raises CommandError when no unit is left.
         """
-        if self.failures:
-            self._recover([(0, self._plan.batch)])
+        shares = _ranges(self.plan.images, 0)
+        if any(name in self.failures for name in shares):
+            self._recover([(0, self.plan.batch)])
             return Computed((), 0, 0.0)
-        shares = _ranges(self._plan.images, 0)
         failed: dict[str, tuple[int, int]] = {}
         ready = self._prepare(shares, failed)
         done = self._once(ready, failed)
@@ -145,25 +153,31 @@ class BatchSession:
     def _prepare(
         self, shares: Mapping[str, tuple[int, int]], failed: dict[str, tuple[int, int]]
     ) -> dict[str, tuple[int, int]]:
-        """Prepare the units one after another. Returns the ranges of those that succeed; adds the rest to `failed`."""
+        """Prepare the units at the same time. Returns the ranges of those that succeed; adds the rest to `failed`."""
         ready = {}
+        began: set[str] = set()
+        for name, (_, count) in shares.items():
+            if self._prepared.pop(name, None) != count:
+                with suppress(UnitFailure):  # which its answer raises again
+                    self._processes.handles[name].send(messages.Prepare(count))
+                began.add(name)
         for name, (first, count) in shares.items():
             try:
-                if self._prepared.get(name) != count:
-                    self._prepare_one(name, count)
+                if name in began:
+                    self._end_preparing(name)
+                self._prepared[name] = count
                 ready[name] = (first, count)
             except UnitFailure as failure:
                 self._lose(failure)
                 failed[name] = (first, count)
         return ready
 
-    def _prepare_one(self, name: str, count: int) -> None:
+    def _end_preparing(self, name: str) -> None:
         handle = self._processes.handles[name]
-        self._prepared.pop(name, None)
-        forms = handle.ask(messages.Prepare(count), messages.Prepared, PREPARE_TIMEOUT_S).outputs
+        forms = handle.receive(messages.Prepared, PREPARE_TIMEOUT_S).outputs
         if len(self._blocks) == 1:
             self._forms = forms
-            self._blocks += [Block(BlockForm((self._plan.batch, *form.shape), form.dtype)) for form in forms]
+            self._blocks += [Block(BlockForm((self._most, *form.shape), form.dtype)) for form in forms]
         elif forms != self._forms:
             raise CommandError(f"unit {name} has outputs {forms}; expected those of the other units, {self._forms}")
         if name not in self._attached:
@@ -171,7 +185,6 @@ class BatchSession:
             attach = messages.Attach(inputs.form, tuple(block.form for block in outputs))
             handle.ask(attach, messages.Attached, PREPARE_TIMEOUT_S, self._blocks)
             self._attached.add(name)
-        self._prepared[name] = count
 
     def _once(self, shares: Mapping[str, tuple[int, int]], failed: dict[str, tuple[int, int]]) -> tuple[Share, ...]:
         answers, failures, begin = self._processes.run(shares, self._timeout_s)
@@ -184,18 +197,21 @@ class BatchSession:
         )
 
     def _lose(self, failure: UnitFailure) -> None:
-        self._left.remove(failure.unit)
-        self.failures.append(str(failure))
-        log.warning("%s; its images go to: %s", failure, ", ".join(self._left) or "no unit is left")
+        self.failures[failure.unit] = str(failure)
+        log.warning("%s; its images go to: %s", failure, ", ".join(self._left()) or "no unit is left")
+
+    def _left(self) -> list[str]:
+        """The units of the plan that have not failed."""
+        return [name for name in self.plan.images if name not in self.failures]
 
     def _recover(self, ranges: list[tuple[int, int]]) -> None:
         """Compute these ranges of images on the remaining units, in steps of as many images as they hold."""
         while ranges:
             first, count = ranges.pop(0)
-            tables = {name: self._tables[name] for name in self._left}
+            tables = {name: self._tables[name] for name in self._left()}
             most = min(count, capacity(tables))
             if not most:
-                reasons = "; ".join(self.failures)
+                reasons = "; ".join(self.failures.values())
                 raise CommandError(f"no unit is left for {count} images; no outputs were written: {reasons}")
             if most < count:
                 ranges.insert(0, (first + most, count - most))

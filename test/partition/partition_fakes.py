@@ -17,7 +17,9 @@ SHAPE = (3, 4, 4)
 
 
 def parse(text: str) -> Unit:
-    """fake:<name>[/<option>=<number>]...: ms per image, most images, die (killed in a run), fail, hang, wrong."""
+    """fake:<name>[/<option>=<number>]...: ms per image, most images, s to prepare, die (killed in a run), fail,
+    hang, wrong.
+    """
     match = re.fullmatch(r"fake:(\w+)((?:/\w+=[0-9.]+)*)", text)
     if match is None:
         raise UnitError(f"unit '{text}' is not of the form {KIND.form}")
@@ -46,6 +48,7 @@ class FakeExecutor:
     def prepare(self, batch: int) -> tuple[OutputForm, ...]:
         if batch > self._options.get("most", 1e9):
             raise MemoryError(f"{batch} images do not fit")
+        time.sleep(self._options.get("prepare", 0.0))
         self._ready = batch
         return OutputForm((), "float32"), OutputForm((1, 1), "float32")
 

@@ -106,7 +106,14 @@ def stored(tmp_path):
     return store
 
 
-def test_the_command_writes_outputs_report_and_plot(stored, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_outputs_report_and_plot(
+    stored, tmp_path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(
+        UnitProcesses, "open",
+        lambda self, *more, real=UnitProcesses.open: (started.extend(self.handles), real(self, *more))[1],
+    )  # fmt: skip
     images = random_images(SHAPE, 9, seed=5)
     np.save(tmp_path / "in.npy", images)
     files = [str(tmp_path / name) for name in ("in.npy", "out.npz", "run.json", "run.png")]
@@ -125,6 +132,7 @@ def test_the_command_writes_outputs_report_and_plot(stored, tmp_path, capsys: py
     ]  # fmt: skip
     assert all(entry["difference"] < 1e-6 and entry["measured_ms"] > 4.0 for entry in report["subsets"])
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+    assert started == ["fake:a/ms=1", "fake:b/ms=1"]  # once, for all subsets: loading a network can take a minute
 
 
 def test_the_command_writes_nothing_when_outputs_are_wrong_or_missing(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,6 +47,29 @@ def test_a_unit_that_failed_is_not_used_for_later_batches() -> None:
             for own, right in zip(session.run(images), expected(images), strict=True):
                 np.testing.assert_allclose(own, right, rtol=1e-6)
             assert len(session.failures) == 1
+
+
+def test_plans_change_between_batches_and_do_not_use_units_that_have_failed() -> None:
+    images = random_images(SHAPE, 12)
+    with open_session("fake:a,fake:bad/die=1,fake:c", 12) as session:
+        session.run(images)
+        for names, count in (("fake:a", 12), ("fake:a,fake:c", 5), ("fake:bad/die=1,fake:c", 7)):
+            tables = {name: table(name, 1.0) for name in names.split(",")}
+            session.change_plan(plan_exact(tables, count))
+            for own, right in zip(session.run(images[:count]), expected(images[:count]), strict=True):
+                np.testing.assert_allclose(own, right, rtol=1e-6)
+        session.change_plan(plan_exact({"fake:bad/die=1": table("fake:bad/die=1", 1.0)}, 3))
+        with pytest.raises(CommandError, match=r"no unit is left .*bad/die=1 was killed by SIGKILL"):
+            session.run(images[:3])
+        assert list(session.failures) == ["fake:bad/die=1"]
+
+
+def test_units_are_prepared_at_the_same_time() -> None:
+    """On GPUs this takes some ten seconds per unit."""
+    with open_session("fake:a/prepare=1.5,fake:b/prepare=1.5", 4) as session:
+        begin = time.monotonic()
+        session.run(random_images(SHAPE, 4))
+        assert time.monotonic() - begin < 2.9
 
 
 def test_no_unit_left_is_an_error() -> None:
