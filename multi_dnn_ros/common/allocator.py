@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 #: Constants of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 #: glibc's maximum on 64-bit systems; an image of 3840 x 2160 x 3 bytes is 25 MB.
 _MMAP_THRESHOLD = 32 << 20
 _TRIM_THRESHOLD = 128 << 20
@@ -17,10 +17,15 @@ def configure_malloc() -> bool:
     By default glibc maps blocks above an adaptive threshold (128 kB to 32 MB) separately and returns free memory at the
     end of the heap. Each image then causes a page fault every 4 kB, which is half of the CPU time of receiving it. With
     these settings the process keeps at most 128 MB of free memory.
+
+    All threads share one arena. Otherwise each keeps the memory of the images that it has freed, and the process grows by
+    an image now and then for hours.
+
     False if the C library has no such settings (musl, macOS) or rejects them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    # Set both: setting either disables glibc's adaptation of the other.
-    return bool(mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)) and bool(mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD))
+    # Set both thresholds: setting either disables glibc's adaptation of the other.
+    settings = ((_M_MMAP_THRESHOLD, _MMAP_THRESHOLD), (_M_TRIM_THRESHOLD, _TRIM_THRESHOLD), (_M_ARENA_MAX, 1))
+    return all(mallopt(*setting) for setting in settings)
