@@ -18,8 +18,8 @@ def configure_malloc() -> bool:
     end of the heap. Each image then causes a page fault every 4 kB, which is half of the CPU time of receiving it. With
     these settings the process keeps at most 128 MB of free memory.
 
-    All threads share one arena. Otherwise each keeps the memory of the images that it has freed, and the process grows by
-    an image now and then for hours.
+    All threads share one arena. Otherwise each keeps the memory of the images that it has freed, and the process grows
+    by an image now and then for hours.
 
     False if the C library has no such settings (musl, macOS) or rejects them.
     """
