@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import torch
 from fork_server import ForkServer
 from hypothesis import HealthCheck, settings
+from xdist import is_xdist_controller
 
 from multi_dnn_ros.common import processes
 from multi_dnn_ros.common.processes import reserved_domain
@@ -20,10 +20,6 @@ from multi_dnn_ros.common.processes import reserved_domain
 settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no clock")
 
-if not torch.cuda.is_available():
-    # Networks of tests are small: a second thread makes none faster, and its waiting takes a core from the processes
-    # beside it.
-    torch.set_num_threads(1)
 # Tests and the processes that they start get the socket buffers of an ordinary kernel, whatever this one grants.
 os.environ["MULTI_DNN_ROS_RECEIVE_BUFFER"] = "212992"
 
@@ -33,14 +29,33 @@ _unfreeze = gc.unfreeze
 _RELEASES = 20
 _releases = itertools.count(1)
 
-#: Part of what a device is called in constants of modules.
-_THREADS = torch.get_num_threads()
+
+@pytest.fixture(scope="session")
+def _threads() -> int:
+    """Part of what a device is called in constants of modules."""
+    import torch
+
+    return torch.get_num_threads()
 
 
 @pytest.fixture(autouse=True)
-def _as_many_threads() -> None:
+def _as_many_threads(_threads: int) -> None:
     """Whatever a test or the pipeline that it builds has set, for the whole process, the next test begins the same."""
-    torch.set_num_threads(_THREADS)
+    import torch
+
+    torch.set_num_threads(_threads)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import PyTorch only where tests run: the process that starts pytest's workers would delay them by seconds."""
+    if is_xdist_controller(session):
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        # Networks of tests are small: a second thread makes none faster, and its waiting takes a core from the
+        # processes beside it.
+        torch.set_num_threads(1)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -57,6 +72,8 @@ def pytest_collection_finish() -> None:
     Configuring and closing a pipeline each run the collector. Over half a million objects that takes longer than the
     rest of most tests. Not on a GPU, where closed pipelines must free their memory.
     """
+    import torch
+
     if torch.cuda.is_available():
         return
 
@@ -95,6 +112,8 @@ def domain() -> Iterator[int]:
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
     """Starts programs that need PyTorch in a tenth of a second; with a GPU, in new interpreters."""
+    import torch
+
     server = ForkServer(forks=not torch.cuda.is_available())
     yield server
     server.close()
