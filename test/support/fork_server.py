@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import fcntl
+import gc
 import importlib
 import inspect
 import os
@@ -27,10 +28,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-#: What the server imports: all that nodes, engine processes and trainings need.
+#: What the server imports: all that nodes, engine processes, cameras and trainings need. After a colon, a function that
+#: it calls: what the first call imports takes longer than the rest of most configurations.
 MODULES = ("torch", "torchvision", "multi_dnn_ros.ros.process", "multi_dnn_ros.pipeline.build",
            "multi_dnn_ros.serving.configure", "multi_dnn_ros.serving.served_engine",
-           "multi_dnn_ros.training.retrain")  # fmt: skip
+           "multi_dnn_ros.training.retrain", "multi_dnn_ros.camera.source", "multi_dnn_ros.models.onnx_source",
+           "multi_dnn_ros.graph.trace:import_export")  # fmt: skip
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_REQUEST = 1 << 17
@@ -54,8 +57,9 @@ class ForkServer:
             return
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        imported = all(name.partition(":")[0] in sys.modules for name in modules)
         with theirs:
-            if set(modules) <= set(sys.modules) and len(os.listdir("/proc/self/task")) == 1:
+            if imported and len(os.listdir("/proc/self/task")) == 1:
                 self._fork(theirs)
             else:
                 self._spawn(theirs, modules)
@@ -181,7 +185,13 @@ def _request(
 def serve(descriptor: int, modules: str) -> NoReturn:
     """The server's program, in which each fork executes the program that it was started for."""
     for name in filter(None, modules.split(",")):
-        importlib.import_module(name)
+        module, _, function = name.partition(":")
+        found = importlib.import_module(module)
+        if function:
+            getattr(found, function)()
+    # A collection in a fork would traverse all this, and copy its pages.
+    gc.collect()
+    gc.freeze()
     connection = socket.socket(fileno=descriptor)
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, _MAX_REQUEST, _MAX_DESCRIPTORS)
