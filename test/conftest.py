@@ -25,7 +25,7 @@ os.environ["MULTI_DNN_ROS_RECEIVE_BUFFER"] = "212992"
 
 _unfreeze = gc.unfreeze
 #: Closing a pipeline calls gc.unfreeze (multi_dnn_ros.common.memory). One call of so many is carried out, so that
-#: closed pipelines are collected now and then.
+#: closed pipelines are collected now and then; what is left is excluded again.
 _RELEASES = 20
 _releases = itertools.count(1)
 
@@ -80,6 +80,8 @@ def pytest_collection_finish() -> None:
     def unfreeze() -> None:
         if next(_releases) % _RELEASES == 0:
             _unfreeze()
+            gc.collect()
+            gc.freeze()
 
     gc.unfreeze = unfreeze
     gc.collect()
