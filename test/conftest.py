@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 from fork_server import ForkServer
 from hypothesis import HealthCheck, settings
-from xdist import is_xdist_controller
 
 from multi_dnn_ros.common import processes
 from multi_dnn_ros.common.processes import reserved_domain
@@ -20,6 +20,22 @@ from multi_dnn_ros.common.processes import reserved_domain
 settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no clock")
 
+
+def _set_threads() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        # Networks of tests are small: a second thread makes none faster, and its waiting takes a core from the
+        # processes beside it.
+        torch.set_num_threads(1)
+
+
+# The process that starts pytest's workers runs no tests, and importing PyTorch would delay them by seconds.
+_STARTS_WORKERS = "PYTEST_XDIST_WORKER" not in os.environ and any(
+    word.startswith(("-n", "--numprocesses")) for word in sys.argv[1:]
+)
+if not _STARTS_WORKERS:
+    _set_threads()  # before other modules are imported, which have the number of threads in their constants
 # Tests and the processes that they start get the socket buffers of an ordinary kernel, whatever this one grants.
 os.environ["MULTI_DNN_ROS_RECEIVE_BUFFER"] = "212992"
 
@@ -35,6 +51,8 @@ def _threads() -> int:
     """Part of what a device is called in constants of modules."""
     import torch
 
+    if _STARTS_WORKERS:
+        _set_threads()  # it runs tests after all: `-n 0`
     return torch.get_num_threads()
 
 
@@ -44,18 +62,6 @@ def _as_many_threads(_threads: int) -> None:
     import torch
 
     torch.set_num_threads(_threads)
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Import PyTorch only where tests run: the process that starts pytest's workers would delay them by seconds."""
-    if is_xdist_controller(session):
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        # Networks of tests are small: a second thread makes none faster, and its waiting takes a core from the
-        # processes beside it.
-        torch.set_num_threads(1)
 
 
 @pytest.hookimpl(hookwrapper=True)
