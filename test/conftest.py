@@ -50,7 +50,7 @@ _releases = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def _threads() -> int:
+def _threads_at_the_begin() -> int:
     """Part of what a device is called in constants of modules."""
     import torch
 
@@ -60,11 +60,11 @@ def _threads() -> int:
 
 
 @pytest.fixture(autouse=True)
-def _as_many_threads(_threads: int) -> None:
+def _as_many_threads(_threads_at_the_begin: int) -> None:
     """Whatever a test or the pipeline that it builds has set, for the whole process, the next test begins the same."""
     import torch
 
-    torch.set_num_threads(_threads)
+    torch.set_num_threads(_threads_at_the_begin)
 
 
 @pytest.hookimpl(hookwrapper=True)
