@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.common.opencv_threads import disable_opencv_threads
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import guarded
 from multi_dnn_ros.engine.task import DropReason, Timing
@@ -19,7 +20,6 @@ from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.admission import DISABLED_BY_PARAMETER, Admission
 from multi_dnn_ros.serving.demand import Demand
 from multi_dnn_ros.serving.host import Buffer, Host
-from multi_dnn_ros.vision.image_decoding import disable_opencv_threads
 
 log = logging.getLogger(__name__)
 

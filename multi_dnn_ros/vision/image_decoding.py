@@ -123,15 +123,6 @@ def decode_compressed(
     return image
 
 
-def disable_opencv_threads() -> None:
-    """Make OpenCV convert images in the calling thread, in the whole process.
-
-    By default it divides each image among as many threads as there are cores. On 32 cores this takes nine times the CPU
-    time for a raw image of 1280x720, and each camera has a decoding thread anyway (docs/host-cost.md).
-    """
-    cv2.setNumThreads(1)
-
-
 def _convert(image: npt.NDArray[Any], code: int, into: RgbImage) -> None:
     """OpenCV's conversion, written to `into`: OpenCV uses `dst` if it has the result's shape and type."""
     converted = cv2.cvtColor(image, code, dst=into)

@@ -16,6 +16,7 @@ import pytest
 import rclpy
 from fork_server import ForkServer
 from rclpy.context import Context
+from rclpy.node import Node
 
 from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.ros import process
@@ -118,12 +119,26 @@ print("torch" in sys.modules, psutil.Process().memory_info().rss)
 
 
 def test_the_node_is_on_the_graph_quickly(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If other processes use the cores, the CPU time until then counts."""
+    """If other processes use the cores, the CPU time until then counts, of the quickest of three starts: they
+    also affect caches and clocks.
+    """
     for name, value in loopback_environment(domain).items():
         monkeypatch.setenv(name, value)
     context = Context()
     rclpy.init(context=context)
     observer = rclpy.create_node("observer", context=context)
+    seconds: list[float] = []
+    try:
+        while len(seconds) < 3 and not any(each < MOST_S for each in seconds):
+            seconds.append(_seconds_until_on_the_graph(observer))
+    finally:
+        observer.destroy_node()
+        rclpy.shutdown(context=context)
+    assert min(seconds) < MOST_S, seconds
+
+
+def _seconds_until_on_the_graph(observer: Node) -> float:
+    """Elapsed time or CPU time of a start, whichever is less. The node has ended."""
     command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "run", "--ros-args", "-p", "autostart:=false"]
     begin = time.monotonic()
     node = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -140,10 +155,11 @@ def test_the_node_is_on_the_graph_quickly(domain: int, monkeypatch: pytest.Monke
     finally:
         node.kill()
         node.wait()
-        observer.destroy_node()
-        rclpy.shutdown(context=context)
+    while "multi_dnn" in observer.get_node_names():
+        assert time.monotonic() < begin + 60.0
+        time.sleep(0.005)
     print(f"on the graph after {took:.2f} s, with {times.user + times.system:.2f} s of CPU time")
-    assert min(took, times.user + times.system) < MOST_S
+    return min(took, float(times.user + times.system))
 
 
 def test_a_signal_ends_a_process_that_is_loading_a_local_engine(domain: int) -> None:
