@@ -75,9 +75,7 @@ def _run(args: argparse.Namespace) -> int:
     if warning:
         print(f"warning: {warning}")
     print(plan_table(plan, tables))
-    with BatchSession(
-        units, tables, plan, network_request(args), args.precision, timeout_s=args.timeout
-    ) as session:  # fmt: skip
+    with BatchSession(units, tables, plan, network_request(args), args.precision, timeout_s=args.timeout) as session:
         _run_on(session, args, tables, images)
     return 0
 
