@@ -19,7 +19,7 @@ def configure_malloc() -> bool:
     these settings the process keeps at most 128 MB of free memory.
 
     All threads share one arena. Otherwise each keeps the memory of the images that it has freed, and the process grows
-    by an image now and then for hours.
+    by an image now and then.
 
     False if the C library has no such settings (musl, macOS) or rejects them.
     """
