@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
-from multi_dnn_ros.partition.executor import Array, NetworkRequest
+from multi_dnn_ros.partition.executor import Array
 from multi_dnn_ros.partition.session import BatchSession, Share
-from multi_dnn_ros.planning.batch_plan import Plan, UnitTimes
-from multi_dnn_ros.planning.batch_units import Unit
 
 
 @dataclass(frozen=True)
@@ -51,29 +49,12 @@ class BatchRun:
         return {name: median(values) for name, values in times.items()}
 
 
-def run_batch(
-    units: Sequence[Unit],
-    tables: Mapping[str, UnitTimes],
-    plan: Plan,
-    network: NetworkRequest,
-    precision: str,
-    images: Array,
-    *,
-    rounds: int = 1,
-    timeout_s: float = 600.0,
-) -> BatchRun:
-    """Run `plan` on `images` (batch, 3, height, width) float32: once to warm up, then `rounds` times.
-
-    A unit that fails is not used again: its images are divided among the others by their tables, in several steps if
-    necessary, and no further round is measured. timeout_s: time limit per round; a unit that exceeds it has failed.
-    Raises CommandError when no unit is left, and UnitFailure when a unit cannot load the network.
-    """
-    with BatchSession(units, tables, plan, network, precision, timeout_s=timeout_s) as session:
-        return run_rounds(session, images, rounds)
-
-
 def run_rounds(session: BatchSession, images: Array, rounds: int = 1) -> BatchRun:
-    """As :func:`run_batch`, with the plan of an open session."""
+    """Run the plan of the session on `images` (N, 3, height, width) float32: once to warm up, then `rounds` times.
+
+    If a unit fails, others compute its images, and no further round is measured. Raises CommandError when no unit is
+    left.
+    """
     done: list[tuple[Share, ...]] = []
     session.load(images)
     for number in range(rounds + 1):

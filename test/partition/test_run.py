@@ -15,7 +15,8 @@ from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.partition import messages
 from multi_dnn_ros.partition.blocks import Block, BlockForm
 from multi_dnn_ros.partition.executor import NetworkRequest, OutputForm, random_images
-from multi_dnn_ros.partition.run import BatchRun, disagreement, run_batch
+from multi_dnn_ros.partition.run import BatchRun, disagreement, run_rounds
+from multi_dnn_ros.partition.session import BatchSession
 from multi_dnn_ros.partition.torch_executor import TorchExecutor
 from multi_dnn_ros.partition.unit_process import UnitProcesses
 from multi_dnn_ros.planning.batch_plan import Plan, plan_exact
@@ -30,7 +31,8 @@ def run(names: str, batch: int, *, most: int = 64, rounds: int = 2, timeout_s: f
     plan = plan_exact(tables, batch)
     assert all(plan.images.values())
     images = random_images(SHAPE, batch)
-    done = run_batch(units, tables, plan, NetworkRequest("fake"), "auto", images, rounds=rounds, timeout_s=timeout_s)
+    with BatchSession(units, tables, plan, NetworkRequest("fake"), "auto", timeout_s=timeout_s) as session:
+        done = run_rounds(session, images, rounds)
     for own, right in zip(done.outputs, expected(images), strict=True):
         np.testing.assert_allclose(own, right, rtol=1e-6)
     return plan, done
