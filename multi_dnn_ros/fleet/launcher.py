@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-from multi_dnn_ros.fleet.messages import Command, Failed, Message
+from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Message
 from multi_dnn_ros.fleet.rank_process import RankSetup
 from multi_dnn_ros.planning.batch_units import Unit
 
@@ -69,13 +69,16 @@ class RankHandle(ABC):
             self.end.send(command)
 
     def receive(self) -> list[Message]:
-        """New messages; the end of a process without one is a Failed. Closes the connection if the rank has."""
+        """New messages. A process that ends without a final message yields a Failed. Closes the connection if the rank
+        has closed it.
+        """
         found: list[Message] = []
         try:
             while self.end is not None and not self.end.closed and self.end.poll():
                 found.append(self.end.recv())
         except (EOFError, OSError):
             self.close()
+        self._ended = self._ended or any(isinstance(message, Failed | Ended) for message in found)
         if not self._ended and (text := self.ending()) is not None:
             self._ended = True
             found.append(Failed(text, False, False))

@@ -103,6 +103,9 @@ def test_ranks_read_the_data_of_a_job_that_will_be_measured_before_they_have_a_s
         while len(found) < len(UNITS) and time.monotonic() < deadline:
             wait_for_messages([ranks], 0.1)
             found += ranks.receive()
+        while ranks.connections and time.monotonic() < deadline:  # the processes end; nothing more is reported
+            wait_for_messages([ranks], 0.1)
+            found += ranks.receive()
     finally:
         ranks.kill()
     assert sorted(unit for unit, _ in found) == [0, 1]
