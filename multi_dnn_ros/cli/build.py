@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(str(error)) from None
     print(summary(built))
     caches = [
-        {"what": made.kind.what, "where": str(made.kind.folder), "files": made.files, "bytes": made.size_bytes,
+        {"what": made.kind.what, "where": str(made.kind.path), "files": made.files, "bytes": made.size_bytes,
          "total_bytes": made.total_bytes, "not_used": list(made.foreign)}
         for made in built.caches
     ]  # fmt: skip
@@ -81,7 +81,7 @@ def summary(built: Built) -> str:
     caches = table(
         ["cache", "where", "files made", "KiB made", "KiB in all"],
         [
-            [made.kind.what, str(made.kind.folder), str(made.files), f"{made.size_bytes / 1024:.0f}",
+            [made.kind.what, str(made.kind.path), str(made.files), f"{made.size_bytes / 1024:.0f}",
              f"{made.total_bytes / 1024:.0f}"]
             for made in built.caches
             if made.total_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,10 +24,12 @@ Snapshot = Mapping[Path, tuple[int, int]]
 
 @dataclass(frozen=True)
 class CacheKind:
-    """One cache. what: its content. folder: where. machine: it knows of each entry on which machine it was made."""
+    """One cache. what: its content. path: its folder, or its file. machine: it knows of each entry on which machine it
+    was made.
+    """
 
     what: str
-    folder: Path
+    path: Path
     machine: MachineCache | None = None
 
 
@@ -47,7 +48,8 @@ class Made:
 class Built:
     """Result of build_caches(). first_s, again_s: to configure, with the caches as they were and from the caches.
 
-    by_dnn_s: the same two times for each DNN, without starting the processes. caches: in the order of kinds().
+    by_dnn_s: the same two times for each DNN, all its devices together, without starting the processes and without what
+    is done for all DNNs of a device at once. caches: in the order of kinds().
     """
 
     first_s: float
@@ -65,6 +67,8 @@ def kinds() -> tuple[CacheKind, ...]:
         CacheKind("int8 networks (calibration)", own / "int8"),
         CacheKind("checks of .onnx files", own / "onnx"),
         CacheKind("numbers of streams (branches)", own / "branches"),
+        CacheKind("measured siblings (merge_siblings)", own / "siblings"),
+        CacheKind("costs of the DNNs on each device (placement)", own / "placement.json"),
         CacheKind("layer times (blocking_ms)", LAYER_TIMES.folder, LAYER_TIMES),
         CacheKind("measured backends", CHOICES.folder, CHOICES),
         CacheKind("networks compiled by execution providers (TensorRT engines, OpenVINO)", ENGINES.folder, ENGINES),
@@ -79,9 +83,9 @@ def build_caches(
 
     make_host: a host for `config`. report: called with a line per step. clock: seconds.
     """
-    before = {kind.folder: snapshot(kind.folder) for kind in kinds()}
+    before = {kind.path: snapshot(kind.path) for kind in kinds()}
     first_s, first, _ = _configure(config, make_host, report, clock)
-    made = tuple(_made(kind, before[kind.folder]) for kind in kinds())
+    made = tuple(_made(kind, before[kind.path]) for kind in kinds())
     report("configuring again, from the caches")
     again_s, again, description = _configure(config, make_host, lambda line: None, clock)
     by_dnn = {name: (first[name], again.get(name, 0.0)) for name in first}
@@ -92,13 +96,17 @@ def _configure(
     config: NodeConfig, make_host: Callable[[], Host], report: Callable[[str], None], clock: Callable[[], float]
 ) -> tuple[float, dict[str, float], Description]:
     """(seconds, seconds by DNN, what is served)."""
-    names, begin = list(config.dnns), clock()
-    ready_s: list[float] = []  # of the first step, after the processes have started, and of each DNN
+    begin = clock()
+    by_dnn_s: dict[str, float] = {}
+    last, last_s = "", begin  # DNN and time of the latest step
 
     def progress(step: Progress) -> None:
-        report(f"{clock() - begin:7.1f} s  {step.text}")
-        if step.ready >= len(ready_s):
-            ready_s.append(clock())
+        nonlocal last, last_s
+        now = clock()
+        report(f"{now - begin:7.1f} s  {step.text}")
+        if step.dnn:  # it has taken the time since the latest step, unless this is the first one of its device
+            by_dnn_s[step.dnn] = by_dnn_s.get(step.dnn, 0.0) + (now - last_s if last else 0.0)
+        last, last_s = step.dnn, now
 
     host = make_host()
     try:
@@ -106,14 +114,13 @@ def _configure(
         taken_s = clock() - begin
     finally:
         host.close()
-    gaps = [after - before for before, after in itertools.pairwise(ready_s)]
-    return taken_s, dict(zip(names, gaps, strict=False)), description
+    return taken_s, {name: by_dnn_s[name] for name in config.dnns if name in by_dnn_s}, description
 
 
-def snapshot(folder: Path) -> Snapshot:
-    """All files below `folder`, which need not exist."""
+def snapshot(path: Path) -> Snapshot:
+    """The file, or all files below the folder; it need not exist."""
     found = {}
-    for file in folder.rglob("*") if folder.is_dir() else ():
+    for file in path.rglob("*") if path.is_dir() else (path,):
         try:
             status = file.stat()
         except OSError:  # removed meanwhile
@@ -124,7 +131,7 @@ def snapshot(folder: Path) -> Snapshot:
 
 
 def _made(kind: CacheKind, before: Snapshot) -> Made:
-    after = snapshot(kind.folder)
+    after = snapshot(kind.path)
     fresh = [size for file, (changed, size) in after.items() if before.get(file) != (changed, size)]
     total = sum(size for _, size in after.values())
     return Made(kind, len(fresh), sum(fresh), total, tuple(foreign_entries(kind.machine)) if kind.machine else ())

@@ -71,7 +71,7 @@ class PreparedEngines:
         for number, ((device, part), client) in enumerate(zip(parts.items(), self._clients, strict=True), start=1):
 
             def report(step: Progress, before: int = ready, last: bool = number == len(parts)) -> None:
-                progress(Progress(step.text, before + step.ready, total, step.left_s if last else None))
+                progress(replace(step, ready=before + step.ready, total=total, left_s=step.left_s if last else None))
 
             timed = tuple(dnn for dnn in part.dnns if dnn in spread)
             description = client.configure(part, build, report, timed)

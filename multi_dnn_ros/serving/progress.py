@@ -44,9 +44,11 @@ class ProgressReport:
         self._durations_s: list[float] = []  # of the steps that are done
 
     def __call__(self, text: str) -> None:
-        if isinstance(text, DnnReady) and len(self._durations_s) < len(self._steps) - 1:
+        dnns, done = self._steps[:-1], len(self._durations_s)
+        dnn = dnns[done] if done < len(dnns) else ""
+        if dnn and isinstance(text, DnnReady):
             self._step_done()
-        self._report(Progress(str(text), len(self._durations_s), len(self._steps) - 1, self.left_s()))
+        self._report(Progress(str(text), len(self._durations_s), len(dnns), self.left_s(), dnn))
 
     def left_s(self) -> float | None:
         """Estimated seconds until configuring is done; None: unknown.

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_exports import TinyMap, export
 
+from multi_dnn_ros.cli.cache_build import build_caches
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.machine_cache import Key, MachineCache
+from multi_dnn_ros.serving.host import Description, Progress
+from multi_dnn_ros.settings.flat_parameters import to_config
 
 CONFIG = """\
 /multi_dnn:
@@ -96,3 +101,52 @@ def test_a_dnn_that_cannot_be_configured_is_one_line(tmp_path: Path, capsys: pyt
     error = capsys.readouterr().err
     assert "multi-dnn build: error: " in error
     assert "missing.onnx" in error
+
+
+class TwoDevices:
+    """A host that is a clock, too: lane runs on the GPU, people on the CPU, object on both.
+
+    Writes what `placement: auto` and `merge_siblings` keep.
+    """
+
+    def __init__(self, caches: Path) -> None:
+        self._caches = caches
+        self._now_s = 0.0
+
+    def __call__(self) -> float:
+        return self._now_s
+
+    def configure(self, config: Any, progress: Callable[[Progress], None]) -> Description:
+        for file in (self._caches / "placement.json", self._caches / "siblings" / "0.json"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("{}")
+        for seconds, step in [
+            (0.5, Progress("choosing the devices", 0, 4)),
+            (100.0, Progress("measuring on cpu", 0, 4)),
+            (7.0, Progress("preparing lane", 0, 5, dnn="lane")),
+            (2.0, Progress("lane ready", 1, 5, dnn="lane")),
+            (1.0, Progress("preparing object", 1, 5, dnn="object")),
+            (3.0, Progress("object ready", 2, 5, dnn="object")),
+            (20.0, Progress("first runs", 2, 5)),
+            (30.0, Progress("preparing object", 2, 5, dnn="object")),
+            (4.0, Progress("object ready", 3, 5, dnn="object")),
+            (0.0, Progress("preparing people", 3, 5, dnn="people")),
+            (6.0, Progress("people ready", 4, 5, dnn="people")),
+            (9.0, Progress("first runs", 4, 5)),
+        ]:
+            self._now_s += seconds
+            progress(step)
+        return Description("cuda:0, cpu", "", 1, {})
+
+    def close(self) -> None: ...
+
+
+def test_the_time_of_a_dnn_is_that_of_all_its_devices(tmp_path: Path) -> None:
+    flat = {"cameras": ["front"], "dnns": ["people", "object", "lane"]}
+    models = {f"dnn.{name}.{field}": name for name in flat["dnns"] for field in ("role", "model")}
+    host: Any = TwoDevices(tmp_path / "multi_dnn_ros")
+    built = build_caches(to_config({**flat, **models}), lambda: host, print, host)
+    assert built.by_dnn_s == {"people": (6.0, 6.0), "object": (8.0, 8.0), "lane": (2.0, 2.0)}
+    assert built.first_s == built.again_s == 182.5
+    made = {each.kind.path.name: each.files for each in built.caches}
+    assert made["placement.json"] == made["siblings"] == 1

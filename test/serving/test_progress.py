@@ -27,9 +27,9 @@ def test_without_an_earlier_run_the_mean_of_the_ready_dnns_is_used() -> None:
     clock.now = 14.0
     report("compiling job 3 of 4")
     assert told == [
-        Progress("loading", 0, 3, None),
-        Progress("a is ready", 1, 3, 20.0),
-        Progress("compiling job 3 of 4", 1, 3, 16.0),
+        Progress("loading", 0, 3, None, "a"),
+        Progress("a is ready", 1, 3, 20.0, "a"),
+        Progress("compiling job 3 of 4", 1, 3, 16.0, "b"),
     ]
     assert type(told[1].text) is str  # it is sent to another process
 
@@ -44,6 +44,8 @@ def test_an_earlier_run_is_used_and_the_estimate_is_never_negative() -> None:
     report(DnnReady("b is ready"))
     assert [entry.left_s for entry in told] == [13.0, 8.0, 8.0, 1.0]
     clock.now = 9.5
+    report("first run")
+    assert [entry.dnn for entry in told] == ["a", "a", "a", "b", ""]
     assert report.finished() == {"a": 9.0, "b": 0.0, "rest": 0.5}
 
 
