@@ -37,11 +37,11 @@ def run_video(args: argparse.Namespace) -> int:
 
     from multi_dnn_ros.camera.source import SourceError
     from multi_dnn_ros.common.allocator import configure_malloc
-    from multi_dnn_ros.demo.run import check_output, clear_output
+    from multi_dnn_ros.demo.output_folder import check_output, clear_output
     from multi_dnn_ros.replay.figures import VideoFigures
     from multi_dnn_ros.replay.video import VideoMessages
 
-    check_output(args.output)
+    check_output(args.output, args.video)
     configure_malloc()
     (camera,) = config.cameras
     topic = f"/{camera}/image_raw/compressed"
@@ -108,6 +108,7 @@ def _replay(
     from tqdm import tqdm
 
     from multi_dnn_ros.bags import BagWriter
+    from multi_dnn_ros.demo.output_folder import MARK
     from multi_dnn_ros.engine.task import Result
     from multi_dnn_ros.replay.outputs import drawn
     from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
@@ -115,6 +116,7 @@ def _replay(
     (camera,) = config.cameras
     with ExitStack() as stack:
         writer = stack.enter_context(BagWriter(output / "bag"))
+        writer.add_file(MARK, "")
         overlay = stack.enter_context(OverlayFiles(output / "overlay.mp4"))
         replay, kinds = replay_of(config, runner, dnns, {camera: topic}, writer, _NODE)
         bar = stack.enter_context(tqdm(total=video.frames or None, unit="frame", desc="video", disable=None))

@@ -12,8 +12,9 @@ import torch
 from multi_dnn_ros.common.reporting import provenance, table, with_change, write_json
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.compression.macs import cost
+from multi_dnn_ros.demo.output_folder import check_output
 from multi_dnn_ros.demo.report import Outcome
-from multi_dnn_ros.demo.run import Demo, check_output
+from multi_dnn_ros.demo.run import Demo
 from multi_dnn_ros.models.sources import load_network, weights_file
 from multi_dnn_ros.settings.params_file import read_params_file
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
 from multi_dnn_ros.demo.evaluation import last_statuses
+from multi_dnn_ros.demo.output_folder import MARK, clear_output
 from multi_dnn_ros.demo.recorded_frames import CameraTopics, Stream
 from multi_dnn_ros.demo.recorder import Recorder
 from multi_dnn_ros.demo.report import Outcome, RecordedDrive, report
@@ -41,15 +41,6 @@ _PEDESTRIANS = ("pedestrian",)
 _START_LIMIT_S = 600.0
 #: Time limit for the remaining results after the end of the camera.
 _FINISH_LIMIT_S = 10.0
-_OUTPUT_FILES = (
-    "overlay.mp4",
-    "overlay.png",
-    "summary.json",
-    "diagnostics.json",
-    "comparison.json",
-    "node.log",
-    "camera.log",
-)
 
 
 @dataclass(frozen=True)
@@ -124,6 +115,7 @@ class Demo:
             print(f"ROS_DOMAIN_ID {domain}, loopback only; logs in {self.output}", flush=True)
             interrupts = stack.enter_context(Interrupts())
             writer = stack.enter_context(BagWriter(self.output / "bag"))
+            writer.add_file(MARK, "")
             os.environ.update(environment)
             configure()
             rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
@@ -222,25 +214,3 @@ def _configuration_problem(diagnostics: bytes | None) -> str:
 def _failed(child: Child, what: str) -> CommandError:
     print(f"\nthe last lines of {child.log}:\n{child.last_lines(10)}", file=sys.stderr)
     return CommandError(f"the {child.name} process: {what} (log: {child.log})")
-
-
-def check_output(output: Path) -> None:
-    """Raise UsageError if the folder holds anything that is not from an earlier demo."""
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"--output {output} is a file; expected a folder")
-    bag = output / "bag"
-    if bag.exists() and not (bag / "metadata.yaml").is_file():
-        raise UsageError(
-            f"{bag} exists and is not a recording of a demo; nothing is overwritten: choose another --output"
-        )
-
-
-def clear_output(output: Path) -> None:
-    """Create the folder, or remove the files of an earlier demo."""
-    check_output(output)
-    bag = output / "bag"
-    output.mkdir(parents=True, exist_ok=True)
-    for name in _OUTPUT_FILES:
-        (output / name).unlink(missing_ok=True)
-    if bag.exists():
-        shutil.rmtree(bag)

@@ -15,6 +15,7 @@ from waiting import until
 
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.demo.output_folder import MARK, check_output
 
 SHORT = ["--seconds", "3", "--size", "320x240"]
 #: The package's decomposed DNNs with the backend that is ready soonest.
@@ -30,7 +31,7 @@ QUICK = """\
       pedestrian: {model: "builtin:pedestrian_small", backend: eager, jobs: 1}
 """
 #: What a drive leaves in its folder.
-FILES = {"overlay.mp4", "overlay.png", "summary.json", "diagnostics.json", "bag", "node.log", "camera.log"}
+FILES = {"overlay.mp4", "overlay.png", "summary.json", "diagnostics.json", "bag", "node.log", "camera.log", MARK}
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +80,7 @@ def test_a_short_drive(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
         assert word in out
     assert {path.name for path in output.iterdir()} == FILES
     check_drive(output)
+    check_output(output)  # another demo may replace it
 
 
 @pytest.mark.long  # one drive above; that both are compared: test_demo_report
@@ -121,7 +123,7 @@ def test_a_signal_also_ends_the_child_processes(tmp_path: Path, fork_server: For
     assert code == 130
     assert "interrupted" in error
     assert not psutil.wait_procs(children, timeout=30.0)[1]
-    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["camera.log", "node.log"]
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [MARK, "camera.log", "node.log"]
 
 
 def test_a_folder_with_other_content_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from tiny_exports import SIZE, TinyYolo, export
 
-from multi_dnn_ros.bags import BagReader
+from multi_dnn_ros.bags import BagReader, BagWriter
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.demo.output_folder import MARK
 from multi_dnn_ros.training.scenes import SceneGenerator
 
 FRAMES = 6
@@ -84,6 +85,42 @@ def test_a_file_of_ones_own_needs_nothing_but_its_name(
     odd = export(TinyYolo(7), tmp_path / "seven.onnx")
     assert run("--video", video, "--model", f"mine={odd}", "--output", out, "--seconds", "0.2") == 0
     assert "assumed: class_0, ..." in capsys.readouterr().err
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["bag", "overlay.mp4", "summary.json"])
+def test_what_is_not_of_a_demo_is_not_deleted(
+    name: str, video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    if name == "bag":
+        with BagWriter(out / "bag") as writer:
+            writer.add_topic("/front/image_raw", "sensor_msgs/msg/Image")
+    else:
+        out.mkdir()
+        (out / name).write_text("mine")
+    before = files(out)
+    what = "a recording" if name == "bag" else "a file"
+    for demo in (["--video", str(video)], ["--dnns", "original"], []):
+        assert main(["demo", *demo, "--output", str(out)]) == 2
+        assert f"{out / name} exists and is not {what} of a demo" in capsys.readouterr().err
+    assert files(out) == before
+
+
+def test_the_video_itself_is_not_deleted(video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "overlay.mp4"
+    own.write_bytes(video.read_bytes())
+    for marked in (False, True):
+        if marked:  # as by an earlier demo, with images beside its overlay
+            (tmp_path / MARK).touch()
+            (tmp_path / "overlay.png").touch()
+        for path in (own, tmp_path) if marked else (own,):
+            assert main(["demo", "--video", str(path), "--output", str(tmp_path)]) == 2
+            assert f"--video {path}: {own} would be deleted first" in capsys.readouterr().err
+    assert own.read_bytes() == video.read_bytes()
 
 
 def test_images_are_a_video_too(tmp_path: Path) -> None:
