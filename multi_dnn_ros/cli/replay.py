@@ -103,7 +103,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add_units(several, required=False, default="an engine on --device")
     add_tables(several)
     several.add_argument("--batch", type=positive, metavar="N",
-                         help="with --units: images per batch (default: 32)")  # fmt: skip
+                         help="with --units: images, or tiles of images, per batch (default: 32)")  # fmt: skip
     add = parser.add_argument_group("many recordings").add_argument
     add("--cluster", nargs="?", const="local", metavar="ADDRESS",
         help="replay every recording under IN_BAG on the Ray cluster at ADDRESS (HOST:PORT, or auto: the one of this "
@@ -238,7 +238,10 @@ def engine_runner(config: NodeConfig) -> tuple[EngineRunner, Mapping[str, Dnn]]:
 def _batch_runner(
     args: argparse.Namespace, config: NodeConfig, stack: ExitStack
 ) -> tuple[FrameRunner, Mapping[str, Dnn]]:
-    """The units of --units, and the DNNs by name. stack: ends the units."""
+    """The units of --units, and the DNNs by name. stack: ends the units.
+
+    Raises UsageError if the tiles of a DNN are more than a batch.
+    """
     from multi_dnn_ros.models.load import load_dnn
     from multi_dnn_ros.partition.executor import NetworkRequest
     from multi_dnn_ros.replay.batch_runner import BatchedDnn, BatchRunner
@@ -247,13 +250,18 @@ def _batch_runner(
     dnns, batched = {}, []
     for name, settings in config.dnns.items():
         dnn = dnns[name] = load_dnn(name, settings)
+        if dnn.view.tiles > batch:
+            raise UsageError(
+                f"--batch is {batch}; a frame has {dnn.view.tiles} inputs with dnn.{name}.tiles {settings.tiles}: "
+                f"expected at least {dnn.view.tiles}"
+            )
         size = (dnn.preprocess.width, dnn.preprocess.height)
         request = NetworkRequest(settings.model, settings.weights, settings.num_classes, size)
         session = stack.enter_context(
             plan_session(settings.model, settings.precision, args.units, tables_folder(args), batch, request)
         )
         cameras = tuple(settings.cameras or config.cameras)
-        batched.append(BatchedDnn(name, cameras, dnn.inputs, dnn.results, session.run))
+        batched.append(BatchedDnn(name, cameras, dnn.inputs, dnn.results, session.run, dnn.view.tiles))
     return BatchRunner(batched, batch), dnns
 
 

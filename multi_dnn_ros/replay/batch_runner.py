@@ -24,7 +24,8 @@ _NO_TIMES = Timing(0, 0, 0, 0, 0, 0, 0)
 class BatchedDnn:
     """One DNN. preprocess, decode: as of :class:`multi_dnn_ros.engine.task.DnnTask`, for one image on the CPU.
 
-    compute: raises for an error that ends the replay.
+    compute: raises for an error that ends the replay. tiles: number of inputs of the network per image, and so of rows
+    of each output.
     """
 
     name: str
@@ -32,12 +33,13 @@ class BatchedDnn:
     preprocess: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
     decode: Callable[[tuple[torch.Tensor, ...], tuple[int, int]], Any]
     compute: Compute
+    tiles: int = 1
 
 
 class BatchRunner:
-    """Collects frames until there are `batch` for a DNN, of any camera, and runs them at once in `submit`.
+    """Collects frames until their inputs are a batch of a DNN, of any camera, and runs them at once in `submit`.
 
-    batch: largest number of images per inference.
+    batch: largest number of inputs per inference; not less than the tiles of any DNN.
     """
 
     def __init__(self, dnns: Sequence[BatchedDnn], batch: int) -> None:
@@ -57,7 +59,7 @@ class BatchRunner:
         for dnn in self._dnns:
             if frame.camera in dnn.cameras:
                 self._waiting[dnn.name].append(frame)
-                if len(self._waiting[dnn.name]) == self._batch:
+                if len(self._waiting[dnn.name]) == self._batch // dnn.tiles:
                     self._run(dnn)
         return True
 
@@ -85,9 +87,10 @@ class BatchRunner:
             return
         outputs = [torch.from_numpy(output) for output in dnn.compute(np.concatenate(inputs))]
         for index, frame in enumerate(frames):
+            rows = slice(index * dnn.tiles, (index + 1) * dnn.tiles)
             try:
                 height, width = frame.image().shape[:2]
-                result = dnn.decode(tuple(output[index : index + 1].float() for output in outputs), (height, width))
+                result = dnn.decode(tuple(output[rows].float() for output in outputs), (height, width))
             except Exception as error:  # decoders raise arbitrary errors for malformed outputs
                 self._settle(Drop(dnn.name, frame, DropReason.BAD_OUTPUT, f"{type(error).__name__}: {error}"))
                 continue

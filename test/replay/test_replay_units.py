@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from replay_fakes import parsed, read_bag
 from road_bag import CORRUPT, scenes, write_road
 
@@ -29,16 +30,23 @@ def tables(tmp_path_factory: pytest.TempPathFactory, forked_spawns: None) -> Pat
     return folder
 
 
+def parameters_of_one(path: Path, **more: str) -> str:
+    """A parameter file for builtin:object with these further parameters."""
+    own = {"backend": "eager", "jobs": 1, **more}
+    path.write_text(json.dumps({"/**": {"ros__parameters": {"dnns": ["object"], "dnn": {"object": own}}}}))
+    return str(path)
+
+
 @pytest.fixture(scope="module")
 def one_dnn(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("parameters") / "one.yaml"
-    path.write_text("/**:\n  ros__parameters: {dnns: [object], dnn: {object: {backend: eager, jobs: 1}}}\n")
-    return str(path)
+    return parameters_of_one(tmp_path_factory.mktemp("parameters") / "one.yaml")
 
 
 # The batches of units in the tests below: through the command `evaluate`, and with frames that fail.
 @pytest.mark.long
-def test_results_are_those_of_an_engine(tables: Path, one_dnn: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tiles", ["1x1", "2x1"])
+def test_results_are_those_of_an_engine(tiles: str, tables: Path, tmp_path: Path) -> None:
+    one_dnn = parameters_of_one(tmp_path / "one.yaml", tiles=tiles)
     recording = str(write_road(tmp_path / "drive", scenes(FRAMES)))
     assert main(["replay", recording, str(tmp_path / "one"), "--params-file", one_dnn, "--device", "cpu"]) == 0
     several = ["--units", UNITS, "--tables", str(tables), "--batch", "2"]
@@ -139,3 +147,39 @@ def test_every_frame_ends_once_also_when_some_cannot_be_preprocessed_or_decoded(
         else:
             assert end.reason == {3: DropReason.DNN_ERROR, 5: DropReason.BAD_OUTPUT}[end.frame.stamp_ns]
     assert sum(isinstance(end, Drop) for end in ends) == 2
+
+
+def test_the_tiles_of_a_frame_are_decoded_together() -> None:
+    ends: list[Result | Drop] = []
+    batches: list[int] = []
+
+    def preprocess(image: Any) -> Any:
+        return ((image[0, 0, 0].float() + torch.arange(3) / 10).reshape(3, 1, 1, 1),)
+
+    def compute(images: Any) -> list[Any]:
+        batches.append(len(images))
+        return [images[:, 0, 0, 0]]
+
+    def decode(outputs: Any, size: tuple[int, int]) -> list[float]:
+        return [round(value, 3) for value in outputs[0].tolist()]
+
+    runner = BatchRunner([BatchedDnn("one", ("front",), preprocess, decode, compute, tiles=3)], 8)
+    runner.start(ends.append)
+    for value in range(5):
+        assert runner.submit(Frame("front", value, np.full((4, 6, 3), value, np.uint8)), 1.0)
+    runner.finish()
+    results = [end.output for end in ends if isinstance(end, Result)]
+    assert results == [[value, value + 0.1, value + 0.2] for value in range(5)]
+    assert batches == [6, 6, 3]  # at most 8 inputs, whole frames
+
+
+def test_a_batch_that_does_not_hold_the_tiles_of_a_frame_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = str(write_road(tmp_path / "drive", scenes(1)))
+    tiled = parameters_of_one(tmp_path / "tiled.yaml", tiles="2x2")
+    command = ["replay", recording, str(tmp_path / "out"), "--params-file", tiled, "--units", "cpu:1", "--batch", "3"]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "--batch is 3; a frame has 4 inputs with dnn.object.tiles 2x2: expected at least 4" in error
+    assert not (tmp_path / "out").exists()
