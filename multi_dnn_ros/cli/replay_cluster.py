@@ -33,7 +33,7 @@ def run_cluster(args: argparse.Namespace) -> int:
     from multi_dnn_ros.replay.manifest import MANIFEST, find_recordings, is_complete, open_manifest
 
     output = args.out_bag.absolute()
-    recordings = find_recordings(args.in_bag.absolute())
+    recordings = find_recordings(args.in_bag.absolute(), output)
     manifest = open_manifest(output, _identity(args))
     left = [
         recording for recording in recordings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -97,15 +97,16 @@ def open_manifest(folder: Path, options: Mapping[str, Any]) -> Manifest:
     return manifest
 
 
-def find_recordings(folder: Path) -> list[Recording]:
+def find_recordings(folder: Path, output: Path) -> list[Recording]:
     """All recordings under a folder, sorted by name: rosbag2 folders, and single .mcap and .db3 files outside them.
 
-    Raises UsageError if there is none, or if two would have results of one name.
+    output: folder of the results, which are no recordings to replay. Raises UsageError if there is none, or if two
+    would have results of one name, or one inside the other.
     """
     found: dict[str, Recording] = {}
     if not folder.is_dir():
         raise UsageError(f"IN_BAG is {folder}; with --cluster it is a folder of recordings")
-    for path in _recordings(folder):
+    for path in _recordings(folder, output.resolve()):
         relative = path.relative_to(folder)
         name = (relative if path.is_dir() else relative.with_suffix("")).as_posix()
         if name in found:
@@ -113,16 +114,22 @@ def find_recordings(folder: Path) -> list[Recording]:
         found[name] = Recording(name, path)
     if not found:
         raise UsageError(f"{folder} holds no recording: no folder with metadata.yaml, no .mcap and no .db3 file")
+    for name, inner in found.items():
+        for outer in map(str, PurePosixPath(name).parents):
+            if outer in found:
+                raise UsageError(
+                    f"the results of {inner.path} would be inside those of {found[outer].path}, {name} in {outer}"
+                )
     return [found[name] for name in sorted(found)]
 
 
-def _recordings(folder: Path) -> Iterable[Path]:
+def _recordings(folder: Path, left_out: Path) -> Iterable[Path]:
     for path in sorted(folder.iterdir()):
         if path.is_dir():
             if (path / "metadata.yaml").is_file():
                 yield path
-            else:
-                yield from _recordings(path)
+            elif path.resolve() != left_out:
+                yield from _recordings(path, left_out)
         elif path.suffix in _SUFFIXES:
             yield path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from replay_fakes import read_bag
 from road_bag import scenes, write_road
 
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.common import ray_cluster
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.replay.cluster import Needs, replay_all
 from multi_dnn_ros.replay.manifest import (
@@ -45,18 +47,35 @@ def test_recordings_are_found_at_any_depth_and_not_inside_each_other(tmp_path: P
     touch(tmp_path / "day" / "one.db3")
     touch(tmp_path / "day" / "night" / "two.mcap")
     touch(tmp_path / "notes.txt")
-    assert [recording.name for recording in find_recordings(tmp_path)] == ["a", "day/night/two", "day/one"]
+    found = find_recordings(tmp_path, tmp_path / "out")
+    assert [recording.name for recording in found] == ["a", "day/night/two", "day/one"]
+
+
+def test_results_are_no_recordings(tmp_path: Path) -> None:
+    touch(tmp_path / "drives" / "a.mcap")
+    touch(tmp_path / "drives" / "day" / "out" / "a" / "metadata.yaml")
+    (tmp_path / "link").symlink_to(tmp_path / "drives" / "day")
+    for output in (tmp_path / "drives" / "day" / "out", tmp_path / "link" / "out"):
+        assert [recording.name for recording in find_recordings(tmp_path / "drives", output)] == ["a"]
 
 
 def test_two_results_of_one_name_and_a_folder_without_recordings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no recording"):
-        find_recordings(tmp_path)
+        find_recordings(tmp_path, tmp_path / "out")
     touch(tmp_path / "a.mcap")
     touch(tmp_path / "a.db3")
     with pytest.raises(UsageError, match="would have one name, a"):
-        find_recordings(tmp_path)
+        find_recordings(tmp_path, tmp_path / "out")
     with pytest.raises(UsageError, match="is a folder of recordings"):
-        find_recordings(tmp_path / "a.mcap")
+        find_recordings(tmp_path / "a.mcap", tmp_path / "out")
+
+
+def test_results_inside_other_results_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outer, inner = touch(tmp_path / "day.mcap"), touch(tmp_path / "day" / "parts" / "one.mcap")
+    assert main(["replay", str(tmp_path), str(tmp_path / "out"), "--cluster"]) == 2
+    said = f"the results of {inner} would be inside those of {outer}, day/parts/one in day"
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_manifest_of_other_options_and_a_foreign_folder_are_refused(tmp_path: Path) -> None:
@@ -170,6 +189,21 @@ def test_the_error_of_a_task_is_named(tmp_path: Path) -> None:
         "lost": ("failed", "_RayError: The worker died unexpectedly."),
         "good": ("done", ""),
     }
+
+
+def test_results_among_the_recordings_are_not_replayed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ray_cluster, "connected", lambda address: contextlib.nullcontext(InstantRay()))
+    write_road(tmp_path / "drives" / "monday", scenes(1))
+    quick = tmp_path / "quick.yaml"
+    quick.write_text("/**: {ros__parameters: {dnns: [object], dnn: {object: {backend: eager, jobs: 1}}}}\n")
+    command = ["replay", str(tmp_path / "drives"), str(tmp_path / "drives" / "results"), "--cluster"]
+    for again in (False, True):
+        assert main([*command, "--params-file", str(quick), "--device", "cpu"]) == 0
+        out = capsys.readouterr().out
+        assert "1 recordings: 1 done, 0 damaged, 0 failed" in out
+        assert ("1 of 1 recordings have their results already" in out) == again
 
 
 @pytest.fixture(scope="module")
