@@ -14,7 +14,7 @@ from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.overlay_files import save_picture
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer
-from multi_dnn_ros.vision.results import NO_CLASS, Detections, Lanes, Mask, result_name, results_by_name
+from multi_dnn_ros.vision.results import NO_CLASS, Lanes, Mask, boxes_of, result_name, results_by_name
 
 
 def draw_image(dnn: Dnn, image: Path, output: Path) -> dict[str, object]:
@@ -40,10 +40,10 @@ def draw_image(dnn: Dnn, image: Path, output: Path) -> dict[str, object]:
 
 def _found(result: object) -> list[str]:
     """A line for each thing that the model found."""
-    if isinstance(result, Detections):
-        entries = zip(result.boxes, result.scores, result.class_ids, strict=True)
+    if (boxes := boxes_of(result)) is not None:
+        entries = zip(boxes.boxes, boxes.scores, boxes.class_ids, strict=True)
         return [
-            f"{result.labels[number]} {score:.2f} at {', '.join(f'{side:.0f}' for side in box)}"
+            f"{boxes.labels[number]} {score:.2f} at {', '.join(f'{side:.0f}' for side in box)}"
             for box, score, number in entries
         ]
     if isinstance(result, Lanes):

@@ -12,7 +12,7 @@ from multi_dnn_ros.common.reporting import distribution, provenance, table, writ
 from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.replay.frame_order import FrameOutcome
 from multi_dnn_ros.replay.summary import Summary
-from multi_dnn_ros.vision.results import Detections, Lanes
+from multi_dnn_ros.vision.results import Lanes, boxes_of, results_by_name
 
 #: Number of classes that the table names.
 _NAMED = 3
@@ -41,7 +41,8 @@ class VideoFigures:
         for end in outcome.in_order():
             if not isinstance(end, Result):
                 continue
-            found, names = self._found[end.dnn], _names(end.output)
+            found = self._found[end.dnn]
+            names = [name for part in results_by_name(end.dnn, end.output).values() for name in _names(part)]
             found.counts.append(len(names))
             found.names.update(names)
             found.times_ms.append((end.timing.finished_ns - end.timing.started_ns) / 1e6)
@@ -98,9 +99,9 @@ class VideoFigures:
 
 
 def _names(output: Any) -> list[str]:
-    """A name for each result of a frame; for a result kind of another package none."""
-    if isinstance(output, Detections):
-        return [output.labels[class_id] for class_id in output.class_ids]
+    """The class of each box, "line" for each lane line; none for masks of classes and the results of other packages."""
+    if (boxes := boxes_of(output)) is not None:
+        return [boxes.labels[class_id] for class_id in boxes.class_ids]
     if isinstance(output, Lanes):
         return ["line"] * len(output.lanes)
     return []

@@ -136,6 +136,13 @@ class InstanceMasks:
         return enlarged(self.numbers, self.size, self.window, 0)
 
 
+def boxes_of(result: Any) -> Detections | None:
+    """The boxes of a result; None for one without boxes, such as lane lines or the result of another package."""
+    if isinstance(result, InstanceMasks):
+        return result.detections
+    return result if isinstance(result, Detections) else None
+
+
 @dataclass(frozen=True)
 class SeveralResults:
     """The results of a DNN with parameter `outputs`, for one frame, by the name of the output."""

@@ -9,13 +9,13 @@ import cv2
 import numpy as np
 import pytest
 import yaml
-from two_heads import LABELS, exported
+from two_heads import LABELS, Instances, TwoHeads, exported
 
 from multi_dnn_ros.cli.main import main
 
 
-def parameters(tmp_path: Path, **more: object) -> Path:
-    dnn = {"role": "network", "model": str(exported(tmp_path)), "labels": LABELS, **more}
+def parameters(tmp_path: Path, network: type[TwoHeads] = TwoHeads, **more: object) -> Path:
+    dnn = {"role": "network", "model": str(exported(tmp_path, network)), "labels": LABELS, **more}
     file = tmp_path / "robot.yaml"
     file.write_text(yaml.safe_dump({"/**": {"ros__parameters": {"dnns": ["road"], "dnn": {"road": dnn}}}}))
     return file
@@ -58,6 +58,15 @@ def test_each_result_is_listed_and_drawn(tmp_path: Path, capsys: pytest.CaptureF
     text = capsys.readouterr().out
     assert "road/drivable: drivable_area by decoder drivable, raw outputs: 1" in text
     assert f"picture     {drawn}" in text
+
+
+def test_instances_are_listed_as_boxes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = parameters(tmp_path, Instances, decoder="yolo_instances", resize="stretch")
+    image, drawn = picture(tmp_path / "in.png"), tmp_path / "out.png"
+    assert main(["inspect", "--params-file", str(file), "--image", str(image), "--output", str(drawn), "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)["image"]["found"]
+    assert line.startswith("car ")
+    assert line.endswith(" at 96, 64, 112, 80")
 
 
 def test_a_crop_gives_results_in_the_whole_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import two_heads
 from tiny_exports import SIZE, TinyYolo, export
 
 from multi_dnn_ros.bags import BagReader, BagWriter
@@ -85,6 +86,33 @@ def test_a_file_of_ones_own_needs_nothing_but_its_name(
     odd = export(TinyYolo(7), tmp_path / "seven.onnx")
     assert run("--video", video, "--model", f"mine={odd}", "--output", out, "--seconds", "0.2") == 0
     assert "assumed: class_0, ..." in capsys.readouterr().err
+
+
+def test_results_of_several_outputs_and_of_instance_masks_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, out, robot = tmp_path / "images", tmp_path / "out", tmp_path / "robot.yaml"
+    images.mkdir()
+    for number in range(2):
+        cells = two_heads.picture([(1, 1), (5, 3)], [(6 - number, 0)], slice(4, 6))
+        cv2.imwrite(str(images / f"{number}.png"), cells[..., ::-1])
+    common = {"role": "any", "labels": two_heads.LABELS, "resize": "stretch", "backend": "eager", "jobs": 1}
+    several = {
+        "model": str(two_heads.exported(tmp_path)), "outputs": ["cars", "free"],
+        "output": {
+            "cars": {"decoder": "yolo", "raw_outputs": ["0"], "keep": ["car"]},
+            "free": {"decoder": "drivable", "raw_outputs": ["1"]},
+        },
+    }  # fmt: skip
+    masks = {"model": str(two_heads.exported(tmp_path, two_heads.Instances)), "decoder": "yolo_instances"}
+    dnns = {"several": {**common, **several}, "masks": {**common, **masks}}
+    robot.write_text(json.dumps({"/**": {"ros__parameters": {"dnns": list(dnns), "dnn": dnns}}}))
+    assert run("--video", images, "--params-file", robot, "--output", out) == 0
+    found = json.loads((out / "summary.json").read_text())["dnns"]
+    assert found["several"]["by_class"] == {"car": 4}
+    assert found["masks"]["by_class"] == {"car": 4, "person": 2}
+    assert [found[dnn]["frames_with_results"] for dnn in dnns] == [2, 2]
+    assert "car 4, person 2" in capsys.readouterr().out
 
 
 def files(folder: Path) -> dict[str, bytes]:

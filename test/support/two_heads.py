@@ -34,10 +34,22 @@ class TwoHeads(nn.Module):
         return torch.cat([self.boxes + 0 * scores[:, :1], scores], 1), torch.cat([-blue, blue], 1)
 
 
-def exported(folder: Path) -> Path:
+class Instances(TwoHeads):
+    """(N, 3, h, w) -> (N, 4 + 2 + 32, cells) and (N, 32, rows, columns), as YOLOv8-seg: the boxes of TwoHeads, with
+    masks that fill them.
+    """
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        boxes, free = super().forward(image)
+        coefficients = torch.ones_like(boxes[:, :1]).repeat(1, 32, 1)
+        prototypes = torch.ones_like(free[:, :1]).repeat(1, 32, 1, 1)
+        return torch.cat([boxes, coefficients], 1), prototypes
+
+
+def exported(folder: Path, network: type[TwoHeads] = TwoHeads) -> Path:
     """The network as a .pt2 file."""
-    file = folder / "two_heads.pt2"
-    torch.export.save(torch.export.export(TwoHeads().eval(), (torch.zeros(1, 3, SIZE[1], SIZE[0]),)), file)
+    file = folder / f"{network.__name__}.pt2"
+    torch.export.save(torch.export.export(network().eval(), (torch.zeros(1, 3, SIZE[1], SIZE[0]),)), file)
     return file
 
 
