@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import sys
 import tempfile
 import time
@@ -122,9 +123,22 @@ def _choose_cache() -> None:
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{folder} is read-only")
     except OSError as error:
-        folder = Path(tempfile.mkdtemp(prefix="multi_dnn_ros_inductor_"))
-        log.warning("compiled kernels are not kept after this run: %s", error)
+        folder = _temporary_folder()
+        log.warning("compiled kernels are kept in %s: %s", folder, error)
     os.environ[_CACHE_VARIABLE] = str(folder)
+
+
+def _temporary_folder() -> Path:
+    """A folder of this user in the temporary folder, the same for all processes unless somebody else has taken it."""
+    folder = Path(tempfile.gettempdir()) / f"multi_dnn_ros_inductor_{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            return folder
+    except OSError:
+        pass  # mkdtemp names the problem if it cannot create a folder either
+    return Path(tempfile.mkdtemp(prefix="multi_dnn_ros_inductor_"))
 
 
 def _compile(stage: Stage, carried: Tensors, expected: Tensors, tolerance: float) -> Stage:

@@ -43,19 +43,19 @@ _FORMAT = "multi_dnn_ros int8 1"
 
 @dataclass(frozen=True)
 class Calibration:
-    """inputs: returns the DNN's inputs for at least four images of its camera, one image each; called only if the DNN
-    is quantized. progress: called with a line before slow steps.
+    """inputs: returns the DNN's inputs for at least four images of its camera, one image each, with a row for each tile
+    of it; called only if the DNN is quantized. progress: called with a line before slow steps.
     """
 
     inputs: Callable[[], Sequence[Tensors]]
     progress: Callable[[str], None] = lambda text: None
 
-    def split(self, images: int) -> tuple[list[Tensors], list[Tensors]]:
-        """(inputs for calibration, held-out inputs), each repeated to a batch of `images`.
+    def split(self, rows: int) -> tuple[list[Tensors], list[Tensors]]:
+        """(inputs for calibration, held-out inputs), each repeated to a batch of `rows`.
 
         ValueError for fewer than four images.
         """
-        every = [tuple(torch.cat([tensor] * images) for tensor in inputs) for inputs in self.inputs()]
+        every = [tuple(torch.cat([tensor] * (rows // len(tensor))) for tensor in inputs) for inputs in self.inputs()]
         if len(every) < _HELD_OUT:
             raise ValueError(f"{len(every)} calibration images; required: at least {_HELD_OUT}")
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 
 #: Constants of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -16,7 +17,7 @@ def configure_malloc() -> bool:
 
     By default glibc maps blocks above an adaptive threshold (128 kB to 32 MB) separately and returns free memory at the
     end of the heap. Each image then causes a page fault every 4 kB, which is half of the CPU time of receiving it. With
-    these settings the process keeps at most 128 MB of free memory.
+    these settings the process keeps at most 128 MB of free memory; see :func:`return_free_memory`.
 
     All threads share one arena. Otherwise each keeps the memory of the images that it has freed, and the process grows
     by an image now and then.
@@ -29,3 +30,29 @@ def configure_malloc() -> bool:
     # Set both thresholds: setting either disables glibc's adaptation of the other.
     settings = ((_M_MMAP_THRESHOLD, _MMAP_THRESHOLD), (_M_TRIM_THRESHOLD, _TRIM_THRESHOLD), (_M_ARENA_MAX, 1))
     return all(mallopt(*setting) for setting in settings)
+
+
+def return_free_memory() -> bool:
+    """Return the free pages of the heap to the system. False if the C library cannot or there were none.
+
+    Takes milliseconds, in which no thread can allocate from the heap; the pages that are used again cause page faults.
+    """
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return malloc_trim is not None and bool(malloc_trim(0))
+
+
+def return_free_memory_every(period_s: float) -> threading.Thread:
+    """Start a daemon thread that calls :func:`return_free_memory` after each period.
+
+    For processes that run for hours. Blocks as large as images leave gaps between small ones that stay, so that the heap
+    grows by an image now and then, although no more of it is in use.
+    """
+
+    def run() -> None:
+        while not never.wait(period_s):
+            return_free_memory()
+
+    never = threading.Event()
+    thread = threading.Thread(target=run, name="free-memory", daemon=True)
+    thread.start()
+    return thread

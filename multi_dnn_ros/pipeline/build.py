@@ -33,7 +33,7 @@ from multi_dnn_ros.pipeline.bf16_check import slower_than_float32
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_inputs
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend, timing_target
 from multi_dnn_ros.pipeline.devices import devices_in_use, torch_device, workers_and_threads
-from multi_dnn_ros.pipeline.image_check import checked_on_images
+from multi_dnn_ros.pipeline.image_check import checked_on_images, on_cpu
 from multi_dnn_ros.pipeline.measured_backend import MEASURED, with_measured_backend
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.pipeline.settings_check import check_settings
@@ -78,18 +78,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         try:
             if settings.backend == MEASURED:
                 settings = with_measured_backend(dnns[name], settings, device, progress)
-            backend = choose_backend(
-                settings.backend,
-                device,
-                settings.precision,
-                dnn=name,
-                progress=progress,
-                calibration=partial(_calibration, name, settings, dnns[name]),
-                single_launch=single_launch,
-                branches=str(settings.branches or "auto"),
-                merge_siblings=settings.merge_siblings,
-                providers=settings.providers,
-            )
+            backend = _backend(dnns[name], settings, device, progress, single_launch)
             plan, task = with_own_cudnn_plans(
                 settings.sms,
                 partial(_plan_and_make_task, planner, dnns[name], settings, cameras, backend, device),
@@ -149,12 +138,29 @@ def _finish_backends(config: NodeConfig, device: torch.device) -> None:
             spec.finish()
 
 
-def _calibration(name: str, settings: DnnConfig, dnn: Dnn) -> list[Tensors]:
+def _backend(
+    dnn: Dnn, settings: DnnConfig, device: torch.device, progress: Callable[[str], None], single_launch: bool
+) -> Backend:
+    return choose_backend(
+        settings.backend,
+        device,
+        settings.precision,
+        dnn=dnn.name,
+        progress=progress,
+        calibration=partial(_calibration, dnn, settings),
+        single_launch=single_launch,
+        branches=str(settings.branches or "auto"),
+        merge_siblings=settings.merge_siblings,
+        providers=settings.providers,
+    )
+
+
+def _calibration(dnn: Dnn, settings: DnnConfig) -> list[Tensors]:
     """The DNN's inputs for int8 calibration, one per calibration image. Raises ConfigError."""
     try:
-        return [*calibration_inputs(settings.calibration_images, dnn.inputs)]
+        return [*calibration_inputs(settings.calibration_images, dnn.inputs, dnn.view.enough)]
     except CalibrationError as error:
-        where = f"parameter dnn.{name}.calibration_images is '{settings.calibration_images}'"
+        where = f"parameter dnn.{dnn.name}.calibration_images is '{settings.calibration_images}'"
         raise ConfigError(f"{where}: {error}") from None
 
 
@@ -186,13 +192,10 @@ def _rebuilt(
     planner: JobPlanner, dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], device: torch.device,
     progress: Callable[[str], None], single_launch: bool,
 ) -> DnnTask:  # fmt: skip
-    """The task of a DNN whose precision is not int8, prepared again."""
-    backend = choose_backend(
-        settings.backend, device, settings.precision, dnn=dnn.name, progress=progress, single_launch=single_launch,
-        providers=settings.providers,
-    )  # fmt: skip
+    """The task of a DNN that was prepared before, with other settings."""
+    backend = _backend(dnn, settings, device, progress, single_launch)
     _, task = with_own_cudnn_plans(
-        settings.sms, partial(_plan_and_make_task, planner, dnn, settings, cameras, backend, device)
+        settings.sms, partial(_plan_and_make_task, planner, on_cpu(dnn), settings, cameras, backend, device)
     )
     return task
 

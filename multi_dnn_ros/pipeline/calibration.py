@@ -41,10 +41,32 @@ def calibration_files(folder: str, least: int = LEAST) -> Sequence[Path]:
 
 
 def calibration_inputs(
-    folder: str, preprocess: Callable[[torch.Tensor], tuple[torch.Tensor]]
+    folder: str,
+    preprocess: Callable[[torch.Tensor], tuple[torch.Tensor]],
+    enough: Callable[[tuple[int, int]], tuple[int, int]] | None = None,
 ) -> list[tuple[torch.Tensor]]:
-    """Those images as a DNN's inputs, as `preprocess` makes them. Raises CalibrationError."""
-    return [preprocess(image) for image in calibration_images(folder)]
+    """Those images as a DNN's inputs, as `preprocess` makes them.
+
+    enough: the (H, W) that an image of (H, W) must have, see View.enough; this package's images are enlarged to it.
+    Raises CalibrationError, also for an image of another folder that `preprocess` refuses.
+    """
+    images = calibration_images(folder)
+    if enough is not None and not folder:
+        images = [_enlarged(image, enough((image.shape[0], image.shape[1]))) for image in images]
+    inputs = []
+    for file, image in zip(calibration_files(folder), images, strict=True):
+        try:
+            inputs.append(preprocess(image))
+        except ValueError as error:
+            raise CalibrationError(f"{file}: {error}") from None
+    return inputs
+
+
+def _enlarged(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """`image`, (H, W, 3), with `size` (H, W)."""
+    if tuple(image.shape[:2]) == size:
+        return image
+    return torch.from_numpy(cv2.resize(image.numpy(), (size[1], size[0]), interpolation=cv2.INTER_LINEAR))
 
 
 def calibration_images(folder: str, least: int = LEAST) -> list[torch.Tensor]:

@@ -72,13 +72,21 @@ class ImageCheck:
     images: list[torch.Tensor]
     expected: list[Any]
 
-    def agreement(self, task: DnnTask, device: torch.device) -> Agreement:
-        """How far the results of `task`, the DNN as it is served, agree with those expected."""
+    def agreement(self, task: DnnTask, device: torch.device) -> Agreement | None:
+        """How far the results of `task`, the DNN as it is served, agree with those expected.
+
+        None with a warning if it has no valid result for an image: NaN, say, which a precision may have only on images.
+        """
         compare = RESULT_KINDS.get(self.dnn.result_kind).agreement
         assert compare is not None  # checked by prepare_check
         total = Agreement()
         for image, expected in zip(self.images, self.expected, strict=True):
-            total = total.plus(compare(_served(task, image, device), expected))
+            try:
+                found = _served(task, image, device)
+            except (OutputError, FloatingPointError) as error:
+                log.warning("dnn.%s: no valid result for an image of check_images: %s", self.dnn.name, error)
+                return None
+            total = total.plus(compare(found, expected))
         return total
 
 
@@ -98,7 +106,7 @@ def checked_on_images(
     check = _prepare(dnn, settings)
     found = check.agreement(task, device)
     text = _text(check, found, settings.precision)
-    if found.share >= settings.check_agreement:
+    if _enough(found, settings):
         log.info("%s", text)
         return task
     if settings.precision in _FLOAT32:
@@ -107,18 +115,22 @@ def checked_on_images(
     task = in_float32()
     found = check.agreement(task, device)
     text = _text(check, found, "float32")
-    if found.share < settings.check_agreement:
+    if not _enough(found, settings):
         raise ConfigError(f"{text}; required: {settings.check_agreement:g} (parameter dnn.{dnn.name}.check_agreement)")
     log.info("%s", text)
     return task
 
 
-def _text(check: ImageCheck, found: Agreement, precision: str) -> str:
+def _enough(found: Agreement | None, settings: DnnConfig) -> bool:
+    return found is not None and found.share >= settings.check_agreement
+
+
+def _text(check: ImageCheck, found: Agreement | None, precision: str) -> str:
     images = f"{len(check.images)} image(s) of {check.settings.check_images}"
-    return (
-        f"dnn.{check.dnn.name} with precision {precision}, compared with {check.against} on {images}: "
-        f"agreement {found.share:.3f} ({found.both} of {found.first} results are among its {found.second})"
-    )
+    outcome = "no valid result for an image"
+    if found is not None:
+        outcome = f"agreement {found.share:.3f} ({found.both} of {found.first} results are among its {found.second})"
+    return f"dnn.{check.dnn.name} with precision {precision}, compared with {check.against} on {images}: {outcome}"
 
 
 def _prepare(dnn: Dnn, settings: DnnConfig) -> ImageCheck:
@@ -128,7 +140,7 @@ def _prepare(dnn: Dnn, settings: DnnConfig) -> ImageCheck:
         raise ConfigError(f"{where}, but results of kind '{dnn.result_kind}' cannot be compared; allowed: ''")
     model = settings.check_against or _known_original(dnn.name, settings)
     try:
-        original = load_dnn(dnn.name, _of_original(settings, model)) if model else _on_cpu(dnn)
+        original = load_dnn(dnn.name, _of_original(settings, model)) if model else on_cpu(dnn)
     except ModelError as error:
         raise ConfigError(f"parameter dnn.{dnn.name}.check_against is '{model}': {error}") from None
     if original.result_kind != dnn.result_kind:
@@ -140,14 +152,18 @@ def _prepare(dnn: Dnn, settings: DnnConfig) -> ImageCheck:
         images = calibration_images(settings.check_images, _LEAST_IMAGES)
     except CalibrationError as error:
         raise ConfigError(f"{where}: {error}") from None
-    try:
-        expected = [_eager(original, image) for image in images]
-    except OutputError as error:
-        raise ConfigError(f"{where}: {model or settings.model} in float32: {error}") from None
+    expected = []
+    for file, image in zip(calibration_files(settings.check_images, _LEAST_IMAGES), images, strict=True):
+        try:
+            expected.append(_eager(original, image))
+        except OutputError as error:
+            raise ConfigError(f"{where}: {file}: {model or settings.model} in float32: {error}") from None
+        except ValueError as error:  # the image does not contain the DNN's crop
+            raise ConfigError(f"{where}: {file}: {error}") from None
     return ImageCheck(dnn, settings, model or f"{settings.model} in float32", images, expected)
 
 
-def _on_cpu(dnn: Dnn) -> Dnn:
+def on_cpu(dnn: Dnn) -> Dnn:
     """A copy of the DNN on the CPU: its prepared jobs share its parameters, and may have moved them to a GPU."""
     return replace(dnn, module=copy.deepcopy(dnn.module).to("cpu"))
 

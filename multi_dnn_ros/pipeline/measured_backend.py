@@ -20,6 +20,7 @@ from torch import nn
 from multi_dnn_ros.backends import Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like, relative_error
 from multi_dnn_ros.backends.branch_choice import measure_in_turn
+from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.green_contexts import computing_on
 from multi_dnn_ros.backends.onnx_providers import candidates as provider_candidates
@@ -83,8 +84,11 @@ def with_measured_backend(
     found = _cached(key, rows)
     if found is None:
         progress(f"measuring {sum(not row.reason for row in rows)} backends for {dnn.name}")
-        found = _measured(dnn, settings, device, rows)
-        CHOICES.write(key, [asdict(row) for row in found])
+        found, complete = _measured(dnn, settings, device, rows)
+        if complete:
+            CHOICES.write(key, [asdict(row) for row in found])
+        else:
+            progress(f"the choice for {dnn.name} is not kept: a backend ran out of memory, which may be free next time")
         source = "measured now"
     else:
         source = f"from {CHOICES.folder / key.name}"
@@ -140,13 +144,14 @@ def _candidates(settings: DnnConfig, device: torch.device) -> list[Row]:
     return rows
 
 
-def _measured(dnn: Dnn, settings: DnnConfig, device: torch.device, rows: Sequence[Row]) -> list[Row]:
+def _measured(dnn: Dnn, settings: DnnConfig, device: torch.device, rows: Sequence[Row]) -> tuple[list[Row], bool]:
+    """The rows with times and errors, and whether no candidate ran out of memory."""
     inputs = dnn.example_inputs()
     stages = cut(dnn.module, inputs, settings.jobs, fold_batch_norm=True)
     image = noise_like(inputs)
     with torch.inference_mode():
         expected = tuple(tensor.clone() for tensor in run_stages(stages, image))
-    found = list(rows)
+    found, complete = list(rows), True
     calls: dict[int, Callable[[], object]] = {}
     with computing_on(device, settings.sms), torch.inference_mode():
         on_device = tuple(tensor.to(device) for tensor in image)
@@ -159,6 +164,7 @@ def _measured(dnn: Dnn, settings: DnnConfig, device: torch.device, rows: Sequenc
                 check_agreement(results, expected, len(chain) * PRECISIONS[settings.precision].tolerance(device))
             except Exception as error:  # whatever a backend raises, another one works
                 found[index] = Row(row.backend, row.provider, reason=summarize_error(error))
+                complete = complete and not is_out_of_memory(error)
                 continue
             found[index] = Row(row.backend, row.provider, error=relative_error(results, expected))
             calls[index] = _call(chain, on_device)
@@ -169,7 +175,7 @@ def _measured(dnn: Dnn, settings: DnnConfig, device: torch.device, rows: Sequenc
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return found
+    return found, complete
 
 
 def _prepared(

@@ -17,7 +17,7 @@ import rclpy
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
-from multi_dnn_ros.common.allocator import configure_malloc
+from multi_dnn_ros.common.allocator import configure_malloc, return_free_memory_every
 from multi_dnn_ros.common.sd_notify import ServiceManager
 from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.ros.middleware import configure
@@ -29,6 +29,8 @@ from multi_dnn_ros.settings.params_sections import files_in, read_sections, requ
 _POLL_S = 0.1
 #: Maximum time to send pending responses of services before exit.
 _RESPONSE_S = 0.2
+#: Period of returning free memory to the system. The pages needed again are mapped again, a millisecond per minute.
+_FREE_MEMORY_S = 60.0
 #: Consecutive failing callbacks after which the node ends.
 _MAX_ERRORS = 100
 
@@ -43,6 +45,7 @@ def run(args: list[str] | None = None) -> int:
         read_sections(file, NODE_NAME)
     stop = _StopSignal()
     configure_malloc()
+    return_free_memory_every(_FREE_MEMORY_S)
     # The garbage collections at interpreter exit would take more than a second on PyTorch's objects.
     atexit.register(gc.freeze)
     with short_switch_interval():

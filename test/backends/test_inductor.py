@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,11 +233,18 @@ def test_an_unwritable_cache_is_logged(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    inductor._choose_cache()
-    assert "compiled kernels are not kept" in caplog.text
-    instead = os.environ["TORCHINDUCTOR_CACHE_DIR"]
-    assert stat.S_IMODE(os.stat(instead).st_mode) == 0o700
-    shutil.rmtree(instead)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = []
+    for mode in (None, None, 0o755):  # another process of this user; somebody else may have written there
+        if mode is not None:
+            os.chmod(found[0], mode)
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+        inductor._choose_cache()
+        found.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        assert f"compiled kernels are kept in {found[-1]}: " in caplog.text
+    assert found[0] == found[1] == str(tmp_path / f"multi_dnn_ros_inductor_{os.getuid()}")
+    assert found[2] != found[0]
+    assert stat.S_IMODE(os.stat(found[2]).st_mode) == 0o700
 
 
 def test_inductor_is_captured_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,6 +202,22 @@ def test_nan_in_a_frame_is_not_quantized_to_a_number(jobs: int) -> None:
         assert run(stages, (image,))[0].isnan().all()
 
 
+@pytest.mark.parametrize(("tiles", "images"), [(1, 1), (1, 3), (4, 1)])
+def test_calibration_inputs_have_the_shape_of_the_networks_inputs(tiles: int, images: int) -> None:
+    pictures = [(torch.full((tiles, 3, 4, 6), float(number)),) for number in range(8)]
+    for part in Calibration(lambda: pictures).split(tiles * images):
+        assert {tuple(inputs[0].shape) for inputs in part} == {(tiles * images, 3, 4, 6)}
+
+
+@needs_int8
+def test_int8_with_tiles() -> None:
+    pictures = [(torch.rand(2, 3, 32, 48),) for _ in range(8)]
+    backend = OnnxRuntime(1e-4, calibration=Calibration(lambda: pictures))
+    module, inputs = Residual().eval(), (torch.zeros(2, 3, 32, 48),)
+    (stage,) = backend.prepare(cut(module, inputs, 1), inputs, CPU)
+    assert "QLinearConv" in operators(stage)
+
+
 @needs_int8
 def test_a_batch_has_the_results_of_its_images_alone() -> None:
     module = seeded(Residual)

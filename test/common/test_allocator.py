@@ -65,3 +65,32 @@ def test_memory_that_a_thread_has_freed_serves_other_threads():
         for how in ("default", "kept")
     }
     assert grown_kb["kept"] < 1_000 < 5_000 < grown_kb["default"], grown_kb
+
+
+_GAPS = """
+import sys, time
+import numpy as np
+from multi_dnn_ros.common.allocator import configure_malloc, return_free_memory_every
+assert configure_malloc()
+def resident_kb():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS:"))
+images, small = [], []
+for _ in range(100):  # a small block that stays above each image
+    images.append(np.ones(300_000, np.uint8))
+    small.append(np.ones(600, np.uint8))
+images.clear()
+before = resident_kb()
+return_free_memory_every(float(sys.argv[1]))
+deadline = time.monotonic() + float(sys.argv[2])
+while before - resident_kb() < 20_000 and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(before - resident_kb())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such function")
+@pytest.mark.parametrize(("period_s", "patience_s", "returned"), [("0.02", "60", True), ("1000", "0.3", False)])
+def test_free_memory_between_blocks_in_use_is_returned(period_s: str, patience_s: str, returned: bool) -> None:
+    command = [sys.executable, "-c", _GAPS, period_s, patience_s]
+    returned_kb = int(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert (returned_kb >= 20_000) == returned

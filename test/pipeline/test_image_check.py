@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+import torch
 
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.cpu_features import has_int8_products
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
@@ -73,6 +78,44 @@ def test_a_bad_calibration_is_found_and_the_dnn_stays_in_float32(
     assert told[0].getMessage().endswith("required: 0.99; it is prepared in float32")
     assert "agreement 1.000" in told[1].getMessage()
     assert len(pipeline.tasks) == 1
+
+
+class _OverflowsOnImages(Eager):
+    """Has NaN in its outputs once `lines` says that results on images are compared; it passes the checks before."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+
+    def prepare(self, stages: Sequence[Any], *rest: Any) -> Any:
+        *first, last = super().prepare(stages, *rest)
+        return (*first, lambda carried: tuple(self._overflow(tensor) for tensor in last(carried)))
+
+    def _overflow(self, tensor: torch.Tensor) -> torch.Tensor:
+        return (
+            tensor * float("nan") if any(line.startswith("comparing the results") for line in self._lines) else tensor
+        )
+
+
+def test_nan_on_an_image_is_a_disagreement(
+    frames: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    eager = BACKENDS.get("eager")
+    lines: list[str] = []
+    spec = replace(eager, factory=lambda request: _OverflowsOnImages(lines) if request.precision == "bf16" else Eager())
+    monkeypatch.setitem(BACKENDS._loaded, "eager", spec)
+    with caplog.at_level(logging.INFO):
+        pipeline = built("lane", frames, lines, precision="bf16", check_agreement=1.0)
+    assert "dnn.lane: no valid result for an image of check_images: " in caplog.text
+    assert "no valid result for an image; required: 1; it is prepared in float32" in caplog.text
+    assert ": agreement 1.000 (" in caplog.text
+    assert len(pipeline.tasks) == 1
+
+
+def test_an_image_that_does_not_contain_the_crop_is_named(frames: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"check_images is .*: .*0\.png: .*crop .* ends at 400 x 200; the image has 320"
+    ):
+        built("object", frames, crop=[80, 20, 320, 180])
 
 
 @pytest.mark.parametrize(

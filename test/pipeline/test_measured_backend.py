@@ -63,8 +63,10 @@ def ms(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], None]:
     """Sets the times by backend, in place of preparing and measuring the backends, which takes seconds."""
 
     def fake(times: dict[str, float]) -> None:
-        def measured(dnn: Dnn, settings: DnnConfig, device: torch.device, rows: Sequence[Row]) -> list[Row]:
-            return [row if row.reason else replace(row, ms=times[row.name], error=1e-6) for row in rows]
+        def measured(
+            dnn: Dnn, settings: DnnConfig, device: torch.device, rows: Sequence[Row]
+        ) -> tuple[list[Row], bool]:
+            return [row if row.reason else replace(row, ms=times[row.name], error=1e-6) for row in rows], True
 
         monkeypatch.setattr(measured_backend, "_measured", measured)
 
@@ -189,6 +191,22 @@ def test_a_backend_that_does_not_work_here_is_not_chosen(
     assert chosen(dnn, lines=lines).backend != "toy"
     (row,) = [line for line in lines[-1].splitlines() if line.startswith("| toy ")]
     assert reason in row
+
+
+class _NeedsMemory(Eager):
+    def prepare(self, *rest: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
+def test_a_choice_that_a_lack_of_memory_decided_is_not_kept(dnn: Dnn, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = [*BACKENDS.usable(), BackendSpec("toy", lambda request: _NeedsMemory())]
+    monkeypatch.setattr(BACKENDS, "usable", lambda: specs)
+    monkeypatch.setattr(BACKENDS, "get", {spec.name: spec for spec in specs}.__getitem__)
+    for _ in range(2):
+        lines: list[str] = []
+        assert chosen(dnn, lines=lines).backend != "toy"
+        assert lines[0] == "measuring 4 backends for lane"
+        assert "the choice for lane is not kept: a backend ran out of memory" in lines[1]
 
 
 def test_int8_has_one_backend_and_is_not_measured(dnn: Dnn) -> None:
