@@ -126,7 +126,8 @@ def lossless_parameters(plan: LivePlan) -> dict[str, Any]:
         values[f"camera.{camera.name}.qos"] = "reliable"
         values[f"camera.{camera.name}.depth"] = _DEPTH
     for dnn in plan.dnns:
-        values[f"dnn.{dnn}.max_age_ms"] = values[f"dnn.{dnn}.deadline_ms"] = 0.0
+        values |= {f"dnn.{dnn}.{limit}": 0.0 for limit in ("max_age_ms", "deadline_ms", "max_rate_hz")}
+        values[f"dnn.{dnn}.enable"] = True
     return values
 
 

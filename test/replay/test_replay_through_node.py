@@ -18,17 +18,19 @@ from waiting import until
 from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.processes import Child, loopback_environment, reserved_domain
+from multi_dnn_ros.replay.remote_node import RemoteNode
+from multi_dnn_ros.replay.spinning import spinning
 
 FRAMES = 9  # one behind the damaged one
-#: Configured for every replay anew; this backend is ready soonest.
+#: Configured for every replay anew; this backend is ready soonest. Outside replays the node gives its DNNs few frames.
 PARAMETERS = """\
 /**:
   ros__parameters:
     device: cpu
     dnns: [lane, object]
     dnn:
-      lane: {backend: eager, jobs: 1}
-      object: {backend: eager, jobs: 1}
+      lane: {backend: eager, jobs: 1, max_rate_hz: 1.0}
+      object: {backend: eager, jobs: 1, max_age_ms: 80.0, enable: false}
 """
 
 
@@ -107,13 +109,24 @@ def test_it_is_the_recording_that_a_replay_without_ros_writes(
 
 
 def test_again_it_is_the_same_in_every_byte_and_the_node_is_as_before(
-    fork_server: ForkServer, node: Child, environment: dict[str, str], live: Path, recording: Path, tmp_path: Path
+    fork_server: ForkServer,
+    node: Child,
+    environment: dict[str, str],
+    live: Path,
+    recording: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code, _, errors = replay(
         fork_server, environment, recording, tmp_path / "another name"
     )  # of the same node, set up anew
     assert code == 0, errors
     assert same_files(live, tmp_path / "another name")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    own = {"dnn.lane.max_rate_hz": 1.0, "dnn.object.max_age_ms": 80.0, "dnn.object.enable": False}
+    with spinning("asking", []) as spinner:
+        assert RemoteNode(spinner.node, "/multi_dnn", 30.0).parameters(list(own)) == own
 
 
 def test_frames_that_the_node_drops_are_counted_and_the_next_are_played(
