@@ -22,6 +22,7 @@ from multi_dnn_ros.cli.network_arguments import (
 )
 from multi_dnn_ros.cli.options import add_seed, check_writable
 from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.extras import require
 
 if TYPE_CHECKING:
     from multi_dnn_ros.training.controlled import Controlled
@@ -115,17 +116,21 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, write the artifact and print the scores."""
+    if args.report is not None:
+        require("--report", "matplotlib")
     from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.models.registry import source_of
     from multi_dnn_ros.pipeline.choices import choose_device
     from multi_dnn_ros.training import distributed
     from multi_dnn_ros.training.checks import check_sets
     from multi_dnn_ros.training.controlled import retrain_controlled
-    from multi_dnn_ros.training.controlled_report import write_report
+    from multi_dnn_ros.training.controlled_report import JSON_NAME, write_report
     from multi_dnn_ros.training.loop import Schedule
     from multi_dnn_ros.training.retrain import check_labels, retrain, settings
     from multi_dnn_ros.training.setup import MAIN
 
+    if args.report is not None:
+        check_writable("--report", args.report / JSON_NAME)
     check_built(args, [args.model, *([args.teacher] if args.teacher else [])])
     teaching = source_of(args.teacher) if args.teacher else None
     if teaching is not None and teaching.takes_weights and args.weights == "random":

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.common.atomic_files import AtomicWriter
+from multi_dnn_ros.common.atomic_files import AtomicWriter, atomic_write
 
 Picture = npt.NDArray[np.uint8]
 
@@ -107,12 +107,15 @@ class OverlayFiles(AtomicWriter):
 
 
 def save_picture(path: Path, picture: Picture) -> None:
-    """Write a picture, (H, W, 3) uint8 RGB, in the format of the file's suffix."""
+    """Write a picture, (H, W, 3) uint8 RGB, atomically in the format of the file's suffix. Parent folders are created.
+
+    Raises OverlayFileError.
+    """
     done, data = cv2.imencode(path.suffix, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
     if not done:
         raise OverlayFileError(f"picture {path} cannot be encoded")
     try:
-        path.write_bytes(data.tobytes())
+        with atomic_write(path) as beside:
+            beside.write_bytes(data.tobytes())
     except OSError as error:
-        path.unlink(missing_ok=True)
         raise OverlayFileError(f"picture {path} cannot be written: {error.strerror}") from error

@@ -22,7 +22,7 @@ from sensor_msgs.msg import Image
 from multi_dnn_ros.bags import BagError, BagReader, BagWriter
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.processes import Child, loopback_environment
-from multi_dnn_ros.vision.overlay_files import OverlayFileError, OverlayFiles
+from multi_dnn_ros.vision.overlay_files import OverlayFileError, OverlayFiles, save_picture
 
 HEAD = "/**:\n  ros__parameters:\n"
 NOISE = np.random.default_rng(0).integers(0, 256, (240, 320, 3), dtype=np.uint8)
@@ -217,6 +217,11 @@ def test_a_full_disk_leaves_no_broken_image(tmp_path: Path) -> None:
     ):
         pictures.write(picture, 0)
     assert list((tmp_path / "pictures").iterdir()) == []
+    save_picture(tmp_path / "found.png", np.zeros((48, 64, 3), np.uint8))
+    with small_disk(), pytest.raises(OverlayFileError, match=r"picture .*found\.png cannot be written: File too"):
+        save_picture(tmp_path / "found.png", picture)
+    assert cv2.imread(str(tmp_path / "found.png")).shape == (48, 64, 3)  # the former one
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found.png", "pictures"]
 
 
 def test_replay_onto_a_full_disk_prints_one_line_and_leaves_nothing(

@@ -74,7 +74,7 @@ def test_what_an_export_is_and_the_parameters_that_serve_it(
 
 def test_the_text_and_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = export(TinyYolo(2), tmp_path / "net.onnx")
-    image, output = tmp_path / "road.png", tmp_path / "found.png"
+    image, output = tmp_path / "road.png", tmp_path / "new" / "found.png"  # its folder is created
     cv2.imwrite(str(image), np.full((120, 200, 3), 90, np.uint8))
     arguments = [str(file), "--labels", "car", "truck", "--image", str(image), "--output", str(output)]
     assert main(["inspect", *arguments, "--threshold", "0.01"]) == 0

@@ -182,6 +182,7 @@ def test_help_does_without_pytorch(arguments: list[str]) -> None:
 
 DECOMPOSE = ["decompose", "builtin:lane", "--output", "out.safetensors"]
 EVALUATE = ["evaluate", "builtin:lane", "--data", "road"]
+RETRAIN = ["retrain", "builtin:lane", "--data", "road", "--output", "out.safetensors"]
 LEARN = ["profile", "learn", "times.csv", "--output", "learnt"]
 
 
@@ -193,12 +194,8 @@ LEARN = ["profile", "learn", "times.csv", "--output", "learnt"]
         ([*DECOMPOSE, "--report", "report"], "matplotlib", "--report needs matplotlib", "plots"),
         (EVALUATE, "pycocotools", "evaluate needs pycocotools", "offline"),
         ([*EVALUATE, "--report", "report"], "matplotlib", "--report needs matplotlib", "plots"),
-        (
-            ["retrain", "builtin:lane", "--data", "road", "--output", "out.safetensors"],
-            "pycocotools",
-            "retrain needs pycocotools",
-            "offline",
-        ),
+        (RETRAIN, "pycocotools", "retrain needs pycocotools", "offline"),
+        ([*RETRAIN, "--report", "report"], "matplotlib", "--report needs matplotlib", "plots"),
         (LEARN, "sklearn", "profile needs sklearn", "offline"),
         (LEARN, "scipy", "profile needs scipy", "offline"),
         (LEARN, "matplotlib", "profile needs matplotlib", "plots"),

@@ -309,6 +309,7 @@ def test_wrong_combinations_are_one_line(colours: Path, tmp_path: Path, capsys: 
             f"--checkpoint is {file}/c: {file} is no",
             arguments(model, out, data, *chosen, "--checkpoint", f"{file}/c"),
         ),
+        (2, f"--report is {file}/retrain.json: {file} is no", arguments(model, out, data, "--report", str(file))),
         (2, "are both", arguments(model, out, data, *chosen, "--checkpoint", str(out))),
         (2, "--weights is for torchvision:<builder>", arguments(model, out, data, *chosen, "--weights", "random")),
         (2, "would have random weights", arguments(model, out, data, *chosen, "--weights", "random", "--teacher", vgg)),
