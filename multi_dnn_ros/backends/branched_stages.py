@@ -27,8 +27,9 @@ log = logging.getLogger(__name__)
 class BranchedStages:
     """Makes stages with branches in parallel, or returns them unchanged.
 
-    setting: value of the parameter `dnn.<dnn>.branches`. With `auto` every number of streams is measured and the
-    fastest is kept, also for later runs; with a number it is used without measuring. make_streams: makes that many.
+    setting: the parameter `dnn.<dnn>.branches` as text, `auto` for its value 0. With `auto` several numbers of streams
+    are measured and the fastest is kept, also for later runs; a number is used without measuring. make_streams: makes
+    that many.
     capture: prepares a candidate for measuring and compares its results with those of the unchanged stage; what it
     raises rules the candidate out. ms: milliseconds of a call.
     """

@@ -24,8 +24,8 @@ Snapshot = Mapping[Path, tuple[int, int]]
 
 @dataclass(frozen=True)
 class CacheKind:
-    """One cache. what: its content. path: its folder, or its file. machine: it knows of each entry on which machine it
-    was made.
+    """One cache. what: its content. path: its folder, or its file. machine: the cache, if its entries name the machine
+    that they are for.
     """
 
     what: str

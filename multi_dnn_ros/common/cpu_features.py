@@ -1,4 +1,4 @@
-"""Which instructions of this machine's CPU decide the precisions that pay there."""
+"""The CPU's instructions that determine which precisions can be faster than float32 on this machine."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Cache entries that hold for one network on one machine: found by both, and never used elsewhere.
+"""Cache entries that are valid for one network on one machine only.
 
 An entry is a folder ``<kind>/<network>-<facts>`` in the user's cache folder, named by two checksums, with a file of the
 facts that it depends on: its setup, such as the precision, and the machine, such as the GPU and versions of libraries.
 An entry of the same network and setup from another machine, for example in a copied cache folder or from before an
-update, is named in the log and left alone.
+update, is named in the log, and neither used nor deleted.
 """
 
 from __future__ import annotations

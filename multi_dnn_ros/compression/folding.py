@@ -1,4 +1,4 @@
-"""VGG trained with batch normalization as the plain VGG that computes the same: the statistics become weights."""
+"""Folds the batch normalization of a VGG into its weights, which gives the plain VGG with the same outputs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _weighted(network: nn.Module) -> list[str]:
 
 
 def _norm_behind(network: nn.Module) -> dict[str, str]:
-    """Name of the batch normalization behind each convolution."""
+    """Name of the batch normalization after each convolution."""
     found, last = {}, ""
     for name, module in network.named_modules():
         if isinstance(module, nn.Conv2d | nn.Linear):

@@ -152,7 +152,7 @@ class JobQueue:
         return first >= self._policy.key(job)
 
     def would_run_next(self, job: Job) -> bool:
-        """Whether `job` and all later jobs of its inference would run before every queued job, with ties lost.
+        """Whether `job` and all later jobs of its inference would run before every queued job; not for equal keys.
 
         Assumes that they are queued now, as `exchange` would. Like `may_continue`, it reads without the lock.
         """

@@ -1,4 +1,4 @@
-"""What a fleet asks of a Ray cluster: one bundle of a placement group per unit. Pure functions."""
+"""The resources that a fleet requests from a Ray cluster: one bundle of a placement group per unit. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Predicts step times and use of units for trainings that share units.
 
-A unit serves the processes that compute on it at the same time in equal parts (time slices of a GPU, the scheduler of a
-CPU). The time that a job's part of a step takes there grows with the mean number of other jobs that are computing:
-approximate mean value analysis of processor sharing (Schweitzer 1979). A step lasts as long as its slowest unit, plus
-the exchange of gradients.
+A unit divides its time equally among the processes that compute on it at the same time (time slices of a GPU, the
+scheduler of a CPU). The time that a job's part of a step takes there grows with the mean number of other jobs that are
+computing: approximate mean value analysis of processor sharing (Schweitzer 1979). A step lasts as long as its slowest
+unit, plus the exchange of gradients.
 """
 
 from __future__ import annotations

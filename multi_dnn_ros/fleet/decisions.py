@@ -1,4 +1,4 @@
-"""Decides about the shares of the running jobs when a period is over, and records every decision."""
+"""Decides the shares of the running jobs when a period is over, and records every decision."""
 
 from __future__ import annotations
 

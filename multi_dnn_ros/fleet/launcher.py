@@ -1,4 +1,4 @@
-"""What starts the ranks of the jobs: on this machine, or on the hosts of a cluster. The supervisor knows no more."""
+"""The interface for starting the ranks of the jobs, on this machine or on the hosts of a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Message
 from multi_dnn_ros.fleet.rank_process import RankSetup
 from multi_dnn_ros.planning.batch_units import Unit
 
-#: What a rank runs; a test puts its own in place.
+#: What a rank runs; tests replace it.
 RankMain = Callable[[RankSetup, "Connection[Any, Any]"], None]
 
 

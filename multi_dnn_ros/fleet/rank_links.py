@@ -15,7 +15,8 @@ import psutil
 
 #: Key of a rank: of its start of its job, and its unit.
 RankKey = tuple[str, int]
-#: A host that is silent for this long is gone: seconds until it is asked, between questions, and in all.
+#: TCP keep-alive in seconds: idle time before the first probe, time between probes, time without an answer after which
+#: the connection is lost.
 _IDLE_S, _INTERVAL_S, _SILENT_S = 30, 10, 60
 #: Time until connections are accepted again after the system has refused one, such as for lack of descriptors.
 _AGAIN_S = 0.1
@@ -94,7 +95,7 @@ def limit_receiving(connection: Connection[Any, Any], seconds: int) -> None:
 
 
 def keep_alive(connection: Connection[Any, Any]) -> None:
-    """Have the kernel close the connection when the other host is gone without a word."""
+    """Make the kernel close the connection if the other host stops answering without closing it."""
     with socket.socket(fileno=connection.fileno()) as tcp:
         try:
             tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

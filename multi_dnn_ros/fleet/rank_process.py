@@ -1,8 +1,8 @@
 """The process of one job on one unit (a rank): follows the supervisor's commands between steps.
 
-Active ranks, those with a share, form a process group. The first of them looks for commands; that one has come travels
-with the gradients of the next step, so that all active ranks apply it after the same step. A rank without a share holds
-no network and waits.
+Active ranks, those with a share, form a process group. The first of them checks for commands; whether one has arrived
+is exchanged with the gradients of the next step, so that all active ranks apply it after the same step. A rank without
+a share holds no network and waits.
 """
 
 from __future__ import annotations

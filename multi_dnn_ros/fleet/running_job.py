@@ -1,4 +1,4 @@
-"""What the supervisor knows about one job, and the part of it that outlives the command."""
+"""The supervisor's state of one job, and the part of it that is kept when the command ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured times of training steps, as a JSON file: what the simulator is fed with."""
+"""Measured times of training steps, as a JSON file: the input of the simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package's own small networks: plain convolutions, batch normalisation and ReLU, so that they can be decomposed.
+"""The package's own small networks: plain convolutions, batch normalization and ReLU, so that they can be decomposed.
 
 `build` builds one from the name and the arguments in the header of a weights file.
 """
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 class ConvBlock(nn.Sequential):
-    """Convolution, batch normalisation, ReLU; the size stays, or is halved by stride 2."""
+    """Convolution, batch normalization, ReLU; the size stays, or is halved by stride 2."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, dilation: int = 1) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself, without its weights."""
+"""What an ONNX file declares (inputs, outputs, operators, metadata), read without its weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multi_dnn_ros.models.errors import ModelError
 
 @dataclass(frozen=True)
 class Value:
-    """An input or output. shape: 0 for a free axis; None: the file does not say it. dtype: such as "float32"."""
+    """An input or output. shape: 0 for a free axis; None: the file does not give it. dtype: such as "float32"."""
 
     name: str
     shape: tuple[int, ...] | None

@@ -1,4 +1,4 @@
-"""ONNX files."""
+"""Model source of .onnx files."""
 
 from __future__ import annotations
 

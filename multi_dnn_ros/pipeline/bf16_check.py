@@ -1,4 +1,7 @@
-"""Whether bf16 pays on a CPU: not without its instructions, and there only for some DNNs (docs/measured.md)."""
+"""Whether bf16 is faster than float32 on a CPU: never without bf16 instructions, and with them only for some DNNs.
+
+docs/measured.md has figures.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _LEAST_SLOWDOWN = 1.05
 
 
 def missing_instructions(name: str, precision: str, device: torch.device) -> str | None:
-    """A warning if DNN `name` shall compute in bf16 on a CPU without instructions for it."""
+    """A warning if DNN `name` is to compute in bf16 on a CPU without instructions for it."""
     if precision != "bf16" or device.type != "cpu" or has_bf16_products():
         return None
     return (

@@ -1,4 +1,4 @@
-"""Tells a lack of memory, on the host or on a device, from other errors. Imports PyTorch only if it is in use."""
+"""Distinguishes a lack of memory, on the host or a device, from other errors. Imports PyTorch only if it is in use."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class SpinningNode:
 
 @contextmanager
 def spinning(name: str, ros_args: list[str]) -> Iterator[SpinningNode]:
-    """Initialise rclpy with `ros_args`, create a node and spin it; shuts down on exit."""
+    """Initialize rclpy with `ros_args`, create a node and spin it; shuts down on exit."""
     # Use Python's KeyboardInterrupt: rclpy's handlers would shut the context down during the replay.
     rclpy.init(args=["--ros-args", *ros_args], signal_handler_options=SignalHandlerOptions.NO)
     node = rclpy.create_node(name)

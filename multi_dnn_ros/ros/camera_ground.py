@@ -1,4 +1,4 @@
-"""The ground as one camera sees it: its calibration, its pose, and counts for /diagnostics."""
+"""The projection of one camera's pixels onto the ground: its calibration, its pose, and counts for /diagnostics."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ Project = Callable[[npt.NDArray[np.floating]], GroundPoints]
 class CameraGround:
     """Calibration, pose and counts of one camera.
 
-    image_topic: absolute. transforms: open while somebody wants the points of a camera that uses TF. clock: monotonic,
-    nanoseconds. warn: logs a warning. :meth:`view` is called in the threads of the DNNs, everything else in that of
-    the executor.
+    image_topic: absolute. transforms: open while the points of a camera that uses TF have a subscription. clock:
+    monotonic, nanoseconds. warn: logs a warning. :meth:`view` is called in threads of the host, everything else in that
+    of the executor.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class CameraGround:
         return self._pose is None
 
     def update(self, wanted: bool) -> None:
-        """Set whether somebody wants the points; the CameraInfo is subscribed to only then."""
+        """Set whether the points have a subscription; the CameraInfo is subscribed to only then."""
         if wanted and self._subscription is None:
             self._since_ns = self._clock()
             self._subscription = self._node.create_subscription(CameraInfo, self._topic, self._on_info, _QOS)
@@ -119,7 +119,7 @@ class CameraGround:
         return project
 
     def status(self, report: DiagnosticsReport, stale_after_s: float) -> DiagnosticStatus:
-        """WARN while somebody wants points that cannot be computed. stale_after_s: time to wait for a CameraInfo."""
+        """WARN while points with a subscription cannot be computed. stale_after_s: time to wait for a CameraInfo."""
         calibration = self._calibration
         with self._lock:
             problem = self._problem

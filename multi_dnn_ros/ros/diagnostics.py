@@ -3,7 +3,7 @@
 docs/diagnostics.md lists every status with its levels and values. The counts and percentiles of a DNN on a camera come
 from :mod:`multi_dnn_ros.engine.statistics`. The statuses of the node and of the capacity are in :mod:`.node_status`,
 those of the engine processes in :mod:`multi_dnn_ros.serving.engine_status`. Keys contain the unit. Times are
-measured on the monotonic clock, so they are right under simulated time too; only the stamp of the message, and ages
+measured on the monotonic clock, so they are correct with simulated time, too; only the stamp of the message, and ages
 relative to header stamps, are those of the node's clock.
 """
 
@@ -44,7 +44,7 @@ _EXPECTED = (
 class PublishAges:
     """Ages of results when they are published: the node's clock minus the header stamp, per stream.
 
-    The DNNs' threads add to it; appending to a deque is atomic.
+    Threads of the host add to it; appending to a deque is atomic.
     """
 
     def __init__(self, streams: Iterable[Stream]) -> None:

@@ -1,4 +1,4 @@
-"""Results on the ground, in metres: for the cameras whose points somebody wants."""
+"""Results on the ground, in metres, for the cameras whose points have a subscription."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Ground:
     """The ground for all cameras.
 
     image_topics: absolute topics of the images, by camera. clock: monotonic, nanoseconds. warn: logs a warning.
-    Subscriptions to CameraInfo and TF exist only while somebody wants points.
+    Subscriptions to CameraInfo and TF exist only while there is a subscription to points.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Ground:
         }
 
     def update(self, wanted: Collection[str]) -> None:
-        """Set the cameras whose points somebody wants. In the executor's thread, about twice a second."""
+        """Set the cameras whose points have a subscription. In the executor's thread, about twice a second."""
         if any(self._cameras[camera].uses_tf for camera in wanted):
             self._transforms.open()
         else:

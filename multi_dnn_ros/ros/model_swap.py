@@ -161,7 +161,10 @@ class ModelSwaps:
     def _report_gaps(self, swap: Swap) -> None:
         for dnn, gap_ms in list(swap.gaps_ms.items()):
             if dnn not in self._gaps_ms:
-                self._log.info(f"model swap: {dnn}: {gap_ms:.0f} ms between the last former and the first new result")
+                self._log.info(
+                    f"model swap: {dnn}: {gap_ms:.0f} ms between the last result with the former settings and the "
+                    "first one with the new ones"
+                )
             self._gaps_ms[dnn] = gap_ms  # with several devices it may become shorter
 
 

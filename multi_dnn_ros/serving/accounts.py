@@ -29,8 +29,8 @@ class _OpenFrame:
     """A frame that some DNNs have not answered yet.
 
     buffer: contains its image. unanswered: DNNs without an answer; computed: those of them that are done with it, and
-    whose result waits for results of earlier frames. users: number of DNNs that have no answer yet, or
-    whose callback is still running; the last one releases the buffer. handed_ns: when it was handed to the engine.
+    whose result waits for results of earlier frames. users: number of DNNs that have no answer yet, or whose callback
+    is still running; the last one releases the buffer. handed_ns: when it was handed to the engine.
     """
 
     frame: Frame

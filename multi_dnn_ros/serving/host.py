@@ -229,7 +229,7 @@ class Host(Protocol):
         ...
 
     def swap(self, changes: Changes, notify: Callable[[], None]) -> Swap:
-        """Begin to change the settings of DNNs, which serve meanwhile. A swap of the same DNNs that is under way ends.
+        """Begin to change the settings of DNNs, which continue to serve. A swap of the same DNNs in progress ends.
 
         notify: called in any thread when the state of the swap may have changed; must not block or use the swap.
         Raises ConfigureError if the host cannot do that.

@@ -1,6 +1,6 @@
 """The ROS graph: which nodes own which endpoints (ros_discovery_info), and what is on the network.
 
-DDS knows participants and endpoints, not nodes. Therefore every ROS 2 process publishes the list of its nodes with
+DDS has participants and endpoints, but no nodes. Therefore every ROS 2 process publishes the list of its nodes with
 their endpoints; a tool's node list is the union of these.
 """
 

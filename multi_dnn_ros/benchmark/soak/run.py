@@ -154,7 +154,7 @@ class _Run:
         self._silent = silent()
         for camera in self._plan.cameras:
             rig.stop_camera(camera.name)
-        with suppress(CommandError):  # frames still in progress fail the accounts; of a dead node spin() tells again
+        with suppress(CommandError):  # unfinished frames fail the accounts; if the node has ended, spin() raises again
             rig.settle()
         rig.servers.remove(self._recorder)
         self._recorder.stop(_END_LIMIT_S)

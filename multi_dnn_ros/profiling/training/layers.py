@@ -1,4 +1,4 @@
-"""The layers of a network in training: which of them is at work, in the forward and in the backward pass.
+"""The layers of a network in training: which of them is computing, in the forward and in the backward pass.
 
 A layer is a module. What a module computes between the calls of its submodules is its own. In the backward pass the
 autograd nodes are told apart by their sequence numbers: those made during a module's forward pass belong to it.

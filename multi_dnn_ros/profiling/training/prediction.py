@@ -1,4 +1,4 @@
-"""Predicts the duration of a distributed training step from layer times, the interconnect, and how they disturb.
+"""Predicts the duration of a distributed training step from layer times, interconnect, and mutual disturbance.
 
 A step is simulated: the computation runs in order, reductions one at a time in the order of their launches. While both
 are under way, each takes longer by its factor (:class:`multi_dnn_ros.profiling.training.interconnect.Overlap`).

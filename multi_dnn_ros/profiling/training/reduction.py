@@ -1,7 +1,7 @@
 """Averages gradients over the processes layer by layer: each layer's all-reduce begins as soon as its backward ends.
 
-This is the method of Kim (2020): the layer owns its communication, as it owns its forward and backward pass. There are
-no buckets, which wait for several layers, and no component besides the layer knows of the reduction.
+This is the method of Kim (2020): communication is part of the layer, like its forward and backward pass. There are no
+buckets, which wait for several layers, and no other component takes part in the reduction.
 """
 
 from __future__ import annotations
