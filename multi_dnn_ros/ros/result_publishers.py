@@ -47,6 +47,17 @@ class ResultPublishers:
         self._labels: dict[str, tuple[str, ...]] = {}
         self._publishers: dict[tuple[str, ...], Any] = {}
         self._on_ground: dict[str, list[tuple[str, ...]]] = {}  # publishers of ground topics, by camera
+        try:
+            self._create(streams, results)
+        except BaseException:
+            self.close()
+            raise
+
+    def _create(
+        self,
+        streams: Mapping[str, tuple[str, ...]],
+        results: Mapping[str, Mapping[str, tuple[ResultKind, tuple[str, ...]]]],
+    ) -> None:
         for dnn, cameras in streams.items():
             for output, (kind, labels) in results[dnn].items():
                 result = result_name(dnn, output)

@@ -30,6 +30,8 @@ Decode = Callable[[Allocate], npt.NDArray[np.uint8]]
 
 #: Interval of asking again a host that has no engine for the camera or no free buffer.
 _RETRY_S = 0.02
+#: Maximum wait at closing for a frame that is just being handed to the host.
+_LAST_OFFER_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class CameraDecoder(threading.Thread):
         self._changes = 0  # arrivals and answers
         self._demand = Demand()
         self._closing = False
+        self._offering = threading.Lock()  # held while a decoded frame is handed to the host
+        self._abandoned = False
 
     # -- called from other threads
 
@@ -125,13 +129,18 @@ class CameraDecoder(threading.Thread):
     def close(self, timeout_s: float) -> bool:
         """End the thread; False on timeout. Call it when no more images arrive.
 
-        The waiting image is still decoded and offered if the host has a free buffer; otherwise it is dropped.
+        The waiting image is still decoded and offered if the host has a free buffer; otherwise it is dropped. An image
+        that is still being decoded at the timeout is dropped, too: afterwards the host may serve for other accounts.
         """
+        end = time.monotonic() + timeout_s
         with self._wake:
             self._closing = True
             self._changed()
         if self.ident is not None:
             self.join(timeout_s)
+            self._abandoned = self.is_alive()
+            if self._offering.acquire(timeout=max(0.0, end - time.monotonic()) + _LAST_OFFER_S):
+                self._offering.release()  # what was offered before is among the unanswered frames of the accounts
         with self._wake:
             lost, self._newest = self._newest, None
         if lost is not None:
@@ -224,6 +233,14 @@ class CameraDecoder(threading.Thread):
     def _offer(self, frame: Frame, buffer: Buffer, dnns: tuple[str, ...]) -> None:
         with self._wake:
             self._demand.decoded(frame.decode_ns)
+        with self._offering:
+            if not self._abandoned:
+                self._hand_over(frame, buffer, dnns)
+                return
+        buffer.release()
+        self._accounts.lost(frame, DropReason.SHUTDOWN, "the node stopped before the image was decoded", dnns)
+
+    def _hand_over(self, frame: Frame, buffer: Buffer, dnns: tuple[str, ...]) -> None:
         number = self._accounts.open(frame, buffer, dnns, wanting=dnns)
         try:
             self._host.offer(number, frame, buffer, dnns)

@@ -176,6 +176,10 @@ class Buffer(Protocol):
         """Space for large results of a DNN, (bytes,) uint8; may be empty."""
         ...
 
+    def reserve_output(self, dnn: str, size: int) -> None:
+        """A DNN had large results of this many bytes: take the memory for them in the other buffers of the camera."""
+        ...
+
     def hold(self) -> None:
         """Add a user."""
         ...

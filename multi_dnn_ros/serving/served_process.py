@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from multi_dnn_ros.engine.frame import Frame
@@ -159,7 +160,9 @@ class ServedProcess:
             self._on_answered()
         elif isinstance(message, wire.Failed):
             if self._accounts is not None:
-                self._accounts.failure(message.failure)
+                # One that finishes its frames must not disable a DNN that another process has taken over.
+                failure = message.failure
+                self._accounts.failure(replace(failure, disabled=False) if self._unanswered.sealed else failure)
         elif isinstance(message, wire.Logged):
             logging.getLogger(message.name).log(message.level, "%s", message.text)
         elif isinstance(message, wire.Report):
@@ -181,6 +184,8 @@ class ServedProcess:
             self._accounts.drop(result.number, result.dnn, DropReason.BAD_OUTPUT, reason)
         else:
             self._accounts.result(result.number, result.dnn, output, result.timing)
+            if result.large:
+                buffer.reserve_output(result.dnn, sum(result.large))
         self.last_result_ns = self.last_results_ns[result.dnn] = time.monotonic_ns()
         self._unanswered.answered(result.number, result.dnn)
         self._on_answered()

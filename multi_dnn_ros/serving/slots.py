@@ -2,8 +2,8 @@
 
 The memory is anonymous (memfd): the kernel frees it with the last process that maps it, however that process ends. It
 is sparse: a page that was never written takes no memory, so a slot has the size of the largest allowed image
-(`max_pixels`) and takes the memory of the actual images. The first image of a size takes that memory for all slots, so
-that it does not grow later, when more frames are in progress.
+(`max_pixels`) and takes the memory of the actual images. The first image of a size takes that memory for all slots, and
+so does the first large result of a DNN, so that it does not grow later, when more frames are in progress.
 """
 
 from __future__ import annotations
@@ -77,13 +77,14 @@ class SlotMemory:
         begin = slot * layout.slot_bytes + layout.image_bytes + layout.outputs.index(dnn) * layout.output_bytes
         return self._bytes[begin : begin + layout.output_bytes]
 
-    def touch(self, slot: int, pixels: int) -> None:
-        """Take the memory of a free slot for an image of this size and its results; their content is lost."""
-        layout = self.layout
-        image = slot * layout.slot_bytes
-        outputs = [image + layout.image_bytes + number * layout.output_bytes for number in range(len(layout.outputs))]
-        for begin, size in ((image, _CHANNELS * pixels), *((output, pixels) for output in outputs)):
-            self._bytes[begin : begin + size : mmap.PAGESIZE] = 0
+    def touch_image(self, slot: int, pixels: int) -> None:
+        """Take the memory of a free slot for an image of this size; its content is lost."""
+        begin = slot * self.layout.slot_bytes
+        self._bytes[begin : begin + _CHANNELS * pixels : mmap.PAGESIZE] = 0
+
+    def touch_output(self, slot: int, dnn: str, size: int) -> None:
+        """Take the memory of a free slot for large results of a DNN, of this many bytes; their content is lost."""
+        self.output(slot, dnn)[: size : mmap.PAGESIZE] = 0
 
     def close(self) -> None:
         """Free the memory, and the descriptor that mmap keeps, with the last view of it. `image` raises from now on."""
@@ -107,6 +108,10 @@ class Slot:
     def output(self, dnn: str) -> npt.NDArray[np.uint8]:
         """See :meth:`SlotMemory.output`."""
         return self._pool.memory.output(self.index, dnn)
+
+    def reserve_output(self, dnn: str, size: int) -> None:
+        """Take the memory for large results of a DNN, of this many bytes, in all free slots."""
+        self._pool.reserve_output(dnn, size)
 
     def hold(self) -> None:
         """Add a user."""
@@ -137,6 +142,7 @@ class SlotPool:
         self.free = list(range(layout.count))
         self.changed = threading.Condition()
         self._reserved_pixels = 0
+        self._reserved_outputs: dict[str, int] = {}  # bytes by DNN
 
     def take(self, timeout_s: float = 0.0) -> Slot | None:
         """A free slot, held by the caller; None on timeout."""
@@ -151,7 +157,16 @@ class SlotPool:
             if pixels > self._reserved_pixels:
                 self._reserved_pixels = pixels
                 for index in self.free:
-                    self.memory.touch(index, pixels)
+                    self.memory.touch_image(index, pixels)
+
+    def reserve_output(self, dnn: str, size: int) -> None:
+        """Likewise for the large results of a DNN, of `size` bytes."""
+        if size <= self._reserved_outputs.get(dnn, 0):
+            return
+        with self.changed:
+            self._reserved_outputs[dnn] = size
+            for index in self.free:
+                self.memory.touch_output(index, dnn, size)
 
     def close(self) -> None:
         """Close the descriptor; the memory is freed with the last view of it. `image` raises from now on."""

@@ -14,7 +14,7 @@ def slot_layouts(config: NodeConfig) -> dict[str, SlotLayout]:
     layouts = {}
     for camera, settings in config.cameras.items():
         dnns = {name: dnn for name, dnn in config.dnns.items() if not dnn.cameras or camera in dnn.cameras}
-        if dnns:  # slots have space for large results of every DNN; pages that are never written take no memory
+        if dnns:  # slots have space for large results of every DNN, which takes no memory until there are some
             engines = sum(len(dnn.device) for dnn in dnns.values())
             count = slots_needed(engines) + _WAITING * (engines - len(dnns))
             layouts[camera] = SlotLayout(camera, count, settings.max_pixels, tuple(dnns))

@@ -78,6 +78,11 @@ class UnansweredFrames:
             return any(dnn in entry.unanswered for entry in self._entries.values())
 
     @property
+    def sealed(self) -> bool:
+        """Whether the process only finishes its frames."""
+        return self._sealed
+
+    @property
     def closed(self) -> bool:
         """Whether the process has ended."""
         return self._closed

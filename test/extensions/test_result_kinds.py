@@ -15,8 +15,22 @@ from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, GroundTopic, Layer, ResultKind, Topic
 
 
+class FakeNode:
+    """existing: topics of the publishers that were created and not destroyed."""
+
+    def __init__(self) -> None:
+        self.existing: list[str] = []
+
+    def create_lifecycle_publisher(self, kind: type, topic: str, qos: Any) -> Any:
+        self.existing.append(topic)
+        return SimpleNamespace(publish=print, topic=topic)
+
+    def destroy_lifecycle_publisher(self, publisher: Any) -> None:
+        self.existing.remove(publisher.topic)
+
+
 def publishers(kind: ResultKind) -> ResultPublishers:
-    node: Any = SimpleNamespace(create_lifecycle_publisher=lambda *arguments: SimpleNamespace(publish=print))
+    node: Any = FakeNode()
     return ResultPublishers(node, {"light": ("front",)}, {"light": {"": (kind, ("thing",))}})
 
 
@@ -34,6 +48,17 @@ def test_messages_that_cannot_be_made_are_refused_while_configuring(topic: Topic
     on_ground = GroundTopic(topic.name, topic.msgtype, topic.to_message)
     with pytest.raises(ExtensionError, match=rf"DNN light: topic lamp of result kind 'lamps' .*{reason}"):
         publishers(ResultKind("lamps", float, (), ground_topics=(on_ground,)))
+
+
+def test_no_publisher_is_left_if_a_later_dnn_cannot_be_published() -> None:
+    node: Any = FakeNode()
+    results = {
+        "object": {"": (RESULT_KINDS.get("detections"), ("thing",))},
+        "light": {"": (ResultKind("lamps", float, (Topic("lamp", "no_msgs/msg/Lamp", print),)), ())},
+    }
+    with pytest.raises(ExtensionError, match="DNN light"):
+        ResultPublishers(node, dict.fromkeys(results, ("front",)), results)  # type: ignore[arg-type]
+    assert node.existing == []
 
 
 def test_a_result_of_another_kind_is_refused() -> None:

@@ -40,6 +40,9 @@ class FakeBuffer:
     def output(self, dnn: str) -> npt.NDArray[np.uint8]:
         return np.zeros(0, np.uint8)
 
+    def reserve_output(self, dnn: str, size: int) -> None:
+        pass
+
     def hold(self) -> None:
         self._users += 1
 

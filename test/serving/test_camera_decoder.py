@@ -319,6 +319,21 @@ def test_closing_drops_an_image_that_cannot_be_offered(make: Callable[..., Bench
     assert bench.decoder.close(WAIT_S)
 
 
+def test_an_image_whose_decoding_outlasts_closing_is_dropped(make: Callable[..., Bench]) -> None:
+    """The host may serve for other accounts by then, with the same numbers of frames."""
+    bench = make(gate=True, dnns=("lane", "object"))
+    bench.send(1)
+    bench.wait_decoding()
+    bench.send(2)
+    assert not bench.decoder.close(0.05)
+    assert bench.ends.lost() == [(2, "lane", DropReason.SHUTDOWN), (2, "object", DropReason.SHUTDOWN)]
+    bench.permits.release()
+    assert bench.decoder.close(WAIT_S)
+    assert bench.host.stamps() == []
+    assert bench.ends.lost()[2:] == [(1, "lane", DropReason.SHUTDOWN), (1, "object", DropReason.SHUTDOWN)]
+    bench.check()
+
+
 def test_the_waiting_thread_keeps_no_reference_to_an_image(make: Callable[..., Bench]) -> None:
     bench = make()
     frame = Frame("front", 1, context=1)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.reports import Callbacks
+from multi_dnn_ros.engine.reports import Callbacks, Failure
 from multi_dnn_ros.engine.task import DropReason, Result, Timing
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
@@ -43,6 +43,9 @@ class Buffer:
 
     def output(self, dnn: str) -> np.ndarray:
         return np.zeros(0, np.uint8)
+
+    def reserve_output(self, dnn: str, size: int) -> None:
+        pass
 
     def hold(self) -> None:
         self.users += 1
@@ -84,6 +87,9 @@ class FakeProcess:
             self._on_message(self, wire.FrameDropped(number, dnn, DropReason.DNN_ERROR, "raised"))
         else:
             self._on_message(self, wire.FrameResult(number, dnn, TIMING, pickle.dumps(number), ()))
+
+    def fail(self, failure: Failure) -> None:
+        self._on_message(self, wire.Failed(failure))
 
     def end(self) -> None:
         if not self.ended:
@@ -178,6 +184,19 @@ def test_the_gap_is_reported_once_if_a_result_arrives_while_others_are_passed_on
     later.join()
     assert results == [1, 2, 3]
     assert gaps == ["lane"]
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_failure_of_a_process_that_finishes_its_frames_disables_no_dnn(finishes: bool) -> None:
+    """Another process has taken over the DNN, and may serve it with another model."""
+    failures: list[Failure] = []
+    accounts = Accounts({"lane": ("front",)}, Callbacks(_ignore, _ignore, failures.append), lambda: 0)
+    former, process = _serve(lambda process: accounts)
+    if finishes:
+        former.stop_serving(1.0)
+    process.fail(Failure("lane", "it raised", 5, disabled=True, retry_s=600.0))
+    assert [failure.message for failure in failures] == ["it raised"]
+    assert accounts.enabled_dnns("front") == (("lane",) if finishes else ())
 
 
 def test_no_frame_is_sent_after_stop() -> None:
