@@ -44,8 +44,8 @@ def return_free_memory() -> bool:
 def return_free_memory_every(period_s: float) -> threading.Thread:
     """Start a daemon thread that calls :func:`return_free_memory` after each period.
 
-    For processes that run for hours. Blocks as large as images leave gaps between small ones that stay, so that the heap
-    grows by an image now and then, although no more of it is in use.
+    For processes that run for hours. Blocks as large as images leave gaps between small ones that stay, so that the
+    heap grows by an image now and then, although no more of it is in use.
     """
 
     def run() -> None:

@@ -253,7 +253,11 @@ class NodeParameters:
         if self._declaring:
             return
         parameters = self._without_restored(parameters)
-        lists = {parameter.name: tuple(parameter.value) for parameter in parameters if is_name_list(parameter.name)}
+        lists = {
+            parameter.name: tuple(parameter.value)
+            for parameter in parameters
+            if is_name_list(parameter.name) and parameter.name in self._fields  # not of a DNN that does not exist
+        }
         if lists:
             self._update_members(lists)
         for parameter in parameters:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import rclpy
+from rclpy.exceptions import ParameterException
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
@@ -72,7 +73,14 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
     service: ServiceStatus | None = None
     executor = SingleThreadedExecutor()
     try:
-        node = MultiDnnNode(middleware=middleware)
+        try:
+            node = MultiDnnNode(middleware=middleware)
+        except (
+            ParameterException,
+            NotImplementedError,
+        ) as error:  # of a parameter of rclpy itself, such as use_sim_time
+            print(f"multi_dnn_node: {error}", file=sys.stderr)
+            return 1
         stop.node = node
         # Only now, because remaps may change the name of the node.
         for warning in require_parameters_in_any(params_files, node.get_fully_qualified_name()):

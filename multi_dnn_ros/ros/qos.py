@@ -23,12 +23,12 @@ IMAGES = QoSProfile(depth=1)
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 
-def subscription_qos(name: str, depth: int, offers: Iterable[QoSProfile] = ()) -> QoSProfile:
+def subscription_qos(name: str, depth: int, offers: Iterable[QoSProfile] = (), middleware: str = "") -> QoSProfile:
     """The profile for the parameters ``camera.<camera>.qos`` (name) and ``.depth`` (0: depends on the reliability).
 
     auto: reliable if all publishers offer it, otherwise best effort, which is compatible with every publisher. offers:
-    QoS of the publishers. sensor_data: best effort. default, reliable: reliable. system_default: as configured in the
-    middleware.
+    QoS of the publishers. sensor_data: best effort. default, reliable: reliable. system_default: the default of the
+    middleware, which is reliable in all but Fast DDS.
     """
     durability: DurabilityPolicy = DurabilityPolicy.VOLATILE
     reliability: ReliabilityPolicy = ReliabilityPolicy.RELIABLE
@@ -39,6 +39,8 @@ def subscription_qos(name: str, depth: int, offers: Iterable[QoSProfile] = ()) -
     elif name not in ("default", "reliable"):
         preset = {"sensor_data": qos_profile_sensor_data, "system_default": qos_profile_system_default}[name]
         reliability, durability = preset.reliability, preset.durability
+        if reliability == ReliabilityPolicy.SYSTEM_DEFAULT and not middleware.startswith("rmw_fastrtps"):
+            reliability = ReliabilityPolicy.RELIABLE  # named, so that an incompatible publisher is found
     automatic = BEST_EFFORT_DEPTH if reliability == ReliabilityPolicy.BEST_EFFORT else RELIABLE_DEPTH
     return QoSProfile(
         history=HistoryPolicy.KEEP_LAST, depth=depth or automatic, reliability=reliability, durability=durability

@@ -315,7 +315,7 @@ def _string_reader(order: str, bound: int) -> Read:
         start = cursor.take(length, 1)
         if bound and length - 1 > bound:
             raise CdrError(f"holds {length - 1} bytes, at most {bound} are allowed")
-        return str(cursor.buffer[start : start + length - 1], "utf-8")
+        return str(cursor.buffer[start : start + length - 1], "utf-8", "replace")  # as rosidl: C++ does not check
 
     return read
 

@@ -17,7 +17,7 @@ from cyclonedds.builtin import (
     BuiltinTopicDcpsPublication,
     BuiltinTopicDcpsSubscription,
 )
-from cyclonedds.core import DDSStatus
+from cyclonedds.core import DDSStatus, InstanceState, ReadCondition, SampleState, ViewState
 
 from multi_dnn_ros.standalone import cdr, logs
 from multi_dnn_ros.standalone.dds import Participant, Payload, Reader, Writer, delete, hash_user_data
@@ -29,6 +29,7 @@ _INFO: Final = "rmw_dds_common/msg/ParticipantEntitiesInfo"
 _TOPIC: Final = "ros_discovery_info"
 _MAX_SAMPLES: Final = 100_000
 _ALIVE: Final = 16  # DDS_ALIVE_INSTANCE_STATE
+_GONE: Final = SampleState.Any | ViewState.Any | InstanceState.NotAliveDisposed | InstanceState.NotAliveNoWriters
 _log = logs.get_logger("multi_dnn_ros.standalone")
 
 
@@ -50,7 +51,7 @@ class Graph:
         self._lock = threading.RLock()
         self._nodes: list[NodeEntry] = []
         self._infos: dict[bytes, Any] = {}  # the last node list of each other participant, by its GID
-        self._builtin: dict[str, BuiltinDataReader] = {}
+        self._builtin: dict[str, tuple[BuiltinDataReader, ReadCondition]] = {}  # the condition: what is gone
         self._samples: dict[str, list[Any]] = {}  # what each of those gave last
         user_data = hash_user_data(_INFO)
         own = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
@@ -61,7 +62,8 @@ class Graph:
     def close(self) -> None:
         """Free the endpoints."""
         with self._lock:
-            for reader in self._builtin.values():
+            for reader, gone in self._builtin.values():
+                delete(gone)
                 delete(reader)
             self._builtin.clear()
             self._samples.clear()
@@ -123,11 +125,16 @@ class Graph:
         """
         with self._lock:
             key = topic.data_type.__name__ + str(topic._ref)
-            reader = self._builtin.get(key)
-            if reader is None:
-                reader = self._builtin[key] = BuiltinDataReader(self._participant.entity, topic)
-            elif not reader.get_status_changes() & DDSStatus.DataAvailable:
-                return self._samples[key]
+            if key not in self._builtin:
+                reader = BuiltinDataReader(self._participant.entity, topic)
+                gone = ReadCondition(reader, _GONE)
+                self._builtin[key] = reader, gone
+            else:
+                reader, gone = self._builtin[key]
+                if not reader.get_status_changes() & DDSStatus.DataAvailable:
+                    return self._samples[key]
+            # Without this, endpoints that were deleted long ago would be read each time.
+            reader.take(_MAX_SAMPLES, gone)
             # Reading clears the status before it looks: what comes after that sets it again.
             samples = [sample for sample in reader.read(_MAX_SAMPLES) if sample.sample_info.instance_state == _ALIVE]
             self._samples[key] = samples

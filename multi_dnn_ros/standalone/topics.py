@@ -168,8 +168,13 @@ class Subscription(Waitable):
                 return None
         if not self._with_info:
             return lambda: self.callback(message)
-        stamps = {"source_timestamp": info.source_timestamp, "received_timestamp": info.source_timestamp}
-        return lambda: self.callback(message, stamps)
+        details = {
+            "source_timestamp": info.source_timestamp,
+            "received_timestamp": info.source_timestamp,
+            "publication_sequence_number": None,
+            "reception_sequence_number": None,
+        }
+        return lambda: self.callback(message, details)
 
     def get_publisher_count(self) -> int:
         """Return the number of connected publishers, in this process and others."""

@@ -166,3 +166,9 @@ def test_all_wrong_values_names_topics_and_files_are_reported_together(bench: Be
     ):
         assert sum(words in line for line in lines) == 1, (words, lines)
     assert len(lines) == 8
+
+
+def test_the_list_of_outputs_of_a_dnn_that_does_not_exist_can_be_deleted(bench: Bench) -> None:
+    bench.node({"dnn.objekt.outputs": ["boxes"]})
+    assert bench.set("dnn.objekt.outputs", None) == (True, "")
+    assert bench.change("configure")

@@ -16,6 +16,7 @@ from std_msgs.msg import String
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.ros import camera_input, serving_session
+from multi_dnn_ros.ros.middleware import is_standalone
 from multi_dnn_ros.settings.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
 
 TOPIC = "/front/image_raw"
@@ -134,6 +135,16 @@ def test_the_warning_about_a_topic_without_publisher_lists_other_topics(
     bench.until(lambda: qos(bench).startswith("reliable"), "a publisher")
     bench.peer.destroy_publisher(camera)
     bench.until(lambda: len(warned()) == 2, "the next episode")
+
+
+@pytest.mark.skipif(not is_standalone(), reason="the default of the middleware, which may be Fast DDS, decides")
+@pytest.mark.usefixtures("impatient")
+def test_the_default_of_the_middleware_may_be_incompatible(bench: Bench, warned: Callable[[], list[str]]) -> None:
+    bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
+    start(bench, qos="system_default")
+    bench.until(warned, "a warning")
+    assert "incompatible QoS on topic /front/image_raw, no image can arrive" in warned()[0]
+    assert bench.status("camera front").level == ERROR
 
 
 @pytest.mark.usefixtures("impatient")

@@ -118,6 +118,17 @@ print("torch" in sys.modules, psutil.Process().memory_info().rss)
     assert int(resident) < MOST_BYTES
 
 
+def test_a_wrong_type_of_use_sim_time_is_an_error_in_one_line(domain: int) -> None:
+    code = "from multi_dnn_ros.executable import main; raise SystemExit(main(['--ros-args', '-p', 'use_sim_time:=5']))"
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, **loopback_environment(domain)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("multi_dnn_node: ")]
+    assert "use_sim_time" in line
+    assert "Traceback" not in done.stderr
+
+
 def test_the_node_is_on_the_graph_quickly(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """If other processes use the cores, the CPU time until then counts, of the quickest of three starts: they
     also affect caches and clocks.

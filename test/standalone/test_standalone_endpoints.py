@@ -50,13 +50,49 @@ def test_publishers_of_a_topic_are_described(ros: Any, spin_until: Callable[...,
     ros.shutdown(context=other)
 
 
+def test_endpoints_that_are_gone_are_not_read_again(
+    ros: Any, spin_until: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a robot, other processes come and go all day."""
+    from cyclonedds.builtin import BuiltinDataReader
+    from rclpy.context import Context
+    from std_msgs.msg import String
+
+    other = Context()
+    ros.init(context=other)
+    coming = ros.create_node("coming", context=other)
+    node = ros.create_node("asking")
+    read: list[int] = []
+    after: list[int] = []
+    whole = BuiltinDataReader.read
+
+    def count(*arguments: Any) -> Any:
+        samples = whole(*arguments)
+        read.append(len(samples))
+        return samples
+
+    monkeypatch.setattr(BuiltinDataReader, "read", count)
+    for number in range(4):
+        publishers = [coming.create_publisher(String, f"topic_{index}", 1) for index in range(20)]
+        spin_until(node, lambda: node.count_publishers("topic_19") == 1)
+        for publisher in publishers:
+            coming.destroy_publisher(publisher)
+        spin_until(node, lambda: node.count_publishers("topic_19") == 0)
+        coming.create_publisher(String, f"last_{number}", 1)
+        spin_until(node, lambda number=number: node.count_publishers(f"last_{number}") == 1)
+        after.append(read[-1])
+    assert after[-1] < after[0] + 20
+    ros.shutdown(context=other)
+
+
 def test_a_node_list_that_cannot_be_decoded_is_dropped(
-    ros: Any, spin_until: Callable[..., None], capfd: pytest.CaptureFixture[str]
+    ros: Any, spin_until: Callable[..., None], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rclpy.qos import DurabilityPolicy, QoSProfile
     from rclpy.serialization import serialize_message
     from rmw_dds_common.msg import NodeEntitiesInfo, ParticipantEntitiesInfo
 
+    from multi_dnn_ros.standalone import cdr, graph
     from multi_dnn_ros.standalone.dds import Payload, Writer
     from multi_dnn_ros.standalone.qos import to_dds
 
@@ -64,7 +100,16 @@ def test_a_node_list_that_cannot_be_decoded_is_dropped(
     qos = to_dds(QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL), b"")
     foreign = Writer(node.context.participant, "ros_discovery_info", "rmw_dds_common/msg/ParticipantEntitiesInfo", qos)
     info = ParticipantEntitiesInfo(node_entities_info_seq=[NodeEntitiesInfo(node_name="foreign", node_namespace="/")])
-    foreign.write(Payload(bytes(serialize_message(info)).replace(b"foreign", b"\xff" * 7)))  # not UTF-8
+    decode = graph.cdr.deserialize
+
+    def refuse(data: bytes, kind: type) -> Any:
+        """Cyclone DDS itself refuses to send bytes that do not fit the type."""
+        if b"foreign" in bytes(data):
+            raise cdr.CdrError("rmw_dds_common/msg/NodeEntitiesInfo.node_name: damaged")
+        return decode(data, kind)
+
+    monkeypatch.setattr(graph.cdr, "deserialize", refuse)
+    foreign.write(Payload(bytes(serialize_message(info))))
     errors: list[str] = []
 
     def dropped() -> bool:

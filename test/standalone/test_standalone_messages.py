@@ -107,6 +107,12 @@ def test_random_bytes_never_do_more_than_raise(data: bytes) -> None:
             cdr.deserialize_message(b"\x00\x01\x00\x00" + data, messages.message_class(type_name))
 
 
+def test_a_string_that_is_not_utf_8_is_read_as_rclpy_reads_it() -> None:
+    header = messages.message_class("std_msgs/msg/Header")
+    data = bytes(cdr.serialize_message(header(frame_id="kamera f?r vorn"))).replace(b"?", b"\xfc")
+    assert cdr.deserialize_message(data, header).frame_id == "kamera f\N{REPLACEMENT CHARACTER}r vorn"
+
+
 def test_a_claim_of_more_than_is_there_allocates_nothing() -> None:
     from sensor_msgs.msg import Image
 

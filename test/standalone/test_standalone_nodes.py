@@ -30,6 +30,9 @@ def test_messages_arrive_whole_and_in_order(ros: Any, spin_until: Callable[..., 
     assert [message.width for message in got] == [0, 1, 2, 3, 4]
     assert bytes(got[0].data) == bytes(range(6))
     assert infos[0]["source_timestamp"] > 0
+    assert infos[0].keys() == {
+        "source_timestamp", "received_timestamp", "publication_sequence_number", "reception_sequence_number"
+    }  # fmt: skip
     publisher.publish(raw[3])
     spin_until(node, lambda: len(got) == 6)
     assert got[5].width == 3
