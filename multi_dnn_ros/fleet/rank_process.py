@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import statistics
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -59,7 +60,10 @@ class RankSetup:
 
 
 def main(setup: RankSetup, connection: Connection[Any, Any]) -> None:
-    """Run until the job ends, the connection is closed, or the parent process has ended."""
+    """Run until the job ends, the connection is closed, or the parent process has ended.
+
+    The exit code is 0 only if the job has ended, or the supervisor has stopped it.
+    """
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor stops us after a checkpoint
     redirect_output(setup)
@@ -68,13 +72,13 @@ def main(setup: RankSetup, connection: Connection[Any, Any]) -> None:
     try:
         Rank(setup, connection).run()
     except EOFError:
-        return  # the supervisor has ended
+        sys.exit(1)  # the supervisor has ended, does not need this rank any more, or the connection has broken
     except Exception as error:
         failure = Failed(summarize_error(error), is_memory_error(error), isinstance(error, ValueError | OSError))
         try:
             connection.send(failure)
         except OSError:
-            return
+            sys.exit(1)
         raise
 
 

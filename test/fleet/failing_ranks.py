@@ -1,4 +1,4 @@
-"""Ranks with faults, which the supervisor runs in place of its own."""
+"""Ranks with faults, or without training, which the supervisor runs in place of its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from multi_dnn_ros.fleet import rank_process
 from multi_dnn_ros.fleet.job_training import JobTraining
+from multi_dnn_ros.fleet.messages import Command, Ended, Held, Report
 from multi_dnn_ros.fleet.shares import Shares
 
 #: Most tenths that fit unit 0 in these tests.
@@ -26,4 +27,39 @@ def short_of_memory(setup: rank_process.RankSetup, connection: Connection[Any, A
             take(self, shares, rank)
 
         JobTraining.take = checked  # type: ignore[method-assign]
+    rank_process.main(setup, connection)
+
+
+def without_training(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
+    """The first active rank reports one step after the other, and writes an empty checkpoint when it is stopped."""
+
+    def run(self: rank_process.Rank) -> None:
+        command: Command = connection.recv()
+        steps = 0
+        while not command.stop:
+            if setup.rank not in command.active[:1] or command.hold:
+                if command.hold and setup.rank == command.active[0]:
+                    connection.send(Held(command.number))
+                command = connection.recv()
+                continue
+            while not connection.poll(0.01):
+                steps += 1
+                connection.send(Report(command.number, steps, 100_000, steps, 0.01, 1.0))
+            command = connection.recv()
+        if setup.rank == command.active[0]:
+            setup.checkpoint.touch()
+            connection.send(Ended(False, steps))
+
+    rank_process.Rank.run = run  # type: ignore[method-assign]
+    rank_process.main(setup, connection)
+
+
+def without_connection(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
+    """Fails after its connection has broken, so that the failure cannot be sent."""
+
+    def run(self: rank_process.Rank) -> None:
+        connection.close()
+        raise RuntimeError("connection reset by peer")
+
+    rank_process.Rank.run = run  # type: ignore[method-assign]
     rank_process.main(setup, connection)
