@@ -36,11 +36,11 @@ class Memory:
 class RunningJob:
     """A job of the file. processes: None unless it is running. placed: whether it has its shares among the others."""
 
-    def __init__(self, job: FleetJob, folder: Path, units: tuple[str, ...]) -> None:
-        """Raises ValueError for a state.json that is not one."""
+    def __init__(self, job: FleetJob, folder: Path, units: tuple[str, ...], memory: Memory | None = None) -> None:
+        """memory: in place of that in the folder. Raises ValueError for a state.json that is not one."""
         self.job = job
         self.folder = folder
-        self.memory = _read(folder / "state.json")
+        self.memory = memory if memory is not None else _read(folder / "state.json")
         if self.memory.units != units:  # other units: other times and limits
             self.memory.alone_s, self.memory.limits, self.memory.units = 0.0, (TENTHS,) * len(units), units
         self.processes: JobProcesses | None = None

@@ -16,7 +16,7 @@ from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFileError
 from multi_dnn_ros.fleet.launcher import Launcher, RankMain, UnitChange
 from multi_dnn_ros.fleet.messages import Ended, Failed, Held, Message, Report
 from multi_dnn_ros.fleet.rank_process import main
-from multi_dnn_ros.fleet.running_job import RunningJob
+from multi_dnn_ros.fleet.running_job import Memory, RunningJob
 from multi_dnn_ros.fleet.shares import TENTHS, Shares, even, whole, within
 from multi_dnn_ros.fleet.usable_units import usable_limits
 from multi_dnn_ros.fleet.watched_file import WatchedJobsFile
@@ -167,8 +167,13 @@ class Supervisor:
         names = tuple(f"{k}:{unit.name}" for k, unit in enumerate(self.units))
         for job in jobs:
             folder = self.folder / job.name
-            folder.mkdir(parents=True, exist_ok=True)
-            found = RunningJob(job, folder, names)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                found = RunningJob(job, folder, names)
+            except (ValueError, OSError) as error:  # nothing in the folder is replaced
+                self.jobs[job.name] = RunningJob(job, folder, names, Memory("failed", text=str(error)))
+                self.say(f"{job.name}: failed: {error}")
+                continue
             if found.memory.status not in ("finished", "failed"):
                 found.memory.status = "waiting"
             elif found.memory.status == "failed":
