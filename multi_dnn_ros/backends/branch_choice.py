@@ -20,8 +20,7 @@ from multi_dnn_ros.common.resources import cache_folder
 
 log = logging.getLogger(__name__)
 
-#: Values of the parameter `dnn.<dnn>.branches`, and the numbers of streams that `auto` tries besides one.
-BRANCHES = ("auto", "1", "2", "4", "8")
+#: Numbers of streams that are tried beside one if the parameter `dnn.<dnn>.branches` is 0.
 TRIED = (2, 4, 8)
 
 #: Largest time relative to one stream at which more streams are used: smaller gains may be noise.

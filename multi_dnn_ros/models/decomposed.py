@@ -109,7 +109,7 @@ def check_ranks(layer: nn.Conv2d, plan: TuckerPlan) -> tuple[int, int]:
     channels_in, channels_out = layer.in_channels // layer.groups, layer.out_channels // layer.groups
     for what, rank, channels in (("in_rank", plan.in_rank, channels_in), ("out_rank", plan.out_rank, channels_out)):
         if rank is not None and rank > channels:
-            raise ValueError(f"{what} {rank}: the layer has {channels} channels a group; allowed: 1 to {channels}")
+            raise ValueError(f"{what} {rank}: the layer has {channels} channels per group; allowed: 1 to {channels}")
     return plan.in_rank or channels_in, plan.out_rank or channels_out
 
 

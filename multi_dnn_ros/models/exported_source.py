@@ -55,15 +55,15 @@ def exported_source(request: ModelRequest) -> Source:
 
 def _check_mode(path: Path, graph: torch.fx.Graph) -> None:
     """Raise ModelError for active dropout and for batch norms that use the statistics of the batch."""
-    at_work = {
+    active = {
         str(node.target).split(".")[1]
         for node in graph.nodes
         if (node.target in _DROPOUTS and len(node.args) > 2 and node.args[1] and node.args[2])
         or (node.target is torch.ops.aten.batch_norm.default and node.args[3] is not None and node.args[5])
     }
-    if at_work:
+    if active:
         raise ModelError(
-            f"{path}: was exported in training mode ({', '.join(sorted(at_work))} at work); call eval() on the network "
+            f"{path}: was exported in training mode ({', '.join(sorted(active))} active); call eval() on the network "
             "before torch.export.export"
         )
 

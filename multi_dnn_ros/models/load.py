@@ -220,7 +220,10 @@ def _decoder(name: str, config: DnnConfig, source: Source) -> DecoderSpec:
             f"known: {', '.join(extensions.names(extensions.RESULT_KINDS))}"
         )
     if preset is not None and preset.result_kind != spec.result_kind:
-        raise ModelError(f"parameter dnn.{name}.role is '{config.role}', but {config.model} is decoded as '{chosen}'")
+        raise ModelError(
+            f"parameter dnn.{name}.role is '{config.role}', but {config.model} is decoded as '{chosen}': "
+            f"{spec.result_kind} instead of {preset.result_kind}"
+        )
     return spec
 
 

@@ -228,12 +228,12 @@ def _text(
         f"{image.need:.0%} of a core"
         for image in overloaded
     ]
-    return f"does not fit: {total}; broken by {'; '.join(parts)}"
+    return f"does not fit: {total}; because of {'; '.join(parts)}"
 
 
 def _advice(demand: Demand, hz: float | None, free: float, ms: float, others: str, gpu: bool) -> str:
     if hz is None:
-        return f"{demand.dnn}: no rate fits besides the others, which need {others}"
+        return f"{demand.dnn}: no rate fits beside the others, which need {others}"
     each = "" if len(demand.cameras) == 1 else f" of its {len(demand.cameras)} cameras together"
     return (
         f"{demand.dnn}: at most {three_digits(hz)} Hz{each} instead of {three_digits(demand.hz)}, or "

@@ -121,7 +121,7 @@ def test_svd_of_a_linear_layer(inputs: int, outputs: int) -> None:
             TuckerPlan(in_rank=5, out_rank=2),
             r"in_rank 5: the layer has 4 channels.*allowed: 1 to 4",
         ),
-        (nn.Conv2d(4, 6, 3, groups=2), TuckerPlan(in_rank=2, out_rank=4), r"out_rank 4: .* 3 channels a group"),
+        (nn.Conv2d(4, 6, 3, groups=2), TuckerPlan(in_rank=2, out_rank=4), r"out_rank 4: .* 3 channels per group"),
         (nn.Linear(4, 6), SvdPlan(rank=5), r"rank 5: .*allowed: 1 to 4"),
         (nn.Linear(4, 6), TuckerPlan(in_rank=1, out_rank=1), r"is Linear; tucker2 is for Conv2d"),
         (nn.ConvTranspose2d(4, 6, 3), TuckerPlan(in_rank=1, out_rank=1), r"is ConvTranspose2d"),

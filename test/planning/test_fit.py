@@ -40,7 +40,7 @@ def test_a_dnn_uses_at_most_one_worker() -> None:
     verdict = check_fit([demand("lane", 10, 20), demand("object", 30, 50)], workers=8)
     assert verdict.breaks == ("object",)
     assert verdict.text == (
-        "does not fit: 2 DNNs need 21% of 8 workers; broken by object: 50.0 ms per frame at 30 Hz, 150% of a worker"
+        "does not fit: 2 DNNs need 21% of 8 workers; because of object: 50.0 ms per frame at 30 Hz, 150% of a worker"
     )
     assert verdict.advice == (
         "object: at most 19 Hz instead of 30, or 31.7 ms per frame instead of 50 "
@@ -78,7 +78,7 @@ def test_shared_resources_are_a_limit() -> None:
     assert check_fit([pair[1]], workers=2).fits
     none_left = [demand("lane", 50, 4, shared_ms=4.0), demand("object", 50, 19, shared_ms=19.0, priority=1)]
     assert check_fit(none_left, workers=2).advice == (
-        "lane: no rate fits besides the others, which need 95% of the shared resources",
+        "lane: no rate fits beside the others, which need 95% of the shared resources",
     )
 
 
@@ -90,7 +90,7 @@ def test_no_remaining_capacity_is_reported() -> None:
     assert verdict.breaks == ("pedestrian",)
     assert verdict.most_hz == {}
     assert verdict.advice == (
-        "pedestrian: no rate fits besides the others, which need 90% of the workers",
+        "pedestrian: no rate fits beside the others, which need 90% of the workers",
     )  # fmt: skip
 
 
@@ -289,7 +289,7 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(out.read_text())["cases"][0]["hz"] == {"lane": {"front": 1000.0}}
     assert main([*arguments, "--rate", "front=0.1"]) == 0
     assert main([*arguments, "--rate", "front=100000"]) == 1
-    assert "broken by lane" in capsys.readouterr().out
+    assert "because of lane" in capsys.readouterr().out
     assert main([*arguments, "--rate", "rear=10"]) == 2
     assert "--rate names camera 'rear'; the parameters have front" in capsys.readouterr().err
     assert main([*arguments, "--predictor", str(tmp_path / "none.json")]) == 1
