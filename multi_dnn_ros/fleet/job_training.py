@@ -31,8 +31,6 @@ from multi_dnn_ros.training.retrain import check_labels
 from multi_dnn_ros.training.setup import make_batches, score_rows
 from multi_dnn_ros.training.trainable import Trainable
 
-#: Keys of a job that may change between two runs of the same training.
-_FREE = {"name", "priority", "checkpoint_every_s", "start_after_s", "output"}
 _CLIP = 10.0
 
 
@@ -187,7 +185,6 @@ class JobTraining:
         self._stream = None
 
     def _identity(self) -> dict[str, Any]:
-        job = {key: value for key, value in self.job.model_dump(mode="json").items() if key not in _FREE}
         data = {"images": self.data.counts, "digest": self.data.digest}
         versions = {"multi_dnn_ros": __version__, "torch": torch.__version__}
-        return {"job": job, "data": data, "schedule": asdict(self._schedule), "versions": versions}
+        return {"job": self.job.settings, "data": data, "schedule": asdict(self._schedule), "versions": versions}

@@ -17,6 +17,9 @@ from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.settings.params_file import StrictLoader
 from multi_dnn_ros.settings.params_sections import read_text
 
+#: Keys of a job that may change between two runs of the same training.
+_FREE = {"name", "priority", "checkpoint_every_s", "start_after_s", "output"}
+
 
 class JobsFileError(ValueError):
     """The file of a fleet cannot be used; the message names the file, the job, the key and what is allowed."""
@@ -55,6 +58,11 @@ class FleetJob(FileModel):
     checkpoint_every_s: float = Field(default=60.0, gt=0, description="seconds between checkpoints")
     start_after_s: float = Field(default=0.0, ge=0, description="seconds from the fleet's start until the job is added")
     output: Path | None = Field(default=None, description="file for the trained network; null: in the job's folder")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What defines the training, as JSON values: all keys but those that may change before it continues."""
+        return {key: value for key, value in self.model_dump(mode="json").items() if key not in _FREE}
 
     @field_validator("size", mode="before")
     @classmethod

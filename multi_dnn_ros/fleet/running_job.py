@@ -14,6 +14,7 @@ from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.messages import Report
 from multi_dnn_ros.fleet.shares import TENTHS, Shares
 from multi_dnn_ros.fleet.slowdown import Progress
+from multi_dnn_ros.training.checkpoint import differences
 
 Status = Literal["waiting", "starting", "measured", "running", "finished", "failed", "cancelled"]
 
@@ -21,7 +22,8 @@ Status = Literal["waiting", "starting", "measured", "running", "finished", "fail
 @dataclass
 class Memory:
     """Kept in state.json in the folder of the job. alone_s: of a step with the units for itself; 0: not measured yet.
-    elapsed_s: running time, without that of measurements. limits: most tenths per unit; empty: ten each.
+    elapsed_s: running time, without that of measurements. limits: most tenths per unit; empty: ten each. settings: see
+    FleetJob; empty: not known.
     """
 
     status: Status = "waiting"
@@ -31,18 +33,32 @@ class Memory:
     units: tuple[str, ...] = ()
     scores: dict[str, float] = field(default_factory=dict)
     text: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 class RunningJob:
     """A job of the file. processes: None unless it is running. placed: whether it has its shares among the others."""
 
     def __init__(self, job: FleetJob, folder: Path, units: tuple[str, ...], memory: Memory | None = None) -> None:
-        """memory: in place of that in the folder. Raises ValueError for a state.json that is not one."""
+        """memory: in place of that in the folder. Raises ValueError for a state.json that is not one, or of a job
+        that has finished with other settings.
+        """
         self.job = job
         self.folder = folder
         self.memory = memory if memory is not None else _read(folder / "state.json")
-        if self.memory.units != units:  # other units: other times and limits
+        changed = differences(self.memory.settings, job.settings) if self.memory.settings else []
+        if changed and self.memory.status == "finished":
+            raise ValueError(
+                f"finished before with other settings: {'; '.join(changed)}. Use the same settings or another name, or "
+                f"remove {folder}"
+            )
+        if changed:
+            self.memory.elapsed_s = 0.0
+        if changed or self.memory.units != units:  # other times and limits
             self.memory.alone_s, self.memory.limits, self.memory.units = 0.0, (TENTHS,) * len(units), units
+        if self.memory.status == "failed":  # tried again, with the memory that is free now
+            self.memory.limits = (TENTHS,) * len(units)
+        self.memory.settings = job.settings
         self.processes: JobProcesses | None = None
         self.report: Report | None = None
         self.step_s = 0.0

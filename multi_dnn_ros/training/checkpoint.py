@@ -62,22 +62,22 @@ def load(path: Path, network: nn.Module, identity: Mapping[str, Any]) -> dict[st
     if shapes != found:
         different = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
         raise TrainingError(f"{path}: checkpoint of another network: {different[0]} differs, {len(different)} in all")
-    differences = _differences(written, json.loads(json.dumps(identity)))
-    if differences:
+    changed = differences(written, json.loads(json.dumps(identity)))
+    if changed:
         raise TrainingError(
-            f"{path}: checkpoint of another run: {'; '.join(differences)}. Use the same settings, or remove the file"
+            f"{path}: checkpoint of another run: {'; '.join(changed)}. Use the same settings, or remove the file"
         )
     return state
 
 
-def _differences(there: Any, here: Any, name: str = "") -> list[str]:
-    """One text per setting whose value in the checkpoint is another than now; nested settings as a.b."""
+def differences(there: Any, here: Any, name: str = "") -> list[str]:
+    """One text per setting whose value `there`, where it was stored, is another than now; nested settings as a.b."""
     if isinstance(there, dict) and isinstance(here, dict):
         keys = sorted(there.keys() | here.keys())
         return [
             text
             for key in keys
-            for text in _differences(there.get(key, _NONE), here.get(key, _NONE), f"{name}.{key}" if name else key)
+            for text in differences(there.get(key, _NONE), here.get(key, _NONE), f"{name}.{key}" if name else key)
         ]
     return [] if there == here else [f"{name} is {_short(there)} there, {_short(here)} now"]
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from simulated_launcher import SimulatedLauncher
+from simulated_launcher import SimulatedLauncher, SimulatedRank
 
 from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.messages import Command, Ended, Failed
 from multi_dnn_ros.fleet.supervisor import Supervisor
 from multi_dnn_ros.planning.batch_units import parse_unit
 
@@ -61,3 +62,66 @@ def test_an_added_job_with_an_invalid_state_fails_alone(job: FleetJob, tmp_path:
     assert any(line.startswith(f"b: failed: {state}: not the state of a job") for line in watch.lines)
     assert supervisor.jobs["a"].memory.status == "waiting"
     assert state.read_text() == "{"
+
+
+def run_until_placed(path: Path) -> Supervisor:
+    """Run the fleet of one job until it has its shares, then interrupt it."""
+    watch = Watch(lambda supervisor: supervisor.jobs["a"].placed and supervisor.jobs["a"].is_current)
+    supervisor = Supervisor(path, SimulatedLauncher(UNITS), path.parent / "runs", watch=watch)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    return supervisor
+
+
+def test_a_job_that_did_not_fit_into_memory_is_tried_again_without_limits(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "jobs.yaml", job)
+
+    def fail(rank: SimulatedRank, command: Command) -> None:
+        if rank.unit in command.active:
+            rank.put(Failed("CUDA out of memory", True, False))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedRank, "send", fail)
+        patch.setattr("multi_dnn_ros.fleet.supervisor._GRACE_S", 0.0)
+        first = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs")
+        assert not first.run()
+    assert sum(first.jobs["a"].memory.limits) < 10
+    assert run_until_placed(path).jobs["a"].memory.limits == (10, 10)
+
+
+def test_a_finished_job_with_other_settings_is_an_error_that_lists_them(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "jobs.yaml", job)
+
+    def finish(rank: SimulatedRank, command: Command) -> None:
+        if command.active and command.active[0] == rank.unit:
+            rank.put(Ended(True, 3, (0.5, 0.4, 0.3)))
+
+    monkeypatch.setattr(SimulatedRank, "send", finish)
+    assert Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs").run()
+    watch = Watch()
+    write(path, job.model_copy(update={"steps": 90, "priority": 2.0}))
+    other = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs", watch=watch)
+    assert not other.run()
+    assert other.jobs["a"].memory.text.startswith(
+        "finished before with other settings: steps is 60 there, 90 now. Use the same settings or another name"
+    )
+    assert any(line.startswith("a: failed: finished before with other settings") for line in watch.lines)
+    write(path, job.model_copy(update={"priority": 2.0}))
+    same = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs")
+    assert same.run()
+    assert same.jobs["a"].memory.status == "finished"
+
+
+def test_times_of_other_settings_are_not_used(job: FleetJob, tmp_path: Path) -> None:
+    path = write(tmp_path / "jobs.yaml", job)
+    assert run_until_placed(path).jobs["a"].memory.alone_s > 0.0
+    same = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs").jobs["a"].memory
+    assert same.alone_s > 0.0
+    assert same.elapsed_s > 0.0
+    write(path, job.model_copy(update={"global_batch": 30}))
+    other = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs").jobs["a"].memory
+    assert (other.alone_s, other.elapsed_s, other.limits) == (0.0, 0.0, (10, 10))
