@@ -11,6 +11,7 @@ from typing import Any
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.fleet.alone_measurement import ALONE_STEPS, AloneMeasurement
 from multi_dnn_ros.fleet.decisions import Decisions
+from multi_dnn_ros.fleet.folder_lock import lock_folder
 from multi_dnn_ros.fleet.job_processes import JobProcesses, stop_jobs, wait_for_messages
 from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFileError
 from multi_dnn_ros.fleet.launcher import Launcher, RankMain, UnitChange
@@ -43,13 +44,18 @@ class Supervisor:
         watch: Watch = lambda supervisor, line: None,
         rank_main: RankMain = main,
     ) -> None:
-        """watch: called about ten times per second, with a line to print or an empty one. Raises JobsFileError."""
+        """watch: called about ten times per second, with a line to print or an empty one.
+
+        The folder is locked until :meth:`run` has returned. Raises JobsFileError, and CommandError for a folder that
+        another fleet uses.
+        """
         self.units, self.folder = launcher.units, folder
         self.jobs: dict[str, RunningJob] = {}
         self._measurement = AloneMeasurement()
         self._watch, self._rank_main, self._launcher = watch, rank_main, launcher
         self._changes: list[UnitChange] = []
         self._file = WatchedJobsFile(path)
+        self._lock = lock_folder(folder)
         self.decisions = Decisions(launcher, self._file.content)
         self._begin = self._tick = self._had_units = time.monotonic()
         self._admit(self._file.content.jobs)
@@ -80,6 +86,7 @@ class Supervisor:
                 self._watch(self, "")
         finally:
             self._stop_all()
+            self._lock.close()
         return all(job.memory.status != "failed" for job in self.jobs.values())
 
     def say(self, text: str) -> None:
