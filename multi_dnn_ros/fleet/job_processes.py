@@ -109,23 +109,37 @@ class JobProcesses:
             rank.close()
 
 
-def stop_jobs(jobs: Sequence[JobProcesses], checkpoint_s: float, end_s: float) -> None:
-    """End jobs with a checkpoint, all at the same time.
+def stop_jobs(jobs: Sequence[JobProcesses], checkpoint_s: float, end_s: float) -> list[JobProcesses]:
+    """End jobs with a checkpoint, all at the same time. Returns those that have a share, but wrote none.
 
-    What has not written it after `checkpoint_s`, or not ended `end_s` after the last one has, is killed.
+    What has not written it after `checkpoint_s`, or not ended `end_s` after the last one has, is killed; all are if
+    this is interrupted.
     """
     waiting = [job for job in jobs if used(job.shares)]
-    for job in waiting:
-        job.send(job.shares, stop=True)
-    deadline = time.monotonic() + checkpoint_s
-    while waiting and time.monotonic() < deadline:
-        wait_for_messages(waiting, _TICK_S)
-        waiting = [job for job in waiting if not any(isinstance(each, Ended | Failed) for _, each in job.receive())]
-    for job in jobs:
-        job.close()
-    deadline = time.monotonic() + end_s
-    for job in jobs:
-        job.join(max(0.0, deadline - time.monotonic()))
+    failed: list[JobProcesses] = []
+    try:
+        for job in waiting:
+            job.send(job.shares, stop=True)
+        deadline = time.monotonic() + checkpoint_s
+        while waiting and time.monotonic() < deadline:
+            wait_for_messages(waiting, _TICK_S)
+            for job in list(waiting):
+                messages = [message for _, message in job.receive()]
+                if any(isinstance(message, Ended) for message in messages):
+                    waiting.remove(job)
+                elif any(isinstance(message, Failed) for message in messages):
+                    waiting.remove(job)
+                    failed.append(job)
+        for job in jobs:
+            job.close()
+        deadline = time.monotonic() + end_s
+        for job in jobs:
+            job.join(max(0.0, deadline - time.monotonic()))
+    except BaseException:
+        for job in jobs:
+            job.kill()
+        raise
+    return [*failed, *waiting]
 
 
 def wait_for_messages(jobs: Sequence[JobProcesses], timeout_s: float) -> None:

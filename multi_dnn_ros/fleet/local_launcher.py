@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import resource_tracker
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +32,7 @@ class LocalRank(RankHandle):
         self._process: Any = context.Process(
             target=rank_main, args=(setup, there), name=f"{setup.job.name} on {setup.unit.name}", daemon=True
         )
-        self._process.start()
+        start_process(self._process)
         there.close()  # so that the connection closes when the process ends
 
     @property
@@ -76,6 +81,29 @@ class LocalLauncher:
 
     def take_use(self) -> list[float]:
         return self._use.take()
+
+
+def start_process(process: Any) -> None:
+    """Start a process of :func:`process_context` with SIGTERM blocked. It is killed at the end of this process.
+
+    Service managers send SIGTERM to all processes. It must reach neither the process of which ranks are forks, without
+    which their exit codes are not known, nor a rank that is not yet ready to ignore it.
+    """
+    resource_tracker.ensure_running()  # its start unblocks SIGTERM
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # Before multiprocessing sends SIGTERM to its daemons at exit, and waits for them.
+    Finalize(process, _kill, (process._popen,), exitpriority=1)
+
+
+def _kill(started: Any) -> None:
+    """started: the Popen of a process, which may have ended."""
+    if started.poll() is None:
+        with suppress(ProcessLookupError):
+            os.kill(started.pid, signal.SIGKILL)
 
 
 def process_context() -> Any:

@@ -65,7 +65,8 @@ def main(setup: RankSetup, connection: Connection[Any, Any]) -> None:
     The exit code is 0 only if the job has ended, or the supervisor has stopped it.
     """
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor stops us after a checkpoint
+    for number in (signal.SIGINT, signal.SIGTERM):  # may reach the whole process group
+        signal.signal(number, signal.SIG_IGN)  # the supervisor stops us after a checkpoint
     redirect_output(setup)
     if setup.host == LOOPBACK:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine

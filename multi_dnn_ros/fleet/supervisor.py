@@ -378,9 +378,11 @@ class Supervisor:
     def _stop(self, jobs: Sequence[RunningJob]) -> None:
         """Stop jobs with a checkpoint, all at the same time; kill what does not answer."""
         running = [(job, job.processes) for job in jobs if job.processes is not None]
-        stop_jobs([processes for _, processes in running], _STOP_S, _GRACE_S)
-        for job, _ in running:
+        without = stop_jobs([processes for _, processes in running], _STOP_S, _GRACE_S)
+        for job, processes in running:
             job.processes = None
+            if processes in without:
+                self.say(f"{job.name}: stopped without a checkpoint; it will continue from the last one")
         for job, _ in running:
             self._release_measurement(job)
 

@@ -13,7 +13,7 @@ from typing import Any
 from multi_dnn_ros import __version__
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.fleet.launcher import RankMain
-from multi_dnn_ros.fleet.local_launcher import process_context
+from multi_dnn_ros.fleet.local_launcher import process_context, start_process
 from multi_dnn_ros.fleet.rank_links import RankKey, connect, interface_of
 from multi_dnn_ros.fleet.rank_process import RankSetup, redirect_output
 from multi_dnn_ros.fleet.unit_use import UnitUse
@@ -53,7 +53,7 @@ class UnitAgent:
         process: Any = process_context().Process(
             target=remote_main, args=(setup, key, supervision, self._interface, rank_main), daemon=True
         )
-        process.start()
+        start_process(process)
         self._ranks[key] = process
         return int(process.pid)
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import socket
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import yaml
 from failing_ranks import without_connection, without_training
 
 from multi_dnn_ros.fleet.job_processes import JobProcesses, wait_for_messages
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-from multi_dnn_ros.fleet.local_launcher import LocalLauncher
+from multi_dnn_ros.fleet.local_launcher import LocalLauncher, start_process
 from multi_dnn_ros.fleet.messages import Failed
 from multi_dnn_ros.fleet.supervisor import Supervisor
 from multi_dnn_ros.planning.batch_units import parse_unit
@@ -53,6 +58,53 @@ def test_a_job_whose_rank_loses_its_connection_starts_again(path: Path, tmp_path
     assert "a: unit 0 (cpu:1) ended with exit code 1; starting again from the last checkpoint" in lines
     assert (tmp_path / "runs/a/checkpoint.pt").is_file()
     assert not [line for line in lines if "failed" in line]
+
+
+def test_all_processes_get_sigterm_and_the_checkpoint_is_written(path: Path, tmp_path: Path) -> None:
+    """As from systemd or Slurm."""
+    lines: list[str] = []
+
+    def watch(supervisor: Supervisor, line: str) -> None:
+        lines.append(line)
+        assert supervisor.seconds < _PATIENCE_S, lines
+        job = supervisor.jobs.get("a")
+        if job is not None and job.placed and job.processes is not None and not line:
+            server = psutil.Process(job.processes.pids[0]).parent()
+            assert server is not None
+            for process in (server, *server.children()):
+                process.send_signal(signal.SIGTERM)
+            raise KeyboardInterrupt
+
+    supervisor = Supervisor(path, LocalLauncher(UNITS), tmp_path / "runs", watch=watch, rank_main=without_training)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    assert (tmp_path / "runs/a/checkpoint.pt").is_file()
+    assert not [line for line in lines if "without a checkpoint" in line]
+
+
+def ignore_sigterm(connection: Connection[Any, Any]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connection.send(os.getpid())
+    while True:
+        signal.pause()
+
+
+def start_and_end() -> None:
+    context = multiprocessing.get_context("forkserver")
+    here, there = context.Pipe()
+    process = context.Process(target=ignore_sigterm, args=(there,), daemon=True)
+    start_process(process)
+    assert here.poll(_PATIENCE_S)
+
+
+def test_a_rank_does_not_keep_the_command_from_ending() -> None:
+    """As after a second Ctrl-C."""
+    command = multiprocessing.get_context("spawn").Process(target=start_and_end)
+    command.start()
+    command.join(_PATIENCE_S)
+    code = command.exitcode
+    command.kill()
+    assert code == 0
 
 
 def test_a_failure_that_cannot_be_sent_is_an_exit_code(job: FleetJob, tmp_path: Path) -> None:

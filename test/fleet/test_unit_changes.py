@@ -8,8 +8,9 @@ import pytest
 import yaml
 from simulated_launcher import SimulatedLauncher, SimulatedRank
 
+from multi_dnn_ros.fleet.job_processes import JobProcesses, stop_jobs
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-from multi_dnn_ros.fleet.messages import Command, Ended
+from multi_dnn_ros.fleet.messages import Command, Ended, Failed
 from multi_dnn_ros.fleet.supervisor import Supervisor
 from multi_dnn_ros.planning.batch_units import parse_unit
 
@@ -185,3 +186,52 @@ def test_jobs_are_stopped_at_the_same_time(job: FleetJob, tmp_path: Path, monkey
         supervisor.run()
     assert told_before_ends == [2] * 4  # two ranks of each job
     assert all(each.memory.status == "waiting" for each in supervisor.jobs.values())
+
+
+@pytest.mark.parametrize("answer", [Failed("disk is full", False, True), None])
+def test_a_job_that_is_stopped_without_a_checkpoint_is_named(
+    answer: Failed | None, job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rank fails, or does not answer. Job `b` writes its checkpoint."""
+    launcher = SimulatedLauncher(UNITS)
+    send = SimulatedRank.send
+
+    def refuse(rank: SimulatedRank, command: Command) -> None:
+        if not command.stop or rank is not launcher.ranks["a", rank.unit]:
+            send(rank, command)
+        elif answer is not None and command.active[0] == rank.unit:
+            rank.put(answer)
+
+    monkeypatch.setattr(SimulatedRank, "send", refuse)
+    monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._STOP_S", 0.3)
+
+    class Events(Watch):
+        def act(self, supervisor: Supervisor) -> bool:
+            return all(each.placed for each in supervisor.jobs.values())
+
+    events = Events()
+    jobs = job, job.model_copy(update={"name": "b"})
+    supervisor = Supervisor(write(tmp_path / "jobs.yaml", *jobs), launcher, tmp_path / "runs", watch=events)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    named = [line for line in events.lines if "without a checkpoint" in line]
+    assert named == ["a: stopped without a checkpoint; it will continue from the last one"]
+
+
+def test_a_stop_that_is_interrupted_kills_all_ranks(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a second Ctrl-C."""
+    killed: list[SimulatedRank] = []
+    launcher = SimulatedLauncher(UNITS)
+
+    def interrupt(jobs: object, timeout_s: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SimulatedRank, "kill", lambda rank: killed.append(rank))
+    processes = JobProcesses(job, launcher, tmp_path, "a")
+    processes.send((5, 5))
+    monkeypatch.setattr("multi_dnn_ros.fleet.job_processes.wait_for_messages", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        stop_jobs([processes], 5.0, 5.0)
+    assert killed == list(launcher.ranks.values())
