@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -54,6 +55,7 @@ class Supervisor:
         self._measurement = AloneMeasurement()
         self._watch, self._rank_main, self._launcher = watch, rank_main, launcher
         self._changes: list[UnitChange] = []
+        self._start_numbers = itertools.count(1)
         self._file = WatchedJobsFile(path)
         self._lock = lock_folder(folder)
         self.decisions = Decisions(launcher, self._file.content)
@@ -225,7 +227,8 @@ class Supervisor:
     def _spawn(self, job: RunningJob) -> None:
         """Start the processes, which load their libraries, and the data of a job that is to be measured, and wait."""
         job.starts += 1
-        prefix = f"{job.name}/{job.starts}"
+        # Never repeated, also if the job is removed and added again: the store still has the keys of its former ranks.
+        prefix = f"{job.name}/{next(self._start_numbers)}"
         job.processes = JobProcesses(job.job, self._launcher, job.folder, prefix, self._rank_main)
         if not job.memory.alone_s:
             job.processes.prepare()

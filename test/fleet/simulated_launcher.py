@@ -83,13 +83,14 @@ class SimulatedRank(RankHandle):
 
 
 class SimulatedLauncher:
-    """ranks: the last one that was started, by job and unit."""
+    """ranks: the last one that was started, by job and unit. prefixes: of all starts, by unit."""
 
     def __init__(self, units: Sequence[Unit], usable: Sequence[bool] | None = None) -> None:
         self.units = tuple(units)
         self.names: Sequence[str] = [unit.name for unit in units]
         self.usable: list[bool] = list(usable or [True] * len(units))
         self.ranks: dict[tuple[str, int], SimulatedRank] = {}
+        self.prefixes: dict[int, list[str]] = {}
         self._changes: list[UnitChange] = []
 
     def change(self, unit: int, usable: bool, text: str) -> None:
@@ -97,6 +98,7 @@ class SimulatedLauncher:
         self._changes.append(UnitChange(unit, usable, text))
 
     def start(self, job: FleetJob, unit: int, folder: Path, prefix: str, rank_main: RankMain) -> RankHandle:
+        self.prefixes.setdefault(unit, []).append(prefix)
         rank = self.ranks[job.name, unit] = SimulatedRank(unit)
         return rank
 

@@ -125,3 +125,25 @@ def test_times_of_other_settings_are_not_used(job: FleetJob, tmp_path: Path) -> 
     write(path, job.model_copy(update={"global_batch": 30}))
     other = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs").jobs["a"].memory
     assert (other.alone_s, other.elapsed_s, other.limits) == (0.0, 0.0, (10, 10))
+
+
+def test_a_job_that_is_removed_and_added_again_has_other_keys_in_the_store(job: FleetJob, tmp_path: Path) -> None:
+    b = job.model_copy(update={"name": "b"})
+    path = write(tmp_path / "jobs.yaml", job, b)
+
+    def ends(supervisor: Supervisor) -> bool:
+        found = supervisor.jobs["b"]
+        if found.placed and found.processes is not None:
+            if len(launcher.prefixes[0]) > 2:
+                return True
+            write(path, job)
+        elif found.memory.status == "cancelled":
+            write(path, job, b)
+        return False
+
+    launcher, watch = SimulatedLauncher(UNITS), Watch(ends)
+    supervisor = Supervisor(path, launcher, tmp_path / "runs", watch=watch)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    for prefixes in launcher.prefixes.values():
+        assert len(prefixes) == len(set(prefixes)) == 3
