@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch._C._distributed_c10d import FileStore
-from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.fleet.shares import TENTHS
@@ -33,9 +32,14 @@ _TIMEOUT = timedelta(seconds=120)
 
 
 def measure_network(network: Trainable, unit: Unit, batch: int, precision: str, samples: int = 5) -> NetworkTimes:
-    """Step times of a classifier (forward, cross-entropy, backward, SGD) at 1, 2, 5 and 10 tenths of `batch`."""
+    """Step times (forward, loss, backward, SGD) at 1, 2, 5 and 10 tenths of `batch`, on random images.
+
+    precision: fp32, bf16 (of the forward pass on a GPU), or fp64 (of everything). The loss is that of the network for a
+    classifier. For others it is the mean square of all outputs: their own losses need boxes, masks or other truth.
+    """
     device = torch.device(unit.device)
-    module = network.network.to(device)
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    module = network.network.to(device, dtype)
     module.train()
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-6, momentum=0.9)
     width, height = network.size
@@ -45,8 +49,8 @@ def measure_network(network: Trainable, unit: Unit, batch: int, precision: str, 
         torch.set_num_threads(unit.threads)
     try:
         for size in dict.fromkeys(max(1, batch * tenths // TENTHS) for tenths in _MEASURED):
-            images = torch.rand(size, 3, height, width, device=device)
-            step = _step(module, optimizer, images, precision)
+            images = torch.rand(size, 3, height, width, device=device, dtype=dtype)
+            step = _step(network, optimizer, images, "fp32" if precision == "fp64" else precision)
             walls, busies = _time_steps(step, device, samples, torch.get_num_threads())
             wall = statistics.median(walls)
             busy = min(statistics.median(busies), wall)
@@ -57,18 +61,28 @@ def measure_network(network: Trainable, unit: Unit, batch: int, precision: str, 
     return NetworkTimes(model=network.model, size=network.size, gradient_bytes=bytes_, steps=tuple(rows))
 
 
-def _step(module: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, precision: str) -> Any:
+def _step(
+    network: Trainable, optimizer: torch.optim.Optimizer, images: torch.Tensor, precision: str
+) -> Callable[[], None]:
+    own = network.loss if network.task == "classes" else None
+    batch = {"image": images, "label": torch.zeros(len(images), dtype=torch.long, device=images.device)}
+
     def once() -> None:
         with autocast(images.device, precision):
-            outputs = module(images)
-        if not isinstance(outputs, torch.Tensor):
-            outputs = outputs[0]
-        loss = F.cross_entropy(outputs.float(), torch.zeros(len(images), dtype=torch.long, device=images.device))
+            outputs = network.network(images)
+        loss = own(outputs, batch) if own is not None else _mean_square(outputs)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
 
     return once
+
+
+def _mean_square(outputs: Any) -> torch.Tensor:
+    """Of all floating-point tensors in the outputs, which may be nested."""
+    leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    parts = [leaf.square().mean() for leaf in leaves if leaf.is_floating_point()]
+    return torch.stack([part.to(torch.promote_types(part.dtype, torch.float32)) for part in parts]).sum()
 
 
 def _time_steps(
