@@ -90,7 +90,8 @@ class JobTraining:
         batch = next(self._stream)
         # Dropout: other random numbers in each rank, the same when a step is repeated.
         torch.manual_seed((self.job.seed * 1_000_003 + self.done) * 11 + self._range[0])
-        set_rate(self._optimizer, self._schedule, self.done / len(self._batches))
+        # The schedule has whole epochs, which `steps` need not fill.
+        set_rate(self._optimizer, self._schedule, self.done / self.total * self._schedule.epochs)
         with autocast(self.device, self._schedule.precision):
             outputs = self.network(batch["image"].to(self._dtype))
         assert self._trainable.loss is not None
