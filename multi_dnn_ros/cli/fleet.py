@@ -160,7 +160,8 @@ def _run(args: argparse.Namespace, launcher: Launcher) -> int:
             write_figures(args.output, supervisor.figures())
             if args.plot is not None:
                 title = f"{len(launcher.units)} units"
-                write_slow_down_plot(args.plot, title, {"fair": supervisor.decisions.slow_down_points()})
+                decisions = supervisor.decisions
+                write_slow_down_plot(args.plot, title, {decisions.policy: decisions.slow_down_points()})
                 print(f"written to {args.plot}")
     return 0 if complete else 1
 

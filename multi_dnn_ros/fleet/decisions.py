@@ -10,7 +10,7 @@ from multi_dnn_ros.fleet.jobs_file import JobsFile
 from multi_dnn_ros.fleet.launcher import Launcher
 from multi_dnn_ros.fleet.running_job import RunningJob
 from multi_dnn_ros.fleet.shares import TENTHS
-from multi_dnn_ros.fleet.sharing import TRIAL_PART, Sharing
+from multi_dnn_ros.fleet.sharing import TRIAL_PART, Policy, Sharing
 from multi_dnn_ros.fleet.usable_units import decide_for_usable
 
 
@@ -23,6 +23,11 @@ class Decisions:
         self._launcher = launcher
         self._made_at = time.monotonic()
         self.forget(file)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self._sharing.policy
 
     def forget(self, file: JobsFile) -> None:
         """Discard what the trials have shown, which holds only for the former units; use the thresholds of the file."""
