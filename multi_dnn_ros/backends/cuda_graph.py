@@ -64,7 +64,7 @@ class CudaGraph:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Move to `device`, warm up, capture, and compare with the results on `inputs` before the capture.
+        """Move the stages to `device`, warm up, capture, and compare the results with those before the capture.
 
         Captures on the calling thread's current stream, which binds the graphs to that stream's SMs; see
         capture_stream. ValueError for a device that is not a GPU.
@@ -109,14 +109,14 @@ class CudaGraph:
             parallel = self._with_branches(title, stage, carried, stream)
             if parallel is not stage:
                 captured = Captured(parallel, carried, before, pool, stream, self._tolerance, expected_of=stage)
-                # Results of the previous job, which may be views of a parameter: restored also after a failed check.
+                # The inputs are the previous job's outputs and may be views of a parameter: restore them in any case.
                 kept = tuple(tensor.clone() for tensor in captured.inputs)
                 try:
                     check_repeatable(captured, carried)
                 finally:
                     _copy_to(kept, captured.inputs)
                 return captured
-        except Exception as error:  # whatever it raises, also for lack of memory: in order the stage may still work
+        except Exception as error:  # also out of memory: on one stream the stage may still work
             torch.cuda.synchronize(stream.device)
             log.warning("%s runs on one stream, because its branches fail: %s", title, summarize_error(error))
         return Captured(stage, carried, before, pool, stream, self._tolerance)
@@ -126,7 +126,7 @@ class CudaGraph:
             return stage
 
         def capture(candidate: Stage) -> Captured:
-            pool = torch.cuda.graph_pool_handle()  # its own: the memory of a candidate that loses is freed
+            pool = torch.cuda.graph_pool_handle()  # a separate one, so that a rejected candidate frees its memory
             return Captured(candidate, carried, None, pool, stream, self._tolerance, expected_of=stage)
 
         def make_streams(count: int) -> Streams:
@@ -204,13 +204,14 @@ class _CapturedChain:
         first, last = stages[0], stages[-1]
         self._inputs, self._outputs = first.inputs, last.outputs
         self._functions = tuple(stage.stage for stage in stages)  # kept alive: the graph reads their parameters
-        whole = getattr(self._functions[0], "single_launch", None)  # the kernels' own, of a session for example
+        whole = getattr(self._functions[0], "single_launch", None)  # the backend's own, e.g. a session of all stages
         self._launched = self._functions if whole is None else (whole,)
         image = noise_like(first.inputs)
         expected = tuple(tensor.clone() for tensor in run_stages(stages, image))
         torch.cuda.synchronize(first.stream.device)
         self._graph = capture_graph(self._run, first.pool, first.stream)
-        # Other results, which the chain must overwrite. Not zeros: an output may be a constant of the DNN.
+        # Fill the outputs with other results, so that the check fails if the chain writes none. Not with zeros: an
+        # output may be a constant of the DNN.
         run_stages(stages, tuple(-2.0 * tensor if tensor.is_floating_point() else tensor for tensor in image))
         check_agreement(self(image), expected, tolerance)
 

@@ -1,8 +1,8 @@
 """Weights of decomposed layers: Tucker-2 of convolutions, truncated SVD of fully connected layers.
 
 Tucker-2 on the two channel modes (Kim et al. 2016, "Compression of deep convolutional neural networks for fast and low
-power mobile applications"): W[o, i, y, x] is approximately the sum
-over r, s of B[o, s] C[s, r, y, x] A[i, r]. A becomes a 1x1 convolution before the core C, B one after it.
+power mobile applications"): W[o, i, y, x] is approximately the sum over r and s of B[o, s] C[s, r, y, x] A[i, r]. A
+becomes a 1x1 convolution before the core C, B one after it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def decomposed_layer(
     """The decomposition of a Conv2d or Linear by `plan`, with its weights, and the relative error of the weight.
 
     The error is ||W - W'|| / ||W|| (Frobenius), 0 where W is 0. `iterations`: sweeps of higher-order orthogonal
-    iteration. The chain has the layer's device, dtype and mode; it is computed deterministically on the CPU in float64.
-    Raises ValueError if the plan does not fit or the weights are not finite.
+    iteration. The chain has the layer's device, dtype and mode; it is computed deterministically on the CPU, for a
+    Conv2d in float64, for a Linear in float32 with eigenvectors in float64. Raises ValueError if the plan does not fit
+    or the weights are not finite.
     """
     chain = empty_chain(layer, plan)
     assert isinstance(layer, (nn.Conv2d, nn.Linear))

@@ -12,7 +12,7 @@ from multi_dnn_ros.engine.job import Job
 from multi_dnn_ros.engine.policies import Policy
 from multi_dnn_ros.engine.task import DnnTask
 
-#: Maximum wait of :meth:`JobQueue.paused` for the running jobs; a job that takes longer hangs.
+#: Maximum wait of :meth:`JobQueue.paused` for the running jobs; a job that takes longer counts as hanging.
 PAUSE_TIMEOUT_S = 10.0
 #: Serializes pauses across all engines of the process: CUDA graphs are captured meanwhile, one at a time per process.
 _pause_lock = threading.Lock()
@@ -21,7 +21,7 @@ _pause_lock = threading.Lock()
 class JobQueue:
     """Jobs in the order of a policy.
 
-    Unbounded: a DNN has at most one inference in progress, and that has at most one job here.
+    Needs no size limit: a DNN has at most one inference in progress, and an inference at most one job in the queue.
 
     On a GPU a launch does not wait for its kernels, so a launched job precedes every later one, whatever its key. After
     `bound_launches`, a job that a newly arriving frame could overtake is given only to callers that wait for its
@@ -75,7 +75,10 @@ class JobQueue:
             self._wake_one()  # another kind of caller than the one woken by put() may have to take the next job
 
     def may_be_overtaken(self, job: Job) -> bool:
-        """Whether a frame that arrives now would run before `job`. False stays so until `bound_launches`."""
+        """Whether a frame that arrives now would run before `job`.
+
+        Once False, it stays False until the next `bound_launches`.
+        """
         lead = self._leads.get(job.inference.task.name)
         return lead is not None and self._clock() + lead < self._policy.key(job)
 
@@ -115,7 +118,7 @@ class JobQueue:
     def may_keep(self, job: Job) -> bool:
         """Whether the caller, which ran the previous job of the inference, runs `job`, too: `exchange` would return it.
 
-        Sets its time of queueing.
+        Sets `job.queued_ns`.
         """
         job.queued_ns = self._clock()
         key = self._policy.key(job)
@@ -139,7 +142,7 @@ class JobQueue:
     def may_continue(self, job: Job) -> bool:
         """Whether `job`, the next of an inference in progress, may run now: no queued job has a smaller key.
 
-        If launches are bounded, also: no frame that arrives now could overtake it. Of equal keys, the inference in
+        If launches are bounded, also: no frame that arrives now could overtake it. If keys are equal, the inference in
         progress continues. Reads without the lock, which would cost as much as a launch; a concurrent change takes
         effect at the next call.
         """
@@ -152,9 +155,9 @@ class JobQueue:
         return first >= self._policy.key(job)
 
     def would_run_next(self, job: Job) -> bool:
-        """Whether `job` and all later jobs of its inference would run before every queued job; not for equal keys.
+        """Whether `job` and all later jobs of its inference have smaller keys than every queued job.
 
-        Assumes that they are queued now, as `exchange` would. Like `may_continue`, it reads without the lock.
+        Assumes that these jobs are queued now, as `exchange` would. Like `may_continue`, it reads without the lock.
         """
         if self._paused or self._closed:
             return False
@@ -166,10 +169,10 @@ class JobQueue:
         return first > self._policy.key(last)
 
     def delays_none(self, job: Job) -> bool:
-        """Whether no queued inference ends later on one worker if `job` and all later jobs of its inference run first.
+        """Whether running `job` and all later jobs of its inference first makes no queued inference end later.
 
-        Otherwise a queued inference with an equal key takes turns with this one, and has the first turn. If it has more
-        jobs left, it ends after this one in any case.
+        Assumes one worker. If they did not run first, a queued inference with an equal key would take turns with this
+        one and have the first turn. If it has more jobs left, it ends after this one in either case.
         """
         jobs = len(job.inference.stages)
         key = self._policy.key(Job(job.inference, jobs - 1, self._clock()))

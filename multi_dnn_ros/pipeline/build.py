@@ -51,8 +51,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     """Build the pipeline of `config`. progress: called with one line per step.
 
     Sets PyTorch's number of CPU threads for the whole process. There are three steps: check the parameters and the
-    headers of the model files; load all DNNs; prepare them, which takes the most time. An error of the first step is a
-    ConfigError, one of the second a ModelError; each lists all problems of its step. The third step raises ConfigError.
+    headers of the model files; load all DNNs; prepare them, which takes the most time. An error in the first step is a
+    ConfigError, one in the second a ModelError; each lists all problems of its step. The third step raises ConfigError.
     """
     findings = check_settings(config)
     if findings.problems:
@@ -192,7 +192,7 @@ def _rebuilt(
     planner: JobPlanner, dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], device: torch.device,
     progress: Callable[[str], None], single_launch: bool,
 ) -> DnnTask:  # fmt: skip
-    """The task of a DNN that was prepared before, with other settings."""
+    """The task of an already prepared DNN, made again with other settings."""
     backend = _backend(dnn, settings, device, progress, single_launch)
     _, task = with_own_cudnn_plans(
         settings.sms, partial(_plan_and_make_task, planner, on_cpu(dnn), settings, cameras, backend, device)
@@ -247,7 +247,7 @@ def make_task(
 
 
 def _cut_for_batch(dnn: Dnn, settings: DnnConfig, images: int, jobs: int) -> Sequence[torch.nn.Module]:
-    """The stages for a batch: as many as for one image, balanced by estimated times."""
+    """The stages for a batch: as many as for one image, cut by estimated costs."""
     try:
         return cut(dnn.module, repeat_inputs(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
     except TraceError as error:

@@ -1,4 +1,4 @@
-"""Chooses one device for each DNN, so that the largest utilization of a device is smallest. Computes only.
+"""Chooses a device for each DNN, so that the largest utilization of a device is as small as possible. Measures nothing.
 
 Model: a device computes one frame after the other. Its utilization is the sum of rate x time of its DNNs. A frame waits
 for at most one frame of each other DNN on the device, so the predicted latency of a DNN is the sum of the times of all
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-#: After this number of steps the search ends with the best placement so far; 8 DNNs on 4 devices need at most 87 381.
+#: After this number of steps the search ends with the best placement so far; 8 DNNs on 4 devices need at most 87,380.
 _MAX_STEPS = 1_000_000
 
 
@@ -65,8 +65,8 @@ class Placement:
 
 
 def choose_placement(loads: Sequence[Load], memory_bytes: Mapping[str, int]) -> Placement:
-    """The placement with the fewest DNNs that miss their deadlines and, among these, the smallest largest utilization
-    of those that are not slower than the baseline; among equals, the smallest sum of utilizations. Deterministic. Exact
+    """The best placement by these criteria, in this order: the fewest DNNs that miss their deadlines; not slower than
+    the baseline; the smallest largest utilization of a device; the smallest sum of utilizations. Deterministic. Exact
     (branch and bound) up to 8 DNNs on 4 devices.
 
     memory_bytes: by device, in order of preference, what its DNNs may use together. Raises PlacementError if a DNN can
@@ -102,7 +102,7 @@ def evaluate(
 
 
 class _Search:
-    """Branch and bound: DNNs in order of their need, largest first; devices in the given order."""
+    """Branch and bound: DNNs in order of their smallest utilization, largest first; devices in the given order."""
 
     def __init__(self, loads: Sequence[Load], memory_bytes: Mapping[str, int]) -> None:
         self._loads = loads
@@ -157,7 +157,7 @@ class _Search:
             del chosen[load.dnn]
 
     def _may_be_better(self, chosen: Mapping[str, str], busy: Mapping[str, float]) -> bool:
-        """Whether a completion may be better than the best placement. No figure can become smaller."""
+        """Whether completing `chosen` may yield a better placement than the best so far. Its figures can only grow."""
         total = sum(busy.values()) + self._rest[len(self._order) - len(chosen)]
         largest = max(*busy.values(), total / len(busy)) * (1 - 1e-12)  # sums in another order differ by rounding
         together_ms = self._together_ms(chosen)

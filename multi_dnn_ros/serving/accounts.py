@@ -46,7 +46,7 @@ def _ignore(dnn: str, camera: str, handed_ns: int, timing: Timing | None) -> Non
 
 
 class Accounts:
-    """Thread-safe. The callbacks run in the thread that reports, without the lock.
+    """Thread-safe. The callbacks run in the thread that reports the event, without the lock.
 
     streams: by DNN, its cameras. deadlines_ns: by DNN, from arrival; None: no deadline. clock: nanoseconds, monotonic.
     window_ns: window of percentiles and rates. on_answered: called with each answer before its callback runs: DNN,
@@ -168,7 +168,7 @@ class Accounts:
         return len(unanswered)
 
     def failure(self, failure: Failure) -> None:
-        """A DNN failed: frames were lost by an error of its own."""
+        """A DNN failed: frames were lost because of an error of its own."""
         if failure.disabled:
             until_ns = None if failure.retry_s is None else self._clock() + round(failure.retry_s * 1e9)
             with self._lock:
@@ -206,9 +206,9 @@ class Accounts:
                 entry.computed.add(dnn)
 
     def handed_ns(self, stream: Stream) -> int | None:
-        """When the oldest frame of a stream that is not computed yet was handed to the engine.
+        """When the oldest frame of the stream that still waits or is being computed was handed to the engine.
 
-        None: a device of the DNN has no frame of the stream.
+        None: at least one device of the DNN has no frame of the stream.
         """
         dnn, camera = stream
         with self._lock:

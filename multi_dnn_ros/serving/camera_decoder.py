@@ -1,4 +1,4 @@
-"""The thread of one camera: decodes its newest image once for all DNNs, into memory of the host, and offers it."""
+"""The thread of one camera: decodes its newest image once for all DNNs, into a buffer of the host, and offers it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ Allocate = Callable[[int, int], npt.NDArray[np.uint8]]
 #: Decodes an image as RGB into memory that it allocates with the given function, and returns it. Raises FrameError.
 Decode = Callable[[Allocate], npt.NDArray[np.uint8]]
 
-#: Interval of asking again a host that has no engine for the camera or no free buffer.
+#: Interval between retries while the host has no engine for the camera or no free buffer.
 _RETRY_S = 0.02
-#: Maximum wait at closing for a frame that is just being handed to the host.
+#: Maximum time that close() waits for a frame that is being handed to the host, in addition to its timeout.
 _LAST_OFFER_S = 0.1
 
 
 @dataclass(frozen=True)
 class _Arrival:
-    """An image that is not decoded yet. dnns: those that it is for."""
+    """An image that is not decoded yet. dnns: the DNNs that it is for."""
 
     frame: Frame
     decode: Decode
@@ -48,7 +48,7 @@ class CameraDecoder(threading.Thread):
 
     host: started. accounts: those the host was started with; their `on_answered` must call :meth:`answered`.
     on_bad_image: called once for each image that cannot be decoded, in this thread. clock: nanoseconds, monotonic.
-    admission: which DNNs an image is for; None: all of the camera.
+    admission: which DNNs an image is for; None: all DNNs of the camera.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class CameraDecoder(threading.Thread):
         The image is also for the DNNs that the replaced one was for: a DNN with a limited rate gets a newer image
         instead of none.
 
-        frame: without image. decode: called at most once, in this thread. late: a newer image of the camera arrived
-        before this one, which is dropped.
+        frame: without image. decode: called at most once, in the decoder's thread. late: a newer image of the camera
+        arrived before this one, which is dropped.
         """
         frame.received_ns = now_ns = self._clock()
         accounts, dnns = self._accounts, self._accounts.dnns_of(self._camera)
@@ -115,12 +115,12 @@ class CameraDecoder(threading.Thread):
         self._drop_for(replaced.frame, replaced.dnns, reason, message)
 
     def admission_changed(self) -> None:
-        """A DNN was enabled or disabled by its parameter; a waiting image may be for no DNN any more."""
+        """A DNN was enabled or disabled by its parameter; a waiting image may no longer be for any DNN."""
         with self._wake:
             self._changed()
 
     def answered(self, dnn: str, handed_ns: int, timing: Timing | None) -> None:
-        """A DNN has answered a frame that was handed to the engine at `handed_ns`. timing: None if it dropped it."""
+        """A DNN has answered a frame that was handed to the engine at `handed_ns`. timing: None for a drop."""
         with self._wake:
             if timing is not None:
                 self._demand.answered(dnn, handed_ns, timing.finished_ns)
@@ -211,7 +211,7 @@ class CameraDecoder(threading.Thread):
         with self._wake:
             arrival, self._newest = self._newest, None
         dnns = () if arrival is None else self._enabled(arrival.dnns)
-        if arrival is None or not dnns:  # dropped by close() meanwhile, or for no DNN any more
+        if arrival is None or not dnns:  # dropped by close() meanwhile, or no longer for any DNN
             buffer.release()
             if arrival is not None:
                 self._drop_disabled(arrival.frame, arrival.dnns, ())
@@ -250,17 +250,17 @@ class CameraDecoder(threading.Thread):
                 self._accounts.drop(number, dnn, DropReason.ENGINE_LOST, f"{type(error).__name__}: {error}")
 
     def _enabled(self, dnns: tuple[str, ...]) -> tuple[str, ...]:
-        """Those that are not disabled by their parameter."""
+        """Those of the DNNs that are not disabled by their parameter."""
         return tuple(dnn for dnn in dnns if self._admission.is_enabled(dnn))
 
     def _drop_for(self, frame: Frame, dnns: tuple[str, ...], reason: DropReason, message: str) -> None:
-        """Drop an image that is not decoded for these DNNs; disabled by their parameter, they have that reason."""
+        """Drop an undecoded image for these DNNs; those disabled by their parameter have that as the reason."""
         enabled = self._enabled(dnns)
         self._drop_disabled(frame, dnns, enabled)
         self._accounts.lost(frame, reason, message, enabled)
 
     def _drop_disabled(self, frame: Frame, dnns: tuple[str, ...], enabled: tuple[str, ...]) -> None:
-        """Drop an image that is not decoded for those DNNs that are disabled by their parameter."""
+        """Drop an undecoded image for those of `dnns` that are not in `enabled`: their parameter disables them."""
         for dnn in dnns:
             if dnn not in enabled:
                 self._accounts.refused(frame, dnn, DropReason.SWITCHED_OFF, DISABLED_BY_PARAMETER)

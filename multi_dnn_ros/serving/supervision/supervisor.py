@@ -1,4 +1,4 @@
-"""Decides which actions follow from an event of an engine process: restart, standby, isolation, merging."""
+"""Decides which actions follow from an event of an engine process: restart, standby, isolation, merging, swap."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Supervisor:
     def ended(
         self, key: int, cause: str, running: Iterable[str] = (), last_result_ns: int | None = None
     ) -> list[Action]:
-        """The process was reaped. running: DNNs whose jobs were running. last_result_ns: None: it had no result."""
+        """The process was reaped. running: DNNs whose jobs were running. last_result_ns: None: it had none."""
         process = self._table.processes.pop(key, None)
         if process is not None and process.phase is not Phase.KILLED:
             self._lost(process, cause, tuple(running), last_result_ns, process.phase)
@@ -186,7 +186,7 @@ class Supervisor:
 
     @property
     def processes(self) -> dict[int, ProcessState]:
-        """By key, all that were not reaped."""
+        """All processes that have not been reaped, by key."""
         return self._table.processes
 
     @property

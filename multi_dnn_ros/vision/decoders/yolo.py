@@ -1,4 +1,4 @@
-"""YOLO-style heads without objectness: one row of box and class probabilities per anchor point."""
+"""YOLO-style heads without objectness: one column of box and class probabilities per anchor point."""
 
 from __future__ import annotations
 
