@@ -90,7 +90,7 @@ class CudaGraph:
                     torch.cuda.synchronize(device)
                     log.warning(
                         "job %d of %s runs eager, because it cannot be captured: %s",
-                        index,
+                        index + 1,
                         self._dnn,
                         summarize_error(error),
                     )
@@ -104,7 +104,7 @@ class CudaGraph:
     def _capture(self, index: int, stage: Stage, carried: Tensors, before: Tensors | None, shared: Shared) -> Captured:
         """The captured stage, with branches in parallel if that is wanted, possible and correct."""
         pool, stream = shared.pool, shared.stream
-        title = f"job {index} of {self._dnn}"
+        title = f"job {index + 1} of {self._dnn}"
         try:
             parallel = self._with_branches(title, stage, carried, stream)
             if parallel is not stage:

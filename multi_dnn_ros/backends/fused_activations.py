@@ -80,7 +80,7 @@ class FusedActivations:
         try:
             own = fuse(stage)
             if own is not stage and carried and carried[0].is_cuda:
-                log.info("job %d of %s: timing fused and separate convolution kernels", index, self._dnn)
+                log.info("job %d of %s: timing fused and separate convolution kernels", index + 1, self._dnn)
                 with torch.cuda.device(carried[0].device), _Race() as race:
                     own(tuple(tensor.clone() for tensor in carried))
                 own = fuse(stage, but=race.lost)
@@ -91,7 +91,7 @@ class FusedActivations:
                 raise
             log.warning(
                 "job %d of %s: conv+ReLU fusion disabled: %s",
-                index, self._dnn, summarize_error(error),
+                index + 1, self._dnn, summarize_error(error),
             )  # fmt: skip
             return stage
         return own

@@ -85,7 +85,7 @@ class Inductor:
                     raise
                 log.warning(
                     "job %d of %s runs eager, because Inductor fails: %s",
-                    index,
+                    index + 1,
                     self._dnn,
                     summarize_error(error),
                 )

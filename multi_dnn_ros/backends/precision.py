@@ -129,7 +129,7 @@ class InPrecision:
                         raise
                     log.warning(
                         "job %d of %s stays float32, because %s fails: %s",
-                        index, self._dnn, self.precision.name, summarize_error(error),
+                        index + 1, self._dnn, self.precision.name, summarize_error(error),
                     )  # fmt: skip
                     if shared is None:
                         own = _Cast(stage, torch.float32)

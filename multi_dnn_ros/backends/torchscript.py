@@ -54,7 +54,7 @@ class TorchScript:
                 except Exception as error:  # whatever the tracer raises, the stage still runs eager
                     log.warning(
                         "job %d of %s runs eager, because TorchScript fails: %s",
-                        index, self._dnn, summarize_error(error),
+                        index + 1, self._dnn, summarize_error(error),
                     )  # fmt: skip
                     ready.append(stage)
                 carried = expected

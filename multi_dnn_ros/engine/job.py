@@ -91,8 +91,8 @@ class Inference:
 
 
 def loss_from_error(error: BaseException, job: int) -> Loss:
-    """Drop reason and message of an inference whose job raised."""
-    return DropReason.DNN_ERROR, f"job {job}: {type(error).__name__}: {error}"
+    """Drop reason and message of an inference whose job raised. job: its index; the message counts from 1."""
+    return DropReason.DNN_ERROR, f"job {job + 1}: {type(error).__name__}: {error}"
 
 
 @dataclass(eq=False)

@@ -101,8 +101,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 raise
             shortage = (
                 f"dnn.{name}: {settings.model} does not fit into the memory of {device}: "
-                f"{memory_shortage(error, device, allocated)}; fewer DNNs (parameter dnns), a smaller input or "
-                f"dnn.{name}.precision fp16 need less"
+                f"{memory_shortage(error, device, allocated)}; use fewer DNNs (parameter dnns), a smaller input or "
+                f"dnn.{name}.precision fp16"
             )
             break
         line = (

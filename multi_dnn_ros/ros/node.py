@@ -296,7 +296,7 @@ class MultiDnnNode(LifecycleNode):
             host.close()
         self._transitions.in_executor(self._clear_configuration)
         if served is not None:
-            self.get_logger().info(f"unconfigured; before: {before}; after: {self._memory_text()}")
+            self.get_logger().info(f"unconfigured; memory before: {before}; after: {self._memory_text()}")
 
     def _clear_configuration(self) -> None:
         if self._outputs is not None:

@@ -193,7 +193,8 @@ class CameraDecoder(threading.Thread):
                 else:
                     lost, self._newest = self._newest, None
             if lost is not None:
-                self._drop_for(lost.frame, lost.dnns, DropReason.DISABLED, "every DNN of the camera is disabled")
+                message = "every DNN that the image is for is disabled"
+                self._drop_for(lost.frame, lost.dnns, DropReason.DISABLED, message)
 
     def _remaining_s(self, frame: Frame, dnns: tuple[str, ...]) -> float:
         """Seconds until the first of the DNNs needs the frame; the caller holds the lock."""

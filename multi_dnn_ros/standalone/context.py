@@ -239,7 +239,7 @@ def _configuration() -> tuple[str | None, str, bool, str]:
         raise ValueError(f"ROS_AUTOMATIC_DISCOVERY_RANGE must be one of {', '.join(_RANGES)}, not {wanted!r}")
     loopback = wanted == "LOCALHOST"
     network = (
-        "loopback only (lo); ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET opens it"
+        "loopback only (lo); set ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET to use the local network"
         if loopback
         else "loopback (lo) and the local network's interface"
     )

@@ -114,5 +114,5 @@ def test_a_stage_that_cannot_be_traced_runs_eager(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         stages = TorchScript().prepare([stage], (torch.zeros(2),), CPU)
-    assert "job 0 of the DNN runs eager" in caplog.text
+    assert "job 1 of the DNN runs eager" in caplog.text
     torch.testing.assert_close(through(stages, (torch.full((2,), 3.0),))[0], torch.full((2,), expected))

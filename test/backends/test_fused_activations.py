@@ -255,7 +255,7 @@ def test_a_stage_that_fails_or_differs_when_fused_stays_unfused(
     monkeypatch.setattr(fused_activations, "fuse", lambda stage: Broken() if stage is stages[1] else real(stage))
     prepared = FusedActivations(Eager(), 1e-4, "lane").prepare(stages, (IMAGE,), CPU)
     (warning,) = warnings_in(caplog)
-    start = "job 1 of lane: conv+ReLU fusion disabled: "
+    start = "job 2 of lane: conv+ReLU fusion disabled: "
     assert warning.startswith(start + reason)
     assert "\n" not in warning
     assert [fusions(stage) for stage in prepared] == [(1, 0), (0, 0), (1, 0)]

@@ -110,7 +110,7 @@ def test_only_the_stage_that_overflows_stays_float32(caplog: pytest.LogCaptureFi
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert warnings[0].startswith(
-        "job 1 of object stays float32, because fp16 fails: result 0: the values that are not finite"
+        "job 2 of object stays float32, because fp16 fails: result 0: the values that are not finite"
     )
     value = torch.linspace(-2, 2, 8)
     (output,) = through(prepared, (value,))
@@ -126,7 +126,7 @@ def test_a_stage_that_cannot_be_cast_stays_float32(caplog: pytest.LogCaptureFixt
             return (carried[0] + 1,)
 
     prepared = InPrecision(PRECISIONS["bf16"], Eager(), "lane").prepare([WantsFloat32()], (torch.zeros(2),), CPU)
-    assert "job 0 of lane stays float32, because bf16 fails: float32 only" in caplog.text
+    assert "job 1 of lane stays float32, because bf16 fails: float32 only" in caplog.text
     torch.testing.assert_close(through(prepared, (torch.ones(2),))[0], torch.full((2,), 2.0))
 
 

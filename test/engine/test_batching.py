@@ -101,7 +101,7 @@ def test_failing_preprocessing_loses_only_its_frames(start, recorder, bad):
     recorder.wait(lambda: len(recorder.results) == 4 - len(bad) and len(recorder.failures) == len(bad))
     assert {(d.frame.camera, d.reason) for d in recorder.drops} == {(camera, DropReason.DNN_ERROR) for camera in bad}
     assert len(recorder.drops) == len(bad)
-    assert all("job 0: ValueError: no such image" in failure.message for failure in recorder.failures)
+    assert all("job 1: ValueError: no such image" in failure.message for failure in recorder.failures)
     check_accounts(engine)
 
 

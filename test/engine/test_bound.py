@@ -184,7 +184,7 @@ def test_failing_kernels_lose_only_their_frame(
         offer(engine, "low")
         assert engine.wait_idle(WAIT)
     assert [drop.reason for drop in recorder.drops] == [DropReason.DNN_ERROR]
-    assert recorder.drops[0].message.startswith("job 0: RuntimeError: CUDA error")
+    assert recorder.drops[0].message.startswith("job 1: RuntimeError: CUDA error")
     assert len(recorder.results) == 1
     assert len(launches.all) == 1 + JOBS
     check_accounts(engine)

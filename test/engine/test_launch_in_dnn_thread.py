@@ -210,7 +210,7 @@ def test_a_failing_launch_loses_only_its_inference(setup: Setup, error: BaseExce
     setup.dnn.offer(on_device(2))
     setup.recorder.wait(lambda: setup.recorder.results)
     assert [(drop.frame.stamp_ns, drop.reason) for drop in setup.recorder.drops] == [(1, DropReason.DNN_ERROR)]
-    assert setup.recorder.drops[0].message.startswith(f"job 0: {type(error).__name__}")
+    assert setup.recorder.drops[0].message.startswith(f"job 1: {type(error).__name__}")
     assert setup.launched == [(0, "dnn-a")] + [(index, "dnn-a") for index in range(JOBS)]
 
 

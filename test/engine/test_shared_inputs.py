@@ -63,7 +63,7 @@ def test_an_error_of_preprocessing_is_one_of_the_dnn_that_ran_it(start: Start, r
     engine.offer(frame("front", 1))
     assert engine.wait_idle(WAIT)
     assert [(drop.reason, drop.message) for drop in recorder.drops] == [
-        (DropReason.DNN_ERROR, "job 0: ValueError: call 1")
+        (DropReason.DNN_ERROR, "job 1: ValueError: call 1")
     ]
     assert [result.output[0] for result in recorder.results] == [3.0]
     assert preprocess.calls == 2

@@ -197,7 +197,7 @@ def test_a_failure_in_one_call_loses_the_frame(start, recorder) -> None:
     engine = start(replace(task(), single_launch={1: broken}), workers=1)
     engine.offer(frame())
     assert engine.wait_idle(WAIT)
-    assert [drop.message for drop in recorder.drops] == ["job 0: RuntimeError: no"]
+    assert [drop.message for drop in recorder.drops] == ["job 1: RuntimeError: no"]
 
 
 def test_timings_of_one_call(start, recorder) -> None:

@@ -160,7 +160,8 @@ print(dnn.role, dnn.result_kind, dnn.labels, dnn.decoder.score_threshold)
     assert "their shapes do not decide it: outputs (1, 1, 12, 16) are read as 'lane': a map per class" in decoder
     assert "allowed: yolo, grid, segmentation, lane, " in decoder
     assert decoder.endswith(", toy_decoder")
-    assert role == "parameter dnn.x.role is 'object', but toy_zoo:brightness is decoded as 'lane': lanes instead of detections"
+    assert role.startswith("parameter dnn.x.role is 'object', but toy_zoo:brightness is decoded as 'lane': ")
+    assert role.endswith(": lanes instead of detections")
     assert "dnn.<dnn>.backend is 'toy_backend', but the device is cuda:0" in backend
     assert suffixes == ".pt2 .safetensors .pt2"
     assert dnn == "traffic_light toy_kind ('spot',) 0.4"

@@ -48,7 +48,7 @@ def node(domain: int, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_unless_told_otherwise_nothing_is_received_from_another_machine(domain: int) -> None:
     done = node(domain)
     assert done.stdout.strip() == "[b'lo', b'lo']"
-    opened_by = "ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET opens it"
+    opened_by = "set ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET to use the local network"
     assert f"ROS domain {domain}, network: loopback only (lo); {opened_by}" in done.stderr
     assert "firewall" not in done.stderr
 

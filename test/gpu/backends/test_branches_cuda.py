@@ -128,7 +128,7 @@ def test_replays_allocate_nothing():
 def test_the_automatic_choice_is_not_slower_and_is_cached(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "multi_dnn_ros")
     (serial,), (chosen,) = prepared("1"), prepared("auto")
-    assert "job 0 of a runs on " in caplog.text
+    assert "job 1 of a runs on " in caplog.text
     calls = {1: lambda: serial(serial.inputs), 2: lambda: chosen(chosen.inputs)}
     with torch.inference_mode():
         times = measure_in_turn(calls, gpu_ms, 15)

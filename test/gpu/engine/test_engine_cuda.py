@@ -132,7 +132,7 @@ def test_a_stage_that_cannot_be_captured_runs_eager_between_others_that_can(capl
     device = torch.device("cuda", 0)
     with caplog.at_level("WARNING"):
         stages = CudaGraph().prepare([AddsOne(), WaitsForTheGpu(), AddsOne()], (torch.ones(4),), device)
-    assert "job 1 of the DNN runs eager" in caplog.text
+    assert "job 2 of the DNN runs eager" in caplog.text
     for value in (5.0, -9.0):
         carried = (torch.full((4,), value, device=device),)
         with torch.inference_mode():
