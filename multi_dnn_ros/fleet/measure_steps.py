@@ -97,11 +97,13 @@ def _time_steps(
     walls, busies = [], []
     for _ in range(samples):
         _wait(device)
-        cpu, waited, begin = time.process_time(), _waited_s(), time.monotonic()
+        # In this order, all waiting that is subtracted is part of the time from which it is subtracted.
+        begin, waited, cpu = time.monotonic(), _waited_s(), time.process_time()
         once()
         _wait(device)
-        walls.append(time.monotonic() - begin - (_waited_s() - waited))
         busies.append((time.process_time() - cpu) / threads)
+        waited = _waited_s() - waited
+        walls.append(time.monotonic() - begin - waited)
     return walls, [_kernel_s(once)] if device.type == "cuda" else busies
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import yaml
 from torch import nn
 
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.fleet import measure_steps
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.measure_steps import measure_network
 from multi_dnn_ros.fleet.networks import load_trainable
@@ -58,6 +61,25 @@ def test_a_step_has_the_precision_of_the_job(precision: str, dtype: torch.dtype,
     assert network.types == {dtype}
     assert measured.gradient_bytes == 8 * dtype.itemsize
     assert all(value.isfinite().all() for value in network.parameters())
+
+
+def test_a_wait_for_a_core_beside_a_step_is_not_subtracted_from_it(
+    job: FleetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process waits for 3 s each time that the time of waiting is read; a step takes no time."""
+    now_s = [0.0]
+
+    def waited_s() -> float:
+        now_s[0] += 3.0
+        return now_s[0]
+
+    monkeypatch.setattr(measure_steps, "_waited_s", waited_s)
+    cpu_s = count()
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], process_time=lambda: next(cpu_s))
+    monkeypatch.setattr(measure_steps, "time", clock)
+    own = load_trainable(job.model_copy(update={"model": "torchvision:shufflenet_v2_x0_5"}))
+    measured = measure_network(replace(own, network=Recorder(), task="boxes"), CPU, 10, "fp32", samples=1)
+    assert [step.step_ms for step in measured.steps] == [3000.0] * 4
 
 
 def test_a_classifier_is_measured(job: FleetJob) -> None:
