@@ -184,7 +184,8 @@ class Rank:
                 self._times.append(time.monotonic() - begin)
             if leads:
                 self._report(command.number, count)
-                if time.monotonic() - self._saved > self.setup.job.checkpoint_every_s:
+                # After a command another rank may already lead, and write the same file.
+                if not flag and time.monotonic() - self._saved > self.setup.job.checkpoint_every_s:
                     training.save(self.setup.checkpoint)
                     self._saved = time.monotonic()
             if flag:
