@@ -153,7 +153,7 @@ def test_the_command_runs_on_a_local_cluster(job: FleetJob, tmp_path: Path, caps
     assert result["status"] == "finished"
     assert len(result["losses"]) == 12
     assert plot.stat().st_size > 1000
-    assert sorted(each.name for each in (tmp_path / "runs").iterdir()) == ["a"]
+    assert sorted(each.name for each in (tmp_path / "runs").iterdir()) == [".lock", "a"]
 
     assert main([*command, "--units", "cpu:999"]) == 1
     assert "no host has 999 CPUs left" in capsys.readouterr().err
