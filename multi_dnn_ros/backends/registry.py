@@ -24,11 +24,11 @@ class BackendRequest:
     device: that the stages run on. tolerance: largest accepted error of a compiled or captured stage, relative to the
     scale of its results. dtype: of the layers. dnn: its name, for messages. progress: called with a line for each slow
     step. precision: value of the parameter `dnn.<dnn>.precision`. calibration: returns the DNN's inputs for images of
-    its camera; always given with int8. single_launch: False: do not prepare all stages
-    as one launch, too (see static_stages.single_launches), because no launch may be longer than a stage. branches: the
-    parameter `dnn.<dnn>.branches` as text, "auto" for its value 0; "1" for a backend without branches on this device.
-    providers: value of the parameter `dnn.<dnn>.providers`. required: raise an error if none of `providers` works,
-    instead of running another backend.
+    its camera; always given with int8. single_launch: False: do not prepare all stages as one launch, too (see
+    static_stages.single_launches), because no launch may be longer than a stage. branches: the parameter
+    `dnn.<dnn>.branches` as text, "auto" for its value 0; "1" for a backend without branches on this device. providers:
+    value of the parameter `dnn.<dnn>.providers`. required: raise an error if none of `providers` works, instead of
+    running another backend.
     """
 
     device: torch.device

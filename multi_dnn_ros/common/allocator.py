@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 
 #: Constants of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -41,7 +42,7 @@ def return_free_memory() -> bool:
     return malloc_trim is not None and bool(malloc_trim(0))
 
 
-def return_free_memory_every(period_s: float) -> threading.Thread:
+def return_free_memory_every(period_s: float) -> None:
     """Start a daemon thread that calls :func:`return_free_memory` after each period.
 
     For processes that run for hours. Blocks as large as images leave gaps between small ones that stay, so that the
@@ -49,10 +50,8 @@ def return_free_memory_every(period_s: float) -> threading.Thread:
     """
 
     def run() -> None:
-        while not never.wait(period_s):
+        while True:
+            time.sleep(period_s)
             return_free_memory()
 
-    never = threading.Event()
-    thread = threading.Thread(target=run, name="free-memory", daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=run, name="free-memory", daemon=True).start()

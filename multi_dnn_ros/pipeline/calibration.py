@@ -50,11 +50,10 @@ def calibration_inputs(
     enough: the (H, W) that an image of (H, W) must have, see View.enough; this package's images are enlarged to it.
     Raises CalibrationError, also for an image of another folder that `preprocess` refuses.
     """
-    images = calibration_images(folder)
-    if enough is not None and not folder:
-        images = [_enlarged(image, enough((image.shape[0], image.shape[1]))) for image in images]
     inputs = []
-    for file, image in zip(calibration_files(folder), images, strict=True):
+    for file, image in named_images(folder):
+        if enough is not None and not folder:
+            image = _enlarged(image, enough((image.shape[0], image.shape[1])))
         try:
             inputs.append(preprocess(image))
         except ValueError as error:
@@ -71,10 +70,15 @@ def _enlarged(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 def calibration_images(folder: str, least: int = LEAST) -> list[torch.Tensor]:
     """The images as (H, W, 3) uint8 RGB. Raises CalibrationError, which names the first unreadable file."""
+    return [image for _, image in named_images(folder, least)]
+
+
+def named_images(folder: str, least: int = LEAST) -> list[tuple[Path, torch.Tensor]]:
+    """As :func:`calibration_images`, each with its file."""
     images = []
     for file in calibration_files(folder, least):
         image = cv2.imread(str(file), cv2.IMREAD_COLOR)
         if image is None:
             raise CalibrationError(f"{file}: not a readable image")
-        images.append(torch.from_numpy(np.ascontiguousarray(image[..., ::-1])))
+        images.append((file, torch.from_numpy(np.ascontiguousarray(image[..., ::-1]))))
     return images

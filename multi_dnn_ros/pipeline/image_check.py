@@ -22,7 +22,7 @@ from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn, load_dnn
 from multi_dnn_ros.models.sources import outline_source
-from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_files, calibration_images
+from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_files, named_images
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.agreement import Agreement
@@ -73,12 +73,12 @@ class ImageCheck:
     expected: list[Any]
 
     def agreement(self, task: DnnTask, device: torch.device) -> Agreement | None:
-        """How far the results of `task`, the DNN as it is served, agree with those expected.
+        """The agreement of the results of `task`, the DNN as it is served, with the expected ones.
 
-        None with a warning if it has no valid result for an image: NaN, say, which a precision may have only on images.
+        None, with a warning, if it has no valid result for an image. Some precisions give NaN only for real images.
         """
         compare = RESULT_KINDS.get(self.dnn.result_kind).agreement
-        assert compare is not None  # checked by prepare_check
+        assert compare is not None  # checked by _prepare
         total = Agreement()
         for image, expected in zip(self.images, self.expected, strict=True):
             try:
@@ -149,17 +149,18 @@ def _prepare(dnn: Dnn, settings: DnnConfig) -> ImageCheck:
             f"those of {settings.model} are {dnn.result_kind}"
         )
     try:
-        images = calibration_images(settings.check_images, _LEAST_IMAGES)
+        named = named_images(settings.check_images, _LEAST_IMAGES)
     except CalibrationError as error:
         raise ConfigError(f"{where}: {error}") from None
     expected = []
-    for file, image in zip(calibration_files(settings.check_images, _LEAST_IMAGES), images, strict=True):
+    for file, image in named:
         try:
             expected.append(_eager(original, image))
         except OutputError as error:
             raise ConfigError(f"{where}: {file}: {model or settings.model} in float32: {error}") from None
         except ValueError as error:  # the image does not contain the DNN's crop
             raise ConfigError(f"{where}: {file}: {error}") from None
+    images = [image for _, image in named]
     return ImageCheck(dnn, settings, model or f"{settings.model} in float32", images, expected)
 
 

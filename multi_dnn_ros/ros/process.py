@@ -75,10 +75,7 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
     try:
         try:
             node = MultiDnnNode(middleware=middleware)
-        except (
-            ParameterException,
-            NotImplementedError,
-        ) as error:  # of a parameter of rclpy itself, such as use_sim_time
+        except (ParameterException, NotImplementedError) as error:  # of rclpy's own parameters, such as use_sim_time
             print(f"multi_dnn_node: {error}", file=sys.stderr)
             return 1
         stop.node = node

@@ -22,7 +22,7 @@ from multi_dnn_ros.replay.remote_node import RemoteNode
 from multi_dnn_ros.replay.spinning import spinning
 
 FRAMES = 9  # one behind the damaged one
-#: Configured for every replay anew; this backend is ready soonest. Outside replays the node gives its DNNs few frames.
+#: Each replay configures the DNNs again, and this backend is ready soonest. Outside replays the DNNs get few frames.
 PARAMETERS = """\
 /**:
   ros__parameters:
