@@ -15,7 +15,6 @@ from multi_dnn_ros.ros import image_sources
 from multi_dnn_ros.ros.camera_record import CameraRecord
 from multi_dnn_ros.ros.camera_subscription import CameraSubscription
 from multi_dnn_ros.ros.image_sources import Publisher, Source
-from multi_dnn_ros.ros.middleware import detect
 from multi_dnn_ros.ros.qos import described, subscription_qos
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.serving.camera_decoder import Decode
@@ -49,7 +48,6 @@ class CameraInput:
         self._on_frame = on_frame
         self._clock = clock
         self._check = check
-        self._middleware = detect().name
         self._type = image_sources.TYPES[config.transport]
         self._topic = topic = config.topic or default_topic(camera, config.transport)
         self._publishers: list[Publisher] = image_sources.publishers_of(node, topic)
@@ -116,7 +114,7 @@ class CameraInput:
 
     def _preferred_qos(self) -> QoSProfile:
         offers = [publisher.qos for publisher in self._publishers if publisher.type == self._type]
-        return subscription_qos(self._config.qos, self._config.depth, offers, self._middleware)
+        return subscription_qos(self._config.qos, self._config.depth, offers, self._check.middleware.name)
 
     # -- publishers
 

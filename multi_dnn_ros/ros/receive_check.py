@@ -65,7 +65,7 @@ class ReceiveCheck:
         limit: Callable[[], int | None] = rmem_max_bytes,
         buffer: Callable[[], int | None] = receive_buffer_bytes,
     ) -> None:
-        self._middleware = middleware
+        self.middleware = middleware
         self._warn = warn
         self._info = info
         self._limit = limit
@@ -76,7 +76,7 @@ class ReceiveCheck:
     def configured(self, raw_cameras: list[str]) -> None:
         """Log before the first image which sizes can arrive, if the receive buffer is too small for common cameras."""
         buffer = self._buffer()
-        if raw_cameras and buffer is not None and not self._fits(_EXAMPLE[1], buffer) and self._middleware.name:
+        if raw_cameras and buffer is not None and not self._fits(_EXAMPLE[1], buffer) and self.middleware.name:
             self._info(
                 f"receive buffers: {buffer} bytes, net.core.rmem_max is {self._limit()}: raw images of more than "
                 f"{math.floor(buffer * _PAYLOAD_SHARE)} bytes do not fit (cameras: {', '.join(raw_cameras)}); "
@@ -120,7 +120,7 @@ class ReceiveCheck:
             return f"the camera sends fewer images than camera.{camera}.rate_hz, or the network loses images"
         if not reliable:
             return "the network, or the camera's shared-memory segment (Fast DDS), loses images; see docs/cameras.md"
-        if self._middleware.name.startswith("rmw_fastrtps"):
+        if self.middleware.name.startswith("rmw_fastrtps"):
             return (
                 "its shared-memory segment is too small for the camera's images at this load: "
                 "config/fastdds_shared_memory.xml for the camera's process, or a larger net.core.rmem_max; "
@@ -130,9 +130,9 @@ class ReceiveCheck:
 
     def _needs_sockets(self) -> bool:
         """Whether images certainly arrive by UDP, because a file of this package configures the middleware."""
-        if self._middleware.ours is None:
+        if self.middleware.ours is None:
             return False
-        return self._middleware.name == CYCLONE or self._middleware.ours.name == "fastdds_udp.xml"
+        return self.middleware.name == CYCLONE or self.middleware.ours.name == "fastdds_udp.xml"
 
     def _fits(self, image_bytes: int, buffer: int) -> bool:
         return image_bytes <= buffer * _PAYLOAD_SHARE

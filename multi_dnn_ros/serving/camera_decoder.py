@@ -132,14 +132,13 @@ class CameraDecoder(threading.Thread):
         The waiting image is still decoded and offered if the host has a free buffer; otherwise it is dropped. An image
         that is still being decoded at the timeout is dropped, too: afterwards the host may serve for other accounts.
         """
-        end = time.monotonic() + timeout_s
         with self._wake:
             self._closing = True
             self._changed()
         if self.ident is not None:
             self.join(timeout_s)
             self._abandoned = self.is_alive()
-            if self._offering.acquire(timeout=max(0.0, end - time.monotonic()) + _LAST_OFFER_S):
+            if self._offering.acquire(timeout=_LAST_OFFER_S):
                 self._offering.release()  # what was offered before is among the unanswered frames of the accounts
         with self._wake:
             lost, self._newest = self._newest, None
