@@ -61,8 +61,8 @@ examples:
 _OPENCV_LIMIT = ("OPENCV_IO_MAX_IMAGE_PIXELS", str(1 << 27))
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line, with every verb."""
+def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
+    """The parser of the command line. verbs: those that it accepts, each of which takes time to import."""
     parser = argparse.ArgumentParser(
         prog="multi-dnn",
         usage="multi-dnn [-h] [--version] [--debug] COMMAND ...",
@@ -82,9 +82,10 @@ def build_parser() -> argparse.ArgumentParser:
         help=argparse.SUPPRESS,
     )
     assert isinstance(commands, GroupedCommands)
-    for verb in VERBS:
+    for verb in verbs:
         importlib.import_module(f"multi_dnn_ros.cli.{_MODULES.get(verb, verb)}").add_parser(commands)
-    parser.description = f"{_DESCRIPTION}\n{grouped(GROUPS, commands.summaries)}"
+    if len(verbs) == len(VERBS):
+        parser.description = f"{_DESCRIPTION}\n{grouped(GROUPS, commands.summaries)}"
     return parser
 
 
@@ -107,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: sys.argv[1:]) and return the exit code."""
     own, ros_args = split_ros_args(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault(*_OPENCV_LIMIT)
-    parser = build_parser()
+    # The help and the error about an unknown verb list all verbs; a command needs only its own.
+    parser = build_parser(own[:1] if own[:1] and own[0] in VERBS else VERBS)
     args = parser.parse_args(own)
     args.ros_args = ros_args
     program = f"{parser.prog} {args.command}"
