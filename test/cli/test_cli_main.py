@@ -40,7 +40,8 @@ def test_help_imports_no_large_library() -> None:
 def test_a_command_imports_no_other_command() -> None:
     """It takes a sixth of the time until the node is on the graph."""
     program = (
-        "import sys; from multi_dnn_ros.cli.main import VERBS, main; code = main(['run', '--params-file', '/none.yaml']);"
+        "import sys; from multi_dnn_ros.cli.main import VERBS, main;"
+        "code = main(['run', '--params-file', '/none.yaml']);"
         "print(code, [verb for verb in VERBS if f'multi_dnn_ros.cli.{verb}' in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
