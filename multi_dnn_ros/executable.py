@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from multi_dnn_ros.common.exit_on_signals import exit_on_signals
+from multi_dnn_ros.common.garbage_collection import gc_paused
 
 
 def main(args: list[str] | None = None) -> int:
@@ -14,8 +15,9 @@ def main(args: list[str] | None = None) -> int:
     When there is a node, its process handles both signals.
     """
     with exit_on_signals():
-        from multi_dnn_ros.ros.process import run
-        from multi_dnn_ros.settings.params_sections import ParamsFileError
+        with gc_paused():
+            from multi_dnn_ros.ros.process import run
+            from multi_dnn_ros.settings.params_sections import ParamsFileError
 
         try:
             return run(args)

@@ -8,6 +8,7 @@ from pathlib import Path
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import add_params_file
 from multi_dnn_ros.common.exit_on_signals import exit_on_signals
+from multi_dnn_ros.common.garbage_collection import gc_paused
 
 _DETAILS = """\
 The node subscribes to the camera topics, runs the DNNs concurrently and publishes lanes, detections and diagnostics. It
@@ -37,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the node until it is stopped."""
     arguments = ros_arguments(args.params_file, args.ros_args)
     with exit_on_signals():
-        from multi_dnn_ros.ros.process import run as run_node
+        with gc_paused():
+            from multi_dnn_ros.ros.process import run as run_node
 
         return run_node(arguments)
 

@@ -1,11 +1,9 @@
-"""Garbage collection and memory around serving."""
+"""Memory around serving."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
-from collections.abc import Iterator
 
 import torch
 
@@ -18,21 +16,6 @@ def freeze_heap() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-@contextlib.contextmanager
-def gc_paused() -> Iterator[None]:
-    """Context without garbage collection: destroying a collected CUDA graph would abort a capture.
-
-    Affects the whole process, so contexts of several threads must not overlap.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def release_memory(device: torch.device) -> None:

@@ -6,11 +6,9 @@ tensor is never modified by another job, whatever in-place operations the model 
 
 from __future__ import annotations
 
-import gc
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.garbage_collection import gc_paused
 from multi_dnn_ros.graph.functional import is_known, make_functional
 from multi_dnn_ros.graph.nodes import attribute, is_repeatable, is_selection, is_write
 
@@ -67,7 +66,7 @@ def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.G
     level = logger.level
     try:
         logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), torch.no_grad(), _collector_paused():
+        with warnings.catch_warnings(), torch.no_grad(), gc_paused():
             warnings.simplefilter("ignore")  # they concern torch's internals; users cannot act on them
             program = torch.export.export(module, example_inputs, strict=False)
             graph_module = program.module(check_guards=False) if is_known(program.graph) else None
@@ -81,20 +80,6 @@ def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.G
         logger.setLevel(level)
     assert isinstance(graph_module, fx.GraphModule)
     return graph_module
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause garbage collection: an export creates millions of long-lived objects, and traversing them repeatedly takes
-    a fifth of its time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _flatten_outputs(graph: fx.Graph) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.memory import gc_paused
+from multi_dnn_ros.common.garbage_collection import gc_paused
 from multi_dnn_ros.training.precision import autocast
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Garbage collection around captures."""
+"""Pausing garbage collection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from multi_dnn_ros.common.memory import gc_paused
+from multi_dnn_ros.common.garbage_collection import gc_paused
 
 
 class Node:
