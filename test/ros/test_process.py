@@ -130,9 +130,10 @@ def test_a_wrong_type_of_use_sim_time_is_an_error_in_one_line(domain: int) -> No
 
 
 def test_the_node_is_on_the_graph_quickly(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If other processes use the cores, the CPU time until then counts, of the quickest of three starts: they
-    also affect caches and clocks.
+    """If other processes use the cores, the CPU time until then counts, of the quickest of three starts. Beside other
+    tests twice the limit: what runs on the other thread of the same core takes up to half of its speed.
     """
+    limit = 2 * MOST_S if "PYTEST_XDIST_WORKER" in os.environ else MOST_S
     for name, value in loopback_environment(domain).items():
         monkeypatch.setenv(name, value)
     context = Context()
@@ -140,12 +141,12 @@ def test_the_node_is_on_the_graph_quickly(domain: int, monkeypatch: pytest.Monke
     observer = rclpy.create_node("observer", context=context)
     seconds: list[float] = []
     try:
-        while len(seconds) < 3 and not any(each < MOST_S for each in seconds):
+        while len(seconds) < 3 and not any(each < limit for each in seconds):
             seconds.append(_seconds_until_on_the_graph(observer))
     finally:
         observer.destroy_node()
         rclpy.shutdown(context=context)
-    assert min(seconds) < MOST_S, seconds
+    assert min(seconds) < limit, seconds
 
 
 def _seconds_until_on_the_graph(observer: Node) -> float:
