@@ -76,9 +76,9 @@ def _run(args: argparse.Namespace) -> int:
     make_engine = engine_factory(config, pipeline)
     width, height = args.size
     image = SceneGenerator(width, height, args.seed).scene(0).image
-    services, doubts = service_times(config, pipeline, image, args.frames, predictor)
-    if doubts:
-        print(f"measured, because the predictor does not know: {'; '.join(doubts[:3])}")
+    services, unpredicted = service_times(config, pipeline, image, args.frames, predictor)
+    if unpredicted:
+        print(f"measured, because the predictor does not know: {'; '.join(unpredicted[:3])}")
     decoding: list[Decoding] = []
     if args.mixes:
         cases = random_demands(services, pipeline.servers, args.mixes, args.seed)
@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace) -> int:
         ]
     entries, right = [], 0
     for number, demands in enumerate(cases):
-        verdict = check_fit(demands, pipeline.servers, gpu=pipeline.device.type == "cuda", doubts=doubts,
+        verdict = check_fit(demands, pipeline.servers, gpu=pipeline.device.type == "cuda", unpredicted=unpredicted,
                             decoding=decoding, cores=cpu_count())  # fmt: skip
         print("\n".join((f"mix {number}:" if args.mixes else "", *_lines(verdict))).lstrip("\n"))
         entry = _entry(demands, verdict)
@@ -109,7 +109,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.verify:
         print(f"verdict correct in {right} of {len(cases)} cases")
     if args.output is not None:
-        summary = {"workers": pipeline.servers, "device": str(pipeline.device), "doubts": list(doubts),
+        summary = {"workers": pipeline.servers, "device": str(pipeline.device), "unpredicted": list(unpredicted),
                    "services_ms": {name: vars(of) for name, of in services.items()}}  # fmt: skip
         verified = {"seconds": args.verify, "right": right, "of": len(cases)} if args.verify else None
         write_json(args.output, {**provenance(), **summary, "verified": verified, "cases": entries})

@@ -41,7 +41,7 @@ def measure_fit(
     """
     assumed = {camera: _measured_size(pipeline, camera, sizes.get(camera, ASSUMED_SIZE)) for camera in config.cameras}
     images = {camera: np.zeros((height, width, 3), np.uint8) for camera, (width, height) in assumed.items()}
-    services, doubts = service_times(config, pipeline, images, _FRAMES, predictor)
+    services, unpredicted = service_times(config, pipeline, images, _FRAMES, predictor)
     served = {camera for task in pipeline.tasks for camera in task.cameras}
     transports = {config.cameras[camera].transport for camera in served}
     decoding_ms = {transport: decode_ms(transport) for transport in sorted(transports)}
@@ -57,7 +57,7 @@ def measure_fit(
         pipeline.servers,
         cpu_count(),
         pipeline.device.type == "cuda",
-        tuple(doubts),
+        tuple(unpredicted),
     )
 
 
@@ -76,21 +76,24 @@ def service_times(
     frames: int,
     predictor: Predictor | None = None,
 ) -> tuple[Mapping[str, Service], Sequence[str]]:
-    """Cost of a frame for each DNN, and the predictor's doubts. Costs are predicted, or measured if there are doubts.
+    """Cost of a frame for each DNN, predicted by `predictor` or measured, and the reasons why it could not be predicted.
+    With such a reason, all costs are measured.
 
     images: (H, W, 3) uint8 by camera, or one for all. Predictions are for single images of a DNN's first camera.
     """
-    doubts: Sequence[str] = ()
+    unpredicted: Sequence[str] = ()
     if predictor is not None:
         targets = {name: timing_target(name, settings, pipeline.device) for name, settings in config.dnns.items()}
         of_dnns = {task.name: images[task.cameras[0]] if isinstance(images, Mapping) else images
                    for task in pipeline.tasks}  # fmt: skip
         streams = {task.name: [streams_of(stage) for stage in task.stages] for task in pipeline.tasks}
-        services, doubts = predicted_services(pipeline.dnns, predictor, targets, pipeline.servers, of_dnns, streams)
-        if not doubts:
+        services, unpredicted = predicted_services(
+            pipeline.dnns, predictor, targets, pipeline.servers, of_dnns, streams
+        )
+        if not unpredicted:
             return services, ()
     services = measure_services(pipeline.tasks, engine_factory(config, pipeline), images, pipeline.servers, frames)
-    return services, doubts
+    return services, unpredicted
 
 
 def make_demands(

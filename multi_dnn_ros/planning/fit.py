@@ -73,7 +73,7 @@ class Verdict:
 
     breaks: DNNs because of which the set does not fit. decoding: share of a core's time, by camera. overloaded: cameras
     whose images one thread cannot decode in time. most_hz: by DNN that breaks the fit, the rate at which it would fit,
-    if any. advice: possible remedies, one sentence each. doubts: why the underlying times may be wrong.
+    if any. advice: possible remedies, one sentence each. unpredicted: reasons why times were not predicted.
     """
 
     fits: bool
@@ -83,7 +83,7 @@ class Verdict:
     text: str
     most_hz: dict[str, float] = field(default_factory=dict)
     advice: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = field(default=())
+    unpredicted: tuple[str, ...] = field(default=())
     decoding: dict[str, float] = field(default_factory=dict)
     overloaded: tuple[str, ...] = ()
 
@@ -94,7 +94,7 @@ def check_fit(
     *,
     gpu: bool = False,
     limit: float = LIMIT,
-    doubts: Sequence[str] = (),
+    unpredicted: Sequence[str] = (),
     decoding: Sequence[Decoding] = (),
     cores: int = 0,
 ) -> Verdict:
@@ -165,7 +165,7 @@ def check_fit(
         for image in overloaded
     ]
     return Verdict(
-        not breaks and not overloaded, utilization, needs, breaks, text, most_hz, tuple(advice), tuple(doubts),
+        not breaks and not overloaded, utilization, needs, breaks, text, most_hz, tuple(advice), tuple(unpredicted),
         {image.camera: image.need for image in decoding}, tuple(image.camera for image in overloaded),
     )  # fmt: skip
 

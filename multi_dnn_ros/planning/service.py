@@ -257,13 +257,14 @@ def predicted_services(
     images: Mapping[str, Image],
     streams: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[dict[str, Service], tuple[str, ...]]:
-    """Service times from `predictor`, with preprocessing and decoding measured; and the predictor's doubts.
+    """Service times from `predictor`, with preprocessing and decoding measured; and the reasons why times could not be
+    predicted.
 
     targets: device, backend and precision, by DNN. images: one per DNN. streams: by DNN and job, on which branches run
     at the same time; None: one each. Crowded: a DNN on every other worker. For one image at a time.
     """
     services: dict[str, Service] = {}
-    doubts: list[str] = []
+    unpredicted: list[str] = []
     load = Load("dnn", workers - 1) if workers > 1 else Load()
     for name, dnn in dnns.items():
         target = targets[name]
@@ -274,8 +275,8 @@ def predicted_services(
         counts = (streams or {}).get(name, ())
         alone_ms, crowded_ms = (network_ms(traced, layers, of.ms, counts) for of in (alone, crowded))
         services[name] = Service(alone_ms + around_ms, max(alone_ms, crowded_ms) + around_ms)
-        doubts += [f"{name}: {doubt}" for doubt in crowded.doubts]
-    return services, tuple(doubts)
+        unpredicted += [f"{name}: {reason}" for reason in crowded.unpredicted]
+    return services, tuple(unpredicted)
 
 
 def _pre_and_postprocess_ms(dnn: Dnn, image: Image, device: torch.device) -> float:

@@ -225,7 +225,7 @@ class TimingCache:
             with atomic_write(self._path) as temporary:
                 temporary.write_text(json.dumps({"format": self._FORMAT, "ms": self._times}, indent=1) + "\n")
         except OSError as error:
-            log.warning("timings are not kept: %s cannot be written: %s", self._path, error)
+            log.warning("timings are not cached: %s cannot be written: %s", self._path, error)
 
 
 def default_cache() -> Path:
