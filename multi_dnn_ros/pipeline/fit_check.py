@@ -76,8 +76,8 @@ def service_times(
     frames: int,
     predictor: Predictor | None = None,
 ) -> tuple[Mapping[str, Service], Sequence[str]]:
-    """Cost of a frame for each DNN, predicted by `predictor` or measured, and the reasons why it could not be predicted.
-    With such a reason, all costs are measured.
+    """Cost of a frame for each DNN, predicted or measured, and the reasons why it could not be predicted. With such a
+    reason, all costs are measured.
 
     images: (H, W, 3) uint8 by camera, or one for all. Predictions are for single images of a DNN's first camera.
     """
