@@ -42,16 +42,20 @@ def measure_fit(
     assumed = {camera: _measured_size(pipeline, camera, sizes.get(camera, ASSUMED_SIZE)) for camera in config.cameras}
     images = {camera: np.zeros((height, width, 3), np.uint8) for camera, (width, height) in assumed.items()}
     services, unpredicted = service_times(config, pipeline, images, _FRAMES, predictor)
+    demands = make_demands(config, pipeline, services, rates)
     served = {camera for task in pipeline.tasks for camera in task.cameras}
     transports = {config.cameras[camera].transport for camera in served}
     decoding_ms = {transport: decode_ms(transport) for transport in sorted(transports)}
     cameras = {
-        camera: CameraLoad(rates[camera], assumed[camera], camera in sizes, decoding_ms[settings.transport])
+        camera: CameraLoad(
+            min(rates[camera], sum(demand.cameras.get(camera, 0.0) for demand in demands)),  # others are not decoded
+            assumed[camera], camera in sizes, decoding_ms[settings.transport],
+        )  # fmt: skip
         for camera, settings in config.cameras.items()
         if camera in served
     }
     return Fit(
-        tuple(make_demands(config, pipeline, services, rates)),
+        tuple(demands),
         cameras,
         {task.name: preprocess_ms(task, pipeline.device) for task in pipeline.tasks},
         pipeline.servers,
@@ -99,11 +103,14 @@ def service_times(
 def make_demands(
     config: NodeConfig, pipeline: Pipeline, services: Mapping[str, Service], rates: Mapping[str, float]
 ) -> list[Demand]:
-    """The demand of each DNN under `config`. rates: hertz by camera."""
+    """The demand of each DNN under `config`, which `max_rate_hz` may limit. rates: hertz by camera.
+
+    A DNN with `enable: false` counts as well, because it can be enabled at any time.
+    """
     return [
         Demand(
             task.name,
-            {camera: rates[camera] for camera in task.cameras},
+            {camera: config.dnns[task.name].limited_hz(rates[camera]) for camera in task.cameras},
             services[task.name].alone_ms,
             services[task.name].crowded_ms,
             config.dnns[task.name].deadline_ms or None,

@@ -166,24 +166,28 @@ def lost_frames(
 ) -> dict[str, float]:
     """Offer frames at the given rates for `seconds`; returns the share of frames that each DNN lost.
 
-    cameras: hertz by DNN and camera; a camera shared by several DNNs has one rate. images: decoded, by camera, or one
-    for all. late: results after their deadline count as lost. The first half second is not counted.
+    cameras: hertz by DNN and camera; DNNs with equal rates of a camera get the same frames. images: decoded, by camera,
+    or one for all. late: results after their deadline count as lost. The first half second is not counted.
     """
     wanted = [replace(task, cameras=tuple(cameras[task.name])) for task in tasks if cameras.get(task.name)]
-    rates = {camera: hz for by_camera in cameras.values() for camera, hz in by_camera.items()}
+    receivers: dict[tuple[str, float], list[str]] = {}  # DNNs by camera and rate
+    for task in wanted:
+        for camera, hz in cameras[task.name].items():
+            receivers.setdefault((camera, hz), []).append(task.name)
     engine = make_engine(wanted, lambda result: None)
     engine.start()
     try:
         begin = time.monotonic()
-        due = {camera: begin + index / len(rates) / hz for index, (camera, hz) in enumerate(rates.items())}
+        due = {(camera, hz): begin + index / len(receivers) / hz for index, (camera, hz) in enumerate(receivers)}
         before: Any = None
-        while (camera := min(due, key=lambda name: due[name])) and due[camera] < begin + seconds + 0.5:
-            time.sleep(max(0.0, due[camera] - time.monotonic()))
+        while due[following := min(due, key=lambda key: due[key])] < begin + seconds + 0.5:
+            camera, hz = following
+            time.sleep(max(0.0, due[following] - time.monotonic()))
             if before is None and time.monotonic() - begin > 0.5:
                 before = engine.statistics().streams
             image = images[camera] if isinstance(images, Mapping) else images
-            engine.offer(Frame(camera, 0, image))
-            due[camera] += 1.0 / rates[camera]
+            engine.offer(Frame(camera, 0, image), receivers[following])
+            due[following] += 1.0 / hz
         after = engine.statistics().streams
     finally:
         engine.stop(10.0)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from hypothesis import strategies as st
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.engine import Engine
 from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.pipeline.fit_check import make_demands
 from multi_dnn_ros.planning.fit import LIMIT, Demand, check_fit, service_ms
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.planning.service import Service, lost_frames, measure_services, random_demands
+from multi_dnn_ros.settings.flat_parameters import to_config
 
 IMAGE = np.zeros((4, 4, 3), dtype=np.uint8)
 
@@ -251,6 +254,35 @@ def test_a_result_after_its_deadline_counts_as_lost(monkeypatch: pytest.MonkeyPa
     wanted = {"lane": {"front": 8.0}}
     assert lost_frames([tight], wanted, time.make, IMAGE, seconds=1.0) == {"lane": 0.0}
     assert lost_frames([tight], wanted, time.make, IMAGE, seconds=1.0, late=True)["lane"] > 0.8  # the last is under way
+
+
+def test_dnns_of_a_camera_get_frames_at_their_own_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi_dnn_ros.planning.service.time", time := CamerasThatWait())
+    served = {"lane": 0, "object": 0}
+
+    def counting(name: str):
+        def stage(carried):
+            served[name] += 1
+            return carried
+
+        return stage
+
+    pair = [dataclasses.replace(task, stages=(counting(task.name),)) for task in tasks(("lane", 0.0), ("object", 0.0))]
+    lost_frames(pair, {"lane": {"front": 4.0}, "object": {"front": 20.0}}, time.make, IMAGE, seconds=1.0)
+    assert served["lane"] == pytest.approx(1.5 * 4.0, abs=1.5)
+    assert served["object"] == pytest.approx(1.5 * 20.0, abs=1.5)
+
+
+def test_a_dnn_needs_no_more_than_its_limited_rate() -> None:
+    config = to_config(
+        {"cameras": ["front", "rear"], "dnns": ["lane", "object"], "dnn.lane.max_rate_hz": 5.0,
+         "dnn.object.enable": False}
+    )  # fmt: skip
+    both = [dataclasses.replace(of, cameras=("front", "rear")) for of in tasks(("lane", 0.0), ("object", 0.0))]
+    services = dict.fromkeys(("lane", "object"), Service(10.0, 10.0))
+    demands = make_demands(config, SimpleNamespace(tasks=both), services, {"front": 30.0, "rear": 2.0})
+    # A DNN that is not enabled counts: it can be enabled at any time.
+    assert [of.cameras for of in demands] == [{"front": 5.0, "rear": 2.0}, {"front": 30.0, "rear": 2.0}]
 
 
 def test_random_demands_lie_below_and_above_the_capacity() -> None:

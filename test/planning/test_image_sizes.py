@@ -187,11 +187,12 @@ def test_costs_per_megapixel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_configuration_is_measured_for_the_sizes_that_are_known() -> None:
     flat = {"device": "cpu", "cameras": ["front", "rear"], "dnns": ["lane"], "camera.rear.transport": "compressed"}
-    flat |= {"camera.front.rate_hz": 1.0, "camera.rear.rate_hz": 2.0}
+    flat |= {"camera.front.rate_hz": 1.0, "camera.rear.rate_hz": 2.0, "dnn.lane.max_rate_hz": 1.5}
     config = to_config(flat)
     found = measure_fit(config, build(config), {"rear": FULL_HD}, {"front": 1.0, "rear": 2.0})
     front, rear = found.cameras["front"], found.cameras["rear"]
     assert (front.size, front.known, rear.size, rear.known) == (ASSUMED_SIZE, False, FULL_HD, True)
     assert rear.decode_ms > front.decode_ms
+    assert (front.hz, rear.hz) == (1.0, 1.5)  # images that no DNN gets are not decoded
     assert found.verdict().fits
     assert "images of camera front assumed to be 640 x 480" in found.verdict().text
