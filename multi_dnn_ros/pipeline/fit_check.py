@@ -6,13 +6,13 @@ Then the check is repeated with the same measurements, in which costs that depen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from multi_dnn_ros.backends.static_stages import streams_of
 from multi_dnn_ros.common.reporting import cpu_count
-from multi_dnn_ros.engine import Engine
+from multi_dnn_ros.engine import DnnTask, Engine
 from multi_dnn_ros.pipeline.build import milliseconds
 from multi_dnn_ros.pipeline.choices import timing_target
 from multi_dnn_ros.pipeline.pipeline import Pipeline
@@ -34,14 +34,20 @@ def measure_fit(
     sizes: Mapping[str, Size],
     rates: Mapping[str, float],
     predictor: Predictor | None = None,
+    frames: int = _FRAMES,
 ) -> Fit:
     """Measure what the fit check of `config` needs. The engine must not serve meanwhile.
 
-    sizes: (width, height) of the images by camera, if known. rates: hertz by camera.
+    sizes: (width, height) of the images by camera, if known. rates: hertz by camera. frames: measured per DNN.
     """
-    assumed = {camera: _measured_size(pipeline, camera, sizes.get(camera, ASSUMED_SIZE)) for camera in config.cameras}
+    assumed = {
+        camera: enlarged(
+            sizes.get(camera, ASSUMED_SIZE), (task for task in pipeline.tasks if camera in task.cameras)
+        )
+        for camera in config.cameras
+    }
     images = {camera: np.zeros((height, width, 3), np.uint8) for camera, (width, height) in assumed.items()}
-    services, unpredicted = service_times(config, pipeline, images, _FRAMES, predictor)
+    services, unpredicted = service_times(config, pipeline, images, frames, predictor)
     demands = make_demands(config, pipeline, services, rates)
     served = {camera for task in pipeline.tasks for camera in task.cameras}
     transports = {config.cameras[camera].transport for camera in served}
@@ -65,11 +71,11 @@ def measure_fit(
     )
 
 
-def _measured_size(pipeline: Pipeline, camera: str, size: tuple[int, int]) -> tuple[int, int]:
-    """(width, height) of a camera's images, enlarged to what its DNNs need."""
-    for task in pipeline.tasks:
-        if camera in task.cameras:
-            size = task.enough(size[::-1])[::-1]
+def enlarged(size: Size, tasks: Iterable[DnnTask]) -> Size:
+    """(width, height) of an image, enlarged to what these DNNs read."""
+    for task in tasks:
+        height, width = task.enough(size[::-1])
+        size = width, height
     return size
 
 

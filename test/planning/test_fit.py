@@ -300,13 +300,53 @@ def test_random_demands_lie_below_and_above_the_capacity() -> None:
     assert all(sum(of.hz * of.shared_ms for of in demands) <= 1.41e3 for demands in cases)
 
 
-def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lanes = torch.nn.Conv2d(3, 1, 3, padding=1).eval()
-    torch.export.save(torch.export.export(lanes, (torch.zeros(1, 3, 16, 16),)), tmp_path / "lanes.pt2")
+@pytest.fixture(scope="module")
+def lanes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "lanes.pt2"
+    network = torch.nn.Conv2d(3, 1, 3, padding=1).eval()
+    torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 16, 16),)), path)
+    return path
+
+
+def fit_of(lanes: Path, folder: Path, cameras: str = "front", **lane: object) -> list[str]:
+    """The command for a DNN `lane` with these parameters."""
+    own = {"role": "lane", "model": str(lanes), "decoder": "lane", "backend": "eager", "jobs": 1, **lane}
+    params = {"cameras": cameras.split(","), "dnns": ["lane"], "dnn": {"lane": own}}
+    path = folder / "fit_of.yaml"
+    path.write_text(json.dumps({"/**": {"ros__parameters": params}}))
+    return ["profile", "fit", "--params-file", str(path), "--device", "cpu", "--frames", "3"]
+
+
+def test_the_verb_counts_decoding_as_the_node_does(
+    lanes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("multi_dnn_ros.pipeline.fit_check.decode_ms", lambda transport: 1000.0)  # 307 ms at 640 x 480
+    monkeypatch.setattr("multi_dnn_ros.planning.image_costs.decode_ms", lambda transport: 1000.0)
+    assert main([*fit_of(lanes, tmp_path, deadline_ms=200.0), "--rate", "front=0.1"]) == 1
+    assert "ms from arrival to result, deadline 200 ms" in capsys.readouterr().out
+    # A camera that no DNN uses is not decoded.
+    command = fit_of(lanes, tmp_path, "front,rear", cameras=["front"], deadline_ms=600.0)
+    assert main([*command, "--rate", "front=0.1", "--rate", "rear=50", "--verify", "0.1"]) == 0
+    assert "fits: 1 DNN needs" in capsys.readouterr().out
+
+
+def test_the_verb_measures_images_that_a_crop_needs(
+    lanes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = fit_of(lanes, tmp_path, crop=[0.0, 0.0, 1280.0, 720.0])
+    assert main([*command, "--rate", "front=0.1"]) == 0
+    printed = capsys.readouterr().out
+    assert "camera front: images of 1280 x 720; its DNNs read no smaller ones" in printed
+    assert "fits: 1 DNN needs" in printed
+    assert main([*command, "--mixes", "1", "--verify", "0.1"]) == 0
+    assert "mix 0:" in capsys.readouterr().out
+
+
+def test_the_verb(lanes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = tmp_path / "params.yaml"
     params.write_text(
         "/**:\n  ros__parameters:\n    cameras: [front]\n    dnns: [lane]\n"
-        f"    dnn: {{lane: {{role: lane, model: {tmp_path}/lanes.pt2, decoder: lane, backend: eager, jobs: 1}}}}\n"
+        f"    dnn: {{lane: {{role: lane, model: {lanes}, decoder: lane, backend: eager, jobs: 1}}}}\n"
     )
     arguments = ["profile", "fit", "--params-file", str(params), "--device", "cpu", "--frames", "3"]
     out = tmp_path / "fit.json"
