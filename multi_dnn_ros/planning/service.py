@@ -271,7 +271,7 @@ def predicted_services(
     unpredicted: list[str] = []
     load = Load("dnn", workers - 1) if workers > 1 else Load()
     for name, dnn in dnns.items():
-        target = targets[name]
+        target = replace(targets[name], batch=dnn.view.tiles)  # the tiles of an image are one batch
         traced = trace_for(dnn.module, tuple(dnn.example_inputs()[0].shape), target)
         layers = layers_of(traced)
         alone, crowded = (predictor.predict(layers, beside, target) for beside in (Load(), load))

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from profiling_fakes import SETTING, SHAPE, Small, law, target
 from multi_dnn_ros.graph.cut import split
 from multi_dnn_ros.planning.measure import trace_for
 from multi_dnn_ros.planning.predictor import (
+    Prediction,
     Predictor,
     TrainedRange,
     layers_of,
@@ -24,6 +26,7 @@ from multi_dnn_ros.planning.predictor import (
 )
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample
+from multi_dnn_ros.planning.service import predicted_services
 from multi_dnn_ros.profiling.learn import learn
 
 
@@ -157,3 +160,26 @@ def test_a_slice_is_predicted_by_its_own_limits(few_trees: None) -> None:
     assert sum(beside.ms) == pytest.approx(2 * sum(alone.ms), rel=0.2)
     assert (alone.unpredicted, beside.unpredicted) == ((), ())
     assert other.unpredicted == ("it was not trained for 16 SMs; trained shares: 66",)
+
+
+def test_the_time_of_a_tiled_dnn_is_that_of_all_tiles_of_an_image() -> None:
+    """In milliseconds: a thousandth of the floating-point operations."""
+
+    def predict(layers, load, target) -> Prediction:
+        return Prediction(tuple(LayerCounts.of(layer).flops / 1e3 for layer in layers), ())
+
+    def alone_ms(tiles: int) -> float:
+        images = torch.zeros(tiles, *SHAPE[1:])
+        dnn = SimpleNamespace(
+            module=Small(), example_inputs=lambda: (images,), inputs=lambda image: (images,),
+            results=lambda outputs, size: None, view=SimpleNamespace(tiles=tiles),
+        )  # fmt: skip
+        image = np.zeros((16, 16, 3), np.uint8)
+        services, _ = predicted_services(
+            {"dnn": dnn}, SimpleNamespace(predict=predict), {"dnn": target()}, 1, {"dnn": image}
+        )
+        return services["dnn"].alone_ms
+
+    one = sum(LayerCounts.of(layer).flops for layer in layers_of(trace_for(Small(), SHAPE, target()))) / 1e3
+    assert alone_ms(1) >= one
+    assert alone_ms(4) >= 4 * one  # with preprocessing and decoding, which are measured
