@@ -59,6 +59,11 @@ class Target:
         """dtype of the layers' computations."""
         return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
 
+    @property
+    def channels_last(self) -> bool:
+        """Whether the node lays out images in channels_last, see backends.precision.InPrecision."""
+        return self.device.type == "cuda" and self.dtype.itemsize == 2
+
     def name(self) -> str:
         """Device, precision, backend and the versions that affect the times."""
         if self.device.type == "cuda":
