@@ -65,8 +65,7 @@ class Times:
 
 
 def trace_for(module: nn.Module, shape: tuple[int, ...], target: Target, seed: int = 0) -> Traced:
-    """Trace a copy of `module` for the target's batch, precision and memory format, batch norms folded, as the node runs
-    it.
+    """Trace a copy of `module` for the target's batch, precision and memory format, batch norms folded, as it is served.
 
     shape: of the one input, whose batch axis the target replaces; its values are random. Raises TraceError.
     """
