@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import partition_fakes
@@ -10,8 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multi_dnn_ros.backends.registry import BackendRequest
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.cli.profile_target import add_target, open_target
+from multi_dnn_ros.partition import torch_executor
 from multi_dnn_ros.partition.executor import identity
+from multi_dnn_ros.pipeline import choices
 from multi_dnn_ros.planning import batch_units
 from multi_dnn_ros.planning.batch_units import (
     UnitError,
@@ -67,6 +73,22 @@ def test_another_package_adds_a_kind_by_an_entry_point(monkeypatch: pytest.Monke
     assert unit_kinds()["npu"].form == "npu:NUMBER"
     with pytest.raises(ValueError, match="registered already"):
         batch_units.register(UnitKind("fake", "", partition_fakes.parse))
+
+
+def test_the_automatic_backend_of_a_cpu_computes_on_the_provider_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever build of ONNX Runtime is installed: OpenVINO would be preferred to the CPU's own provider."""
+    requests: list[BackendRequest] = []
+    monkeypatch.setattr(
+        choices, "_spec", lambda name, dnn, real=choices._spec: replace(real(name, dnn), factory=requests.append)
+    )
+    for unit in ("cpu", "cpu:1/onnxruntime"):
+        torch_executor._target(parse_unit(unit), "auto").make_backend()
+    parser = argparse.ArgumentParser()
+    add_target(parser)
+    for backend in ("auto", "onnxruntime"):
+        with open_target(parser.parse_args(["--device", "cpu", "--backend", backend])) as target:
+            target.make_backend()
+    assert [request.providers for request in requests] == [("cpu",), (), ("cpu",), ()]
 
 
 def test_cpu_units_with_more_threads_than_cores_are_warned_about() -> None:
