@@ -25,7 +25,7 @@ from multi_dnn_ros.pipeline.choices import (
     choose_backend,
     choose_device,
 )
-from multi_dnn_ros.planning.batch_units import Unit, UnitError
+from multi_dnn_ros.planning.batch_units import Unit, UnitError, check_installation
 from multi_dnn_ros.planning.timing import Target, prepared
 from multi_dnn_ros.profiling.network import load
 from multi_dnn_ros.serving.pinned import PinnedImages
@@ -154,6 +154,7 @@ class TorchExecutor:
 
 def _target(unit: Unit, precision: str) -> Target:
     """Device, backend and precision of the unit. Raises UnitError, which names the unit and what is allowed."""
+    check_installation(unit)
     if unit.backend != "auto" and unit.backend not in BACKENDS.names():
         raise UnitError(
             f"unit '{unit.name}': backend '{unit.backend}' is not known; allowed: {', '.join(BACKENDS.names())}"

@@ -11,14 +11,18 @@ import partition_fakes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from partition_fakes import table
 
 from multi_dnn_ros.backends.registry import BackendRequest
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.cli.profile_target import add_target, open_target
 from multi_dnn_ros.partition import torch_executor
 from multi_dnn_ros.partition.executor import identity
+from multi_dnn_ros.partition.unit_process import UnitProcesses
 from multi_dnn_ros.pipeline import choices
+from multi_dnn_ros.pipeline.devices import unit_of
 from multi_dnn_ros.planning import batch_units
+from multi_dnn_ros.planning.batch_table import table_path, write_table
 from multi_dnn_ros.planning.batch_units import (
     UnitError,
     UnitKind,
@@ -110,6 +114,32 @@ def test_cpu_units_with_more_threads_than_cores_are_warned_about() -> None:
 def test_a_unit_that_the_machine_does_not_have_is_named(unit: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         identity(parse_unit(unit), "auto")
+
+
+def test_a_table_of_an_openvino_unit_is_read_where_openvino_is_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(UnitProcesses, "open", lambda *args: pytest.fail("a process was started"))
+    missing = "unit 'openvino:gpu' cannot be used: onnxruntime "
+    for name in ("openvino:gpu", "fake:a"):
+        write_table(table_path(tmp_path, "fake", name, "auto"), table(name, 1.0, most=4))
+    tables = ["--tables", str(tmp_path)]
+    plan = ["partition", "plan", "fake", *tables, "--batch", "4"]
+    assert main([*plan, "--unchecked"]) == 0
+    assert "| openvino:gpu " in capsys.readouterr().out
+    assert main(["partition", "table", "fake", *tables]) == 0
+    assert "fake on openvino:gpu, precision auto" in capsys.readouterr().out
+    for command in (
+        plan,
+        ["partition", "run", "fake", *tables, "--batch", "4"],
+        ["partition", "profile", "fake", *tables, "--units", "fake:a,openvino:gpu", "--max-batch", "2"],
+        ["partition", "io", "fake", "--units", "openvino:gpu"],
+    ):
+        assert main(command) == 1
+        assert missing in capsys.readouterr().err
+    with pytest.raises(choices.ConfigError, match=rf"parameter device is 'openvino:gpu': {missing}"):
+        unit_of("openvino:gpu", "device")
 
 
 @pytest.mark.usefixtures("forked_spawns")
