@@ -63,14 +63,19 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import cpu_count
+    from multi_dnn_ros.partition.executor import random_images
     from multi_dnn_ros.partition.session import BatchSession
     from multi_dnn_ros.planning.batch_plan import SEARCHES
 
     check_files(args, "plot", "output", "report")
     units, tables = stored_tables(args, check=True)
     shape = next(iter(tables.values())).shape
-    images = _images(args, shape)
-    plan = SEARCHES[args.search](tables, len(images))
+    images = _input(args, shape) if args.input is not None else None
+    if images is None and args.batch is None:
+        raise UsageError("--batch or --input is needed: the number of random images, or a file with images")
+    plan = SEARCHES[args.search](tables, args.batch if images is None else len(images))
+    if images is None:  # made only once it is known that the units hold them
+        images = random_images(shape, args.batch, args.seed)
     warning = oversubscription_warning([unit for unit in units if plan.images[unit.name]], cpu_count())
     if warning:
         print(f"warning: {warning}")
@@ -179,16 +184,10 @@ def _compare(
     return entries
 
 
-def _images(args: argparse.Namespace, shape: tuple[int, int, int]) -> Array:
-    """The images of --input, or random ones: (batch, *shape) float32."""
+def _input(args: argparse.Namespace, shape: tuple[int, int, int]) -> Array:
+    """The images of --input: (batch, *shape) float32."""
     import numpy as np
 
-    from multi_dnn_ros.partition.executor import random_images
-
-    if args.input is None:
-        if args.batch is None:
-            raise UsageError("--batch or --input is needed: the number of random images, or a file with images")
-        return random_images(shape, args.batch, args.seed)
     try:
         images = np.load(args.input)
     except (OSError, ValueError, EOFError) as error:

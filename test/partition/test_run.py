@@ -165,6 +165,8 @@ def test_the_command_refuses_images_of_another_shape_or_type(
     assert "cannot be read" in capsys.readouterr().err
     assert main(begin) == 2
     assert "--batch or --input is needed" in capsys.readouterr().err
+    assert main([*begin, "--batch", str(10**15)]) == 1  # before images are made
+    assert "batch is 1000000000000000, but the units hold at most 32" in capsys.readouterr().err
 
 
 def test_backends_of_a_cpu_unit_compute_the_same() -> None:
