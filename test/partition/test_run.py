@@ -148,6 +148,26 @@ def test_the_command_writes_nothing_when_outputs_are_wrong_or_missing(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("units", "said"),
+    [
+        (("fake:a",), "warning: the outputs were not compared: there is no other unit"),
+        (("fake:a", "fake:b/fail=1"), "warning: the outputs were not compared: no other unit is left"),
+        (("fake:a", "fake:b/fail=1", "fake:c"), "largest difference from another unit's outputs: 0 of"),
+    ],
+)
+def test_complete_outputs_are_written_though_the_unit_that_compares_them_fails(
+    stored, tmp_path, capsys: pytest.CaptureFixture[str], units: tuple[str, ...], said: str
+) -> None:
+    """The plan gives the single image to the first unit; the second one would compare it."""
+    out, report = tmp_path / "out.npz", tmp_path / "run.json"
+    begin = stored(*units)
+    assert main([*begin, "--batch", "1", "--seed", "3", "--output", str(out), "--report", str(report)]) == 0
+    assert said in capsys.readouterr().out
+    np.testing.assert_allclose(np.load(out)["output_0"], expected(random_images(SHAPE, 1, seed=3))[0], rtol=1e-6)
+    assert json.loads(report.read_text())["difference"] == (0.0 if said.startswith("largest") else None)
+
+
 def test_the_command_refuses_images_of_another_shape_or_type(
     stored, tmp_path, capsys: pytest.CaptureFixture[str]
 ) -> None:
