@@ -44,7 +44,7 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     add_model(parser)
     add_units(parser, required=False)
     add_search(parser)
-    add_loading(parser, weights="")
+    add_loading(parser, weights="", note="; with --output those that torchvision recommends")
     add = parser.add_argument
     add("--batch", type=positive, metavar="N",
         help="number of random images, or of images to take from --input (default: all of --input)")  # fmt: skip
@@ -68,6 +68,8 @@ def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.planning.batch_plan import SEARCHES
 
     check_files(args, "plot", "output", "report")
+    if args.output is not None and not args.weights:
+        args.weights = "default"  # nobody can use the outputs of random weights
     units, tables = stored_tables(args, check=True)
     shape = next(iter(tables.values())).shape
     images = _input(args, shape) if args.input is not None else None

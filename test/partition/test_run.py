@@ -148,6 +148,18 @@ def test_the_command_writes_nothing_when_outputs_are_wrong_or_missing(
     assert not out.exists()
 
 
+def test_outputs_are_those_of_the_real_weights(stored, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[NetworkRequest] = []
+    monkeypatch.setattr(
+        UnitProcesses, "open",
+        lambda self, network, *more, real=UnitProcesses.open: (requests.append(network), real(self, network, *more))[1],
+    )  # fmt: skip
+    begin, output = [*stored("fake:a"), "--batch", "2"], ["--output", str(tmp_path / "out.npz")]
+    for options in ([], output, [*output, "--weights", "random"]):
+        assert main([*begin, *options]) == 0
+    assert [request.weights for request in requests] == ["", "default", "random"]
+
+
 @pytest.mark.parametrize(
     ("units", "said"),
     [
