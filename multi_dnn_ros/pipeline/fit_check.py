@@ -54,9 +54,12 @@ def measure_fit(
     decoding_ms = {transport: decode_ms(transport) for transport in sorted(transports)}
     cameras = {
         camera: CameraLoad(
-            min(rates[camera], sum(demand.cameras.get(camera, 0.0) for demand in demands)),  # others are not decoded
-            assumed[camera], camera in sizes, decoding_ms[settings.transport],
-        )  # fmt: skip
+            # Images that no DNN gets are not decoded.
+            min(rates[camera], sum(demand.cameras.get(camera, 0.0) for demand in demands)),
+            assumed[camera],
+            camera in sizes,
+            decoding_ms[settings.transport],
+        )
         for camera, settings in config.cameras.items()
         if camera in served
     }
