@@ -65,7 +65,7 @@ class Times:
 
 
 def trace_for(module: nn.Module, shape: tuple[int, ...], target: Target, seed: int = 0) -> Traced:
-    """Trace a copy of `module` for the target's batch, precision and memory format, batch norms folded, as it is served.
+    """Trace a copy of `module` for the target's batch, precision and memory format, batch norms folded, as served.
 
     shape: of the one input, whose batch axis the target replaces; its values are random. Raises TraceError.
     """

@@ -86,8 +86,8 @@ def test_fused_operations_count_no_work() -> None:
 def test_numbers_of_two_bytes_are_timed_on_a_gpu_in_channels_last(precision: str) -> None:
     """As the node runs them. Without a GPU, only what would run is checked."""
     flat = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 2)).eval()
-    for device, layout in ((torch.device("cuda", 0), torch.channels_last), (CPU, torch.contiguous_format)):
-        where = replace(target(), device=device, precision=precision)
+    for processor, layout in ((torch.device("cuda", 0), torch.channels_last), (CPU, torch.contiguous_format)):
+        where = replace(target(), device=processor, precision=precision)
         traced = trace_for(flat, SHAPE, where)
         weight = next(tensor for tensor in traced.graph_module.parameters() if tensor.ndim == 4)
         assert all(tensor.is_contiguous(memory_format=layout) for tensor in (*traced.inputs, weight))
