@@ -88,7 +88,7 @@ def test_a_batch_that_is_too_large_is_refused_with_the_capacity(search) -> None:
     failed = table("fake:b", 1.0, most=4).with_rows([Row(batch=5, samples=0, failure="ran out of memory")])
     with pytest.raises(PlanError, match=r"batch is 13, .* at most 12 images .*\(fake:a 8, fake:b 4\)"):
         search({"fake:a": table("fake:a", 1.0, most=8), "fake:b": failed}, 13)
-    with pytest.raises(PlanError, match="batch is 1000000000000000, .* at most 8 images"):
+    with pytest.raises(PlanError, match=r"batch is 1000000000000000, .* at most 8 images"):
         search({"fake:a": table("fake:a", 1.0, most=8)}, 10**15)  # no memory is taken for it
     with pytest.raises(PlanError, match="no unit"):
         search({}, 1)
