@@ -41,9 +41,7 @@ def measure_fit(
     sizes: (width, height) of the images by camera, if known. rates: hertz by camera. frames: measured per DNN.
     """
     assumed = {
-        camera: enlarged(
-            sizes.get(camera, ASSUMED_SIZE), (task for task in pipeline.tasks if camera in task.cameras)
-        )
+        camera: enlarged(sizes.get(camera, ASSUMED_SIZE), (task for task in pipeline.tasks if camera in task.cameras))
         for camera in config.cameras
     }
     images = {camera: np.zeros((height, width, 3), np.uint8) for camera, (width, height) in assumed.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -308,10 +309,10 @@ def lanes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def fit_of(lanes: Path, folder: Path, cameras: str = "front", **lane: object) -> list[str]:
-    """The command for a DNN `lane` with these parameters."""
+def fit_of(lanes: Path, folder: Path, of_node: Sequence[str] = ("front",), **lane: object) -> list[str]:
+    """The command for a DNN `lane` with these parameters. of_node: all cameras."""
     own = {"role": "lane", "model": str(lanes), "decoder": "lane", "backend": "eager", "jobs": 1, **lane}
-    params = {"cameras": cameras.split(","), "dnns": ["lane"], "dnn": {"lane": own}}
+    params = {"cameras": [*of_node], "dnns": ["lane"], "dnn": {"lane": own}}
     path = folder / "fit_of.yaml"
     path.write_text(json.dumps({"/**": {"ros__parameters": params}}))
     return ["profile", "fit", "--params-file", str(path), "--device", "cpu", "--frames", "3"]
@@ -325,7 +326,7 @@ def test_the_verb_counts_decoding_as_the_node_does(
     assert main([*fit_of(lanes, tmp_path, deadline_ms=200.0), "--rate", "front=0.1"]) == 1
     assert "ms from arrival to result, deadline 200 ms" in capsys.readouterr().out
     # A camera that no DNN uses is not decoded.
-    command = fit_of(lanes, tmp_path, "front,rear", cameras=["front"], deadline_ms=600.0)
+    command = fit_of(lanes, tmp_path, ("front", "rear"), cameras=["front"], deadline_ms=600.0)
     assert main([*command, "--rate", "front=0.1", "--rate", "rear=50", "--verify", "0.1"]) == 0
     assert "fits: 1 DNN needs" in capsys.readouterr().out
 
