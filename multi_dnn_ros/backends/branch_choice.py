@@ -95,7 +95,7 @@ class ChoiceCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            log.warning("the choice in %s is not used: %s", path, summarize_error(error))
+            log.warning("the cached choice in %s is not used, and is measured again: %s", path, summarize_error(error))
             return None
 
     def put(self, key: str, streams: int, times: Mapping[int, Sequence[float]]) -> None:
@@ -107,7 +107,7 @@ class ChoiceCache:
                 text = json.dumps({"format": self._format, "choice": streams, "ms": medians}, indent=1)
                 temporary.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
-            log.warning("the choice is not kept: %s cannot be written: %s", self._folder, error)
+            log.warning("the choice is not cached: %s cannot be written: %s", self._folder, error)
 
 
 def choice_key(graph: Sequence[str], inputs: Tensors, device: str) -> str:

@@ -33,7 +33,7 @@ class SessionRequest:
     device: of PyTorch, on which its inputs and outputs are. precision: as parameter `dnn.<dnn>.precision`. threads: of
     an operation on a CPU. stream: handle of the CUDA stream that the session computes on; 0: its own. target: the
     provider's own device ("gpu" of openvino:gpu); "": its default. cache: folder for what the provider compiles; None:
-    not kept.
+    not cached.
     """
 
     device: torch.device

@@ -172,6 +172,25 @@ def cast_stage(
     return _Cast(own, dtype, channels_last=channels_last)
 
 
+def lay_out_channels_last(graph_module: fx.GraphModule, inputs: Tensors) -> Tensors:
+    """Change a graph to channels_last, as InPrecision does on a GPU; returns its inputs in that layout.
+
+    A graph with an operation that depends on strides is not changed.
+    """
+    if _reads_strides(graph_module):
+        return inputs
+    for tensor in itertools.chain(graph_module.parameters(), graph_module.buffers()):
+        tensor.data = _channels_last(tensor.data)
+    _reshape_views(graph_module)
+    graph_module.recompile()
+    return tuple(_channels_last(tensor) for tensor in inputs)
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    images = tensor.ndim == 4 and tensor.is_floating_point()
+    return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
+
+
 class _Cast(nn.Module):
     """Casts a stage's floating-point inputs to `dtype` and, if `results` is set, its floating-point outputs to that."""
 
@@ -204,16 +223,20 @@ def _cast_tensor(tensor: torch.Tensor, dtype: torch.dtype, channels_last: bool) 
 
 
 def _cast_graph(graph_module: fx.GraphModule, dtype: torch.dtype, *, reshape: bool) -> None:
-    """Replace float32 by `dtype` in the arguments of all operations.
-
-    reshape: replace views by reshapes, because a view may be impossible in another memory format than the traced one.
-    """
+    """Replace float32 by `dtype` in the arguments of all operations. reshape: see _reshape_views."""
     for node in graph_module.graph.nodes:
         node.args = fx.node.map_aggregate(node.args, lambda value: dtype if value is torch.float32 else value)
         node.kwargs = fx.node.map_aggregate(node.kwargs, lambda value: dtype if value is torch.float32 else value)
-        if reshape and node.target in _VIEWS:
-            node.target = torch.ops.aten.reshape.default
+    if reshape:
+        _reshape_views(graph_module)
     graph_module.recompile()
+
+
+def _reshape_views(graph_module: fx.GraphModule) -> None:
+    """Replace views by reshapes: a view may be impossible in another memory format than the traced one."""
+    for node in graph_module.graph.nodes:
+        if node.target in _VIEWS:
+            node.target = torch.ops.aten.reshape.default
 
 
 def _reads_strides(stage: nn.Module) -> bool:

@@ -59,9 +59,11 @@ def add_model(
     )  # fmt: skip
 
 
-def add_loading(parser: argparse._ActionsContainer, weights: str = "default") -> None:
-    """--weights, --num-classes, --size. weights: the default; empty for random ones, which suffice to measure times."""
-    standard = "those that torchvision recommends" if weights else "random, which does not change the times"
+def add_loading(parser: argparse._ActionsContainer, weights: str = "default", *, note: str = "") -> None:
+    """--weights, --num-classes, --size. weights: the default; empty for random ones, which suffice to measure times.
+    note: on the default, for the help.
+    """
+    standard = ("those that torchvision recommends" if weights else "random, which does not change the times") + note
     add = parser.add_argument
     add("--weights", default=weights, metavar="WEIGHTS",
         help=f"weights of a torchvision network: a file, a name such as COCO_V1, or random "

@@ -78,19 +78,22 @@ def tables_folder(args: argparse.Namespace) -> Path:
     return folder if folder is not None else default_folder()
 
 
-def stored_tables(args: argparse.Namespace, *, check: bool) -> tuple[list[Unit], dict[str, BatchTable]]:
+def stored_tables(
+    args: argparse.Namespace, *, check: bool, failed: bool = False
+) -> tuple[list[Unit], dict[str, BatchTable]]:
     """The units of --units, or all that have a table of the model, and their tables by unit; see find_tables."""
-    return find_tables(args.model, args.precision, args.units or (), tables_folder(args), check=check)
+    return find_tables(args.model, args.precision, args.units or (), tables_folder(args), check=check, failed=failed)
 
 
 def find_tables(
-    model: str, precision: str, units: Sequence[Unit], folder: Path, *, check: bool
+    model: str, precision: str, units: Sequence[Unit], folder: Path, *, check: bool, failed: bool = False
 ) -> tuple[list[Unit], dict[str, BatchTable]]:
     """These units, or all that have a table of the model if there are none, and their tables by unit.
 
-    check: refuse tables measured on another device or with other library versions than this machine's. Raises
-    CommandError for a unit without a table, TableError for a table that does not match the others, ProfileError for a
-    file that is not a table.
+    check: refuse tables measured on another device or with other library versions than this machine's. failed: also
+    tables in which every measurement failed; otherwise they are refused, and left out with a line on stderr if no units
+    are named. Raises CommandError for a unit without a table, TableError for a table that is refused or does not match
+    the others, ProfileError for a file that is not a table.
     """
     from multi_dnn_ros.partition.executor import identity
     from multi_dnn_ros.planning.batch_table import TableError, read_table, table_path
@@ -106,11 +109,22 @@ def find_tables(
         files = sorted(table_path(folder, model, "any", precision).parent.glob(f"*.{precision}.json"))
         chosen = [parse_units(read_table(file).unit)[0] for file in files]
     tables: dict[str, BatchTable] = {}
+    left_out = []
     for unit in chosen:
         path = table_path(folder, model, unit.name, precision)
         if not path.exists():
             raise no_table(unit.name)
         table = read_table(path)
+        if not table.largest and not failed:
+            text = f"{path} has no batch size that was measured without a failure"
+            if units:
+                raise TableError(
+                    f"{text}; measure it again with `multi-dnn partition table --units {unit.name} --refresh N`, or "
+                    f"start a new table with `multi-dnn partition profile --units {unit.name} --replace`"
+                )
+            print(f"unit {unit.name} is not used: {text}", file=sys.stderr)
+            left_out.append(unit)
+            continue
         first = next(iter(tables.values()), table)
         asked = (model, unit.name, precision, first.shape, first.parameters)
         found = (table.model, table.unit, table.precision, table.shape, table.parameters)
@@ -125,12 +139,12 @@ def find_tables(
                     f"{path} was measured on '{table.device}'; {unit.name} is '{device}' now: measure it again with "
                     "`multi-dnn partition profile --replace`"
                 )
-        if not table.largest:
-            raise TableError(f"{path} has no batch size that was measured without a failure")
         tables[unit.name] = table
-    if not tables:
+    if not tables and not left_out:
         raise no_table("any unit")
-    return chosen, tables
+    if not tables:
+        raise TableError(f"in all tables of {model} at precision {precision} in {folder} every measurement failed")
+    return [unit for unit in chosen if unit not in left_out], tables
 
 
 def plan_session(

@@ -16,6 +16,7 @@ from multi_dnn_ros.cli.partition_arguments import (
     tables_folder,
 )
 from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.planning.batch_units import check_installation
 
 _PROFILE = """\
 The units are measured one after another at batch sizes 2^n - 1, 2^n and 2^n + 1 up to --max-batch, or at those of
@@ -79,6 +80,8 @@ def _profile(args: argparse.Namespace) -> int:
 
     folder, request = tables_folder(args), network_request(args)
     for unit in args.units:
+        check_installation(unit)
+    for unit in args.units:
         with progress_bar() as progress:
             table = profile_unit(
                 unit,
@@ -105,6 +108,8 @@ def _io(args: argparse.Namespace) -> int:
     if most < args.batch:
         raise UsageError(f"--max-batch is {most}; must be at least --batch, {args.batch}")
     batches = range(args.batch, most + 1, args.increment)
+    for unit in args.units:
+        check_installation(unit)
     for unit in args.units:
         with progress_bar() as progress:
             shape, device, rows = measure_transfers(

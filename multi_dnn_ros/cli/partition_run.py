@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _DETAILS = """\
 The batch is divided as by `multi-dnn partition plan`; each unit runs in its own process. Outputs are in the order of
-the inputs. The outputs of each unit's first and last image are compared with those of another unit.
+the inputs. The outputs of each unit's first and last image are compared with those of another unit, if there is one.
 
 If a unit fails during the run, the others compute its images. Outputs are written only if they are complete; otherwise
 the exit code is 1.
@@ -44,7 +44,7 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     add_model(parser)
     add_units(parser, required=False)
     add_search(parser)
-    add_loading(parser, weights="")
+    add_loading(parser, weights="", note="; with --output those that torchvision recommends")
     add = parser.add_argument
     add("--batch", type=positive, metavar="N",
         help="number of random images, or of images to take from --input (default: all of --input)")  # fmt: skip
@@ -63,14 +63,21 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import cpu_count
+    from multi_dnn_ros.partition.executor import random_images
     from multi_dnn_ros.partition.session import BatchSession
     from multi_dnn_ros.planning.batch_plan import SEARCHES
 
     check_files(args, "plot", "output", "report")
+    if args.output is not None and not args.weights:
+        args.weights = "default"  # nobody can use the outputs of random weights
     units, tables = stored_tables(args, check=True)
     shape = next(iter(tables.values())).shape
-    images = _images(args, shape)
-    plan = SEARCHES[args.search](tables, len(images))
+    images = _input(args, shape) if args.input is not None else None
+    if images is None and args.batch is None:
+        raise UsageError("--batch or --input is needed: the number of random images, or a file with images")
+    plan = SEARCHES[args.search](tables, args.batch if images is None else len(images))
+    if images is None:  # made only once it is known that the units hold them
+        images = random_images(shape, args.batch, args.seed)
     warning = oversubscription_warning([unit for unit in units if plan.images[unit.name]], cpu_count())
     if warning:
         print(f"warning: {warning}")
@@ -94,7 +101,8 @@ def _run_on(session: BatchSession, args: argparse.Namespace, tables: Mapping[str
     if not done.rounds:
         found = "not measured: a unit failed in the first run"
     print(f"\npredicted {plan.total_ms:.4g} ms, {found}")
-    print(f"largest difference from another unit's outputs: {largest:.2g} of the largest value")
+    if largest is not None:
+        print(f"largest difference from another unit's outputs: {largest:.2g} of the largest value")
     if done.failures:
         print(f"{len(done.failures)} units failed; others computed their {done.repeated_images} images in "
               f"{done.recovery_ms:.4g} ms: {'; '.join(done.failures)}")  # fmt: skip
@@ -117,27 +125,45 @@ def _run_on(session: BatchSession, args: argparse.Namespace, tables: Mapping[str
 
 def _check_outputs(
     session: BatchSession, tables: Mapping[str, BatchTable], plan: Plan, images: Array, done: BatchRun
-) -> float:
-    """Compare the outputs of each unit's first and last image with those of one unit that computes them alone.
+) -> float | None:
+    """Compare the outputs of each unit's first and last image with those of another unit that computes them alone.
 
-    Returns the largest difference, relative to the largest output. Raises CommandError if it exceeds the tolerance.
+    Returns the largest difference, relative to the largest output; None, with a warning, if no other unit can compute
+    them. Raises CommandError if it exceeds the tolerance.
     """
-    from multi_dnn_ros.partition.run import disagreement, run_rounds
-    from multi_dnn_ros.planning.batch_plan import plan_exact
-
-    names = [name for name in tables if name not in session.failures]
+    left = [name for name in plan.images if name not in session.failures]
+    computed_by = {name for name in plan.used if name in left} or set(left)
     ends, first = set(), 0
     for count in plan.images.values():
         ends |= {first, first + count - 1} if count else set()
         first += count
-    chosen = sorted(ends)
-    # The unit with the fewest images of its own: comparing a unit with itself proves nothing.
-    name = min((of for of in names if tables[of].largest >= 1), key=lambda of: (plan.images.get(of, 0), of))
+    # Comparing a unit with itself proves nothing: that with the fewest images of its own comes first.
+    for name in sorted(left, key=lambda of: (plan.images[of], of)):
+        if computed_by == {name}:
+            continue
+        try:
+            return _difference(session, name, tables[name], images, sorted(ends), done)
+        except CommandError:
+            if name not in session.failures:
+                raise
+            # The outputs are complete; only the unit that should have confirmed them has failed.
+    print("warning: the outputs were not compared: " + (
+        "no other unit is left" if session.failures else "there is no other unit"
+    ))  # fmt: skip
+    return None
+
+
+def _difference(
+    session: BatchSession, name: str, table: BatchTable, images: Array, chosen: Sequence[int], done: BatchRun
+) -> float:
+    """The largest difference of the outputs of the chosen images from those of one unit. Raises CommandError."""
+    from multi_dnn_ros.partition.run import disagreement, run_rounds
+    from multi_dnn_ros.planning.batch_plan import plan_exact
+
     largest = 0.0
-    step = tables[name].largest
-    for begin in range(0, len(chosen), step):
-        part = chosen[begin : begin + step]
-        session.change_plan(plan_exact({name: tables[name]}, len(part)))
+    for begin in range(0, len(chosen), table.largest):
+        part = list(chosen[begin : begin + table.largest])
+        session.change_plan(plan_exact({name: table}, len(part)))
         one = run_rounds(session, images[part])
         largest = max(largest, disagreement([output[part] for output in done.outputs], one.outputs))
         allowed = 2 * max(done.tolerance, one.tolerance)  # both may deviate
@@ -179,16 +205,10 @@ def _compare(
     return entries
 
 
-def _images(args: argparse.Namespace, shape: tuple[int, int, int]) -> Array:
-    """The images of --input, or random ones: (batch, *shape) float32."""
+def _input(args: argparse.Namespace, shape: tuple[int, int, int]) -> Array:
+    """The images of --input: (batch, *shape) float32."""
     import numpy as np
 
-    from multi_dnn_ros.partition.executor import random_images
-
-    if args.input is None:
-        if args.batch is None:
-            raise UsageError("--batch or --input is needed: the number of random images, or a file with images")
-        return random_images(shape, args.batch, args.seed)
     try:
         images = np.load(args.input)
     except (OSError, ValueError, EOFError) as error:

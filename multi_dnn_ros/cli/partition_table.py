@@ -56,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
     folder = tables_folder(args)
     for file in args.merge:
         _merge(args, file, folder)
-    units, tables = stored_tables(args, check=False)
+    units, tables = stored_tables(args, check=False, failed=True)
     for unit in units:
         if args.drop:
             tables[unit.name] = tables[unit.name].without(args.drop)

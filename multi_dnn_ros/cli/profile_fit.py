@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,12 @@ from multi_dnn_ros.cli.options import add_device, add_output, add_params_file, a
 from multi_dnn_ros.common.errors import UsageError
 
 if TYPE_CHECKING:
+    from multi_dnn_ros.engine import DnnTask
+    from multi_dnn_ros.pipeline.pipeline import Pipeline
     from multi_dnn_ros.planning.fit import Demand, Verdict
+    from multi_dnn_ros.planning.image_sizes import Fit
+    from multi_dnn_ros.planning.predictor import Predictor
+    from multi_dnn_ros.planning.service import Image, Service
     from multi_dnn_ros.settings.schema import NodeConfig
 
 _DETAILS = """\
@@ -45,10 +51,10 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     add("--predictor", type=Path, metavar="JSON",
         help="predictor.json of `multi-dnn profile learn` (default: that of the parameter file)")  # fmt: skip
     add("--size", type=size, default=(640, 480), metavar="WxH",
-        help="size of the camera images in pixels, for the cost of decoding (default: 640x480)")  # fmt: skip
+        help="size of the camera images in pixels (default: 640x480)")  # fmt: skip
     add("--frames", type=positive, default=20, metavar="N", help="frames measured per DNN (default: %(default)s)")
     add("--verify", type=positive_float, metavar="S",
-        help="then send frames for this many seconds and check that they are served in time")  # fmt: skip
+        help="then send decoded frames for this many seconds and check that they are served in time")  # fmt: skip
     add("--mixes", type=natural, default=0, metavar="N",
         help="instead of the rates, predict N random mixes of these DNNs near capacity (default: 0)")  # fmt: skip
     add_seed(parser, "the mixes")
@@ -56,15 +62,11 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from multi_dnn_ros.common.reporting import cpu_count, provenance, write_json
+    from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.pipeline.build import build
-    from multi_dnn_ros.pipeline.fit_check import engine_factory, make_demands, service_times
-    from multi_dnn_ros.planning.fit import Decoding, check_fit
-    from multi_dnn_ros.planning.image_costs import decode_ms
-    from multi_dnn_ros.planning.image_sizes import megapixels
+    from multi_dnn_ros.pipeline.fit_check import engine_factory
     from multi_dnn_ros.planning.predictor import read_predictor
-    from multi_dnn_ros.planning.service import MAX_LOST_SHARE, lost_frames, random_demands
-    from multi_dnn_ros.training.scenes import SceneGenerator
+    from multi_dnn_ros.planning.service import MAX_LOST_SHARE, lost_frames
 
     if args.output is not None:
         check_writable("--output", args.output)
@@ -72,32 +74,22 @@ def _run(args: argparse.Namespace) -> int:
     rates = _rates(args, config)
     predictor = read_predictor(args.predictor) if args.predictor is not None else None
     pipeline = build(config)
-    predictor = predictor or pipeline.predictor
     make_engine = engine_factory(config, pipeline)
-    width, height = args.size
-    image = SceneGenerator(width, height, args.seed).scene(0).image
-    services, doubts = service_times(config, pipeline, image, args.frames, predictor)
-    if doubts:
-        print(f"measured, because the predictor does not know: {'; '.join(doubts[:3])}")
-    decoding: list[Decoding] = []
+    predictor = predictor or pipeline.predictor
     if args.mixes:
-        cases = random_demands(services, pipeline.servers, args.mixes, args.seed)
+        measured = _measure_mixes(args, config, pipeline, predictor)
     else:
-        cases = [make_demands(config, pipeline, services, rates)]
-        decoding = [
-            Decoding(name, rates[name], decode_ms(camera.transport) * megapixels(args.size))
-            for name, camera in config.cameras.items()
-        ]
+        measured = _measure_rates(args, config, pipeline, predictor, rates)
+    if measured.unpredicted:
+        print(f"measured, because the predictor does not know: {'; '.join(measured.unpredicted[:3])}")
     entries, right = [], 0
-    for number, demands in enumerate(cases):
-        verdict = check_fit(demands, pipeline.servers, gpu=pipeline.device.type == "cuda", doubts=doubts,
-                            decoding=decoding, cores=cpu_count())  # fmt: skip
+    for number, (demands, verdict) in enumerate(measured.cases):
         print("\n".join((f"mix {number}:" if args.mixes else "", *_lines(verdict))).lstrip("\n"))
         entry = _entry(demands, verdict)
         if args.verify:
             cameras = {of.dnn: of.cameras for of in demands}
             # Mixes have no deadlines.
-            lost = lost_frames(pipeline.tasks, cameras, make_engine, image, args.verify, late=not args.mixes)
+            lost = lost_frames(measured.tasks, cameras, make_engine, measured.images, args.verify, late=not args.mixes)
             served = max(lost.values()) <= MAX_LOST_SHARE
             right += served == verdict.fits
             print(
@@ -107,14 +99,85 @@ def _run(args: argparse.Namespace) -> int:
             entry |= {"lost": lost, "served": served}
         entries.append(entry)
     if args.verify:
-        print(f"verdict correct in {right} of {len(cases)} cases")
+        print(f"verdict correct in {right} of {len(entries)} cases")
     if args.output is not None:
-        summary = {"workers": pipeline.servers, "device": str(pipeline.device), "doubts": list(doubts),
-                   "services_ms": {name: vars(of) for name, of in services.items()}}  # fmt: skip
-        verified = {"seconds": args.verify, "right": right, "of": len(cases)} if args.verify else None
+        services_ms = {name: vars(of) for name, of in measured.services.items()}
+        summary = {"workers": pipeline.servers, "device": str(pipeline.device),
+                   "unpredicted": list(measured.unpredicted), "services_ms": services_ms}  # fmt: skip
+        verified = {"seconds": args.verify, "right": right, "of": len(entries)} if args.verify else None
         write_json(args.output, {**provenance(), **summary, "verified": verified, "cases": entries})
         print(f"written to {args.output}")
     return 0 if args.mixes or all(entry["fits"] for entry in entries) else 1
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """services: of each DNN. unpredicted: see Verdict. cases: what is asked for, with the answers. tasks, images:
+    for --verify; images are by camera, or one for all.
+    """
+
+    services: Mapping[str, Service]
+    unpredicted: Sequence[str]
+    cases: Sequence[tuple[Sequence[Demand], Verdict]]
+    tasks: Sequence[DnnTask]
+    images: Image | Mapping[str, Image]
+
+
+def _measure_rates(
+    args: argparse.Namespace,
+    config: NodeConfig,
+    pipeline: Pipeline,
+    predictor: Predictor | None,
+    rates: Mapping[str, float],
+) -> _Measured:
+    """The node's own check, for these rates."""
+    from multi_dnn_ros.pipeline.fit_check import measure_fit
+    from multi_dnn_ros.planning.service import Service
+
+    sizes = dict.fromkeys(config.cameras, args.size)
+    fit = measure_fit(config, pipeline, sizes, rates, predictor, args.frames)
+    for name, camera in fit.cameras.items():
+        if camera.size != args.size:
+            print(f"camera {name}: images of {camera.size[0]} x {camera.size[1]}; its DNNs read no smaller ones")
+    services = {of.dnn: Service(of.alone_ms, of.crowded_ms, of.shared_ms, of.batch) for of in fit.demands}
+    images = {name: _scene(camera.size, args.seed) for name, camera in fit.cameras.items()}
+    tasks = [_after_decoding(task, fit) for task in pipeline.tasks]
+    return _Measured(services, fit.unpredicted, [(fit.demands, fit.verdict())], tasks, images)
+
+
+def _measure_mixes(
+    args: argparse.Namespace, config: NodeConfig, pipeline: Pipeline, predictor: Predictor | None
+) -> _Measured:
+    """Random mixes of the DNNs near capacity, without decoding of images."""
+    from multi_dnn_ros.pipeline.fit_check import enlarged, service_times
+    from multi_dnn_ros.planning.fit import check_fit
+    from multi_dnn_ros.planning.service import random_demands
+
+    image = _scene(enlarged(args.size, pipeline.tasks), args.seed)
+    services, unpredicted = service_times(config, pipeline, image, args.frames, predictor)
+    gpu = pipeline.device.type == "cuda"
+    cases = [
+        (demands, check_fit(demands, pipeline.servers, gpu=gpu, unpredicted=unpredicted))
+        for demands in random_demands(services, pipeline.servers, args.mixes, args.seed)
+    ]
+    return _Measured(services, unpredicted, cases, pipeline.tasks, image)
+
+
+def _scene(size: tuple[int, int], seed: int) -> Image:
+    from multi_dnn_ros.training.scenes import SceneGenerator
+
+    return SceneGenerator(*size, seed).scene(0).image
+
+
+def _after_decoding(task: DnnTask, fit: Fit) -> DnnTask:
+    """The DNN with the part of its deadline that is left after decoding: --verify sends decoded frames."""
+    from multi_dnn_ros.planning.image_sizes import megapixels
+
+    if task.deadline_ns is None:
+        return task
+    of_cameras = (fit.cameras[name] for name in task.cameras)
+    decoding_ms = max(camera.decode_ms * megapixels(camera.size) for camera in of_cameras)
+    return replace(task, deadline_ns=max(1, task.deadline_ns - round(1e6 * decoding_ms)))
 
 
 def _rates(args: argparse.Namespace, config: NodeConfig) -> dict[str, float]:

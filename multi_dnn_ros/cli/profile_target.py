@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ def open_target(args: argparse.Namespace, threads: int = 0) -> Iterator[Target]:
 
     from multi_dnn_ros.common.reporting import cpu_count
     from multi_dnn_ros.common.torch_threads import torch_threads
-    from multi_dnn_ros.pipeline.choices import backend_name, choose_backend, choose_device
+    from multi_dnn_ros.pipeline.choices import automatic_providers, backend_name, choose_backend, choose_device
     from multi_dnn_ros.planning.timing import Target
 
     check_backend(args)
@@ -57,8 +58,9 @@ def open_target(args: argparse.Namespace, threads: int = 0) -> Iterator[Target]:
     name = backend_name(args.backend, device, precision=args.precision)
     wanted = threads if args.threads is None else args.threads
     threads = wanted or (cpu_count() if device.type == "cpu" else torch.get_num_threads())
+    make_backend = partial(choose_backend, name, device, providers=automatic_providers(args.backend, device))
     with torch_threads(threads):
-        yield Target(device, name, lambda: choose_backend(name, device), args.precision, args.batch, args.repeats)
+        yield Target(device, name, make_backend, args.precision, args.batch, args.repeats)
 
 
 @contextmanager

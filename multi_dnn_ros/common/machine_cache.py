@@ -101,7 +101,7 @@ class MachineCache:
                 facts = {"format": _FORMAT, "setup": dict(key.setup), "machine": dict(key.machine)}
                 _write_json(folder / _FACTS, facts)
         except OSError as error:
-            log.warning("%s of %s are not kept: %s cannot be written: %s", self._what, key.title, folder, error)
+            log.warning("%s of %s are not cached: %s cannot be written: %s", self._what, key.title, folder, error)
             return None
         return folder
 
@@ -128,7 +128,7 @@ class MachineCache:
         try:
             _write_json(folder / _CONTENT, content)
         except OSError as error:
-            log.warning("%s of %s are not kept: %s cannot be written: %s", self._what, key.title, folder, error)
+            log.warning("%s of %s are not cached: %s cannot be written: %s", self._what, key.title, folder, error)
 
     def entries(self, network: str = "") -> Iterator[Entry]:
         """All entries, or those of one network."""

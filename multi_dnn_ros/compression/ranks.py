@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -194,9 +195,10 @@ class Budget:
             progress()
         possible = sum(saved for _, saved, _, _ in steps)
         if possible < wanted:
+            most = math.floor(1e3 * possible / self.total_macs) / 1e3  # a limit that is rounded up would be refused
             raise ValueError(
                 f"macs_cut is {self.macs_cut:.1%}; allowed with alignment {self.rounding.alignment} and floor "
-                f"{self.rounding.floor}: up to {possible / self.total_macs:.1%} of the MACs"
+                f"{self.rounding.floor}: up to {most:.1%} of the MACs"
             )
         steps.sort(key=lambda step: step[0])  # stable sort and convex hulls: the steps of a layer stay in order
         for _, saved, name, plan in steps:

@@ -198,7 +198,10 @@ class BatchSession:
 
     def _lose(self, failure: UnitFailure) -> None:
         self.failures[failure.unit] = str(failure)
-        log.warning("%s; its images go to: %s", failure, ", ".join(self._left()) or "no unit is left")
+        if left := self._left():
+            log.warning("%s; its images are divided among %s", failure, ", ".join(left))
+        else:
+            log.warning("%s; no unit is left", failure)
 
     def _left(self) -> list[str]:
         """The units of the plan that have not failed."""

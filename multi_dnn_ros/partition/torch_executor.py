@@ -18,8 +18,14 @@ from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.common.torch_threads import torch_threads
 from multi_dnn_ros.partition.executor import Array, NetworkRequest, OutputForm, RunTimes
-from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_backend, choose_device
-from multi_dnn_ros.planning.batch_units import Unit, UnitError
+from multi_dnn_ros.pipeline.choices import (
+    ConfigError,
+    automatic_providers,
+    check_backend,
+    choose_backend,
+    choose_device,
+)
+from multi_dnn_ros.planning.batch_units import Unit, UnitError, check_installation
 from multi_dnn_ros.planning.timing import Target, prepared
 from multi_dnn_ros.profiling.network import load
 from multi_dnn_ros.serving.pinned import PinnedImages
@@ -148,6 +154,7 @@ class TorchExecutor:
 
 def _target(unit: Unit, precision: str) -> Target:
     """Device, backend and precision of the unit. Raises UnitError, which names the unit and what is allowed."""
+    check_installation(unit)
     if unit.backend != "auto" and unit.backend not in BACKENDS.names():
         raise UnitError(
             f"unit '{unit.name}': backend '{unit.backend}' is not known; allowed: {', '.join(BACKENDS.names())}"
@@ -164,12 +171,12 @@ def _target(unit: Unit, precision: str) -> Target:
     if device.type == "cpu" and unit.threads > cpu_count():
         raise UnitError(f"unit '{unit.name}' has {unit.threads} threads; this process may use {cpu_count()} cores")
 
-    providers: tuple[str, ...] = dict(unit.options).get("providers", ())
+    named: tuple[str, ...] = dict(unit.options).get("providers", ())
+    providers = named or automatic_providers(unit.backend, device)
 
     def make_backend() -> Any:
         return choose_backend(
-            backend, device, precision, dnn=f"the network on {unit.name}", providers=providers,
-            required=bool(providers),
+            backend, device, precision, dnn=f"the network on {unit.name}", providers=providers, required=bool(named),
         )  # fmt: skip
 
     return Target(device, backend, make_backend, precision, sms=unit.sms)

@@ -6,13 +6,13 @@ Then the check is repeated with the same measurements, in which costs that depen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from multi_dnn_ros.backends.static_stages import streams_of
 from multi_dnn_ros.common.reporting import cpu_count
-from multi_dnn_ros.engine import Engine
+from multi_dnn_ros.engine import DnnTask, Engine
 from multi_dnn_ros.pipeline.build import milliseconds
 from multi_dnn_ros.pipeline.choices import timing_target
 from multi_dnn_ros.pipeline.pipeline import Pipeline
@@ -34,38 +34,49 @@ def measure_fit(
     sizes: Mapping[str, Size],
     rates: Mapping[str, float],
     predictor: Predictor | None = None,
+    frames: int = _FRAMES,
 ) -> Fit:
     """Measure what the fit check of `config` needs. The engine must not serve meanwhile.
 
-    sizes: (width, height) of the images by camera, if known. rates: hertz by camera.
+    sizes: (width, height) of the images by camera, if known. rates: hertz by camera. frames: measured per DNN.
     """
-    assumed = {camera: _measured_size(pipeline, camera, sizes.get(camera, ASSUMED_SIZE)) for camera in config.cameras}
+    assumed = {
+        camera: enlarged(sizes.get(camera, ASSUMED_SIZE), (task for task in pipeline.tasks if camera in task.cameras))
+        for camera in config.cameras
+    }
     images = {camera: np.zeros((height, width, 3), np.uint8) for camera, (width, height) in assumed.items()}
-    services, doubts = service_times(config, pipeline, images, _FRAMES, predictor)
+    services, unpredicted = service_times(config, pipeline, images, frames, predictor)
+    demands = make_demands(config, pipeline, services, rates)
     served = {camera for task in pipeline.tasks for camera in task.cameras}
     transports = {config.cameras[camera].transport for camera in served}
     decoding_ms = {transport: decode_ms(transport) for transport in sorted(transports)}
     cameras = {
-        camera: CameraLoad(rates[camera], assumed[camera], camera in sizes, decoding_ms[settings.transport])
+        camera: CameraLoad(
+            # Images that no DNN gets are not decoded.
+            min(rates[camera], sum(demand.cameras.get(camera, 0.0) for demand in demands)),
+            assumed[camera],
+            camera in sizes,
+            decoding_ms[settings.transport],
+        )
         for camera, settings in config.cameras.items()
         if camera in served
     }
     return Fit(
-        tuple(make_demands(config, pipeline, services, rates)),
+        tuple(demands),
         cameras,
         {task.name: preprocess_ms(task, pipeline.device) for task in pipeline.tasks},
         pipeline.servers,
         cpu_count(),
         pipeline.device.type == "cuda",
-        tuple(doubts),
+        tuple(unpredicted),
     )
 
 
-def _measured_size(pipeline: Pipeline, camera: str, size: tuple[int, int]) -> tuple[int, int]:
-    """(width, height) of a camera's images, enlarged to what its DNNs need."""
-    for task in pipeline.tasks:
-        if camera in task.cameras:
-            size = task.enough(size[::-1])[::-1]
+def enlarged(size: Size, tasks: Iterable[DnnTask]) -> Size:
+    """(width, height) of an image, enlarged to what these DNNs read."""
+    for task in tasks:
+        height, width = task.enough(size[::-1])
+        size = width, height
     return size
 
 
@@ -76,31 +87,37 @@ def service_times(
     frames: int,
     predictor: Predictor | None = None,
 ) -> tuple[Mapping[str, Service], Sequence[str]]:
-    """Cost of a frame for each DNN, and the predictor's doubts. Costs are predicted, or measured if there are doubts.
+    """Cost of a frame for each DNN, predicted or measured, and the reasons why it could not be predicted. With such a
+    reason, all costs are measured.
 
     images: (H, W, 3) uint8 by camera, or one for all. Predictions are for single images of a DNN's first camera.
     """
-    doubts: Sequence[str] = ()
+    unpredicted: Sequence[str] = ()
     if predictor is not None:
         targets = {name: timing_target(name, settings, pipeline.device) for name, settings in config.dnns.items()}
         of_dnns = {task.name: images[task.cameras[0]] if isinstance(images, Mapping) else images
                    for task in pipeline.tasks}  # fmt: skip
         streams = {task.name: [streams_of(stage) for stage in task.stages] for task in pipeline.tasks}
-        services, doubts = predicted_services(pipeline.dnns, predictor, targets, pipeline.servers, of_dnns, streams)
-        if not doubts:
+        services, unpredicted = predicted_services(
+            pipeline.dnns, predictor, targets, pipeline.servers, of_dnns, streams
+        )
+        if not unpredicted:
             return services, ()
     services = measure_services(pipeline.tasks, engine_factory(config, pipeline), images, pipeline.servers, frames)
-    return services, doubts
+    return services, unpredicted
 
 
 def make_demands(
     config: NodeConfig, pipeline: Pipeline, services: Mapping[str, Service], rates: Mapping[str, float]
 ) -> list[Demand]:
-    """The demand of each DNN under `config`. rates: hertz by camera."""
+    """The demand of each DNN under `config`, which `max_rate_hz` may limit. rates: hertz by camera.
+
+    A DNN with `enable: false` counts as well, because it can be enabled at any time.
+    """
     return [
         Demand(
             task.name,
-            {camera: rates[camera] for camera in task.cameras},
+            {camera: config.dnns[task.name].limited_hz(rates[camera]) for camera in task.cameras},
             services[task.name].alone_ms,
             services[task.name].crowded_ms,
             config.dnns[task.name].deadline_ms or None,

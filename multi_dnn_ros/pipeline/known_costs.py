@@ -53,7 +53,7 @@ class CostCache:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            log.warning("costs of DNNs are not kept: %s cannot be written: %s", self._path, error)
+            log.warning("costs of DNNs are not cached: %s cannot be written: %s", self._path, error)
             return
         megabytes = max(_LEAST_MB, cost.memory_bytes / _BYTES_PER_MB)
         # Read again: processes of other devices write to the same file.
@@ -98,9 +98,9 @@ def predicted_cost(name: str, config: NodeConfig, device: torch.device) -> tuple
     dnn = load_dnn(name, settings)
     image = np.zeros((*dnn.view.enough((_HEIGHT, _WIDTH)), 3), np.uint8)
     with torch.inference_mode():
-        services, doubts = predicted_services({name: dnn}, predictor, {name: target}, 1, {name: image})
-    if doubts:
-        return None, doubts[0]
+        services, unpredicted = predicted_services({name: dnn}, predictor, {name: target}, 1, {name: image})
+    if unpredicted:
+        return None, unpredicted[0]
     graph_module = trace(dnn.module, dnn.example_inputs(), fold_batch_norm=True)
     part = target.dtype.itemsize / torch.float32.itemsize
     return Cost(services[name].alone_ms, round(part * (weight_bytes(graph_module) + peak_bytes(graph_module))),

@@ -88,7 +88,9 @@ def with_measured_backend(
         if complete:
             CHOICES.write(key, [asdict(row) for row in found])
         else:
-            progress(f"the choice for {dnn.name} is not kept: a backend ran out of memory, which may be free next time")
+            progress(
+                f"the choice for {dnn.name} is not cached: a backend ran out of memory, which may be free next time"
+            )
         source = "measured now"
     else:
         source = f"from {CHOICES.folder / key.name}"

@@ -60,8 +60,8 @@ def plan_exact(units: Mapping[str, UnitTimes], batch: int) -> Plan:
     - n images, time of unit u for n images): O(units x batch^2). Among equally fast plans, earlier units get more
     images. Raises PlanError.
     """
+    _check(units, batch)  # before memory is taken for each image
     times = {name: _times(unit, batch) for name, unit in units.items()}
-    _check(units, batch)
     least = np.full(batch + 1, np.inf)
     least[0] = 0.0
     choices: list[np.ndarray] = []

@@ -77,10 +77,16 @@ def _parse_openvino(text: str) -> Unit:
     match = re.fullmatch(r"openvino:((?:cpu|gpu|npu)(?:\.[0-9]{1,2})?)", text)
     if match is None:
         raise UnitError(f"unit '{text}' is invalid; allowed: {OPENVINO.form}")
-    if problem := _missing_openvino():
-        raise UnitError(f"unit '{text}' cannot be used: {problem}")
     threads = 0 if text.startswith("openvino:cpu") else 1  # of the host
     return Unit(text, text, _TORCH, "cpu", threads, backend="onnxruntime", options=(("providers", (text,)),))
+
+
+def check_installation(unit: Unit) -> None:
+    """Raise UnitError if a library that the unit needs is not installed. Parsing does not check it, because tables may
+    come from another machine.
+    """
+    if unit.name.startswith("openvino:") and (problem := _missing_openvino()):
+        raise UnitError(f"unit '{unit.name}' cannot be used: {problem}")
 
 
 def _missing_openvino() -> str:

@@ -200,4 +200,4 @@ def _write(path: Path, known: dict[str, Limits]) -> None:
         with atomic_write(path) as temporary:
             temporary.write_text(json.dumps({"format": _FORMAT, "devices": devices}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        log.warning("device limits are not kept: %s cannot be written: %s", path, error)
+        log.warning("device limits are not cached: %s cannot be written: %s", path, error)

@@ -14,6 +14,8 @@ LIMIT = 0.95
 _ITERATIONS = 25
 #: A free share of a worker below this counts as none.
 _NOTHING = 0.01
+#: Image decoding that takes a smaller share of the workers is not mentioned.
+_MENTIONED = 0.005
 #: Name of the unit that computes one frame at a time, without and with a GPU.
 _UNIT = {False: "worker", True: "stream"}
 
@@ -71,9 +73,10 @@ class Decoding:
 class Verdict:
     """utilization: required share of all workers' time. needs: required share of one worker's time, by DNN.
 
-    breaks: DNNs because of which the set does not fit. decoding: share of a core's time, by camera. overloaded: cameras
-    whose images one thread cannot decode in time. most_hz: by DNN that breaks the fit, the rate at which it would fit,
-    if any. advice: possible remedies, one sentence each. doubts: why the underlying times may be wrong.
+    breaks: DNNs because of which the set does not fit; none if image decoding alone is the cause. decoding: share of a
+    core's time, by camera. overloaded: cameras whose images one thread cannot decode in time. most_hz: by DNN that
+    breaks the fit, the rate at which it would fit, if any. advice: possible remedies, one sentence each. unpredicted:
+    reasons why times were not predicted.
     """
 
     fits: bool
@@ -83,7 +86,7 @@ class Verdict:
     text: str
     most_hz: dict[str, float] = field(default_factory=dict)
     advice: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = field(default=())
+    unpredicted: tuple[str, ...] = field(default=())
     decoding: dict[str, float] = field(default_factory=dict)
     overloaded: tuple[str, ...] = ()
 
@@ -94,7 +97,7 @@ def check_fit(
     *,
     gpu: bool = False,
     limit: float = LIMIT,
-    doubts: Sequence[str] = (),
+    unpredicted: Sequence[str] = (),
     decoding: Sequence[Decoding] = (),
     cores: int = 0,
 ) -> Verdict:
@@ -125,14 +128,20 @@ def check_fit(
     shared = sum(shares.values())
     heaviest: list[Demand] = []
     # Tolerate rounding: a set reduced exactly to the advised rates must fit.
-    if not oversized and utilization > limit * (1.0 + 1e-9):
+    overload = utilization > limit * (1.0 + 1e-9)
+    decoding_fills = overload and taken > 0.0 and (limit - taken) * workers <= _NOTHING  # whatever the DNNs need
+    if overload and not oversized and not decoding_fills:
         heaviest = [_largest_need(demands, needs, (utilization - limit) * workers)]
     heaviest_shared: list[Demand] = []
     if not oversized and not heaviest and shared > limit * (1.0 + 1e-9):
         heaviest_shared = [_largest_need(demands, shares, shared - limit)]
     breaks = tuple(dict.fromkeys(demand.dnn for demand in (*oversized, *heaviest, *heaviest_shared, *late)))
     ms_of = {demand.dnn: ms for demand, ms in zip(demands, times, strict=True)}
-    text = _text(demands, needs, ms_of, utilization, workers, breaks, {demand.dnn for demand in late}, unit, overloaded)
+    mentioned = taken if taken >= _MENTIONED else 0.0
+    text = _text(
+        demands, needs, ms_of, utilization, workers, breaks, {demand.dnn for demand in late}, unit, overloaded,
+        mentioned, decoding_fills,
+    )  # fmt: skip
     if heaviest_shared:
         text += f"; together they need {shared:.0%} of the shared resources"
     most_hz: dict[str, float] = {}
@@ -140,19 +149,24 @@ def check_fit(
     reduced = (*oversized, *heaviest)
     others = sum(needs.values()) - sum(needs[demand.dnn] for demand in reduced)
     left = (limit - taken) * workers - others
+    less_decoding = decoding_fills  # would help
     for number, demand in enumerate(reduced):
         free = min(limit, left / (len(reduced) - number))  # the reduced DNNs share the remaining time
         left -= max(0.0, free)
         if free > _NOTHING:
             most_hz[demand.dnn] = free / ms_of[demand.dnn] * 1e3
-        taken_by_others = f"{others / workers:.0%} of the {unit}s"
+        elif free + taken * workers > _NOTHING:
+            less_decoding = True
+        taken_by_others = _beside(
+            len(demands) > len(reduced), mentioned, f"{others / workers + taken:.0%} of the {unit}s"
+        )
         advice.append(_advice(demand, most_hz.get(demand.dnn), free, ms_of[demand.dnn], taken_by_others, gpu))
     for demand in heaviest_shared:
         free = limit - (shared - shares[demand.dnn])
         if free > _NOTHING:
             most_hz[demand.dnn] = free / demand.shared_ms * 1e3
         ms = ms_of[demand.dnn]
-        taken_by_others = f"{shared - shares[demand.dnn]:.0%} of the shared resources"
+        taken_by_others = _beside(True, 0.0, f"{shared - shares[demand.dnn]:.0%} of the shared resources")
         advice.append(_advice(demand, most_hz.get(demand.dnn), free * ms / demand.shared_ms, ms, taken_by_others, gpu))
     advice += [
         f"{demand.dnn}: a deadline of at least {math.ceil(demand.latency_ms(ms_of[demand.dnn]))} ms instead of "
@@ -164,9 +178,12 @@ def check_fit(
         f"{three_digits(image.hz)}, or smaller images"
         for image in overloaded
     ]
+    if less_decoding:
+        advice.append("image decoding: lower rates of the cameras, or smaller images")
     return Verdict(
-        not breaks and not overloaded, utilization, needs, breaks, text, most_hz, tuple(advice), tuple(doubts),
-        {image.camera: image.need for image in decoding}, tuple(image.camera for image in overloaded),
+        not breaks and not overloaded and not decoding_fills, utilization, needs, breaks, text, most_hz, tuple(advice),
+        tuple(unpredicted), {image.camera: image.need for image in decoding},
+        tuple(image.camera for image in overloaded),
     )  # fmt: skip
 
 
@@ -208,10 +225,15 @@ def _text(
     late: set[str],
     unit: str,
     overloaded: Sequence[Decoding],
+    taken: float,
+    decoding_fills: bool,
 ) -> str:
+    """taken: share of the workers for image decoding. decoding_fills: it leaves nothing for the DNNs."""
     count = f"{len(demands)} DNNs need" if len(demands) > 1 else "1 DNN needs"
     total = f"{count} {utilization:.0%} of {workers} {unit}{'s' if workers > 1 else ''}"
-    if not breaks and not overloaded:
+    if taken:
+        total += f", including {taken:.0%} for image decoding"
+    if not breaks and not overloaded and not decoding_fills:
         return f"fits: {total}"
     by_name = {demand.dnn: demand for demand in demands}
     parts = []
@@ -228,17 +250,26 @@ def _text(
         f"{image.need:.0%} of a core"
         for image in overloaded
     ]
+    if decoding_fills:
+        parts.append(f"image decoding: {taken:.0%} of the {unit}s")
     return f"does not fit: {total}; because of {'; '.join(parts)}"
 
 
 def _advice(demand: Demand, hz: float | None, free: float, ms: float, others: str, gpu: bool) -> str:
     if hz is None:
-        return f"{demand.dnn}: no rate fits beside the others, which need {others}"
+        return f"{demand.dnn}: no rate fits beside {others}"
     each = "" if len(demand.cameras) == 1 else f" of its {len(demand.cameras)} cameras together"
     return (
         f"{demand.dnn}: at most {three_digits(hz)} Hz{each} instead of {three_digits(demand.hz)}, or "
         f"{three_digits(free / demand.hz * 1e3)} ms per frame instead of {three_digits(ms)} ({_cheaper(gpu)})"
     )
+
+
+def _beside(others: bool, taken: float, need: str) -> str:
+    """What a DNN must share the device with. others: other DNNs. taken: share of the workers for image decoding."""
+    if not taken:
+        return f"the others, which need {need}"
+    return f"the others and image decoding, which need {need}" if others else f"image decoding, which needs {need}"
 
 
 def _cheaper(gpu: bool) -> str:

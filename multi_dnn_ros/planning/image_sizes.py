@@ -32,7 +32,7 @@ class Fit:
     """Measured figures, to be evaluated for any image sizes.
 
     demands: for images of the cameras' `size`. preprocess_ms: by DNN, upload and preprocessing per additional
-    megapixel. workers, gpu, doubts: see check_fit. cores: number of cores of the machine.
+    megapixel. workers, gpu, unpredicted: see check_fit. cores: number of cores of the machine.
     """
 
     demands: tuple[Demand, ...]
@@ -41,7 +41,7 @@ class Fit:
     workers: int
     cores: int
     gpu: bool = False
-    doubts: tuple[str, ...] = field(default=())
+    unpredicted: tuple[str, ...] = field(default=())
 
     def verdict(self, sizes: Mapping[str, Size] | None = None) -> Verdict:
         """Check the fit. sizes: real image sizes by camera, as far as known; otherwise the measured ones.
@@ -55,7 +55,7 @@ class Fit:
             [self._at(demand, now, decode_ms) for demand in self.demands],
             self.workers,
             gpu=self.gpu,
-            doubts=self.doubts,
+            unpredicted=self.unpredicted,
             decoding=[Decoding(name, camera.hz, decode_ms[name]) for name, camera in self.cameras.items()],
             cores=self.cores,
         )

@@ -37,7 +37,7 @@ ROUNDS = 7
 #: Image size for timing preprocessing: the cameras' sizes are not known yet.
 _HEIGHT, _WIDTH = 480, 640
 _PREPROCESS_ROUNDS = 5
-_MAX_LOGGED_DOUBTS = 3
+_MAX_LOGGED_REASONS = 3
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,9 @@ class JobPlanner:
         if self._predictor is not None:
             layers = layers_of(traced)
             prediction = self._predictor.predict(in_precision(layers, target.dtype), target=target)
-            if not prediction.doubts:
+            if not prediction.unpredicted:
                 return layers, list(prediction.ms), "predicted"
-            self._log_doubts(dnn.name, prediction.doubts)
+            self._log_unpredicted(dnn.name, prediction.unpredicted)
         if self._keep and (known := read_layer_times(dnn.name, traced, target)) is not None:
             return *known, "measured"
         times = self._timed(traced, target, jobs=1)
@@ -165,15 +165,15 @@ class JobPlanner:
             write_layer_times(dnn.name, traced, target, layers, medians)
         return layers, medians, "measured"
 
-    def _log_doubts(self, dnn: str, doubts: Sequence[str]) -> None:
-        """Log each doubt once, with the first DNN that has it."""
-        fresh = [doubt for doubt in doubts if doubt not in self._logged]
+    def _log_unpredicted(self, dnn: str, reasons: Sequence[str]) -> None:
+        """Log each reason once, with the first DNN that has it."""
+        fresh = [reason for reason in reasons if reason not in self._logged]
         self._logged.update(fresh)
         if fresh:
-            more = f"; and {len(fresh) - _MAX_LOGGED_DOUBTS} more" if len(fresh) > _MAX_LOGGED_DOUBTS else ""
+            more = f"; and {len(fresh) - _MAX_LOGGED_REASONS} more" if len(fresh) > _MAX_LOGGED_REASONS else ""
             log.warning(
                 "dnn.%s: layers are measured, because the predictor %s does not cover them: %s%s",
-                dnn, self._source, "; ".join(fresh[:_MAX_LOGGED_DOUBTS]), more,
+                dnn, self._source, "; ".join(fresh[:_MAX_LOGGED_REASONS]), more,
             )  # fmt: skip
 
 

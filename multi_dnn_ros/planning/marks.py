@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 
 from multi_dnn_ros.backends import Stage, Tensors, run_stages
+from multi_dnn_ros.backends.precision import lay_out_channels_last
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.graph.cut import GraphStage, split
 from multi_dnn_ros.graph.trace import trace
@@ -158,8 +159,11 @@ def _mark_between_kernels_ms(target: Target, clock: Clock) -> float:
     layers = [
         nn.Conv2d(64, 64, 3, padding=1, bias=False) if index % 2 == 0 else nn.LeakyReLU() for index in range(_EMPTY)
     ]
-    values = (torch.zeros(1, 64, 28, 28, dtype=target.dtype),)
-    (stage,) = split(trace(nn.Sequential(*layers).to(target.dtype).eval(), values), 1)
+    values: Tensors = (torch.zeros(1, 64, 28, 28, dtype=target.dtype),)
+    graph_module = trace(nn.Sequential(*layers).to(target.dtype).eval(), values)
+    if target.channels_last:
+        values = lay_out_channels_last(graph_module, values)
+    (stage,) = split(graph_module, 1)
     inputs = tuple(tensor.to(target.device) for tensor in values)
     clock.prepare(_EMPTY + 1)
     marked = target.make_backend().prepare([MarkedStage(stage, clock, 0)], inputs, target.device)

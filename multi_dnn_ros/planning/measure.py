@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from multi_dnn_ros.backends.fused_activations import fused_operations
+from multi_dnn_ros.backends.precision import lay_out_channels_last
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.graph.cut import GraphStage, NodeCost, split
 from multi_dnn_ros.graph.trace import trace
@@ -64,7 +65,7 @@ class Times:
 
 
 def trace_for(module: nn.Module, shape: tuple[int, ...], target: Target, seed: int = 0) -> Traced:
-    """Trace a copy of `module` for the target's batch and precision, batch norms folded, as the node runs it.
+    """Trace a copy of `module` for the target's batch, precision and memory format, batch norms folded, as served.
 
     shape: of the one input, whose batch axis the target replaces; its values are random. Raises TraceError.
     """
@@ -72,8 +73,11 @@ def trace_for(module: nn.Module, shape: tuple[int, ...], target: Target, seed: i
     for part in own.modules():
         part.training = False  # eval() raises for exported programs
     values = torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(seed))
-    inputs = (values.to(target.dtype),)
-    return Traced.on(target, trace(own, inputs, fold_batch_norm=True), inputs)
+    inputs: tuple[torch.Tensor, ...] = (values.to(target.dtype),)
+    graph_module = trace(own, inputs, fold_batch_norm=True)
+    if target.channels_last:
+        inputs = lay_out_channels_last(graph_module, inputs)
+    return Traced.on(target, graph_module, inputs)
 
 
 def measure(

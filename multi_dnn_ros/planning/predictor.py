@@ -152,10 +152,10 @@ class Scores(FileModel):
 
 @dataclass(frozen=True)
 class Prediction:
-    """ms: of each layer. doubts: where the request lies outside of the training data; empty if reliable."""
+    """ms: of each layer. unpredicted: reasons not to use them, because the request is outside of the training data."""
 
     ms: tuple[float, ...]
-    doubts: tuple[str, ...]
+    unpredicted: tuple[str, ...]
 
 
 class Slice(FileModel):
@@ -215,24 +215,24 @@ class Predictor(FileModel):
             found = part.model.predict([(layer, setting, load) for _, layer in timed])
             for (index, _), ms in zip(timed, found, strict=True):
                 times[index] = float(ms) if np.isfinite(ms) else 0.0
-        doubts = [*self._other_target(target), *self._other_load(load)]
-        doubts += dict.fromkeys(doubt for _, layer in timed for doubt in self._other_layer(layer))
-        return Prediction(tuple(times), tuple(doubts))
+        unpredicted = [*self._other_target(target), *self._other_load(load)]
+        unpredicted += dict.fromkeys(reason for _, layer in timed for reason in self._other_layer(layer))
+        return Prediction(tuple(times), tuple(unpredicted))
 
     def _other_target(self, target: Target | None) -> list[str]:
         if target is None:
             return []
-        doubts = []
+        reasons = []
         device = device_name(replace(target, sms=0))
         if device != self.device:
-            doubts.append(f"it was trained on '{self.device}'; this is '{device}'")
+            reasons.append(f"it was trained on '{self.device}'; this is '{device}'")
         if target.sms and target.sms not in self.slices:
             seen = ", ".join(map(str, self.slices)) or "none"
-            doubts.append(f"it was not trained for {target.sms} SMs; trained shares: {seen}")
+            reasons.append(f"it was not trained for {target.sms} SMs; trained shares: {seen}")
         backend = target.served_by or target.backend
         if backend != self.backend:
-            doubts.append(f"it was trained with backend {self.backend}; this is {backend}")
-        return doubts
+            reasons.append(f"it was trained with backend {self.backend}; this is {backend}")
+        return reasons
 
     def _other_load(self, load: Load) -> list[str]:
         if load.level and load.level > self.loads.get(load.kind, 0):
@@ -259,18 +259,18 @@ class Predictor(FileModel):
 def predicted_costs(
     predictor: Predictor, traced: Traced, target: Target, *, measured: Any, load: Load | None = None
 ) -> tuple[NodeCost, tuple[str, ...]]:
-    """Seconds by operation, for graph.cut, and the doubts because of which they were measured instead.
+    """Seconds by operation, for graph.cut, and the reasons why they were measured instead.
 
-    measured: called without arguments to measure the costs if the prediction has doubts; these are logged.
+    measured: called without arguments to measure the costs if they cannot be predicted; the reasons are logged.
     """
     layers = layers_of(traced)
     prediction = predictor.predict(layers, load, target)
-    if prediction.doubts:
+    if prediction.unpredicted:
         log.warning(
-            "layers are measured, because the predictor does not cover them: %s", "; ".join(prediction.doubts[:3])
+            "layers are measured, because the predictor does not cover them: %s", "; ".join(prediction.unpredicted[:3])
         )
         costs: NodeCost = measured()
-        return costs, prediction.doubts
+        return costs, prediction.unpredicted
     return node_costs(zip(layers, prediction.ms, strict=True), "the prediction"), ()
 
 

@@ -207,10 +207,12 @@ def profile(
                 bound_ms=sum(layer.bound_ms for layer in own),
             )
         )
-    doubts = list(warnings)
+    all_warnings = list(warnings)
     if times.disturbed:
         rounds = len(times.whole) + len(times.layers[0] if times.layers else ())
-        doubts.append(f"{times.disturbed} of {rounds} rounds were preempted by other processes; times may be too long")
+        all_warnings.append(
+            f"{times.disturbed} of {rounds} rounds were preempted by other processes; times may be too long"
+        )
     return Profile(
         model=model,
         target=target.name(),
@@ -223,7 +225,7 @@ def profile(
         whole=Distribution.of(times.whole),
         sum_ms=sum(layer.ms.p50 for layer in layers),
         disturbed=times.disturbed,
-        warnings=tuple(doubts),
+        warnings=tuple(all_warnings),
         provenance=origin,
     )
 

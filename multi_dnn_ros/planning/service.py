@@ -166,24 +166,28 @@ def lost_frames(
 ) -> dict[str, float]:
     """Offer frames at the given rates for `seconds`; returns the share of frames that each DNN lost.
 
-    cameras: hertz by DNN and camera; a camera shared by several DNNs has one rate. images: decoded, by camera, or one
-    for all. late: results after their deadline count as lost. The first half second is not counted.
+    cameras: hertz by DNN and camera; DNNs with equal rates of a camera get the same frames. images: decoded, by camera,
+    or one for all. late: results after their deadline count as lost. The first half second is not counted.
     """
     wanted = [replace(task, cameras=tuple(cameras[task.name])) for task in tasks if cameras.get(task.name)]
-    rates = {camera: hz for by_camera in cameras.values() for camera, hz in by_camera.items()}
+    receivers: dict[tuple[str, float], list[str]] = {}  # DNNs by camera and rate
+    for task in wanted:
+        for camera, hz in cameras[task.name].items():
+            receivers.setdefault((camera, hz), []).append(task.name)
     engine = make_engine(wanted, lambda result: None)
     engine.start()
     try:
         begin = time.monotonic()
-        due = {camera: begin + index / len(rates) / hz for index, (camera, hz) in enumerate(rates.items())}
+        due = {(camera, hz): begin + index / len(receivers) / hz for index, (camera, hz) in enumerate(receivers)}
         before: Any = None
-        while (camera := min(due, key=lambda name: due[name])) and due[camera] < begin + seconds + 0.5:
-            time.sleep(max(0.0, due[camera] - time.monotonic()))
+        while due[following := min(due, key=lambda key: due[key])] < begin + seconds + 0.5:
+            camera, hz = following
+            time.sleep(max(0.0, due[following] - time.monotonic()))
             if before is None and time.monotonic() - begin > 0.5:
                 before = engine.statistics().streams
             image = images[camera] if isinstance(images, Mapping) else images
-            engine.offer(Frame(camera, 0, image))
-            due[camera] += 1.0 / rates[camera]
+            engine.offer(Frame(camera, 0, image), receivers[following])
+            due[following] += 1.0 / hz
         after = engine.statistics().streams
     finally:
         engine.stop(10.0)
@@ -257,16 +261,17 @@ def predicted_services(
     images: Mapping[str, Image],
     streams: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[dict[str, Service], tuple[str, ...]]:
-    """Service times from `predictor`, with preprocessing and decoding measured; and the predictor's doubts.
+    """Service times from `predictor`, with preprocessing and decoding measured; and the reasons why times could not be
+    predicted.
 
     targets: device, backend and precision, by DNN. images: one per DNN. streams: by DNN and job, on which branches run
     at the same time; None: one each. Crowded: a DNN on every other worker. For one image at a time.
     """
     services: dict[str, Service] = {}
-    doubts: list[str] = []
+    unpredicted: list[str] = []
     load = Load("dnn", workers - 1) if workers > 1 else Load()
     for name, dnn in dnns.items():
-        target = targets[name]
+        target = replace(targets[name], batch=dnn.view.tiles)  # the tiles of an image are one batch
         traced = trace_for(dnn.module, tuple(dnn.example_inputs()[0].shape), target)
         layers = layers_of(traced)
         alone, crowded = (predictor.predict(layers, beside, target) for beside in (Load(), load))
@@ -274,8 +279,8 @@ def predicted_services(
         counts = (streams or {}).get(name, ())
         alone_ms, crowded_ms = (network_ms(traced, layers, of.ms, counts) for of in (alone, crowded))
         services[name] = Service(alone_ms + around_ms, max(alone_ms, crowded_ms) + around_ms)
-        doubts += [f"{name}: {doubt}" for doubt in crowded.doubts]
-    return services, tuple(doubts)
+        unpredicted += [f"{name}: {reason}" for reason in crowded.unpredicted]
+    return services, tuple(unpredicted)
 
 
 def _pre_and_postprocess_ms(dnn: Dnn, image: Image, device: torch.device) -> float:

@@ -59,6 +59,11 @@ class Target:
         """dtype of the layers' computations."""
         return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
 
+    @property
+    def channels_last(self) -> bool:
+        """Whether the node lays out images in channels_last, see backends.precision.InPrecision."""
+        return self.device.type == "cuda" and self.dtype.itemsize == 2
+
     def name(self) -> str:
         """Device, precision, backend and the versions that affect the times."""
         if self.device.type == "cuda":
@@ -225,7 +230,7 @@ class TimingCache:
             with atomic_write(self._path) as temporary:
                 temporary.write_text(json.dumps({"format": self._FORMAT, "ms": self._times}, indent=1) + "\n")
         except OSError as error:
-            log.warning("timings are not kept: %s cannot be written: %s", self._path, error)
+            log.warning("timings are not cached: %s cannot be written: %s", self._path, error)
 
 
 def default_cache() -> Path:

@@ -10,7 +10,7 @@ from multi_dnn_ros.planning.fit import Verdict
 from multi_dnn_ros.planning.image_sizes import Fit, ObservedSizes, Size
 
 #: Maximum number of reasons on /diagnostics why times are not predicted; each names a layer or a load.
-_MAX_DOUBTS = 5
+_MAX_UNPREDICTED = 5
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,6 @@ def capacity_of(verdict: Verdict) -> Capacity:
         {f"decoding {camera} (% of a core)": f"{100 * need:.1f}" for camera, need in verdict.decoding.items()}
     )
     values.update({f"advice {number}": text for number, text in enumerate(verdict.advice, start=1)})
-    doubts = enumerate(verdict.doubts[:_MAX_DOUBTS], start=1)
-    values.update({f"not predicted {number}": text for number, text in doubts})
+    unpredicted = enumerate(verdict.unpredicted[:_MAX_UNPREDICTED], start=1)
+    values.update({f"not predicted {number}": text for number, text in unpredicted})
     return Capacity(verdict.fits, verdict.text, tuple(verdict.advice), values)

@@ -33,7 +33,7 @@ def _load(config: NodeConfig, dnn: str, measured: Mapping[str, DeviceCosts]) -> 
     cameras = dict.fromkeys(settings.cameras or config.cameras)
     return Load(
         dnn,
-        sum(config.cameras[camera].rate_hz or ASSUMED_HZ for camera in cameras),
+        sum(settings.limited_hz(config.cameras[camera].rate_hz or ASSUMED_HZ) for camera in cameras),
         {device: costs.costs[dnn] for device, costs in measured.items() if dnn in costs.costs},
         settings.deadline_ms or None,
         {device: costs.impossible[dnn] for device, costs in measured.items() if dnn in costs.impossible},

@@ -357,3 +357,7 @@ class DnnConfig(Section):
         "openvino, cpu; with backend auto on a CPU only cpu.",
         json_schema_extra={"allowed": "tensorrt, cuda, openvino, openvino:<cpu, gpu, gpu.<number>, npu>, cpu"},
     )
+
+    def limited_hz(self, camera_hz: float) -> float:
+        """Images per second that the DNN gets of a camera with this rate, because of `max_rate_hz`."""
+        return min(camera_hz, self.max_rate_hz) if self.max_rate_hz else camera_hz

@@ -127,7 +127,10 @@ def test_at_equal_times_fewer_streams_are_chosen():
     assert choose_streams({1: [2.0], 4: [1.0], 2: [1.0], 8: [1.0]}) == 2
 
 
-def test_a_cache_that_cannot_be_written_is_reported(tmp_path, caplog):
+def test_a_cache_that_cannot_be_written_or_read_is_reported(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     ChoiceCache(tmp_path / "file" / "folder").put("key", 2, {1: [2.0], 2: [1.0]})
-    assert "the choice is not kept" in caplog.text
+    assert "the choice is not cached" in caplog.text
+    (tmp_path / "other.json").write_text("{")
+    assert ChoiceCache(tmp_path).get("other") is None
+    assert f"the cached choice in {tmp_path / 'other.json'} is not used, and is measured again: " in caplog.text

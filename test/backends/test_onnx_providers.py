@@ -325,7 +325,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     )
     assert agrees(ready)
     assert "cache_dir" not in installed.calls[0]["OpenVINOExecutionProvider"]
-    assert "compiled networks of lane are not kept" in caplog.text
+    assert "compiled networks of lane are not cached" in caplog.text
 
 
 def test_a_unit_of_openvino_needs_its_provider(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from partition_fakes import row, table
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.planning.batch_plan import PlanError, capacity, plan_exact, plan_greedy, plan_subsets
-from multi_dnn_ros.planning.batch_table import BatchTable, Row, batch_sizes, table_path, write_table
+from multi_dnn_ros.planning.batch_table import BatchTable, Row, batch_sizes, read_table, table_path, write_table
 
 TIMES = st.floats(0.01, 50.0)
 
@@ -88,6 +88,8 @@ def test_a_batch_that_is_too_large_is_refused_with_the_capacity(search) -> None:
     failed = table("fake:b", 1.0, most=4).with_rows([Row(batch=5, samples=0, failure="ran out of memory")])
     with pytest.raises(PlanError, match=r"batch is 13, .* at most 12 images .*\(fake:a 8, fake:b 4\)"):
         search({"fake:a": table("fake:a", 1.0, most=8), "fake:b": failed}, 13)
+    with pytest.raises(PlanError, match=r"batch is 1000000000000000, .* at most 8 images"):
+        search({"fake:a": table("fake:a", 1.0, most=8)}, 10**15)  # no memory is taken for it
     with pytest.raises(PlanError, match="no unit"):
         search({}, 1)
 
@@ -128,6 +130,32 @@ def test_the_command_refuses_tables_that_do_not_match(stored, capsys: pytest.Cap
     path.write_text("{")
     assert main(begin) == 1
     assert "not a table of batch times" in capsys.readouterr().err
+
+
+def test_a_unit_whose_measurements_all_failed_is_left_out(stored, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "fake:c/most=0"
+    path = table_path(stored, "fake", name, "auto")
+    failed = table(name, 1.0, rows=(Row(batch=1, samples=0, failure="ran out of memory"),))
+    write_table(path, failed)
+    options = ["fake", "--tables", str(stored)]
+    assert main(["partition", "plan", *options, "--batch", "4"]) == 0
+    printed = capsys.readouterr()
+    assert f"unit {name} is not used: {path} has no batch size that was measured without a failure" in printed.err
+    assert name not in printed.out
+    assert main(["partition", "plan", *options, "--units", f"fake:a/ms=1,{name}", "--batch", "4"]) == 1
+    error = capsys.readouterr().err
+    assert f"`multi-dnn partition table --units {name} --refresh N`" in error
+    assert f"`multi-dnn partition profile --units {name} --replace`" in error
+    assert main(["partition", "table", *options, "--plot", str(stored / "t.png"), "--csv", str(stored / "t.csv")]) == 0
+    assert "ran out of memory" in capsys.readouterr().out
+    assert main(["partition", "table", *options, "--units", name, "--drop", "1"]) == 0
+    assert read_table(path).rows == ()
+    assert main(["partition", "table", *options, "--units", name, "--refresh", "1"]) == 0
+    assert read_table(path).rows[0].failure == "ran out of memory: 1 images do not fit"
+    for other in ("fake:a/ms=1", "fake:b/ms=3"):
+        table_path(stored, "fake", other, "auto").unlink()
+    assert main(["partition", "plan", *options, "--batch", "4"]) == 1
+    assert f"in all tables of fake at precision auto in {stored} every measurement failed" in capsys.readouterr().err
 
 
 def test_the_command_changes_tables(stored, capsys: pytest.CaptureFixture[str]) -> None:

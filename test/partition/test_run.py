@@ -148,6 +148,38 @@ def test_the_command_writes_nothing_when_outputs_are_wrong_or_missing(
     assert not out.exists()
 
 
+def test_outputs_are_those_of_the_real_weights(stored, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[NetworkRequest] = []
+    monkeypatch.setattr(
+        UnitProcesses, "open",
+        lambda self, network, *more, real=UnitProcesses.open: (requests.append(network), real(self, network, *more))[1],
+    )  # fmt: skip
+    begin, output = [*stored("fake:a"), "--batch", "2"], ["--output", str(tmp_path / "out.npz")]
+    for options in ([], output, [*output, "--weights", "random"]):
+        assert main([*begin, *options]) == 0
+    assert [request.weights for request in requests] == ["", "default", "random"]
+
+
+@pytest.mark.parametrize(
+    ("units", "said"),
+    [
+        (("fake:a",), "warning: the outputs were not compared: there is no other unit"),
+        (("fake:a", "fake:b/fail=1"), "warning: the outputs were not compared: no other unit is left"),
+        (("fake:a", "fake:b/fail=1", "fake:c"), "largest difference from another unit's outputs: 0 of"),
+    ],
+)
+def test_complete_outputs_are_written_though_the_unit_that_compares_them_fails(
+    stored, tmp_path, capsys: pytest.CaptureFixture[str], units: tuple[str, ...], said: str
+) -> None:
+    """The plan gives the single image to the first unit; the second one would compare it."""
+    out, report = tmp_path / "out.npz", tmp_path / "run.json"
+    begin = stored(*units)
+    assert main([*begin, "--batch", "1", "--seed", "3", "--output", str(out), "--report", str(report)]) == 0
+    assert said in capsys.readouterr().out
+    np.testing.assert_allclose(np.load(out)["output_0"], expected(random_images(SHAPE, 1, seed=3))[0], rtol=1e-6)
+    assert json.loads(report.read_text())["difference"] == (0.0 if said.startswith("largest") else None)
+
+
 def test_the_command_refuses_images_of_another_shape_or_type(
     stored, tmp_path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +197,8 @@ def test_the_command_refuses_images_of_another_shape_or_type(
     assert "cannot be read" in capsys.readouterr().err
     assert main(begin) == 2
     assert "--batch or --input is needed" in capsys.readouterr().err
+    assert main([*begin, "--batch", str(10**15)]) == 1  # before images are made
+    assert "batch is 1000000000000000, but the units hold at most 32" in capsys.readouterr().err
 
 
 def test_backends_of_a_cpu_unit_compute_the_same() -> None:

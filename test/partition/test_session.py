@@ -40,13 +40,16 @@ def test_batches_of_any_size_up_to_the_plans_give_their_own_outputs(session, siz
     assert not session.failures
 
 
-def test_a_unit_that_failed_is_not_used_for_later_batches() -> None:
+def test_a_unit_that_failed_is_not_used_for_later_batches(caplog: pytest.LogCaptureFixture) -> None:
     with open_session("fake:a,fake:bad/die=1,fake:c", 12) as session:
         for seed in range(3):
             images = random_images(SHAPE, 12, seed)
             for own, right in zip(session.run(images), expected(images), strict=True):
                 np.testing.assert_allclose(own, right, rtol=1e-6)
             assert len(session.failures) == 1
+    (line,) = caplog.messages
+    assert line.startswith("unit fake:bad/die=1 was killed by SIGKILL")
+    assert line.endswith("; its images are divided among fake:a, fake:c")
 
 
 def test_plans_change_between_batches_and_do_not_use_units_that_have_failed() -> None:
@@ -72,9 +75,10 @@ def test_units_are_prepared_at_the_same_time() -> None:
         assert time.monotonic() - begin < 2.9
 
 
-def test_no_unit_left_is_an_error() -> None:
+def test_no_unit_left_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
     with open_session("fake:a/die=1,fake:b/fail=1", 4) as session, pytest.raises(CommandError, match="no unit is left"):
         session.run(random_images(SHAPE, 4))
+    assert caplog.messages[-1].endswith("; no unit is left")
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 4, 5), (8, *SHAPE)])

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import partition_fakes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from partition_fakes import table
 
+from multi_dnn_ros.backends.registry import BackendRequest
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.cli.profile_target import add_target, open_target
+from multi_dnn_ros.partition import torch_executor
 from multi_dnn_ros.partition.executor import identity
+from multi_dnn_ros.partition.unit_process import UnitProcesses
+from multi_dnn_ros.pipeline import choices
+from multi_dnn_ros.pipeline.devices import unit_of
 from multi_dnn_ros.planning import batch_units
+from multi_dnn_ros.planning.batch_table import table_path, write_table
 from multi_dnn_ros.planning.batch_units import (
     UnitError,
     UnitKind,
@@ -69,6 +79,22 @@ def test_another_package_adds_a_kind_by_an_entry_point(monkeypatch: pytest.Monke
         batch_units.register(UnitKind("fake", "", partition_fakes.parse))
 
 
+def test_the_automatic_backend_of_a_cpu_computes_on_the_provider_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever build of ONNX Runtime is installed: OpenVINO would be preferred to the CPU's own provider."""
+    requests: list[BackendRequest] = []
+    monkeypatch.setattr(
+        choices, "_spec", lambda name, dnn, real=choices._spec: replace(real(name, dnn), factory=requests.append)
+    )
+    for unit in ("cpu", "cpu:1/onnxruntime"):
+        torch_executor._target(parse_unit(unit), "auto").make_backend()
+    parser = argparse.ArgumentParser()
+    add_target(parser)
+    for backend in ("auto", "onnxruntime"):
+        with open_target(parser.parse_args(["--device", "cpu", "--backend", backend])) as target:
+            target.make_backend()
+    assert [request.providers for request in requests] == [("cpu",), (), ("cpu",), ()]
+
+
 def test_cpu_units_with_more_threads_than_cores_are_warned_about() -> None:
     assert "3 threads, and there are 2 cores" in oversubscription_warning(parse_units("cpu:1,cpu:2"), 2)
     assert "4 threads" in oversubscription_warning(parse_units("cpu,cpu:2"), 2)
@@ -88,6 +114,32 @@ def test_cpu_units_with_more_threads_than_cores_are_warned_about() -> None:
 def test_a_unit_that_the_machine_does_not_have_is_named(unit: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         identity(parse_unit(unit), "auto")
+
+
+def test_a_table_of_an_openvino_unit_is_read_where_openvino_is_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(UnitProcesses, "open", lambda *args: pytest.fail("a process was started"))
+    missing = "unit 'openvino:gpu' cannot be used: onnxruntime "
+    for name in ("openvino:gpu", "fake:a"):
+        write_table(table_path(tmp_path, "fake", name, "auto"), table(name, 1.0, most=4))
+    tables = ["--tables", str(tmp_path)]
+    plan = ["partition", "plan", "fake", *tables, "--batch", "4"]
+    assert main([*plan, "--unchecked"]) == 0
+    assert "| openvino:gpu " in capsys.readouterr().out
+    assert main(["partition", "table", "fake", *tables]) == 0
+    assert "fake on openvino:gpu, precision auto" in capsys.readouterr().out
+    for command in (
+        plan,
+        ["partition", "run", "fake", *tables, "--batch", "4"],
+        ["partition", "profile", "fake", *tables, "--units", "fake:a,openvino:gpu", "--max-batch", "2"],
+        ["partition", "io", "fake", "--units", "openvino:gpu"],
+    ):
+        assert main(command) == 1
+        assert missing in capsys.readouterr().err
+    with pytest.raises(choices.ConfigError, match=rf"parameter device is 'openvino:gpu': {missing}"):
+        unit_of("openvino:gpu", "device")
 
 
 @pytest.mark.usefixtures("forked_spawns")

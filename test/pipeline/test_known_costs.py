@@ -124,7 +124,7 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_is_reported(tmp_path: Path
     assert CostCache(tmp_path / "placement.json").get("a") is None
     assert "timings in" in caplog.text
     CostCache(tmp_path / "placement.json" / "folder" / "file").put("a", Cost(1.0))
-    assert "costs of DNNs are not kept" in caplog.text
+    assert "costs of DNNs are not cached" in caplog.text
 
 
 def taught(config: NodeConfig, path: Path, ms: float = 30.0, **changes: object) -> Path:

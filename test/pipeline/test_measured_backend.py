@@ -206,7 +206,7 @@ def test_a_choice_that_a_lack_of_memory_decided_is_not_kept(dnn: Dnn, monkeypatc
         lines: list[str] = []
         assert chosen(dnn, lines=lines).backend != "toy"
         assert lines[0] == "measuring 4 backends for lane"
-        assert "the choice for lane is not kept: a backend ran out of memory" in lines[1]
+        assert "the choice for lane is not cached: a backend ran out of memory" in lines[1]
 
 
 def test_int8_has_one_backend_and_is_not_measured(dnn: Dnn) -> None:

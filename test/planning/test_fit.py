@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +18,11 @@ from hypothesis import strategies as st
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.engine import Engine
 from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.pipeline.fit_check import make_demands
 from multi_dnn_ros.planning.fit import LIMIT, Demand, check_fit, service_ms
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.planning.service import Service, lost_frames, measure_services, random_demands
+from multi_dnn_ros.settings.flat_parameters import to_config
 
 IMAGE = np.zeros((4, 4, 3), dtype=np.uint8)
 
@@ -253,6 +257,35 @@ def test_a_result_after_its_deadline_counts_as_lost(monkeypatch: pytest.MonkeyPa
     assert lost_frames([tight], wanted, time.make, IMAGE, seconds=1.0, late=True)["lane"] > 0.8  # the last is under way
 
 
+def test_dnns_of_a_camera_get_frames_at_their_own_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi_dnn_ros.planning.service.time", time := CamerasThatWait())
+    served = {"lane": 0, "object": 0}
+
+    def counting(name: str):
+        def stage(carried):
+            served[name] += 1
+            return carried
+
+        return stage
+
+    pair = [dataclasses.replace(task, stages=(counting(task.name),)) for task in tasks(("lane", 0.0), ("object", 0.0))]
+    lost_frames(pair, {"lane": {"front": 4.0}, "object": {"front": 20.0}}, time.make, IMAGE, seconds=1.0)
+    assert served["lane"] == pytest.approx(1.5 * 4.0, abs=1.5)
+    assert served["object"] == pytest.approx(1.5 * 20.0, abs=1.5)
+
+
+def test_a_dnn_needs_no_more_than_its_limited_rate() -> None:
+    config = to_config(
+        {"cameras": ["front", "rear"], "dnns": ["lane", "object"], "dnn.lane.max_rate_hz": 5.0,
+         "dnn.object.enable": False}
+    )  # fmt: skip
+    both = [dataclasses.replace(of, cameras=("front", "rear")) for of in tasks(("lane", 0.0), ("object", 0.0))]
+    services = dict.fromkeys(("lane", "object"), Service(10.0, 10.0))
+    demands = make_demands(config, SimpleNamespace(tasks=both), services, {"front": 30.0, "rear": 2.0})
+    # A DNN that is not enabled counts: it can be enabled at any time.
+    assert [of.cameras for of in demands] == [{"front": 5.0, "rear": 2.0}, {"front": 30.0, "rear": 2.0}]
+
+
 def test_random_demands_lie_below_and_above_the_capacity() -> None:
     services = {"lane": Service(10.0, 12.0), "object": Service(30.0, 45.0), "pedestrian": Service(20.0, 20.0)}
     cases = random_demands(services, 2, 10, seed=1)
@@ -268,13 +301,53 @@ def test_random_demands_lie_below_and_above_the_capacity() -> None:
     assert all(sum(of.hz * of.shared_ms for of in demands) <= 1.41e3 for demands in cases)
 
 
-def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lanes = torch.nn.Conv2d(3, 1, 3, padding=1).eval()
-    torch.export.save(torch.export.export(lanes, (torch.zeros(1, 3, 16, 16),)), tmp_path / "lanes.pt2")
+@pytest.fixture(scope="module")
+def lanes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "lanes.pt2"
+    network = torch.nn.Conv2d(3, 1, 3, padding=1).eval()
+    torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 16, 16),)), path)
+    return path
+
+
+def fit_of(lanes: Path, folder: Path, of_node: Sequence[str] = ("front",), **lane: object) -> list[str]:
+    """The command for a DNN `lane` with these parameters. of_node: all cameras."""
+    own = {"role": "lane", "model": str(lanes), "decoder": "lane", "backend": "eager", "jobs": 1, **lane}
+    params = {"cameras": [*of_node], "dnns": ["lane"], "dnn": {"lane": own}}
+    path = folder / "fit_of.yaml"
+    path.write_text(json.dumps({"/**": {"ros__parameters": params}}))
+    return ["profile", "fit", "--params-file", str(path), "--device", "cpu", "--frames", "3"]
+
+
+def test_the_verb_counts_decoding_as_the_node_does(
+    lanes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("multi_dnn_ros.pipeline.fit_check.decode_ms", lambda transport: 1000.0)  # 307 ms at 640 x 480
+    monkeypatch.setattr("multi_dnn_ros.planning.image_costs.decode_ms", lambda transport: 1000.0)
+    assert main([*fit_of(lanes, tmp_path, deadline_ms=200.0), "--rate", "front=0.1"]) == 1
+    assert "ms from arrival to result, deadline 200 ms" in capsys.readouterr().out
+    # A camera that no DNN uses is not decoded.
+    command = fit_of(lanes, tmp_path, ("front", "rear"), cameras=["front"], deadline_ms=600.0)
+    assert main([*command, "--rate", "front=0.1", "--rate", "rear=50", "--verify", "0.1"]) == 0
+    assert "fits: 1 DNN needs" in capsys.readouterr().out
+
+
+def test_the_verb_measures_images_that_a_crop_needs(
+    lanes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = fit_of(lanes, tmp_path, crop=[0.0, 0.0, 1280.0, 720.0])
+    assert main([*command, "--rate", "front=0.1"]) == 0
+    printed = capsys.readouterr().out
+    assert "camera front: images of 1280 x 720; its DNNs read no smaller ones" in printed
+    assert "fits: 1 DNN needs" in printed
+    assert main([*command, "--mixes", "1", "--verify", "0.1"]) == 0
+    assert "mix 0:" in capsys.readouterr().out
+
+
+def test_the_verb(lanes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = tmp_path / "params.yaml"
     params.write_text(
         "/**:\n  ros__parameters:\n    cameras: [front]\n    dnns: [lane]\n"
-        f"    dnn: {{lane: {{role: lane, model: {tmp_path}/lanes.pt2, decoder: lane, backend: eager, jobs: 1}}}}\n"
+        f"    dnn: {{lane: {{role: lane, model: {lanes}, decoder: lane, backend: eager, jobs: 1}}}}\n"
     )
     arguments = ["profile", "fit", "--params-file", str(params), "--device", "cpu", "--frames", "3"]
     out = tmp_path / "fit.json"

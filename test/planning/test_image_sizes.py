@@ -79,6 +79,33 @@ def test_decoding_takes_from_a_cpus_workers_and_not_from_a_gpus_streams() -> Non
     assert gpu.utilization == pytest.approx(0.8)
 
 
+def test_decoding_that_fills_the_cpu_is_named_and_not_a_dnn() -> None:
+    demands = [Demand("lane", {"front": 10.0}, 2.0, 2.0)]
+    verdict = check_fit(demands, 1, decoding=[Decoding(name, 10.0, 48.0) for name in ("front", "rear")], cores=1)
+    assert (verdict.fits, verdict.breaks, verdict.overloaded) == (False, (), ())
+    assert verdict.text == (
+        "does not fit: 1 DNN needs 98% of 1 worker, including 96% for image decoding; because of image decoding: 96% "
+        "of the workers"
+    )
+    assert verdict.advice == ("image decoding: lower rates of the cameras, or smaller images",)
+
+
+def test_advice_counts_decoding_among_what_a_dnn_runs_beside() -> None:
+    demands = [Demand("lane", {"front": 10.0}, 30.0, 30.0), Demand("object", {"front": 10.0}, 25.0, 25.0, priority=1)]
+    decoding = [Decoding("front", 10.0, 70.0)]
+    verdict = check_fit(demands, 1, decoding=decoding, cores=1)
+    assert verdict.breaks == ("lane",)
+    assert verdict.advice == (
+        "lane: no rate fits beside the others and image decoding, which need 95% of the workers",
+        "image decoding: lower rates of the cameras, or smaller images",
+    )
+    alone = check_fit(demands[:1], 1, decoding=decoding, cores=1)
+    assert "at most 8.33 Hz instead of 10" in alone.advice[0]
+    assert len(alone.advice) == 1
+    small = check_fit(demands[:1], 1, decoding=[Decoding("front", 10.0, 0.1)], cores=1)
+    assert small.text == "fits: 1 DNN needs 30% of 1 worker"
+
+
 def test_a_deadline_counts_from_the_arrival_on_and_for_the_whole_batch() -> None:
     assert fit(deadline_ms=30.0).verdict().fits
     assert not fit(deadline_ms=30.0).verdict({"front": FULL_HD}).fits  # 10.4 ms of decoding, 17.7 of preprocessing
@@ -187,11 +214,12 @@ def test_costs_per_megapixel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_configuration_is_measured_for_the_sizes_that_are_known() -> None:
     flat = {"device": "cpu", "cameras": ["front", "rear"], "dnns": ["lane"], "camera.rear.transport": "compressed"}
-    flat |= {"camera.front.rate_hz": 1.0, "camera.rear.rate_hz": 2.0}
+    flat |= {"camera.front.rate_hz": 1.0, "camera.rear.rate_hz": 2.0, "dnn.lane.max_rate_hz": 1.5}
     config = to_config(flat)
     found = measure_fit(config, build(config), {"rear": FULL_HD}, {"front": 1.0, "rear": 2.0})
     front, rear = found.cameras["front"], found.cameras["rear"]
     assert (front.size, front.known, rear.size, rear.known) == (ASSUMED_SIZE, False, FULL_HD, True)
     assert rear.decode_ms > front.decode_ms
+    assert (front.hz, rear.hz) == (1.0, 1.5)  # images that no DNN gets are not decoded
     assert found.verdict().fits
     assert "images of camera front assumed to be 640 x 480" in found.verdict().text

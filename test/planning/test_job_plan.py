@@ -267,7 +267,7 @@ def test_the_predictor_parameter_is_used_for_cutting_and_the_fit_check(
     assert line.endswith("by predicted layer times")
     assert 6e6 <= task.remaining_ns[0] < 100e6  # and preprocessing, which is measured
     verdict = measure_fit(config, pipeline, {"front": (16, 16)}, {"front": 10.0}, pipeline.predictor).verdict()
-    assert not verdict.doubts
+    assert not verdict.unpredicted
     assert 0.06 <= verdict.needs["lane"] < 1.0
 
 

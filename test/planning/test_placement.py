@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 
 import pytest
@@ -18,6 +19,9 @@ from multi_dnn_ros.planning.placement import (
     evaluate,
     placement_table,
 )
+from multi_dnn_ros.serving.choose_devices import choose_devices
+from multi_dnn_ros.serving.host import DeviceCosts
+from multi_dnn_ros.settings.flat_parameters import to_config
 
 NAMES = ("cuda:0", "cuda:1", "cpu", "cpu:2")
 
@@ -167,3 +171,11 @@ def test_the_table_has_the_figures_the_decision_and_the_alternatives() -> None:
     assert " ".join(lines[1].split()) == "lane 30 40 ms 2.00, 100 MB, 6.0% 20.00, 0 MB, 60.0% cpu 20.0 ms"
     assert "object cannot run on cpu: precision fp16" in lines
     assert lines[-2:] == ["utilization: cuda:0 75.0%, cpu 60.0%", "all DNNs on cuda:0: 81.0%"]
+
+
+def test_a_dnn_counts_with_its_limited_rate(caplog: pytest.LogCaptureFixture) -> None:
+    flat = {"placement": "auto", "cameras": ["front", "rear"], "dnns": ["lane"], "camera.front.rate_hz": 4.0}
+    config = to_config({**flat, "dnn.lane.max_rate_hz": 5.0, "dnn.lane.enable": False})  # it can be enabled
+    caplog.set_level(logging.INFO)
+    assert choose_devices(config, {"cpu": DeviceCosts({"lane": Cost(10.0)}, {}, 10**9)}) == {"lane": ("cpu",)}
+    assert "utilization: cpu 9.0%" in caplog.text  # 4 and 5 Hz

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from profiling_fakes import SETTING, SHAPE, Small, law, target
 from multi_dnn_ros.graph.cut import split
 from multi_dnn_ros.planning.measure import trace_for
 from multi_dnn_ros.planning.predictor import (
+    Prediction,
     Predictor,
     TrainedRange,
     layers_of,
@@ -24,6 +26,7 @@ from multi_dnn_ros.planning.predictor import (
 )
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample
+from multi_dnn_ros.planning.service import predicted_services
 from multi_dnn_ros.profiling.learn import learn
 
 
@@ -61,29 +64,31 @@ def test_the_predictor_is_a_file_of_numbers(tmp_path: Path, taught: Predictor) -
 def test_the_predictor_reports_untrained_layers(taught: Predictor) -> None:
     predictor = taught
 
-    def doubts(module, load=None, at=None, shape=SHAPE) -> str:
-        return "; ".join(predictor.predict(layers_of(trace_for(module, shape, target())), load, at).doubts)
+    def unpredicted(module, load=None, at=None, shape=SHAPE) -> str:
+        return "; ".join(predictor.predict(layers_of(trace_for(module, shape, target())), load, at).unpredicted)
 
-    assert doubts(Small(8), Load("dnn", 2), target()) == ""
-    assert "it was not trained for interpolation layers" in doubts(torch.nn.Upsample(scale_factor=2.0))
-    assert "trained" in doubts(Small(512))
+    assert unpredicted(Small(8), Load("dnn", 2), target()) == ""
+    assert "it was not trained for interpolation layers" in unpredicted(torch.nn.Upsample(scale_factor=2.0))
+    assert "trained" in unpredicted(Small(512))
     corners = TrainedRange(samples=2, sizes=((10, 10, 10, 10), (10**8, 10**8, 10**8, 10**8)))
     apart = predictor.model_copy(update={"seen": {"convolution": corners}})
-    (doubt,) = apart.predict(layers_of(trace_for(torch.nn.Conv2d(3, 2, 3), SHAPE, target()))).doubts
-    assert "no trained layer is within a factor of 2" in doubt  # inside every range, but far from every trained layer
-    assert "a load of 9 x dnn exceeds the highest trained level, 2" in doubts(Small(8), Load("dnn", 9))
-    assert "a load of 1 x memory exceeds the highest trained level, 0" in doubts(Small(8), Load("memory", 1))
-    assert "trained with backend eager; this is torchscript" in doubts(Small(8), at=target("torchscript"))
+    (reason,) = apart.predict(layers_of(trace_for(torch.nn.Conv2d(3, 2, 3), SHAPE, target()))).unpredicted
+    assert "no trained layer is within a factor of 2" in reason  # inside every range, but far from every trained layer
+    assert "a load of 9 x dnn exceeds the highest trained level, 2" in unpredicted(Small(8), Load("dnn", 9))
+    assert "a load of 1 x memory exceeds the highest trained level, 0" in unpredicted(Small(8), Load("memory", 1))
+    assert "trained with backend eager; this is torchscript" in unpredicted(Small(8), at=target("torchscript"))
     other = predictor.model_copy(update={"device": "Orin, 16 SMs; fp16"})
     layers = layers_of(trace_for(Small(8), SHAPE, target()))
-    assert "trained on 'Orin, 16 SMs; fp16'; this is '" in other.predict(layers, None, target()).doubts[0]
+    assert "trained on 'Orin, 16 SMs; fp16'; this is '" in other.predict(layers, None, target()).unpredicted[0]
 
 
-def test_cutting_by_prediction_and_measuring_when_in_doubt(caplog: pytest.LogCaptureFixture, taught: Predictor) -> None:
+def test_cutting_by_prediction_and_measuring_what_is_not_predicted(
+    caplog: pytest.LogCaptureFixture, taught: Predictor
+) -> None:
     predictor = taught
     traced = trace_for(Small(8), SHAPE, target())
-    costs, doubts = predicted_costs(predictor, traced, target(), measured=lambda: pytest.fail("measured"))
-    assert doubts == ()
+    costs, unpredicted = predicted_costs(predictor, traced, target(), measured=lambda: pytest.fail("measured"))
+    assert unpredicted == ()
     stages = split(traced.graph_module, 2, costs=costs)
     total = sum(predictor.predict(layers_of(traced)).ms)
     assert sum(stage.cost_s for stage in stages) == pytest.approx(total / 1e3)
@@ -91,7 +96,8 @@ def test_cutting_by_prediction_and_measuring_when_in_doubt(caplog: pytest.LogCap
     def alike(node) -> float:
         return 1.0
 
-    costs, doubts = predicted_costs(predictor, trace_for(Small(512), SHAPE, target()), target(), measured=lambda: alike)
+    other = trace_for(Small(512), SHAPE, target())
+    costs, unpredicted = predicted_costs(predictor, other, target(), measured=lambda: alike)
     assert costs is alike
     assert "layers are measured, because the predictor does not cover them" in caplog.text
 
@@ -137,7 +143,7 @@ def test_files_of_format_1_are_read_for_cpus_only(tmp_path: Path, taught: Predic
 
 
 def test_a_slice_is_predicted_by_its_own_limits(few_trees: None) -> None:
-    """On half of the SMs layers take twice as long; an untrained share causes a doubt."""
+    """On half of the SMs layers take twice as long; an untrained share is named."""
     half = dataclasses.replace(
         SETTING, sms=66, flops_per_s=SETTING.flops_per_s / 2, bytes_per_s=SETTING.bytes_per_s / 2
     )
@@ -152,5 +158,28 @@ def test_a_slice_is_predicted_by_its_own_limits(few_trees: None) -> None:
         predictor.predict(layers, target=dataclasses.replace(target(), sms=sms)) for sms in (0, 66, 16)
     )
     assert sum(beside.ms) == pytest.approx(2 * sum(alone.ms), rel=0.2)
-    assert (alone.doubts, beside.doubts) == ((), ())
-    assert other.doubts == ("it was not trained for 16 SMs; trained shares: 66",)
+    assert (alone.unpredicted, beside.unpredicted) == ((), ())
+    assert other.unpredicted == ("it was not trained for 16 SMs; trained shares: 66",)
+
+
+def test_the_time_of_a_tiled_dnn_is_that_of_all_tiles_of_an_image() -> None:
+    """In milliseconds: a thousandth of the floating-point operations."""
+
+    def predict(layers, load, target) -> Prediction:
+        return Prediction(tuple(LayerCounts.of(layer).flops / 1e3 for layer in layers), ())
+
+    def alone_ms(tiles: int) -> float:
+        images = torch.zeros(tiles, *SHAPE[1:])
+        dnn = SimpleNamespace(
+            module=Small(), example_inputs=lambda: (images,), inputs=lambda image: (images,),
+            results=lambda outputs, size: None, view=SimpleNamespace(tiles=tiles),
+        )  # fmt: skip
+        image = np.zeros((16, 16, 3), np.uint8)
+        services, _ = predicted_services(
+            {"dnn": dnn}, SimpleNamespace(predict=predict), {"dnn": target()}, 1, {"dnn": image}
+        )
+        return services["dnn"].alone_ms
+
+    one = sum(LayerCounts.of(layer).flops for layer in layers_of(trace_for(Small(), SHAPE, target()))) / 1e3
+    assert alone_ms(1) >= one
+    assert alone_ms(4) >= 4 * one  # with preprocessing and decoding, which are measured

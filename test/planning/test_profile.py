@@ -82,6 +82,22 @@ def test_fused_operations_count_no_work() -> None:
         assert [layer.work.flops > 0 for layer in layers] == [kind != "view" for kind in kinds]
 
 
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_numbers_of_two_bytes_are_timed_on_a_gpu_in_channels_last(precision: str) -> None:
+    """As the node runs them. Without a GPU, only what would run is checked."""
+    flat = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 2)).eval()
+    for processor, layout in ((torch.device("cuda", 0), torch.channels_last), (CPU, torch.contiguous_format)):
+        where = replace(target(), device=processor, precision=precision)
+        traced = trace_for(flat, SHAPE, where)
+        weight = next(tensor for tensor in traced.graph_module.parameters() if tensor.ndim == 4)
+        assert all(tensor.is_contiguous(memory_format=layout) for tensor in (*traced.inputs, weight))
+        assert layers_of(traced)[0].work.bytes_read == 2 * (3 * 64 + 3 * 4 * 9 + 4)
+        with torch.inference_mode():
+            expected = flat(traced.inputs[0].float())
+            torch.testing.assert_close(traced.graph_module(*traced.inputs)[0].float(), expected, atol=0.05, rtol=0.05)
+    assert next(flat.parameters()).is_contiguous()
+
+
 def test_a_fused_operations_time_counts_for_its_first_layer() -> None:
     class Order(HostClock):
         def mark(self, index: int) -> None:

@@ -79,9 +79,10 @@ def test_the_image_size_is_assumed_until_the_first_image(bench: Bench) -> None:
 
 
 def test_values_contain_what_was_not_predicted() -> None:
-    verdict = Verdict(True, 0.5, {"lane": 0.5}, (), "fits", doubts=tuple(f"doubt {number}" for number in range(9)))
+    reasons = tuple(f"reason {number}" for number in range(9))
+    verdict = Verdict(True, 0.5, {"lane": 0.5}, (), "fits", unpredicted=reasons)
     values = capacity_of(verdict).values
-    assert [values[f"not predicted {number}"] for number in (1, 5)] == ["doubt 0", "doubt 4"]
+    assert [values[f"not predicted {number}"] for number in (1, 5)] == ["reason 0", "reason 4"]
     assert "not predicted 6" not in values
 
 

@@ -89,7 +89,7 @@ def verify(path: Path, prepared: Prepared, network: nn.Module, image: Path | Non
         with atomic_write(record) as beside:
             beside.write_text(json.dumps({"file": str(path), "largest difference": differences}, indent=1) + "\n")
     except OSError as error:
-        log.warning("the comparison of %s with ONNX Runtime is not kept: %s", path, error)
+        log.warning("the comparison of %s with ONNX Runtime is not cached: %s", path, error)
 
 
 def _key(path: Path, size: tuple[int, int], image: Path | None) -> str:

@@ -99,5 +99,5 @@ def test_prediction_on_the_gpu_cuts_and_judges(tmp_path: Path, monkeypatch: pyte
     timed = sum(layer.kind != "view" for layer in layers)
     assert pipeline.tasks[0].remaining_ns[0] > timed * 0.1e6
     verdict = measure_fit(config, pipeline, {"front": (640, 480)}, {"front": 1.0}, pipeline.predictor).verdict()
-    assert not verdict.doubts
+    assert not verdict.unpredicted
     assert verdict.needs["object"] > timed * 0.1e-3
