@@ -53,8 +53,8 @@ class OutputConfig(Section):
     )
     labels: list[str] = Field(
         default_factory=list,
-        description="As `dnn.<dnn>.labels`, for this result. Empty: those of the decoder, if it has some (lane, "
-        "drivable area), otherwise those of the DNN.",
+        description="As `dnn.<dnn>.labels`, for this result. Empty: those of the decoder for lane lines and drivable "
+        "area, those of the DNN for other results.",
     )
     keep: list[str] = Field(
         default_factory=list, description="Names of the classes in this result; others are discarded. Empty: all."
