@@ -135,7 +135,7 @@ class DnnConfig(Section):
     color: Literal["auto", "rgb", "bgr"] = Field(
         "auto",
         description="Channel order of the network input. auto: as the model defines, otherwise bgr with decoders "
-        "grid, yolox, nanodet and nanodet_plus, and rgb with other decoders.",
+        "grid, yolox, nanodet, nanodet_plus, lstr and clrnet, and rgb with other decoders.",
     )
     mean: list[float] = Field(
         default_factory=list,
