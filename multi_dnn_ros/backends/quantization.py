@@ -75,17 +75,24 @@ def quantize(
     path = cache_folder() / "int8" / f"{_key(chain, inputs, heads)}.onnx"
     if path.is_file():
         try:
-            return replace(chain, model=onnx.load(str(path)))
+            return replace(chain, model=_cached(path))
         except Exception as error:  # protobuf's own errors
             log.warning("cached int8 model %s cannot be read and is made again: %s", path, summarize_error(error))
     progress(f"calibrating int8 on {len(inputs)} images; the result is kept in {path.parent}")
     model = _quantize(chain, inputs, heads)
     try:
-        with atomic_write(path) as temporary:
+        with atomic_write(path, to_disk=True) as temporary:
             onnx.save(model, str(temporary))
     except OSError as error:
         log.warning("the int8 model is not cached: %s cannot be written: %s", path, error)
     return replace(chain, model=model)
+
+
+def _cached(path: Path) -> onnx.ModelProto:
+    model = onnx.load(str(path))
+    if not model.graph.node:  # protobuf reads an empty file, as a power loss may leave, as an empty model
+        raise ValueError("it has no operators")
+    return model
 
 
 def check_quantized(results: Sequence[Tensors], expected: Sequence[Tensors]) -> None:

@@ -22,12 +22,14 @@ _BY_MODEL: dict[str, object] = {
 
 def inspect_configured(args: argparse.Namespace) -> int:
     """Print the results that `--dnn` of `--params-file` gives, and draw them. Raises UsageError, ParameterError,
-    ModelError.
+    ModelError; ConfigError for a network that cannot process its tiles.
     """
     from multi_dnn_ros.models.load import load_dnn
+    from multi_dnn_ros.pipeline.tiles_check import check_tiles
 
     name, config = read_configured(args)
     dnn = load_dnn(name, config.dnns[name])
+    check_tiles(dnn, config.dnns[name])
     content = _content(dnn, config)
     if args.image is not None:
         from multi_dnn_ros.cli.inspect_image import draw_image

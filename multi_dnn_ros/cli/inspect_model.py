@@ -11,7 +11,7 @@ from multi_dnn_ros.cli import inspect_configured
 from multi_dnn_ros.cli.arguments import fraction, size
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.configured_dnn import add_configured_dnn
-from multi_dnn_ros.cli.network_arguments import MODEL_HELP
+from multi_dnn_ros.cli.network_arguments import MODEL_HELP, WEIGHTS_HELP
 from multi_dnn_ros.cli.options import check_writable
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import CommandError, UsageError
@@ -45,12 +45,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"model to inspect: {MODEL_HELP}")
     add = parser.add_argument
     add_configured_dnn(parser)
-    add(
-        "--weights",
-        default="default",
-        metavar="NAME",
-        help="weights of a torchvision network: a file, a name such as COCO_V1, or random (default: %(default)s)",
-    )
+    add("--weights", default="default", metavar="NAME", help=WEIGHTS_HELP)
     add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
     add("--decoder", choices=("auto", *extensions.names(extensions.DECODERS)), default="auto",
         help="what the outputs mean (default: by the shapes of the outputs)")  # fmt: skip

@@ -240,7 +240,7 @@ def _yaml(result: Inspection, config: DnnConfig, source: Source) -> str:
     lines = [f"role: {role}", f"model: {json.dumps(model)}"]
     if config.weights != "default":
         lines.append(f"weights: {json.dumps(config.weights)}")
-    if not source.decoder:
+    if config.decoder != "auto" or not source.decoder:
         lines.append(f"decoder: {complete.decoder}")
     if result.labels_from not in ("model", "decoder"):
         listed = f"labels: [{', '.join(map(json.dumps, complete.labels))}]"

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16", "int8")
 #: What an argument that names a network can be.
 MODEL_HELP = ", ".join(extensions.model_forms())
+_WEIGHTS = "weights of a torchvision network: a file, a name such as COCO_V1, or random"
+WEIGHTS_HELP = f"{_WEIGHTS} (default: %(default)s, those inside the model; torchvision networks need the option)"
 DATA_HELP = """\
 data (KIND:PATH):
   cifar10:PATH   CIFAR-10: its archive, or a folder or archive with train/<class>/*.jpg and test/<class>/*.jpg
@@ -59,15 +61,15 @@ def add_model(
     )  # fmt: skip
 
 
-def add_loading(parser: argparse._ActionsContainer, weights: str = "default", *, note: str = "") -> None:
-    """--weights, --num-classes, --size. weights: the default; empty for random ones, which suffice to measure times.
-    note: on the default, for the help.
-    """
-    standard = ("those that torchvision recommends" if weights else "random, which does not change the times") + note
+def add_loading(parser: argparse._ActionsContainer, weights: str = "default") -> None:
+    """--weights, --num-classes, --size. weights: the default; empty for random ones, which suffice to measure times."""
     add = parser.add_argument
-    add("--weights", default=weights, metavar="WEIGHTS",
-        help=f"weights of a torchvision network: a file, a name such as COCO_V1, or random "
-        f"(default: {standard})")  # fmt: skip
+    add(
+        "--weights",
+        default=weights,
+        metavar="WEIGHTS",
+        help=WEIGHTS_HELP if weights else f"{_WEIGHTS} (default: random, which does not change the times)",
+    )
     add("--num-classes", type=natural, default=0, metavar="N",
         help="classes of a torchvision network (default: those of its weights)")  # fmt: skip
     add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")

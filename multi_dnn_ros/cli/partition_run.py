@@ -44,7 +44,7 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     add_model(parser)
     add_units(parser, required=False)
     add_search(parser)
-    add_loading(parser, weights="", note="; with --output those that torchvision recommends")
+    add_loading(parser, weights="")
     add = parser.add_argument
     add("--batch", type=positive, metavar="N",
         help="number of random images, or of images to take from --input (default: all of --input)")  # fmt: skip
@@ -61,6 +61,13 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     add("--report", type=Path, metavar="JSON", help="write times, utilization and versions to this file")
 
 
+def _takes_weights(model: str) -> bool:
+    from multi_dnn_ros.models.registry import source_of
+
+    origin = source_of(model)
+    return origin is not None and origin.takes_weights
+
+
 def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import cpu_count
     from multi_dnn_ros.partition.executor import random_images
@@ -68,8 +75,11 @@ def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.planning.batch_plan import SEARCHES
 
     check_files(args, "plot", "output", "report")
-    if args.output is not None and not args.weights:
-        args.weights = "default"  # nobody can use the outputs of random weights
+    if args.output is not None and not args.weights and _takes_weights(args.model):
+        raise UsageError(
+            f"--output needs --weights for {args.model}: a name such as IMAGENET1K_V1, a file, or random if the "
+            "outputs do not matter"
+        )
     units, tables = stored_tables(args, check=True)
     shape = next(iter(tables.values())).shape
     images = _input(args, shape) if args.input is not None else None

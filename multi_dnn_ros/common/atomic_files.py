@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ def atomic_write(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
     file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    temporary = temporary_path(path)
     try:
         yield temporary
         if to_disk:
@@ -33,6 +34,13 @@ def atomic_write(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def temporary_path(path: Path) -> Path:
+    """A path beside `path` with its suffix that no other writer uses: process ids of two containers, which may share a
+    folder, can be equal.
+    """
+    return path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{path.suffix}")
 
 
 class AtomicWriter(ABC):

@@ -70,6 +70,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "clrnet": "multi_dnn_ros.vision.decoders.clrnet:SPEC",
         "yolop": "multi_dnn_ros.vision.decoders.yolop:SPEC",
         "yolop_lanes": "multi_dnn_ros.vision.decoders.yolop:LANES",
+        "yolop_drivable": "multi_dnn_ros.vision.decoders.yolop:DRIVABLE",
     },
     MODEL_SOURCES: {
         "builtin": "multi_dnn_ros.models.builtin_source:SPEC",

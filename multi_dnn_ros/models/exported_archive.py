@@ -63,7 +63,7 @@ def stored_shapes(path: Path) -> tuple[list[tuple[int, ...]], list[tuple[int, ..
     For archives that :func:`check_archive` accepts, in the form that torch.export.save of PyTorch 2.9 writes.
     """
     try:
-        module = json.loads(torch._C.PyTorchFileReader(str(path)).get_record("models/model.json"))["graph_module"]
+        module = _graph_module(path)
         values, signature = module["graph"]["tensor_values"], module["signature"]
         sides = (signature["input_specs"], "user_input"), (signature["output_specs"], "user_output")
         inputs, outputs = (
@@ -77,6 +77,22 @@ def stored_shapes(path: Path) -> tuple[list[tuple[int, ...]], list[tuple[int, ..
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
         return None
     return inputs, outputs
+
+
+def stored_device_types(path: Path) -> frozenset[str]:
+    """Types of the devices, such as cpu and cuda, that hold the tensors of the graph; empty: unknown form.
+
+    For archives as :func:`stored_shapes`.
+    """
+    try:
+        values = _graph_module(path)["graph"]["tensor_values"].values()
+        return frozenset(str(value["device"]["type"]) for value in values)
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
+        return frozenset()
+
+
+def _graph_module(path: Path) -> Any:
+    return json.loads(torch._C.PyTorchFileReader(str(path)).get_record("models/model.json"))["graph_module"]
 
 
 def _check(value: Any, key: str) -> None:

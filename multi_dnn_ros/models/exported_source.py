@@ -6,12 +6,13 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.export.passes import move_to_device_pass
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.artifact import read_description
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive, stored_shapes
+from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive, stored_device_types, stored_shapes
 from multi_dnn_ros.models.file_source import source_of_file
 from multi_dnn_ros.models.registry import ModelRequest, ModelSource
 from multi_dnn_ros.models.weights import check_stored, no_pickles
@@ -23,17 +24,26 @@ _DROPOUTS = (torch.ops.aten.dropout.default, torch.ops.aten.dropout_.default, to
 def exported_source(request: ModelRequest) -> Source:
     """The network of an exported program.
 
-    Raises ModelError for a file that is damaged, unsafe, or exported in training mode.
+    On the CPU, whatever device it was exported on. Raises ModelError for a file that is damaged, unsafe, exported in
+    training mode, or exported on a GPU if there is none here.
     """
     path, outline = Path(request.name), request.outline
     try:
         check_stored(path)
         check_archive(path)
+        devices = stored_device_types(path)
+        if "cuda" in devices and not torch.cuda.is_available():
+            raise ModelError(
+                f"{path}: was exported on cuda, and there is no GPU here; call .cpu() on the network before "
+                "torch.export.export"
+            )
         stored = stored_shapes(path) if outline else None
         if stored is not None:
             return source_of_file(path, nn.Module(), *stored, read_description(path))
         with no_pickles():
             program = torch.export.load(path)
+        if not devices <= {"cpu"}:  # backends expect a network on the CPU
+            program = move_to_device_pass(program, "cpu")
         description = read_description(path)
         module: nn.Module = program.module(check_guards=False)
     except ModelError:

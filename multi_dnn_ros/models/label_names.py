@@ -28,8 +28,10 @@ LABEL_SETS: Mapping[str, tuple[str, ...]] = {
 
 
 def configured_labels(name: str, config: DnnConfig) -> tuple[str, ...]:
-    """The names that parameter `dnn.<name>.labels` gives; empty: it is not set. ModelError names a file that cannot be
-    read."""
+    """The names that parameter `dnn.<name>.labels` gives; empty: it is not set.
+
+    Raises ModelError, which names a file that cannot be read, or the first of its lines without a name.
+    """
     if len(config.labels) != 1:
         return tuple(config.labels)
     only = config.labels[0]
@@ -39,10 +41,15 @@ def configured_labels(name: str, config: DnnConfig) -> tuple[str, ...]:
         return (only,)
     file = existing_file(only, f"parameter dnn.{name}.labels")
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        text = file.read_text(encoding="utf-8-sig")  # with or without a byte order mark
     except UnicodeDecodeError:
         raise ModelError(f"parameter dnn.{name}.labels is '{only}': not a text file") from None
-    return tuple(line.strip() for line in lines if line.strip())
+    names = tuple(line.strip() for line in text.rstrip().splitlines())
+    if "" in names:  # without it, all later names would move to the class before
+        raise ModelError(
+            f"parameter dnn.{name}.labels is '{only}': line {names.index('') + 1} is empty; each class needs a name"
+        )
+    return names
 
 
 def suggestion(classes: int) -> str:

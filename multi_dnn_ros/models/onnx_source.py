@@ -17,6 +17,7 @@ from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 from multi_dnn_ros.models.onnx_intake.verification import verify
 from multi_dnn_ros.models.registry import ModelRequest, ModelSource
 from multi_dnn_ros.settings.schema import DnnConfig
+from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +52,14 @@ def onnx_source(request: ModelRequest) -> Source:
 
 
 def _image(config: DnnConfig) -> Path | None:
-    """An image of the DNN's own camera, where there is one."""
-    folder = Path(config.calibration_images).expanduser()
-    return next(iter(sorted(folder.glob("*.jpg"))), None) if config.calibration_images else None
+    """An image of the DNN's own camera, where there is one. A wrong folder is an error of the parameter, not here."""
+    if not config.calibration_images:
+        return None
+    try:
+        files = Path(config.calibration_images).expanduser().iterdir()
+        return min((file for file in files if file.suffix.lower() in IMAGE_SUFFIXES), default=None)
+    except (OSError, RuntimeError):
+        return None
 
 
 def _source(prepared: Prepared, module: nn.Module) -> Source:

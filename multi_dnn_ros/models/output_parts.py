@@ -69,10 +69,13 @@ def output_parts(source: Source, name: str, config: DnnConfig) -> dict[str, Outp
 
 
 def _settings(config: DnnConfig, output: OutputConfig) -> DnnConfig:
-    """The DNN's settings with those of one result. Its labels are the decoder's, if it has some, before the DNN's."""
-    named = DECODERS.get(output.decoder).default_labels if output.decoder != "auto" else ()
+    """The DNN's settings with those of one result. Labels of lane lines and areas are the decoder's before the DNN's,
+    which name what its boxes show.
+    """
+    decoder = DECODERS.get(output.decoder) if output.decoder != "auto" else None
+    named = list(decoder.default_labels) if decoder is not None and decoder.result_kind != "detections" else []
     own = {field: getattr(output, field) for field in REPLACED_BY_OUTPUTS}
-    labels = output.labels or list(named) or config.labels
+    labels = output.labels or named or config.labels
     return config.model_copy(update={**own, "labels": labels, "role": _ROLE, "outputs": {}})
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.existing_path import path_problem
 from multi_dnn_ros.models.errors import ModelError
 
 #: Largest number of mismatches in a message.
@@ -25,10 +26,10 @@ _CONVERT = "where you trust it, convert it: safetensors.torch.save_file(model.st
 
 
 def existing_file(path: str, what: str) -> Path:
-    """`path` if it is a readable file. Otherwise raises ModelError, which names it and `what`."""
+    """`path`, with ~ expanded, if it is a readable file. Otherwise raises ModelError, which names it and `what`."""
+    if problem := path_problem(path, "file"):
+        raise ModelError(f"{what} is '{path}': {problem}")
     file = Path(path).expanduser()
-    if not file.is_file():
-        raise ModelError(f"{what} is '{path}': there is no such file")
     if not os.access(file, os.R_OK):
         raise ModelError(f"{what} is '{path}': this user may not read it")
     return file

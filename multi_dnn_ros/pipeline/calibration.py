@@ -9,7 +9,8 @@ import cv2
 import numpy as np
 import torch
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
+from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES
+
 #: Number of images. With fewer the ranges are unreliable; more take longer and change little.
 LEAST, MOST = 8, 32
 _OWN = Path(__file__).resolve().parents[1] / "calibration_images"
@@ -31,11 +32,11 @@ def calibration_files(folder: str, least: int = LEAST) -> Sequence[Path]:
     try:
         if not path.is_dir():
             raise CalibrationError(f"{path}: no such folder; expected: a folder with at least {least} images")
-        found = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
+        found = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
     except OSError as error:
         raise CalibrationError(f"{path} cannot be read: {error.strerror}") from None
     if len(found) < least:
-        raise CalibrationError(f"{path}: {len(found)} images ({', '.join(SUFFIXES)}); expected: at least {least}")
+        raise CalibrationError(f"{path}: {len(found)} images ({', '.join(IMAGE_SUFFIXES)}); expected: at least {least}")
     count = min(MOST, len(found))
     return [found[index * len(found) // count] for index in range(count)]
 

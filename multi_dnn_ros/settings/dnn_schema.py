@@ -53,8 +53,8 @@ class OutputConfig(Section):
     )
     labels: list[str] = Field(
         default_factory=list,
-        description="As `dnn.<dnn>.labels`, for this result. Empty: those of the decoder, if it has some (lane, "
-        "drivable area), otherwise those of the DNN.",
+        description="As `dnn.<dnn>.labels`, for this result. Empty: those of the decoder for lane lines and drivable "
+        "area, those of the DNN for other results.",
     )
     keep: list[str] = Field(
         default_factory=list, description="Names of the classes in this result; others are discarded. Empty: all."
@@ -135,7 +135,7 @@ class DnnConfig(Section):
     color: Literal["auto", "rgb", "bgr"] = Field(
         "auto",
         description="Channel order of the network input. auto: as the model defines, otherwise bgr with decoders "
-        "grid, yolox, nanodet and nanodet_plus, and rgb with other decoders.",
+        "grid, yolox, nanodet, nanodet_plus, lstr and clrnet, and rgb with other decoders.",
     )
     mean: list[float] = Field(
         default_factory=list,

@@ -1,4 +1,4 @@
-"""Reads a ROS 2 parameter file without ROS, for the offline commands. Rejects mistakes that ROS ignores."""
+"""Reads a ROS 2 parameter file without ROS, for the offline commands: values as rcl, but not its silent mistakes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from multi_dnn_ros.common.rcl_values import list_problem, plain_value
 from multi_dnn_ros.settings.flat_parameters import names_in, to_config
 from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.params_sections import PARAMETERS, applies_to, full_name, read_text
@@ -32,7 +33,7 @@ def read_params_file(path: str | Path, node: str = "/multi_dnn") -> NodeConfig:
     except ValueError as error:
         raise ParameterError([f"{path}: {error}"]) from None
     try:
-        document = yaml.load(text, StrictLoader)
+        document = yaml.load(text, _RosLoader)
         flat = _flat_parameters(document, node)
         config = to_config(flat)
     except ParameterError as error:
@@ -59,13 +60,58 @@ class StrictLoader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, "not a mapping", node.start_mark)
         mapping: dict[Hashable, Any] = {}
         for key_node, value_node in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a string", key_node.start_mark)
+            key = self.construct_key(key_node)
             if key in mapping:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
             mapping[key] = self.construct_object(value_node, deep=True)
         return mapping
+
+    def construct_key(self, node: yaml.Node) -> str:
+        """A key of a mapping. Raises ConstructorError unless it is a string."""
+        key = self.construct_object(node, deep=True)
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a string", node.start_mark)
+        return key
+
+
+class _RosLoader(StrictLoader):
+    """Reads keys, plain scalars and lists as rcl does. Raises ParameterError for what rcl refuses."""
+
+    #: Tag of a scalar without quotes and without a tag of its own.
+    PLAIN = "plain scalar"
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        node = super().compose_scalar_node(anchor)
+        if event.tag is None and event.style not in ("'", '"'):
+            node.tag = self.PLAIN
+        return node
+
+    def construct_key(self, node: yaml.Node) -> str:
+        """The text of a key: a camera may be called `on`."""
+        return str(node.value) if isinstance(node, yaml.ScalarNode) else super().construct_key(node)
+
+    def construct_plain(self, node: yaml.ScalarNode) -> bool | int | float | str:
+        """The value of a plain scalar."""
+        if not node.value:
+            raise _error_at(node, "no value")
+        return plain_value(node.value)
+
+    def construct_sequence(self, node: yaml.SequenceNode, deep: bool = False) -> list[Any]:
+        nested = next((item.id for item in node.value if not isinstance(item, yaml.ScalarNode)), None)
+        if nested is not None:
+            raise _error_at(node, f"a list must hold bools, ints, floats or strings, not a nested {nested}")
+        values = super().construct_sequence(node, deep)
+        if problem := list_problem(values):
+            raise _error_at(node, f"{problem}: {', '.join(item.value for item in node.value)}")
+        return values
+
+
+_RosLoader.add_constructor(_RosLoader.PLAIN, _RosLoader.construct_plain)
+
+
+def _error_at(node: yaml.Node, problem: str) -> ParameterError:
+    return ParameterError([f"line {node.start_mark.line + 1}: {problem}"])
 
 
 def _flat_parameters(document: object, node: str) -> dict[str, Any]:

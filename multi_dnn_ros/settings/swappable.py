@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from multi_dnn_ros.common.existing_path import path_problem
 from multi_dnn_ros.settings.parameter_fields import shown
 
 #: Parameters of a DNN on which subscriptions, publishers or the division among devices depend.
@@ -43,17 +44,9 @@ def missing_file(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         return ""
     if own in _FOLDERS:
-        kind, exists = "folder", Path.is_dir
+        problem = path_problem(value, "folder")
     elif ":" not in value and Path(value).suffix.lower() in _FILES.get(own, ()):
-        kind, exists = "file", Path.is_file
+        problem = path_problem(value, "file")
     else:
         return ""
-    try:
-        if exists(Path(value).expanduser()):
-            return ""
-        problem = f"there is no such {kind}"
-    except RuntimeError:
-        problem = "the home folder of this user is not known"
-    except OSError as error:  # such as a name that is too long, or a folder that may not be searched
-        problem = f"the {kind} cannot be found: {error.strerror}"
-    return f"parameter {name} is {shown(value)}: {problem}"
+    return f"parameter {name} is {shown(value)}: {problem}" if problem else ""

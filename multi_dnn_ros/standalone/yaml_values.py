@@ -1,21 +1,17 @@
-"""Parameter values and parameter files in YAML, parsed like rcl's parser.
+"""Parameter values and parameter files in YAML, parsed like rcl's parser (:mod:`multi_dnn_ros.common.rcl_values`).
 
-PyYAML follows YAML 1.1, where `1e5` is a string, `1:30` a number and dates are dates. rcl treats a plain scalar as a
-bool, int or float if C's strtoll or strtod accepts all of it, otherwise as a string (also `null`). One rule is stricter
-than rcl: if a parameter occurs twice in a section, rcl silently uses the last.
+One rule is stricter than rcl: if a parameter occurs twice in a section, rcl silently uses the last.
 """
 
 from __future__ import annotations
 
-import math
-import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import yaml
 
+from multi_dnn_ros.common.rcl_values import list_problem, plain_value
 from multi_dnn_ros.standalone.errors import NameValidationException
 from multi_dnn_ros.standalone.names import validate_namespace, validate_node_name
 
@@ -24,15 +20,7 @@ Value: TypeAlias = Any  # bool | int | float | str | list of one of them | None 
 _MAX_FILE_BYTES: Final = 10_000_000
 _MAX_DEPTH: Final = 100
 _PARAMETERS: Final = "ros__parameters"
-_INT64: Final = range(-(2**63), 2**63)
 _STRING_TAG: Final = "tag:yaml.org,2002:str"
-_TRUE: Final = frozenset(("Y", "y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"))
-_FALSE: Final = frozenset(("N", "n", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"))
-_INTEGER: Final = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
-_FLOAT: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
-_HEX_FLOAT: Final = re.compile(r"[-+]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][-+]?[0-9]+)?")
-_SPECIAL: Final = re.compile(r"(?P<sign>[-+]?)(?:(?P<dotted>\.(?:inf|Inf|INF))|(?i:inf|infinity|(?P<nan>nan)))")
-_DOTTED_NAN: Final = frozenset((".nan", ".NaN", ".NAN"))
 
 
 class ParameterFileError(ValueError):
@@ -170,11 +158,8 @@ def _value(node: Any, where: str) -> Value:
             f"{where}: must be a bool, int, float, string or a list of them, not a nested {node.id}"
         )
     values = [_scalar(item, where) for item in node.value]
-    kinds = sorted({type(value).__name__ for value in values})
-    if len(kinds) > 1:
-        raise ParameterFileError(
-            f"{where}: a list must hold bools, ints, floats or strings of one type, not {', '.join(kinds)}"
-        )
+    if problem := list_problem(values):
+        raise ParameterFileError(f"{where}: {problem}")
     return values or None
 
 
@@ -184,45 +169,4 @@ def _scalar(node: Any, where: str) -> bool | int | float | str:
         return text
     if not text:
         raise ParameterFileError(f"{where}: no value at line {node.start_mark.line + 1}")
-    if text in _TRUE or text in _FALSE:
-        return text in _TRUE
-    if _INTEGER.fullmatch(text):
-        integer = _integer(text)
-        if integer in _INT64:
-            return integer
-    number = _float(text)
-    return text if number is None else number
-
-
-def _integer(text: str) -> int:
-    digits = text.lstrip("+-")
-    base = 16 if digits[:2] in ("0x", "0X") else 8 if digits[0] == "0" else 10
-    return int(digits, base) * (-1 if text[0] == "-" else 1)
-
-
-def _float(text: str) -> float | None:
-    """Return the value that C's strtod gives for the whole text; None if it does not accept it or
-    it is out of range.
-    """
-    special = _SPECIAL.fullmatch(text)
-    if text in _DOTTED_NAN or (special and special["nan"]):
-        return math.nan
-    if special:
-        return -math.inf if special["sign"] == "-" else math.inf
-    try:
-        if _FLOAT.fullmatch(text):
-            number = float(text)
-        elif _HEX_FLOAT.fullmatch(text):
-            number = float.fromhex(text)
-        else:
-            return None
-    except OverflowError:
-        return None
-    # strtod reports overflow, and underflow with loss of precision.
-    too_small = abs(number) < sys.float_info.min and any(digit in "123456789abcdef" for digit in _mantissa(text))
-    return None if math.isinf(number) or too_small else number
-
-
-def _mantissa(text: str) -> str:
-    lower = text.lower()
-    return lower.partition("x")[2].partition("p")[0] if "x" in lower else lower.partition("e")[0]
+    return plain_value(text)

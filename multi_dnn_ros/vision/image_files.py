@@ -1,4 +1,4 @@
-"""Checks a JPEG or PNG file before it is decoded: the size in its header, and whether it is complete."""
+"""Image files: their suffixes; checks of a JPEG or PNG before it is decoded, its size and whether it is complete."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from multi_dnn_ros.common.frame_error import FrameError
 
+#: Of the images in a folder of a DNN's camera.
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
 #: A progressive JPEG of a few kilobytes can require thousands of passes over the whole image; cameras use one, photos

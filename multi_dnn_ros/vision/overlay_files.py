@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.common.atomic_files import AtomicWriter, atomic_write
+from multi_dnn_ros.common.atomic_files import AtomicWriter, atomic_write, temporary_path
 
 Picture = npt.NDArray[np.uint8]
 
@@ -39,7 +38,7 @@ class OverlayFiles(AtomicWriter):
         self._video: cv2.VideoWriter | None = None
         self._first: tuple[int, Picture] | None = None  # kept until the second, which determines the rate
         self._size = (0, 0)
-        self._partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+        self._partial = temporary_path(path)
         (path.parent if self._is_video else path).mkdir(parents=True, exist_ok=True)
 
     def write(self, picture: Picture, stamp_ns: int) -> None:

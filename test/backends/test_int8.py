@@ -15,9 +15,10 @@ from torch import nn
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
+from multi_dnn_ros.backends.onnx_export import export_chain
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
-from multi_dnn_ros.backends.quantization import Calibration, check_quantized
+from multi_dnn_ros.backends.quantization import Calibration, check_quantized, quantize
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common import cpu_features
 from multi_dnn_ros.common.cpu_features import has_int8_products
@@ -142,13 +143,18 @@ def test_the_model_is_read_from_the_cache_unless_the_weights_changed(cache: Path
     assert len(lines) == len(list(cache.iterdir())) == 2
 
 
-@needs_int8
-def test_a_damaged_file_in_the_cache_is_made_again(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    int8(seeded(Residual))
+@pytest.mark.parametrize("content", [b"rubbish" * 100, b""])
+def test_a_damaged_file_in_the_cache_is_made_again(
+    cache: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines: list[str] = []
+    chain = export_chain(cut(seeded(Residual), IMAGE, 1), IMAGE)
+    model = quantize(chain, pictures(4), lines.append).model
     (file,) = cache.iterdir()
     whole = file.read_bytes()
-    file.write_bytes(b"rubbish" * 100)
-    assert "QLinearConv" in operators(int8(seeded(Residual))[0])
+    file.write_bytes(content)
+    assert quantize(chain, pictures(4), lines.append).model == model
+    assert len(lines) == 2
     assert f"{file} cannot be read and is made again" in caplog.text
     assert file.read_bytes() == whole
 

@@ -54,6 +54,13 @@ def test_every_option_has_help_and_states_its_default(name: str, action: argpars
         assert "default: " in action.help
 
 
+def test_a_default_of_weights_is_not_promised_where_there_is_none() -> None:
+    texts = [action.help or "" for _, action in values() if "--weights" in action.option_strings]
+    assert texts
+    for text in texts:
+        assert "torchvision networks need the option" in text or "default: random" in text
+
+
 def test_measured_quantities_have_a_unit() -> None:
     units = {"seconds": "second", "timeout": "second", "minutes": "minute", "size": "pixel", "sizes": "pixel"}
     for name, action in values():

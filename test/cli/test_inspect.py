@@ -72,6 +72,19 @@ def test_what_an_export_is_and_the_parameters_that_serve_it(
     assert dnn.labels == tuple(found["labels"])
 
 
+def test_a_decoder_that_replaces_the_models_own_is_among_the_parameters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = export(TinyMap(), tmp_path / "net.onnx")
+    file.with_suffix(".yaml").write_text("decoder: lane\n", encoding="utf-8")
+    assert "decoder:" not in inspected(capsys, str(file))["yaml"]
+    found = inspected(capsys, str(file), "--decoder", "drivable", "--labels", "road")
+    params = tmp_path / "params.yaml"
+    params.write_text(found["yaml"], encoding="utf-8")
+    ((name, config),) = read_params_file(params).dnns.items()
+    assert load_dnn(name, config).decoder.name == "drivable"
+
+
 def test_the_text_and_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = export(TinyYolo(2), tmp_path / "net.onnx")
     image, output = tmp_path / "road.png", tmp_path / "new" / "found.png"  # its folder is created

@@ -23,6 +23,18 @@ def test_the_new_file_replaces_the_old_one_at_the_end(tmp_path: Path, to_disk: b
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_writers_of_one_process_id_use_files_of_their_own(tmp_path: Path) -> None:
+    """As in two containers that share a cache folder."""
+    path = tmp_path / "report.json"
+    with atomic_write(path) as first:
+        first.write_text("first")
+        with atomic_write(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_failed_write_leaves_the_old_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text("old")

@@ -13,7 +13,7 @@ import torchvision
 from torch import nn
 
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.models.load import check_dnn, load_dnn
 from multi_dnn_ros.settings.schema import DnnConfig
 
 
@@ -37,8 +37,16 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def settings_of(file: Path) -> DnnConfig:
+    return DnnConfig(role="object", model=str(file), decoder="yolo", labels=["car", "truck"])
+
+
 def load(file: Path) -> None:
-    load_dnn("object", DnnConfig(role="object", model=str(file), decoder="yolo", labels=["car", "truck"]))
+    load_dnn("object", settings_of(file))
+
+
+def check_settings_of(file: Path) -> None:
+    check_dnn("object", settings_of(file))
 
 
 def rewritten(archive: Path, tmp_path: Path, edit: Callable[[str], str], extra: dict[str, bytes]) -> Path:
@@ -91,6 +99,16 @@ def test_compiled_code_and_objects_are_refused(archive: Path, tmp_path: Path, na
     file = rewritten(archive, tmp_path, lambda graph: graph, {name: b"\x7fELF"})
     with pytest.raises(ModelError, match=rf"hostile\.pt2: refused.*holds '{name}'"):
         load(file)
+
+
+@pytest.mark.parametrize("check", [load, check_settings_of], ids=["load", "check"])
+def test_a_network_of_a_gpu_is_refused_without_one(
+    archive: Path, tmp_path: Path, check: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    file = rewritten(archive, tmp_path, lambda graph: graph.replace('"type": "cpu"', '"type": "cuda"'), {})
+    with pytest.raises(ModelError, match=r"pt2: was exported on cuda, and there is no GPU here; call \.cpu\(\) on the"):
+        check(file)
 
 
 def test_weights_with_an_auxiliary_head_fit_the_network_without(tmp_path: Path) -> None:

@@ -150,6 +150,8 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, name: str, con
         ({"model": "builtin:sofa"}, r"dnn\.x\.model is 'builtin:sofa'; allowed: builtin:lane,.* builtin:pedestrian"),
         ({"model": "model.pkl"}, r"model is 'model\.pkl'; allowed: .*\.onnx file"),
         ({"model": "missing.pt2"}, r"model is 'missing\.pt2': there is no such file"),
+        ({"model": "~nobody here/a.pt2"}, r"model is '~nobody here/a\.pt2': the home folder of this user is not known"),
+        ({"model": f"{300 * 'a'}.onnx"}, r"dnn\.x\.model is 'a+\.onnx': the file cannot be found: File name too long"),
         ({"model": "torchvision:resnet18", "weights": "random"}, r"allowed builders: .*ssd300_vgg16"),
         ({"model": "torchvision:fasterrcnn_resnet50_fpn", "weights": "random"}, r"two stages.*RetinaNet"),
         ({"model": f"torchvision:{BUILDER}"}, r"weights is 'default'; allowed: COCO_V1, random"),

@@ -17,6 +17,7 @@ from onnx_graphs import OPSETS, assert_same, model, written
 from torch import nn
 from torch.nn import functional as F
 
+from multi_dnn_ros.models import onnx_source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn, load_dnn
 from multi_dnn_ros.models.onnx_intake import verification
@@ -399,6 +400,24 @@ def test_the_comparison_is_made_once_and_names_the_output(tmp_path: Path, monkey
     load_dnn("x", config)
     monkeypatch.setattr(verification, "_by_onnxruntime", None)  # not called again
     load_dnn("x", config)
+
+
+@pytest.mark.parametrize(
+    ("names", "used"), [(["b.jpg", "a.PNG", "notes.txt"], "a.PNG"), (["b.webp"], "b.webp"), ([], None)]
+)
+def test_the_comparison_uses_an_image_of_the_camera(
+    names: list[str], used: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any there is no folder."""
+    file = ultralytics(tmp_path / "u.onnx")
+    folder = tmp_path / "images"
+    for name in names:
+        folder.mkdir(exist_ok=True)
+        (folder / name).touch()
+    seen: list[Path | None] = []
+    monkeypatch.setattr(onnx_source, "verify", lambda path, prepared, module, image: seen.append(image))
+    load_source("x", DnnConfig(role="object", model=str(file), decoder="yolo", calibration_images=str(folder)))
+    assert seen == [None if used is None else folder / used]
 
 
 def test_the_comparison_is_repeated_when_data_beside_the_file_changes(tmp_path: Path) -> None:

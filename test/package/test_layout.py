@@ -18,7 +18,7 @@ PACKAGE = "multi_dnn_ros"
 ALLOWED: dict[str, set[str]] = {
     "common": set(),
     "settings": {"common"},
-    "standalone": set(),
+    "standalone": {"common"},
     "vision": {"common"},
     "graph": {"common"},
     "models": {"common", "settings", "vision"},

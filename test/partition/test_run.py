@@ -148,16 +148,15 @@ def test_the_command_writes_nothing_when_outputs_are_wrong_or_missing(
     assert not out.exists()
 
 
-def test_outputs_are_those_of_the_real_weights(stored, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests: list[NetworkRequest] = []
-    monkeypatch.setattr(
-        UnitProcesses, "open",
-        lambda self, network, *more, real=UnitProcesses.open: (requests.append(network), real(self, network, *more))[1],
-    )  # fmt: skip
-    begin, output = [*stored("fake:a"), "--batch", "2"], ["--output", str(tmp_path / "out.npz")]
-    for options in ([], output, [*output, "--weights", "random"]):
-        assert main([*begin, *options]) == 0
-    assert [request.weights for request in requests] == ["", "default", "random"]
+def test_outputs_of_a_network_without_weights_of_its_own_need_the_option(
+    tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Random weights, which suffice to measure times, would make outputs that nobody can use."""
+    command = ["partition", "run", "torchvision:squeezenet1_1", "--batch", "2", "--tables", str(tmp_path)]
+    assert main([*command, "--output", str(tmp_path / "out.npz")]) == 2
+    assert "--output needs --weights for torchvision:squeezenet1_1" in capsys.readouterr().err
+    assert main(command) == 1  # no table
+    assert "--weights" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

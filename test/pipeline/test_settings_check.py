@@ -187,6 +187,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         lambda at: {"model": exported(at), "decoder": "yolo", "labels": [written(at, "n.txt", "\n")]},
         "labels has 0 names; allowed: 1 to",
     ),
+    "blank line in a labels file": (
+        lambda at: {"model": "builtin:object", "labels": [written(at, "n.txt", "car\n\ntruck\n\n")]},
+        "n.txt': line 2 is empty; each class needs a name",
+    ),
     "keep": (
         lambda at: {"model": "builtin:object", "keep": ["cat"]},
         "dnn.x.keep = ['cat']: no class 'cat'; allowed: car, truck",
@@ -339,6 +343,11 @@ def test_the_outline_describes_the_loaded_network(settings: Any, tmp_path: Path)
     if outline.outputs is not None and 0 not in outline.outputs[0]:
         width, height = whole.size
         assert tuple(whole.module(torch.zeros(1, 3, height, width)).shape) == outline.outputs[0]
+
+
+def test_a_file_of_names_may_begin_with_a_byte_order_mark_and_end_with_blank_lines(tmp_path: Path) -> None:
+    names = written(tmp_path, "names.txt", "\ufeffcar\r\n truck\r\n\r\n")
+    assert problems({}, model="builtin:object", labels=[names], keep=["car", "truck"]) == []
 
 
 def test_a_valid_configuration_has_no_problems(tmp_path: Path) -> None:

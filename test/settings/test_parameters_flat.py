@@ -184,7 +184,15 @@ def test_later_sections_override_earlier_ones_and_other_nodes_are_ignored(tmp_pa
         ("", ["no parameters"]),
         ("multi_dnn: {ros__parameters: {workers: 1, workers: 2}}", ["'workers' is given twice"]),
         ("a: &a {ros__parameters: {workers: 1}}\nmulti_dnn: *a", ["aliases"]),
-        ("multi_dnn: {ros__parameters: {1: 2}}", ["key 1"]),
+        ("multi_dnn: {ros__parameters: {[a]: 2}}", ["key ['a'] is not a string"]),
+        ("multi_dnn: {ros__parameters: {workers: 1_0}}", ["parameter workers is '1_0'"]),
+        ("multi_dnn: {ros__parameters: {workers: 1:30}}", ["parameter workers is '1:30'"]),
+        ("multi_dnn:\n  ros__parameters: {workers: }", [": line 2: no value"]),
+        (
+            "multi_dnn: {ros__parameters: {dnn: {lane: {crop: [0, 0.4, 1, 0.6]}}}}",
+            ["line 1: a list must hold bools, ints, floats or strings of one type, not float, int: 0, 0.4, 1, 0.6"],
+        ),
+        ("multi_dnn: {ros__parameters: {cameras: [[a]]}}", ["line 1: a list must hold", "not a nested sequence"]),
         ("multi_dnn: [", ["not a YAML file", "line 1"]),
         ("multi_dnn: !!python/object/apply:os.system [true]", ["not a YAML file"]),
         ("[" * 5000, ["not a YAML file"]),
@@ -196,6 +204,20 @@ def test_the_error_about_a_bad_file_names_file_and_reason(tmp_path, text, words)
         read_params_file(path)
     for word in [str(path), *words]:
         assert word in str(error.value)
+
+
+def test_values_and_keys_are_read_as_rcl_reads_them(tmp_path):
+    path = write(
+        tmp_path,
+        "multi_dnn:\n  ros__parameters:\n"
+        "    {aging_ms: 1e2, workers: 010, autostart: y, cameras: ['on'], camera: {on: {depth: 2}},\n"
+        "     dnn: {lane: {labels: [null, ~, 2001-01-01, 1:30], score_threshold: .5}}}\n",
+    )
+    config = read_params_file(path)
+    assert (config.aging_ms, config.workers, config.autostart) == (100.0, 8, True)
+    assert config.cameras["on"].depth == 2
+    assert config.dnns["lane"].labels == ["null", "~", "2001-01-01", "1:30"]
+    assert config.dnns["lane"].score_threshold == 0.5
 
 
 def test_unused_parameters_are_warnings(tmp_path, caplog):

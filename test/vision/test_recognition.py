@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.decoders.layout import Layout, row_count
 from multi_dnn_ros.vision.decoders.recognition import recognize
 from multi_dnn_ros.vision.decoders.registry import DECODERS
@@ -103,6 +104,14 @@ def test_a_map_that_does_not_divide_the_input_into_square_cells_is_no_grid(rows:
 
 
 shapes = st.lists(st.lists(st.integers(0, 9000), max_size=5).map(tuple), max_size=7)
+
+
+def test_the_text_about_parameter_color_names_the_decoders_that_expect_bgr() -> None:
+    text = DnnConfig.model_fields["color"].description or ""
+    named = re.search(r"bgr with decoders (.*) and (\w+), and rgb", text)
+    assert named is not None
+    expected = {spec.name for spec in DECODERS.usable() if spec.preprocess.get("bgr")}
+    assert {*named[1].split(", "), named[2]} == expected
 
 
 @given(shapes, st.none() | st.tuples(st.integers(1, 2000), st.integers(1, 2000)), st.integers(0, 100))

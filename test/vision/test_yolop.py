@@ -1,4 +1,4 @@
-"""YOLOP: boxes as of YOLOv5's rows; lines where the second of the last map's two values is larger."""
+"""YOLOP: boxes as of YOLOv5's rows; lines and drivable area where the second of a map's two values is larger."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from multi_dnn_ros.vision.decoders.layout import Layout
 from multi_dnn_ros.vision.decoders.recognition import recognize
-from multi_dnn_ros.vision.decoders.yolop import YolopDecoder, YolopLaneDecoder
+from multi_dnn_ros.vision.decoders.yolop import YolopDecoder, YolopDrivableDecoder, YolopLaneDecoder
 from multi_dnn_ros.vision.preprocess import Preprocess
-from multi_dnn_ros.vision.results import OutputError
+from multi_dnn_ros.vision.results import NO_CLASS, OutputError
 
 SIZE = (64, 32)
 
@@ -61,10 +61,28 @@ def test_lines_are_where_the_line_is_more_probable_than_none() -> None:
         decoder.check([area, lines])
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.2, 0.6, 0.9])
+def test_drivable_is_where_its_share_of_the_two_probabilities_is_large_enough(threshold: float) -> None:
+    rows, (area, lines) = torch.rand(1, 126, 6), maps(1)
+    decoder = YolopDrivableDecoder(Preprocess(*SIZE), ("none", "drivable"), score_threshold=threshold)
+    share = (area[0, 1] / area[0].sum(0)).numpy()
+    expected = np.where(share >= (threshold or 0.5), 0, NO_CLASS)
+    assert set(np.unique(expected)) == {0, NO_CLASS}
+    parts = decoder.in_two_parts()
+    assert parts is not None
+    for outputs in ([rows, area, lines], [area, lines, rows]):
+        decoder.check(outputs)
+        for found in (decoder(outputs, (32, 64)), parts.decode(parts.condense(outputs), (32, 64))):
+            np.testing.assert_array_equal(found.class_ids, expected)
+    with pytest.raises(OutputError, match=r"decoder yolop_drivable reads .* twice"):
+        decoder.check([area])
+
+
 def test_recognized_by_the_kind_of_results() -> None:
     layout = Layout(((1, 25200, 6), (1, 2, 640, 640), (1, 2, 640, 640)), (640, 640))
     assert recognize(layout).chosen == "yolop"
     assert recognize(layout, "detections").chosen == "yolop"
     assert recognize(layout, "lanes").chosen == "yolop_lanes"
     assert recognize(layout, "lanes").decided
+    assert recognize(layout, "drivable_area").chosen == "yolop_drivable"
     assert recognize(Layout(((1, 2, 360, 640), (1, 2, 360, 640)), (640, 360))).chosen == "twinlitenet"

@@ -40,7 +40,7 @@ class DrivableDecoder(LaneDecoder):
 SPEC = DecoderSpec(
     "drivable",
     DrivableDecoder,
-    signature="(1, classes, h, w) logits: drivable area (TwinLiteNet, YOLOP), named by keep or the second of two",
+    signature="(1, classes, h, w) logits: drivable area (TwinLiteNet), named by keep or the second of two",
     result_kind="drivable_area",
     default_labels=("none", "drivable"),
 )

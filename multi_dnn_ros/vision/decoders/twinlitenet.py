@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -10,7 +11,7 @@ from multi_dnn_ros.vision.decoders.base import TwoParts
 from multi_dnn_ros.vision.decoders.lane import LaneDecoder
 from multi_dnn_ros.vision.decoders.layout import EXACT, POSSIBLE, Difference, Layout, Match, match
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
-from multi_dnn_ros.vision.results import Lanes, OutputError
+from multi_dnn_ros.vision.results import OutputError
 
 _MAP = (1, 2, "h", "w")
 
@@ -24,6 +25,8 @@ class TwinLiteNetDecoder(LaneDecoder):
 
     name = "twinlitenet"
     signature = "(1, 2, h, w) twice"
+    #: The map that is decoded, by its number among the maps.
+    map_number: ClassVar[int] = 1
 
     @classmethod
     def recognize(cls, layout: Layout) -> Match | Difference:
@@ -42,34 +45,35 @@ class TwinLiteNetDecoder(LaneDecoder):
                 f"outputs of shapes {layout}, but decoder {self.name} reads {self.signature}: {found.text}"
             )
         if len(self.labels) != 2:
-            raise OutputError(f"decoder {self.name} needs 2 class names, none and lane; labels has {len(self.labels)}")
+            raise OutputError(
+                f"decoder {self.name} needs 2 class names, none and {self.noun}; labels has {len(self.labels)}"
+            )
 
-    def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Lanes:
-        lanes: Lanes = super().decode(line_map(outputs), source_size)
-        return lanes
+    def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Any:
+        return super().decode(_map_of(outputs, self.map_number), source_size)
 
     def in_two_parts(self) -> TwoParts | None:
         parts = super().in_two_parts()
-        return None if parts is None else _SecondMap(parts)
+        return None if parts is None else _OneMap(parts, self.map_number)
 
 
-def line_map(outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The second of the maps (1, 2, h, w) among the outputs, in a list."""
-    return [output for output in outputs if output.ndim == 4][1:]
+def _map_of(outputs: Sequence[Tensor], number: int) -> Sequence[Tensor]:
+    """One of the maps (1, 2, h, w) among the outputs, in a list."""
+    return [[output for output in outputs if output.ndim == 4][number]]
 
 
-class _SecondMap:
-    """The two parts of the decoder of one map, applied to the second map."""
+class _OneMap:
+    """The two parts of the decoder of one map, applied to one of several."""
 
-    def __init__(self, parts: TwoParts) -> None:
+    def __init__(self, parts: TwoParts, number: int) -> None:
         self._parts = parts
+        self._number = number
 
     def condense(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return self._parts.condense(line_map(outputs))
+        return self._parts.condense(_map_of(outputs, self._number))
 
-    def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Lanes:
-        lanes: Lanes = self._parts.decode(outputs, source_size)
-        return lanes
+    def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Any:
+        return self._parts.decode(outputs, source_size)
 
 
 SPEC = DecoderSpec(

@@ -1,4 +1,4 @@
-"""YOLOP: boxes of vehicles, drivable area and lane lines from one network; the boxes or the lines are decoded."""
+"""YOLOP: boxes of vehicles, drivable area and lane lines from one network; a decoder for each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from multi_dnn_ros.vision.decoders.drivable import DrivableDecoder
 from multi_dnn_ros.vision.decoders.layout import (
     EXACT,
     LIKELY,
@@ -74,6 +75,16 @@ class YolopLaneDecoder(TwinLiteNetDecoder):
         return super().lane_logits(torch.log(logits.clamp(min=_LEAST)))
 
 
+class YolopDrivableDecoder(YolopLaneDecoder, DrivableDecoder):
+    """The same outputs -> the drivable area of the first map; probabilities as in the map of lines.
+
+    Decoder `drivable` reads logits: of probabilities, a threshold below 0.27 accepts all and one above 0.73 none.
+    """
+
+    name = "yolop_drivable"
+    map_number = 0
+
+
 def _certainty(layout: Layout, found: Bound) -> int:
     return EXACT if strides_of(layout.size, found.axes.get("N", 0), _ANCHORS) else LIKELY
 
@@ -100,4 +111,13 @@ LANES = DecoderSpec(
     default_labels=("none", "lane"),
     preprocess=_LETTERBOX,
     recognize=YolopLaneDecoder.recognize,
+)
+DRIVABLE = DecoderSpec(
+    "yolop_drivable",
+    YolopDrivableDecoder,
+    signature="(1, N, 5 + classes), twice (1, 2, h, w): the drivable area of the first (YOLOP)",
+    result_kind="drivable_area",
+    default_labels=("none", "drivable"),
+    preprocess=_LETTERBOX,
+    recognize=YolopDrivableDecoder.recognize,
 )
