@@ -20,6 +20,7 @@ from torch import nn
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.artifact import weights_digest
+from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.sources import load_artifact, load_network
@@ -29,8 +30,8 @@ from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.data import DataRequest, open_data
 from multi_dnn_ros.training.loop import Schedule, train
-from multi_dnn_ros.training.retrain import retrain
-from multi_dnn_ros.training.trainable import make_trainable
+from multi_dnn_ros.training.retrain import _check_same_outputs, retrain
+from multi_dnn_ros.training.trainable import Trainable, make_trainable
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -402,6 +403,21 @@ def test_a_network_without_a_loss_needs_a_teacher() -> None:
         retrain(lossless, [Data()], Schedule(1, 1e-3), batch_size=1, device=torch.device("cpu"))  # type: ignore[list-item]
     with pytest.raises(ModelError, match="a size is needed"):
         make_trainable(type(source)(nn.Identity(), None, "classification"), "x.pt2")
+
+
+def test_a_teacher_may_be_on_the_device_of_an_earlier_run() -> None:
+    """The student of the next run is read from its file, on the CPU."""
+
+    def classifier(classes: int) -> Trainable:
+        network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, classes)).eval()
+        return make_trainable(Source(network, (8, 8), "classification"), f"{classes} classes")
+
+    student, same, other = classifier(2), classifier(2), classifier(3)
+    for teacher in (same, other):
+        teacher.network.to("meta")
+    _check_same_outputs(student, same)
+    with pytest.raises(TrainingError, match=r"2 classes returns \[\(2,\)\] for an image, the teacher 3 classes"):
+        _check_same_outputs(student, other)
 
 
 def test_framing_keeps_what_the_node_does() -> None:
