@@ -284,7 +284,7 @@ def _photos(folder: Path, masks: list[Path], other_than: list[Path]) -> list[Roa
             continue
         image = read_rgb(photo)
         if all(np.abs(_small(image) - other).mean() > SAME_ROAD for other in known):
-            frames.append(RoadFrame(path.stem, image, read_gray(path)))
+            frames.append(RoadFrame(path.stem, image, read_mask(path)))
     return frames
 
 
@@ -307,7 +307,7 @@ def _video_frames(video: Path, masks: dict[int, Path], share: tuple[float, float
         )  # fmt: skip
     wanted = range(int(len(images) * share[0]), int(len(images) * share[1]))
     return [
-        RoadFrame(f"{video.stem}_{k:04d}", np.ascontiguousarray(images[k][..., ::-1]), read_gray(masks[k]))
+        RoadFrame(f"{video.stem}_{k:04d}", np.ascontiguousarray(images[k][..., ::-1]), read_mask(masks[k]))
         for k in wanted
         if k in masks
     ]
@@ -336,19 +336,20 @@ def _small(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
 
 def read_rgb(path: Path) -> npt.NDArray[np.uint8]:
     """An image file, (H, W, 3) uint8 RGB. DatasetError names one that cannot be read."""
-    return np.ascontiguousarray(_read(path, cv2.IMREAD_COLOR)[..., ::-1])
+    return np.ascontiguousarray(_read(path, cv2.IMREAD_COLOR)[..., ::-1], dtype=np.uint8)
 
 
-def read_gray(path: Path) -> npt.NDArray[np.uint8]:
-    """An image file, (H, W) uint8. DatasetError names one that cannot be read."""
-    return _read(path, cv2.IMREAD_GRAYSCALE)
+def read_mask(path: Path) -> npt.NDArray[np.uint8]:
+    """A mask file of any depth, (H, W) uint8: 255 where it is not 0. DatasetError names one that cannot be read."""
+    # Without the second flag OpenCV keeps the high byte of 16 bits: small numbers of lanes would be 0.
+    return np.asarray((_read(path, cv2.IMREAD_GRAYSCALE | cv2.IMREAD_ANYDEPTH) > 0) * 255, dtype=np.uint8)
 
 
-def _read(path: Path, mode: int) -> npt.NDArray[np.uint8]:
+def _read(path: Path, mode: int) -> npt.NDArray[Any]:
     try:
         image = cv2.imread(str(path), mode)
     except cv2.error as error:  # more pixels than OpenCV allows, by the header
         raise DatasetError(f"{path}: not a readable image ({error.err})") from None
     if image is None:
         raise DatasetError(f"{path}: not a readable image")
-    return np.asarray(image, dtype=np.uint8)
+    return image

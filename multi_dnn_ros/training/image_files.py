@@ -20,7 +20,7 @@ from multi_dnn_ros.training.datasets import (
     DatasetError,
     fit_mask,
     framed,
-    read_gray,
+    read_mask,
     read_rgb,
 )
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -207,7 +207,7 @@ class LaneMasks:
         mask does not have the aspect ratio of the image.
         """
         path, mask_path = self.files[index]
-        image, mask = read_rgb(path), read_gray(mask_path)
+        image, mask = read_rgb(path), read_mask(mask_path)
         ratio = image.shape[1] * mask.shape[0] / (image.shape[0] * mask.shape[1])
         if abs(ratio - 1.0) > _ASPECT:
             raise DatasetError(

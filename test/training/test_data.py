@@ -217,6 +217,16 @@ def test_lane_images_with_masks(tmp_path: Path) -> None:
         opened(f"lanes:{tmp_path}", "lanes").part("train")
 
 
+def test_masks_of_16_bits_may_hold_small_numbers(tmp_path: Path) -> None:
+    """Numbers of lanes: below 256, so that the high byte is 0."""
+    mask = np.zeros((32, 48), np.uint16)
+    mask[:, 12:14], mask[:, 30] = 1, 300
+    assert cv2.imwrite(str(lane_folders(tmp_path) / "train" / "masks" / "a.png"), mask)
+    row = opened(f"lanes:{tmp_path}", "lanes").part("train").read(0)
+    assert row["mask"][0, 10].nonzero()[:, 0].tolist() == [12, 13, 30]
+    assert row["mask"].unique().tolist() == [0, 255]
+
+
 def test_two_lane_images_of_one_name_are_named(tmp_path: Path) -> None:
     picture(lane_folders(tmp_path) / "val" / "images" / "a.bmp", (90, 90, 90), (96, 64))
     rows = opened(f"lanes:{tmp_path}", "lanes").part("test")
