@@ -109,7 +109,7 @@ class SceneArrays:
         try:
             self.spec = json.loads((folder / "spec.json").read_text())
             arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in self.NAMES}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:  # the last: an empty file
             raise DatasetError(f"{folder}: no rendered scenes ({error}); make them with `render`") from error
         self.detector_images = arrays["detector_images"]
         self.boxes = arrays["boxes"]
@@ -176,7 +176,10 @@ def _render(spec: RenderSpec, folder: Path, workers: int, wanted: object) -> Non
         for name, (shape, kind) in shapes.items():
             _make_array(folder / f"{name}.npy", (spec.count, *shape), kind)
         _render_chunks(spec, folder, workers)
-        with atomic_write(done) as temporary:
+        for name in shapes:  # first, so that after a power loss no description stands beside arrays that were lost
+            with (folder / f"{name}.npy").open("rb") as file:
+                os.fsync(file.fileno())
+        with atomic_write(done, to_disk=True) as temporary:
             temporary.write_text(json.dumps(wanted, indent=1) + "\n")
     except BaseException:
         for name in shapes:

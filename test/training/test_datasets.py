@@ -173,8 +173,23 @@ def test_damaged_scenes_are_rendered_again(tmp_path: Path) -> None:
     boxes = np.array(whole.boxes)
     os.truncate(tmp_path / "boxes.npy", 200)
     assert np.array_equal(render(SPEC, tmp_path, workers=1).boxes, boxes)
-    (tmp_path / "spec.json").write_text("{")
-    assert np.array_equal(render(SPEC, tmp_path, workers=1).boxes, boxes)
+    for name, damaged in (("spec.json", "{"), ("boxes.npy", "")):
+        (tmp_path / name).write_text(damaged)
+        assert np.array_equal(render(SPEC, tmp_path, workers=1).boxes, boxes)
+
+
+def test_scenes_are_on_the_disk_before_their_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    fsync = os.fsync
+
+    def recorded(file: int) -> None:
+        assert not (tmp_path / "spec.json").exists()
+        written.append(Path(f"/proc/self/fd/{file}").readlink().suffix)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    render(SPEC, tmp_path, workers=1)
+    assert written == [".npy"] * len(SceneArrays.NAMES) + [".json"]
 
 
 def test_boxes_are_scaled_to_the_input_and_rows_filled_up() -> None:
