@@ -34,7 +34,7 @@ MAX_BOXES = 96
 #: A photo whose mean difference from a video frame (grey levels at 240x135) is at most this was taken from the video.
 #: Consecutive frames of the available video differ by 3, photos of other roads by 18 or more.
 SAME_ROAD = 6.0
-#: Maximum number of frames read from a video, which is kept in memory.
+#: Maximum number of frames read from a video. Those with masks are kept in memory.
 MAX_FRAMES = 2_000
 #: Class numbers of padding rows, of ignored boxes, and of crowds, which are ignored, too: CROWD - k is one of class k.
 NO_BOX, IGNORED, CROWD = -1, -2, -3
@@ -279,16 +279,17 @@ def road_frames(folder: Path, part: str) -> list[RoadFrame]:
 
 
 def _photos(folder: Path, masks: list[Path], other_than: list[Path]) -> list[RoadFrame]:
-    known = [_small(image[..., ::-1]) for video in other_than for image in _video_images(video)]
     frames = []
     for path in masks:
         photo = folder / f"{path.stem}.jpg"
-        if not photo.exists():
-            continue
-        image = read_rgb(photo)
-        if all(np.abs(_small(image) - other).mean() > SAME_ROAD for other in known):
-            frames.append(RoadFrame(path.stem, image, read_mask(path)))
-    return frames
+        if photo.exists():
+            image = read_rgb(photo)
+            frames.append((RoadFrame(path.stem, image, read_mask(path)), _small(image)))
+    for video in other_than:
+        for image in _video_images(video):
+            other = _small(image[..., ::-1])
+            frames = [(frame, small) for frame, small in frames if np.abs(small - other).mean() > SAME_ROAD]
+    return [frame for frame, _ in frames]
 
 
 def _masks_of(video: Path, masks: list[Path]) -> dict[int, Path]:
@@ -302,35 +303,34 @@ def _masks_of(video: Path, masks: list[Path]) -> dict[int, Path]:
 
 
 def _video_frames(video: Path, masks: dict[int, Path], share: tuple[float, float]) -> list[RoadFrame]:
-    images = _video_images(video)
-    if beyond := [path for frame, path in masks.items() if frame >= len(images)]:
+    frames: dict[int, RoadFrame] = {}
+    count = 0  # known only at the end: what the file says may be wrong
+    for count, image in enumerate(_video_images(video), 1):
+        if (path := masks.get(count - 1)) is not None:
+            name = f"{video.stem}_{count - 1:04d}"
+            frames[count - 1] = RoadFrame(name, np.ascontiguousarray(image[..., ::-1]), read_mask(path))
+    if beyond := [path for frame, path in masks.items() if frame >= count]:
         log.warning(
             "%s: %d masks are not used, such as %s: %d frames can be read, at most %d are",
-            video, len(beyond), beyond[0].name, len(images), MAX_FRAMES,
+            video, len(beyond), beyond[0].name, count, MAX_FRAMES,
         )  # fmt: skip
-    wanted = range(int(len(images) * share[0]), int(len(images) * share[1]))
-    return [
-        RoadFrame(f"{video.stem}_{k:04d}", np.ascontiguousarray(images[k][..., ::-1]), read_mask(masks[k]))
-        for k in wanted
-        if k in masks
-    ]
+    wanted = range(int(count * share[0]), int(count * share[1]))
+    return [frame for k, frame in frames.items() if k in wanted]
 
 
-def _video_images(video: Path) -> list[npt.NDArray[np.uint8]]:
-    """All frames, (H, W, 3) uint8 BGR."""
+def _video_images(video: Path) -> Iterator[npt.NDArray[np.uint8]]:
+    """The frames one after the other, (H, W, 3) uint8 BGR. DatasetError if there is none."""
     capture = cv2.VideoCapture(str(video))
     try:
-        images: list[npt.NDArray[np.uint8]] = []
-        while len(images) < MAX_FRAMES:
+        for number in range(MAX_FRAMES):
             done, image = capture.read()
             if not done:
-                break
-            images.append(np.asarray(image, dtype=np.uint8))
+                if not number:
+                    raise DatasetError(f"{video}: no frame can be read")
+                return
+            yield np.asarray(image, dtype=np.uint8)
     finally:
         capture.release()
-    if not images:
-        raise DatasetError(f"{video}: no frame can be read")
-    return images
 
 
 def _small(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -308,6 +309,34 @@ def test_masks_belong_to_the_video_of_their_name(tmp_path: Path, caplog: pytest.
     shutil.copy(tmp_path / "lane_masks" / "way_0004.png", tmp_path / "lane_masks" / "way_0010.png")
     assert len(road_frames(tmp_path, "train")) == 3
     assert "way.mp4: 1 masks are not used, such as way_0010.png: 10 frames can be read" in caplog.text
+
+
+class LongVideo:
+    """Stands for cv2.VideoCapture of 40 frames; counts those that are still in memory."""
+
+    def __init__(self, path: str) -> None:
+        self.made: list[weakref.ref[np.ndarray]] = []
+
+    def read(self) -> tuple[bool, np.ndarray | None]:
+        assert sum(image() is not None for image in self.made) <= 2
+        if len(self.made) == 40:
+            return False, None
+        image = np.full((48, 64, 3), 5 * len(self.made), np.uint8)
+        self.made.append(weakref.ref(image))
+        return True, image
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("part", "names"), [("train", ["way_0000", "way_0004", "way_0006"]), ("apart", ["other"])])
+def test_frames_of_a_video_without_masks_are_not_kept(
+    part: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two thousand frames of 1920 x 1080 are 12 GB."""
+    road(tmp_path)
+    monkeypatch.setattr(cv2, "VideoCapture", LongVideo)
+    assert [frame.name for frame in road_frames(tmp_path, part)] == names
 
 
 def test_missing_and_malformed_road_is_named(tmp_path: Path) -> None:
