@@ -84,11 +84,13 @@ def make_trainable(
     labels = tuple(labels) or source.labels
     module = source.module.requires_grad_(True)
     if chosen == CLASSIFICATION:
-        own = {key: source.preprocess[key] for key in ("mean", "std") if key in source.preprocess}
-        inputs = Inputs(size, **own)
+        try:
+            preprocess = Preprocess(*size, **source.preprocess)
+        except ValueError as error:
+            raise ModelError(f"{model}: {error}") from None
         return Trainable(
             model, source, _in_batches(module, size), "classes", size, labels,
-            Preprocess(*size), inputs, None, ClassificationLoss(smoothing),
+            _framing(preprocess), _inputs(preprocess), None, ClassificationLoss(smoothing),
         )  # fmt: skip
     try:
         spec = DECODERS.get(chosen)

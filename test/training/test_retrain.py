@@ -420,6 +420,17 @@ def test_a_teacher_may_be_on_the_device_of_an_earlier_run() -> None:
         _check_same_outputs(student, other)
 
 
+def test_a_classifier_sees_images_as_its_metadata_says() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 2)).eval()
+    own = {"fit": "letterbox", "bgr": True, "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7), "pad": 0.2}
+    student = make_trainable(Source(network, (32, 32), "classification", preprocess=own), "net")
+    image = torch.randint(0, 256, (20, 40, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    (framed,) = student.framing(image)
+    torch.testing.assert_close(student.inputs(framed), Preprocess(32, 32, **own)(image)[0])
+    with pytest.raises(ModelError, match=r"net: mean = .*std = .*: must be finite, std above 0"):
+        make_trainable(Source(network, (32, 32), "classification", preprocess={"std": (0.0, 1.0, 1.0)}), "net")
+
+
 def test_framing_keeps_what_the_node_does() -> None:
     source = load_network("torchvision:fcos_resnet50_fpn", weights="random", num_classes=3)
     student = make_trainable(source, "fcos", size=(128, 96), labels=("no", "a", "b"))
