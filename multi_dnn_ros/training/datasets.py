@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.training.scenes import Scene, SceneGenerator
-from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.preprocess import Preprocess, ResizeMode
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,8 @@ class DatasetError(ValueError):
 class RenderSpec:
     """Which scenes, and the network input sizes (width, height) to store them for.
 
-    wide: share of the scenes rendered at 640x360 instead of 640x480; networks stretch both to their input.
+    wide: share of the scenes rendered at 640x360 instead of 640x480. fit, antialias, centered: how they become inputs,
+    as in Preprocess; pad: grey level of the padding, 0..255.
     """
 
     count: int
@@ -57,12 +58,45 @@ class RenderSpec:
     lane_size: tuple[int, int]
     wide: float = 0.0
     first: int = 0
+    fit: ResizeMode = "stretch"
+    antialias: bool = True
+    centered: bool = True
+    pad: int = 114
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """As JSON values. Without framing options that have their defaults: scenes stored before there were any have
+        none.
+        """
+        given = {name: value for name, value in asdict(self).items() if name not in FRAMING or value != FRAMING[name]}
+        content: dict[str, Any] = json.loads(json.dumps(given))
+        return content
+
+    def framing(self, size: tuple[int, int]) -> Preprocess:
+        """How a scene becomes an input of `size` (width, height)."""
+        return Preprocess(
+            *size, fit=self.fit, antialias=self.antialias, centered=self.centered, pad=self.pad / 255
+        )  # fmt: skip
 
     def scene(self, index: int) -> Scene:
         """Scene number `index` of this set, 0 .. count - 1."""
         number = self.first + index
         height = 360 if (number * 2654435761 % 2**32) < self.wide * 2**32 else 480
         return SceneGenerator(640, height, self.seed).scene(number)
+
+
+#: Options of RenderSpec that say how scenes become inputs, with their defaults.
+FRAMING: dict[str, Any] = {
+    field.name: field.default for field in fields(RenderSpec) if field.name in ("fit", "antialias", "centered", "pad")
+}
+
+
+def framing_options(framing: Preprocess) -> dict[str, Any]:
+    """The options of RenderSpec for a framing: those that differ from their defaults and change something."""
+    options: dict[str, Any] = {"fit": framing.fit, "antialias": framing.antialias}
+    if framing.fit == "letterbox":
+        options |= {"centered": framing.centered, "pad": round((framing.pad or 0.0) * 255)}
+    return {name: value for name, value in options.items() if value != FRAMING[name]}
 
 
 def framed(image: npt.NDArray[np.uint8], framing: Preprocess) -> npt.NDArray[np.uint8]:
@@ -74,25 +108,31 @@ def framed(image: npt.NDArray[np.uint8], framing: Preprocess) -> npt.NDArray[np.
     return np.asarray(values[0].mul_(255.0).round_().to(torch.uint8).numpy(), dtype=np.uint8)
 
 
-def fit(image: npt.NDArray[np.uint8], width: int, height: int) -> npt.NDArray[np.uint8]:
-    """`framed` by stretching, as for the package's own networks."""
-    return framed(image, Preprocess(width, height))
-
-
 def fit_mask(mask: npt.NDArray[Any], width: int, height: int) -> npt.NDArray[np.uint8]:
     """(H, W), nonzero = lane -> (1, height, width) uint8, 0..255 = share of the pixel that is lane."""
     area = cv2.resize((mask > 0).astype(np.float32), (width, height), interpolation=cv2.INTER_AREA)
     return np.asarray(np.rint(area * 255), dtype=np.uint8)[None]
 
 
-def box_rows(scene: Scene, width: int, height: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Boxes (MAX_BOXES, 4) in pixels of a width x height input and classes (MAX_BOXES,), padded with NO_BOX."""
+def framed_mask(mask: npt.NDArray[Any], framing: Preprocess, image_size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """`fit_mask` at the place that an image of (H, W) has in the input; the padding is not lane."""
+    place = framing.geometry(image_size)
+    padded = np.zeros((1, framing.height, framing.width), np.uint8)
+    inside = padded[:, place.top : place.top + place.height, place.left : place.left + place.width]
+    inside[:] = fit_mask(mask, place.width, place.height)
+    return padded
+
+
+def box_rows(scene: Scene, framing: Preprocess) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Boxes (MAX_BOXES, 4) in pixels of the input and classes (MAX_BOXES,), padded with NO_BOX."""
     boxes = np.zeros((MAX_BOXES, 4), np.float32)
     classes = np.full(MAX_BOXES, NO_BOX, np.int64)
     rows = np.concatenate([scene.boxes, scene.ignored])[:MAX_BOXES]
     names = np.concatenate([scene.class_ids, np.full(len(scene.ignored), IGNORED)])[:MAX_BOXES]
-    scale = np.array([width / scene.image.shape[1], height / scene.image.shape[0]] * 2, np.float32)
-    boxes[: len(rows)], classes[: len(rows)] = rows * scale, names
+    place = framing.geometry((scene.image.shape[0], scene.image.shape[1]))
+    scale = np.array([place.scale_x, place.scale_y] * 2, np.float32)
+    boxes[: len(rows)] = rows * scale + np.array([place.left, place.top] * 2, np.float32)
+    classes[: len(rows)] = names
     return boxes, classes
 
 
@@ -127,7 +167,7 @@ def render(spec: RenderSpec, folder: Path, workers: int = 0) -> SceneArrays:
     Waits while another process renders into `folder`, and then uses its scenes. Raises OSError that names the file if
     the disk is full, DatasetError if a process was killed; a failed rendering is removed.
     """
-    wanted = json.loads(json.dumps(spec.__dict__))
+    wanted = spec.description
     there = _rendered(folder, wanted)
     if there is None:
         with _render_lock(folder):
@@ -230,12 +270,13 @@ def _begin_process() -> None:
 def _render_chunk(chunk: tuple[RenderSpec, Path, int, int]) -> int:
     spec, folder, first, last = chunk
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r+") for name in SceneArrays.NAMES}
+    detector, lane = spec.framing(spec.detector_size), spec.framing(spec.lane_size)
     for index in range(first, last):
         scene = spec.scene(index)
-        arrays["detector_images"][index] = fit(scene.image, *spec.detector_size)
-        arrays["boxes"][index], arrays["classes"][index] = box_rows(scene, *spec.detector_size)
-        arrays["lane_images"][index] = fit(scene.image, *spec.lane_size)
-        arrays["lane_masks"][index] = fit_mask(scene.lane_mask, *spec.lane_size)
+        arrays["detector_images"][index] = framed(scene.image, detector)
+        arrays["boxes"][index], arrays["classes"][index] = box_rows(scene, detector)
+        arrays["lane_images"][index] = framed(scene.image, lane)
+        arrays["lane_masks"][index] = framed_mask(scene.lane_mask, lane, scene.image.shape[:2])
     return last - first
 
 

@@ -18,8 +18,8 @@ from multi_dnn_ros.training.datasets import (
     MAX_BOXES,
     NO_BOX,
     DatasetError,
-    fit_mask,
     framed,
+    framed_mask,
     read_mask,
     read_rgb,
 )
@@ -177,7 +177,7 @@ class LaneMasks:
     labels = ("lane",)
 
     def __init__(self, folder: Path, framing: Preprocess) -> None:
-        """framing: by stretching, like the masks. Raises DatasetError."""
+        """Raises DatasetError."""
         images, masks = folder / "images", folder / "masks"
         for part in (images, masks):
             if not part.is_dir():
@@ -214,7 +214,7 @@ class LaneMasks:
                 f"{mask_path}: {mask.shape[1]}x{mask.shape[0]} does not have the aspect ratio of its image, "
                 f"{image.shape[1]}x{image.shape[0]}"
             )
-        lane = fit_mask(mask, self.framing.width, self.framing.height)
+        lane = framed_mask(mask, self.framing, (image.shape[0], image.shape[1]))
         return {"image": torch.from_numpy(framed(image, self.framing)), "mask": torch.from_numpy(lane)}
 
     def name(self, index: int) -> str:

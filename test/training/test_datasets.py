@@ -33,12 +33,13 @@ from multi_dnn_ros.training.datasets import (
     RenderSpec,
     SceneArrays,
     box_rows,
-    fit,
     fit_mask,
+    framed,
     render,
     road_frames,
 )
 from multi_dnn_ros.training.scenes import Scene
+from multi_dnn_ros.vision.preprocess import Preprocess
 
 SPEC = RenderSpec(count=3, seed=6, detector_size=(96, 64), lane_size=(80, 48), wide=0.4)
 ROAD = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "road"
@@ -49,9 +50,9 @@ def test_rendered_arrays_hold_the_scenes(tmp_path: Path) -> None:
     assert len(arrays) == 3
     for k in range(3):
         scene = SPEC.scene(k)
-        assert np.array_equal(arrays.detector_images[k], fit(scene.image, 96, 64))
+        assert np.array_equal(arrays.detector_images[k], framed(scene.image, Preprocess(96, 64)))
         assert np.array_equal(arrays.lane_masks[k], fit_mask(scene.lane_mask, 80, 48))
-        boxes, classes = box_rows(scene, 96, 64)
+        boxes, classes = box_rows(scene, Preprocess(96, 64))
         assert np.array_equal(arrays.boxes[k], boxes)
         assert np.array_equal(arrays.classes[k], classes)
 
@@ -62,6 +63,29 @@ def test_rendering_is_not_done_twice_and_another_set_replaces_it(tmp_path: Path)
     render(SPEC, tmp_path, workers=1)
     assert (tmp_path / "boxes.npy").stat().st_mtime_ns == stamp
     assert len(render(RenderSpec(1, 7, (96, 64), (80, 48)), tmp_path, workers=1)) == 1
+
+
+def test_letterboxed_scenes_have_their_boxes_and_masks_in_place(tmp_path: Path) -> None:
+    """640 x 480 in the upper left corner of 96 x 96: a scale of 0.15 both ways, and 24 rows of padding below."""
+    spec = RenderSpec(1, 6, (96, 96), (96, 96), fit="letterbox", centered=False, pad=77)
+    arrays, scene = render(spec, tmp_path, workers=1), spec.scene(0)
+    for images in (arrays.detector_images, arrays.lane_images):
+        assert np.array_equal(images[0, :, :72], framed(scene.image, Preprocess(96, 72)))
+        assert (images[0, :, 72:] == 77).all()
+    assert np.array_equal(arrays.lane_masks[0, :, :72], fit_mask(scene.lane_mask, 96, 72))
+    assert not arrays.lane_masks[0, :, 72:].any()
+    count = len(scene.boxes)
+    assert np.allclose(arrays.boxes[0, :count], scene.boxes * 0.15)
+    assert not arrays.boxes[0, count + len(scene.ignored) :].any()
+    centred = box_rows(scene, Preprocess(96, 96, fit="letterbox"))[0]
+    assert np.allclose(centred[:count], scene.boxes * 0.15 + (0, 12, 0, 12), atol=1e-4)
+
+
+def test_stretched_scenes_of_earlier_versions_are_still_used(tmp_path: Path) -> None:
+    """Their description has no framing."""
+    render(SPEC, tmp_path, workers=1)
+    keys = {"count", "seed", "detector_size", "lane_size", "wide", "first"}
+    assert set(json.loads((tmp_path / "spec.json").read_text())) == keys
 
 
 def test_an_interrupted_rendering_is_no_data_set(tmp_path: Path) -> None:
@@ -195,7 +219,7 @@ def test_scenes_are_on_the_disk_before_their_description(tmp_path: Path, monkeyp
 
 def test_boxes_are_scaled_to_the_input_and_rows_filled_up() -> None:
     scene = RenderSpec(1, 6, (96, 64), (80, 48)).scene(1)  # 640x480
-    boxes, classes = box_rows(scene, 64, 48)
+    boxes, classes = box_rows(scene, Preprocess(64, 48))
     assert boxes.shape == (MAX_BOXES, 4)
     count = len(scene.boxes)
     assert np.allclose(boxes[:count], scene.boxes / 10)
