@@ -250,12 +250,18 @@ def _render_chunks(spec: RenderSpec, folder: Path, workers: int) -> None:
             for chunk in chunks:
                 bar.update(_render_chunk(chunk))
         else:
+            before = multiprocessing.active_children()
             # Not a multiprocessing.Pool, which waits forever if a process is killed.
             with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin_process) as pool:
                 try:
                     for count in pool.map(_render_chunk, chunks):
                         bar.update(count)
                 except BrokenProcessPool:
+                    # Leaving the pool waits for the others. It has sent them SIGTERM, which children of a rank of the
+                    # fleet ignore as that does.
+                    for process in multiprocessing.active_children():
+                        if process not in before:
+                            process.kill()
                     raise DatasetError(
                         f"{folder}: one of {processes} rendering processes was killed; is there too little memory?"
                     ) from None

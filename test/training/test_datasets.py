@@ -148,6 +148,32 @@ def test_a_rendering_process_that_is_killed_is_an_error(tmp_path: Path) -> None:
     assert not list((tmp_path / "set").iterdir())
 
 
+class KillingBesideOne(RenderSpec):
+    """Its first scene kills the process when another one waits forever and ignores SIGTERM."""
+
+    def scene(self, index: int) -> Scene:
+        ignoring = Path(os.environ["IGNORING"])
+        if index:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            ignoring.touch()
+            threading.Event().wait()
+        while not ignoring.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return super().scene(index)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("forked_spawns")
+def test_rendering_does_not_wait_for_processes_that_ignore_sigterm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a rank of the fleet."""
+    monkeypatch.setenv("IGNORING", str(tmp_path / "ignoring"))
+    with pytest.raises(DatasetError, match="set: one of 2 rendering processes was killed"):
+        render(KillingBesideOne(64, 6, (64, 64), (64, 64)), tmp_path / "set", workers=2)
+
+
 class Waiting(RenderSpec):
     """Its scenes are never finished; each process that begins one leaves a file with its number."""
 
