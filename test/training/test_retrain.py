@@ -226,6 +226,7 @@ from test_retrain import learn
 torch.set_num_threads(1)
 out = Path({out!r})
 with distributed.process_group("cpu"):
+    assert distributed.total(torch.tensor([2.0, 3.0])).tolist() == [4.0, 6.0]
     network = learn()
     torch.save(network.state_dict(), out / f"rank{{distributed.rank()}}.pt")
     code = main({arguments!r})
