@@ -207,6 +207,7 @@ def _write(args: argparse.Namespace, student: Trainable, labels: tuple[str, ...]
         labels=labels if student.task == "classes" else student.labels,
         plan=dict(before.plan) if before is not None else {},
         provenance=own,
+        **student.source.own_interface,
     )
     set_training(student.source.module, False)
     save_artifact(args.output, student.source.module, description)

@@ -158,6 +158,7 @@ class JobTraining:
                 model=self._origin(), num_classes=before.num_classes if before else self.job.num_classes,
                 input_size=own.size, labels=self.data.labels if own.task == "classes" else own.labels,
                 plan=dict(before.plan) if before else {}, provenance={**provenance(), "training": training},
+                **own.source.own_interface,
             ),
         )  # fmt: skip
         return scores

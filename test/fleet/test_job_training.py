@@ -12,6 +12,7 @@ from multi_dnn_ros.fleet.job_training import JobTraining
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.measure_steps import measure_network
 from multi_dnn_ros.fleet.networks import load_trainable
+from multi_dnn_ros.models.artifact import Description, save_artifact
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.planning.batch_units import parse_unit
 
@@ -41,7 +42,8 @@ def exported(job: FleetJob, tmp_path: Path) -> FleetJob:
         torch.nn.Linear(4, 2),
     )  # fmt: skip
     path = tmp_path / "in.pt2"
-    torch.export.save(torch.export.export(network.eval(), (torch.zeros(1, 3, 16, 16),)), path)
+    own = {"bgr": True, "std": (0.5, 0.6, 0.7)}
+    save_artifact(path, network.eval(), Description(model="in.onnx", input_size=(16, 16), preprocess=own))
     changes = {"model": str(path), "weights": "default", "num_classes": 0, "size": None, "decoder": "classification"}
     return job.model_copy(update={**changes, "steps": 2, "lr": 0.1})
 
@@ -55,6 +57,7 @@ def test_an_exported_program_is_trained_and_written(exported: FleetJob, tmp_path
     assert set(training.finish(tmp_path / "out.pt2")) == {"top1", "top5"}
     before, after = (load_network(str(path)) for path in (exported.model, tmp_path / "out.pt2"))
     assert after.labels == ("green", "red")
+    assert after.preprocess == before.preprocess == {"bgr": True, "std": (0.5, 0.6, 0.7)}
     assert any(
         not torch.equal(old, new)
         for old, new in zip(before.module.parameters(), after.module.parameters(), strict=True)
