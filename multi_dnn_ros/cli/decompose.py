@@ -162,6 +162,7 @@ def run(args: argparse.Namespace) -> int:
         labels=source.labels,
         plan=plan_of(outcomes),
         provenance=provenance,
+        **source.own_interface,
     )
     save_artifact(args.output, whole, description)
     return _report(

@@ -193,6 +193,7 @@ def run(args: argparse.Namespace) -> int:
 def _write(args: argparse.Namespace, student: Trainable, labels: tuple[str, ...], training: dict[str, Any]) -> None:
     from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.models.artifact import Description, save_artifact
+    from multi_dnn_ros.training.loop import set_training
 
     before = student.source.description
     own: dict[str, Any] = {**provenance(), "training": training}
@@ -206,17 +207,10 @@ def _write(args: argparse.Namespace, student: Trainable, labels: tuple[str, ...]
         labels=labels if student.task == "classes" else student.labels,
         plan=dict(before.plan) if before is not None else {},
         provenance=own,
+        **student.source.own_interface,
     )
-    save_artifact(
-        args.output, student.source.module.eval() if _has_modes(student) else student.source.module, description
-    )
-
-
-def _has_modes(student: Trainable) -> bool:
-    """Whether the module can be switched to eval(). Exported programs cannot: their mode was fixed at export."""
-    from torch import fx
-
-    return not isinstance(student.source.module, fx.GraphModule)
+    set_training(student.source.module, False)
+    save_artifact(args.output, student.source.module, description)
 
 
 def _print(result: Controlled, output: Path) -> None:

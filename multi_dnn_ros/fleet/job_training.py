@@ -25,7 +25,7 @@ from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.checks import CheckedData, check_data
 from multi_dnn_ros.training.data import DataRequest, open_data
-from multi_dnn_ros.training.loop import Schedule, make_optimizer, set_rate
+from multi_dnn_ros.training.loop import Schedule, make_optimizer, set_rate, set_training
 from multi_dnn_ros.training.precision import autocast
 from multi_dnn_ros.training.retrain import check_labels
 from multi_dnn_ros.training.setup import make_batches, score_rows
@@ -74,7 +74,7 @@ class JobTraining:
         self._range = (0, 10)
         self._stream: Iterator[Batch] | None = None
         self._weights = [p for p in self.network.parameters() if p.requires_grad]
-        self.network.train()
+        set_training(self.network, True)
 
     def take(self, shares: Shares, rank: int) -> None:
         """Compute these tenths of the following batches: those of the rank, after those of lower ranks."""
@@ -142,8 +142,9 @@ class JobTraining:
 
     def finish(self, path: Path) -> dict[str, float]:
         """Write the trained network and return its scores on the test part."""
-        self.network.eval().float()
         own = self._trainable
+        for module in (self.network.float(), own.source.module):
+            set_training(module, False)
         scores = score_rows(
             self.network, own.task, self.data.part("test"), own.inputs, own.decoder, own.labels, kind=own.kind
         )
@@ -152,11 +153,12 @@ class JobTraining:
         self.network.cpu()
         save_artifact(
             path,
-            own.source.module.eval(),
+            own.source.module,
             Description(
                 model=self._origin(), num_classes=before.num_classes if before else self.job.num_classes,
                 input_size=own.size, labels=self.data.labels if own.task == "classes" else own.labels,
                 plan=dict(before.plan) if before else {}, provenance={**provenance(), "training": training},
+                **own.source.own_interface,
             ),
         )  # fmt: skip
         return scores

@@ -29,8 +29,9 @@ class LocalRank(RankHandle):
     def __init__(self, setup: RankSetup, rank_main: RankMain) -> None:
         context = process_context()
         self.end, there = context.Pipe()
+        # No daemon: those may not start processes, as rendering `road` data does. `start_process` has it killed anyway.
         self._process: Any = context.Process(
-            target=rank_main, args=(setup, there), name=f"{setup.job.name} on {setup.unit.name}", daemon=True
+            target=rank_main, args=(setup, there), name=f"{setup.job.name} on {setup.unit.name}"
         )
         start_process(self._process)
         there.close()  # so that the connection closes when the process ends
@@ -95,7 +96,7 @@ def start_process(process: Any) -> None:
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    # Before multiprocessing sends SIGTERM to its daemons at exit, and waits for them.
+    # Before multiprocessing waits at exit for the processes that it has started.
     Finalize(process, _kill, (process._popen,), exitpriority=1)
 
 

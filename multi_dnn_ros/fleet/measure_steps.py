@@ -21,6 +21,7 @@ from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.fleet.shares import TENTHS
 from multi_dnn_ros.fleet.step_times import Interconnect, NetworkTimes, StepTime
 from multi_dnn_ros.planning.batch_units import Unit
+from multi_dnn_ros.training.loop import set_training
 from multi_dnn_ros.training.precision import autocast
 from multi_dnn_ros.training.trainable import Trainable
 
@@ -40,7 +41,7 @@ def measure_network(network: Trainable, unit: Unit, batch: int, precision: str, 
     device = torch.device(unit.device)
     dtype = torch.float64 if precision == "fp64" else torch.float32
     module = network.network.to(device, dtype)
-    module.train()
+    set_training(module, True)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-6, momentum=0.9)
     width, height = network.size
     rows = []

@@ -51,8 +51,8 @@ class UnitAgent:
         """Start a rank. Returns its process id."""
         setup = replace(setup, unit=self._unit)
         process: Any = process_context().Process(
-            target=remote_main, args=(setup, key, supervision, self._interface, rank_main), daemon=True
-        )
+            target=remote_main, args=(setup, key, supervision, self._interface, rank_main)
+        )  # no daemon, as in LocalRank
         start_process(process)
         self._ranks[key] = process
         return int(process.pid)

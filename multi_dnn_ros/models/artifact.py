@@ -59,7 +59,8 @@ def save_artifact(path: Path, module: nn.Module, description: Description) -> No
     if expected == ".pt2":
         write = _exporter(module, description)
     else:
-        fields = description.model_dump(mode="json")
+        # What images and outputs are like follows from the name, as do the layers.
+        fields = description.model_dump(mode="json", exclude={"preprocess", "decoder"})
         tensors = {name: value.detach().cpu().clone().contiguous() for name, value in module.state_dict().items()}
 
         def write(file: Path) -> None:

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, Strict, model_validator
+from typing_extensions import TypedDict
 
 from multi_dnn_ros.models.decomposed import LayerPlan, _Strict
 
 FORMAT: Literal["multi_dnn_ros network 1"] = "multi_dnn_ros network 1"
 _Side = Annotated[int, Field(ge=1, le=16_384)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class PreprocessOptions(TypedDict, total=False):
+    """Keyword arguments of Preprocess but width and height."""
+
+    fit: Literal["stretch", "letterbox"]
+    bgr: bool
+    mean: Annotated[tuple[_Finite, _Finite, _Finite], Strict(False)]  # or a list
+    std: Annotated[tuple[_Positive, _Positive, _Positive], Strict(False)]
+    antialias: bool
+    centered: bool
+    pad: _Finite | None
 
 
 class Description(_Strict):
@@ -17,8 +32,9 @@ class Description(_Strict):
 
     model: the original: `builtin:<name>`, `torchvision:<builder>`, or for a .pt2 artifact the file's name. num_classes:
     of a torchvision builder; 0: its default. input_size: (width, height) of its input. labels: class names by index;
-    empty: the original's. plan: the decomposed layers; empty for a network that was only retrained.
-    provenance: JSON: source hash, data, seeds, versions, scores.
+    empty: the original's. preprocess, decoder: of a .pt2 artifact, as in Source; empty: not stated by the original.
+    plan: the decomposed layers; empty for a network that was only retrained. provenance: JSON: source hash, data,
+    seeds, versions, scores.
     """
 
     format: Literal["multi_dnn_ros network 1"] = FORMAT
@@ -26,6 +42,8 @@ class Description(_Strict):
     num_classes: int = Field(0, ge=0, le=10_000)
     input_size: tuple[_Side, _Side]
     labels: tuple[str, ...] = Field((), max_length=10_000)
+    preprocess: PreprocessOptions = Field(default_factory=PreprocessOptions)
+    decoder: str = Field("", max_length=256)
     plan: dict[str, LayerPlan] = Field(default_factory=dict)
     provenance: dict[str, Any] = Field(default_factory=dict)
 

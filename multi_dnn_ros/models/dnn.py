@@ -53,6 +53,11 @@ class Source:
         """The layers that run on the device: of a torchvision detector those before its own decoding."""
         return self.module if self.detector is None else DetectorCore(self.detector).eval()
 
+    @property
+    def own_interface(self) -> dict[str, Any]:
+        """What the model itself says about its images and outputs: fields of the Description of its artifact."""
+        return {"preprocess": self.preprocess, "decoder": self.decoder}
+
     def input_size(self, model: str, asked: tuple[int, int] | None, name: str) -> tuple[int, int]:
         """(width, height) to run at: `asked`, otherwise the network's own.
 

@@ -29,9 +29,11 @@ def source_of_file(
     """
     size = _image_size(path, inputs)
     labels = description.labels if description is not None else ()
+    preprocess: dict[str, Any] = {**description.preprocess} if description is not None else {}
+    decoder = description.decoder if description is not None else ""
     return Source(
-        module, size, "", labels, fixed_size=size is not None, description=description, classes=len(labels),
-        outputs=None if outputs is None else tuple(outputs),
+        module, size, decoder, labels, preprocess, fixed_size=size is not None, description=description,
+        classes=len(labels), outputs=None if outputs is None else tuple(outputs),
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         verb.add_argument("--out", type=Path, required=True, help="weights file to write, .safetensors")
         verb.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda")
         verb.add_argument("--epochs", type=int, default=epochs, help="number of epochs")
-        verb.add_argument("--batch-size", type=int, default=batch, help="images per step, over all processes")
+        verb.add_argument("--batch-size", type=int, default=batch, help="images per step")
         verb.add_argument("--lr", type=float, default=lr, help="highest learning rate")
         verb.add_argument("--resume", type=Path, help="checkpoint to write after every epoch, and to resume from")
         verb.add_argument("--quiet", action="store_true", help="no progress bars")

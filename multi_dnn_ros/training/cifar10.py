@@ -5,7 +5,9 @@ pickles.
 from __future__ import annotations
 
 import io
+import lzma
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from pickle import Unpickler, UnpicklingError
@@ -43,7 +45,7 @@ def load(path: Path) -> dict[str, Arrays]:
         raise DatasetError(f"{path}: no such file or folder; {_EXPECTED}")
     try:
         files = dict(_archive(path) if path.is_file() else _folder(path))
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
         raise DatasetError(f"{path}: cannot be read ({error}); {_EXPECTED}") from None
     found = {part: _part(path, part, files) for part in _FILES}
     if not all(found.values()):

@@ -22,8 +22,9 @@ from multi_dnn_ros.training.datasets import (
     RenderSpec,
     RoadFrame,
     SceneArrays,
-    fit,
-    fit_mask,
+    framed,
+    framed_mask,
+    framing_options,
     render,
     road_frames,
 )
@@ -286,10 +287,12 @@ class _Road:
             )
 
     def part(self, part: Part) -> Rows:
-        size = (self.wanted.framing.width, self.wanted.framing.height)
+        framing = self.wanted.framing
+        size, options = (framing.width, framing.height), framing_options(framing)
         count = self.wanted.scenes if part == "train" else max(8, self.wanted.scenes // 12)
-        spec = RenderSpec(count, SEEDS[part], size, size, wide=0.3 if part == "train" else 0.0)
-        return road_rows(render(spec, self.folder / f"{part}_{size[0]}x{size[1]}"), self.task, self.labels)
+        spec = RenderSpec(count, SEEDS[part], size, size, wide=0.3 if part == "train" else 0.0, **options)
+        name = "_".join([f"{part}_{size[0]}x{size[1]}", *(f"{key}_{value}" for key, value in options.items())])
+        return road_rows(render(spec, self.folder / name), self.task, self.labels)
 
 
 def road_rows(scenes: SceneArrays, task: Task, labels: Sequence[str]) -> ArrayRows:
@@ -313,20 +316,19 @@ class _Drive:
     labels: tuple[str, ...] = LaneMasks.labels
 
     def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
-        self.name, self.folder = name, folder
-        self.size = (wanted.framing.width, wanted.framing.height)
+        self.name, self.folder, self.framing = name, folder, wanted.framing
 
     def part(self, part: Part) -> Rows:
         frames = road_frames(self.folder, "video" if part == "test" else "train")
-        rows = drive_rows(frames, self.size)
+        rows = drive_rows(frames, self.framing)
         recordings = [recording_of(frame.name) for frame in frames]
         return rows if part == "test" else held_out(rows, part, recordings, str(self.folder))
 
 
-def drive_rows(frames: Sequence[RoadFrame], size: tuple[int, int]) -> ArrayRows:
-    """Real frames and their masks at a network's input size (width, height)."""
-    images = np.stack([fit(frame.image, *size) for frame in frames])
-    masks = np.stack([fit_mask(frame.mask, *size) for frame in frames])
+def drive_rows(frames: Sequence[RoadFrame], framing: Preprocess) -> ArrayRows:
+    """Real frames and their masks as inputs of a network. framing: as in DataRequest."""
+    images = np.stack([framed(frame.image, framing) for frame in frames])
+    masks = np.stack([framed_mask(frame.mask, framing, frame.image.shape[:2]) for frame in frames])
     return ArrayRows(
         {"image": torch.from_numpy(images), "mask": torch.from_numpy(masks)}, [frame.name for frame in frames]
     )

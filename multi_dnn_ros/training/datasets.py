@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.training.scenes import Scene, SceneGenerator
-from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.preprocess import Preprocess, ResizeMode
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ MAX_BOXES = 96
 #: A photo whose mean difference from a video frame (grey levels at 240x135) is at most this was taken from the video.
 #: Consecutive frames of the available video differ by 3, photos of other roads by 18 or more.
 SAME_ROAD = 6.0
-#: Maximum number of frames read from a video, which is kept in memory.
+#: Maximum number of frames read from a video. Those with masks are kept in memory.
 MAX_FRAMES = 2_000
 #: Class numbers of padding rows, of ignored boxes, and of crowds, which are ignored, too: CROWD - k is one of class k.
 NO_BOX, IGNORED, CROWD = -1, -2, -3
@@ -48,7 +48,8 @@ class DatasetError(ValueError):
 class RenderSpec:
     """Which scenes, and the network input sizes (width, height) to store them for.
 
-    wide: share of the scenes rendered at 640x360 instead of 640x480; networks stretch both to their input.
+    wide: share of the scenes rendered at 640x360 instead of 640x480. fit, antialias, centered: how they become inputs,
+    as in Preprocess; pad: grey level of the padding, 0..255.
     """
 
     count: int
@@ -57,12 +58,45 @@ class RenderSpec:
     lane_size: tuple[int, int]
     wide: float = 0.0
     first: int = 0
+    fit: ResizeMode = "stretch"
+    antialias: bool = True
+    centered: bool = True
+    pad: int = 114
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """As JSON values. Without framing options that have their defaults: scenes stored before there were any have
+        none.
+        """
+        given = {name: value for name, value in asdict(self).items() if name not in FRAMING or value != FRAMING[name]}
+        content: dict[str, Any] = json.loads(json.dumps(given))
+        return content
+
+    def framing(self, size: tuple[int, int]) -> Preprocess:
+        """How a scene becomes an input of `size` (width, height)."""
+        return Preprocess(
+            *size, fit=self.fit, antialias=self.antialias, centered=self.centered, pad=self.pad / 255
+        )  # fmt: skip
 
     def scene(self, index: int) -> Scene:
         """Scene number `index` of this set, 0 .. count - 1."""
         number = self.first + index
         height = 360 if (number * 2654435761 % 2**32) < self.wide * 2**32 else 480
         return SceneGenerator(640, height, self.seed).scene(number)
+
+
+#: Options of RenderSpec that say how scenes become inputs, with their defaults.
+FRAMING: dict[str, Any] = {
+    field.name: field.default for field in fields(RenderSpec) if field.name in ("fit", "antialias", "centered", "pad")
+}
+
+
+def framing_options(framing: Preprocess) -> dict[str, Any]:
+    """The options of RenderSpec for a framing: those that differ from their defaults and change something."""
+    options: dict[str, Any] = {"fit": framing.fit, "antialias": framing.antialias}
+    if framing.fit == "letterbox":
+        options |= {"centered": framing.centered, "pad": round((framing.pad or 0.0) * 255)}
+    return {name: value for name, value in options.items() if value != FRAMING[name]}
 
 
 def framed(image: npt.NDArray[np.uint8], framing: Preprocess) -> npt.NDArray[np.uint8]:
@@ -74,25 +108,31 @@ def framed(image: npt.NDArray[np.uint8], framing: Preprocess) -> npt.NDArray[np.
     return np.asarray(values[0].mul_(255.0).round_().to(torch.uint8).numpy(), dtype=np.uint8)
 
 
-def fit(image: npt.NDArray[np.uint8], width: int, height: int) -> npt.NDArray[np.uint8]:
-    """`framed` by stretching, as for the package's own networks."""
-    return framed(image, Preprocess(width, height))
-
-
 def fit_mask(mask: npt.NDArray[Any], width: int, height: int) -> npt.NDArray[np.uint8]:
     """(H, W), nonzero = lane -> (1, height, width) uint8, 0..255 = share of the pixel that is lane."""
     area = cv2.resize((mask > 0).astype(np.float32), (width, height), interpolation=cv2.INTER_AREA)
     return np.asarray(np.rint(area * 255), dtype=np.uint8)[None]
 
 
-def box_rows(scene: Scene, width: int, height: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Boxes (MAX_BOXES, 4) in pixels of a width x height input and classes (MAX_BOXES,), padded with NO_BOX."""
+def framed_mask(mask: npt.NDArray[Any], framing: Preprocess, image_size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """`fit_mask` at the place that an image of (H, W) has in the input; the padding is not lane."""
+    place = framing.geometry(image_size)
+    padded = np.zeros((1, framing.height, framing.width), np.uint8)
+    inside = padded[:, place.top : place.top + place.height, place.left : place.left + place.width]
+    inside[:] = fit_mask(mask, place.width, place.height)
+    return padded
+
+
+def box_rows(scene: Scene, framing: Preprocess) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Boxes (MAX_BOXES, 4) in pixels of the input and classes (MAX_BOXES,), padded with NO_BOX."""
     boxes = np.zeros((MAX_BOXES, 4), np.float32)
     classes = np.full(MAX_BOXES, NO_BOX, np.int64)
     rows = np.concatenate([scene.boxes, scene.ignored])[:MAX_BOXES]
     names = np.concatenate([scene.class_ids, np.full(len(scene.ignored), IGNORED)])[:MAX_BOXES]
-    scale = np.array([width / scene.image.shape[1], height / scene.image.shape[0]] * 2, np.float32)
-    boxes[: len(rows)], classes[: len(rows)] = rows * scale, names
+    place = framing.geometry((scene.image.shape[0], scene.image.shape[1]))
+    scale = np.array([place.scale_x, place.scale_y] * 2, np.float32)
+    boxes[: len(rows)] = rows * scale + np.array([place.left, place.top] * 2, np.float32)
+    classes[: len(rows)] = names
     return boxes, classes
 
 
@@ -109,7 +149,7 @@ class SceneArrays:
         try:
             self.spec = json.loads((folder / "spec.json").read_text())
             arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in self.NAMES}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:  # the last: an empty file
             raise DatasetError(f"{folder}: no rendered scenes ({error}); make them with `render`") from error
         self.detector_images = arrays["detector_images"]
         self.boxes = arrays["boxes"]
@@ -127,7 +167,7 @@ def render(spec: RenderSpec, folder: Path, workers: int = 0) -> SceneArrays:
     Waits while another process renders into `folder`, and then uses its scenes. Raises OSError that names the file if
     the disk is full, DatasetError if a process was killed; a failed rendering is removed.
     """
-    wanted = json.loads(json.dumps(spec.__dict__))
+    wanted = spec.description
     there = _rendered(folder, wanted)
     if there is None:
         with _render_lock(folder):
@@ -176,7 +216,10 @@ def _render(spec: RenderSpec, folder: Path, workers: int, wanted: object) -> Non
         for name, (shape, kind) in shapes.items():
             _make_array(folder / f"{name}.npy", (spec.count, *shape), kind)
         _render_chunks(spec, folder, workers)
-        with atomic_write(done) as temporary:
+        for name in shapes:  # first, so that after a power loss no description stands beside arrays that were lost
+            with (folder / f"{name}.npy").open("rb") as file:
+                os.fsync(file.fileno())
+        with atomic_write(done, to_disk=True) as temporary:
             temporary.write_text(json.dumps(wanted, indent=1) + "\n")
     except BaseException:
         for name in shapes:
@@ -207,12 +250,18 @@ def _render_chunks(spec: RenderSpec, folder: Path, workers: int) -> None:
             for chunk in chunks:
                 bar.update(_render_chunk(chunk))
         else:
+            before = multiprocessing.active_children()
             # Not a multiprocessing.Pool, which waits forever if a process is killed.
             with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin_process) as pool:
                 try:
                     for count in pool.map(_render_chunk, chunks):
                         bar.update(count)
                 except BrokenProcessPool:
+                    # Leaving the pool waits for the others. It has sent them SIGTERM, which children of a rank of the
+                    # fleet ignore as that does.
+                    for process in multiprocessing.active_children():
+                        if process not in before:
+                            process.kill()
                     raise DatasetError(
                         f"{folder}: one of {processes} rendering processes was killed; is there too little memory?"
                     ) from None
@@ -227,12 +276,13 @@ def _begin_process() -> None:
 def _render_chunk(chunk: tuple[RenderSpec, Path, int, int]) -> int:
     spec, folder, first, last = chunk
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r+") for name in SceneArrays.NAMES}
+    detector, lane = spec.framing(spec.detector_size), spec.framing(spec.lane_size)
     for index in range(first, last):
         scene = spec.scene(index)
-        arrays["detector_images"][index] = fit(scene.image, *spec.detector_size)
-        arrays["boxes"][index], arrays["classes"][index] = box_rows(scene, *spec.detector_size)
-        arrays["lane_images"][index] = fit(scene.image, *spec.lane_size)
-        arrays["lane_masks"][index] = fit_mask(scene.lane_mask, *spec.lane_size)
+        arrays["detector_images"][index] = framed(scene.image, detector)
+        arrays["boxes"][index], arrays["classes"][index] = box_rows(scene, detector)
+        arrays["lane_images"][index] = framed(scene.image, lane)
+        arrays["lane_masks"][index] = framed_mask(scene.lane_mask, lane, scene.image.shape[:2])
     return last - first
 
 
@@ -276,16 +326,17 @@ def road_frames(folder: Path, part: str) -> list[RoadFrame]:
 
 
 def _photos(folder: Path, masks: list[Path], other_than: list[Path]) -> list[RoadFrame]:
-    known = [_small(image[..., ::-1]) for video in other_than for image in _video_images(video)]
     frames = []
     for path in masks:
         photo = folder / f"{path.stem}.jpg"
-        if not photo.exists():
-            continue
-        image = read_rgb(photo)
-        if all(np.abs(_small(image) - other).mean() > SAME_ROAD for other in known):
-            frames.append(RoadFrame(path.stem, image, read_gray(path)))
-    return frames
+        if photo.exists():
+            image = read_rgb(photo)
+            frames.append((RoadFrame(path.stem, image, read_mask(path)), _small(image)))
+    for video in other_than:
+        for image in _video_images(video):
+            other = _small(image[..., ::-1])
+            frames = [(frame, small) for frame, small in frames if np.abs(small - other).mean() > SAME_ROAD]
+    return [frame for frame, _ in frames]
 
 
 def _masks_of(video: Path, masks: list[Path]) -> dict[int, Path]:
@@ -299,35 +350,34 @@ def _masks_of(video: Path, masks: list[Path]) -> dict[int, Path]:
 
 
 def _video_frames(video: Path, masks: dict[int, Path], share: tuple[float, float]) -> list[RoadFrame]:
-    images = _video_images(video)
-    if beyond := [path for frame, path in masks.items() if frame >= len(images)]:
+    frames: dict[int, RoadFrame] = {}
+    count = 0  # known only at the end: what the file says may be wrong
+    for count, image in enumerate(_video_images(video), 1):
+        if (path := masks.get(count - 1)) is not None:
+            name = f"{video.stem}_{count - 1:04d}"
+            frames[count - 1] = RoadFrame(name, np.ascontiguousarray(image[..., ::-1]), read_mask(path))
+    if beyond := [path for frame, path in masks.items() if frame >= count]:
         log.warning(
             "%s: %d masks are not used, such as %s: %d frames can be read, at most %d are",
-            video, len(beyond), beyond[0].name, len(images), MAX_FRAMES,
+            video, len(beyond), beyond[0].name, count, MAX_FRAMES,
         )  # fmt: skip
-    wanted = range(int(len(images) * share[0]), int(len(images) * share[1]))
-    return [
-        RoadFrame(f"{video.stem}_{k:04d}", np.ascontiguousarray(images[k][..., ::-1]), read_gray(masks[k]))
-        for k in wanted
-        if k in masks
-    ]
+    wanted = range(int(count * share[0]), int(count * share[1]))
+    return [frame for k, frame in frames.items() if k in wanted]
 
 
-def _video_images(video: Path) -> list[npt.NDArray[np.uint8]]:
-    """All frames, (H, W, 3) uint8 BGR."""
+def _video_images(video: Path) -> Iterator[npt.NDArray[np.uint8]]:
+    """The frames one after the other, (H, W, 3) uint8 BGR. DatasetError if there is none."""
     capture = cv2.VideoCapture(str(video))
     try:
-        images: list[npt.NDArray[np.uint8]] = []
-        while len(images) < MAX_FRAMES:
+        for number in range(MAX_FRAMES):
             done, image = capture.read()
             if not done:
-                break
-            images.append(np.asarray(image, dtype=np.uint8))
+                if not number:
+                    raise DatasetError(f"{video}: no frame can be read")
+                return
+            yield np.asarray(image, dtype=np.uint8)
     finally:
         capture.release()
-    if not images:
-        raise DatasetError(f"{video}: no frame can be read")
-    return images
 
 
 def _small(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
@@ -336,19 +386,20 @@ def _small(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
 
 def read_rgb(path: Path) -> npt.NDArray[np.uint8]:
     """An image file, (H, W, 3) uint8 RGB. DatasetError names one that cannot be read."""
-    return np.ascontiguousarray(_read(path, cv2.IMREAD_COLOR)[..., ::-1])
+    return np.ascontiguousarray(_read(path, cv2.IMREAD_COLOR)[..., ::-1], dtype=np.uint8)
 
 
-def read_gray(path: Path) -> npt.NDArray[np.uint8]:
-    """An image file, (H, W) uint8. DatasetError names one that cannot be read."""
-    return _read(path, cv2.IMREAD_GRAYSCALE)
+def read_mask(path: Path) -> npt.NDArray[np.uint8]:
+    """A mask file of any depth, (H, W) uint8: 255 where it is not 0. DatasetError names one that cannot be read."""
+    # Without the second flag OpenCV keeps the high byte of 16 bits: small numbers of lanes would be 0.
+    return np.asarray((_read(path, cv2.IMREAD_GRAYSCALE | cv2.IMREAD_ANYDEPTH) > 0) * 255, dtype=np.uint8)
 
 
-def _read(path: Path, mode: int) -> npt.NDArray[np.uint8]:
+def _read(path: Path, mode: int) -> npt.NDArray[Any]:
     try:
         image = cv2.imread(str(path), mode)
     except cv2.error as error:  # more pixels than OpenCV allows, by the header
         raise DatasetError(f"{path}: not a readable image ({error.err})") from None
     if image is None:
         raise DatasetError(f"{path}: not a readable image")
-    return np.asarray(image, dtype=np.uint8)
+    return image

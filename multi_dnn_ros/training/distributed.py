@@ -120,13 +120,17 @@ def replicated(network: nn.Module, unused: bool = False) -> nn.Module:
     )
 
 
-def mean(value: Tensor) -> Tensor:
-    """Mean of a scalar tensor over the processes, on all of them."""
+def total(value: Tensor) -> Tensor:
+    """Sum of a tensor over the processes, on all of them."""
     if world() > 1:
         value = value.clone()
         dist.all_reduce(value)
-        value /= world()
     return value
+
+
+def mean(value: Tensor) -> Tensor:
+    """Mean of a scalar tensor over the processes, on all of them."""
+    return total(value) / world()
 
 
 def from_first(value: Any) -> Any:

@@ -18,9 +18,9 @@ from multi_dnn_ros.training.datasets import (
     MAX_BOXES,
     NO_BOX,
     DatasetError,
-    fit_mask,
     framed,
-    read_gray,
+    framed_mask,
+    read_mask,
     read_rgb,
 )
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -177,7 +177,7 @@ class LaneMasks:
     labels = ("lane",)
 
     def __init__(self, folder: Path, framing: Preprocess) -> None:
-        """framing: by stretching, like the masks. Raises DatasetError."""
+        """Raises DatasetError."""
         images, masks = folder / "images", folder / "masks"
         for part in (images, masks):
             if not part.is_dir():
@@ -207,14 +207,14 @@ class LaneMasks:
         mask does not have the aspect ratio of the image.
         """
         path, mask_path = self.files[index]
-        image, mask = read_rgb(path), read_gray(mask_path)
+        image, mask = read_rgb(path), read_mask(mask_path)
         ratio = image.shape[1] * mask.shape[0] / (image.shape[0] * mask.shape[1])
         if abs(ratio - 1.0) > _ASPECT:
             raise DatasetError(
                 f"{mask_path}: {mask.shape[1]}x{mask.shape[0]} does not have the aspect ratio of its image, "
                 f"{image.shape[1]}x{image.shape[0]}"
             )
-        lane = fit_mask(mask, self.framing.width, self.framing.height)
+        lane = framed_mask(mask, self.framing, (image.shape[0], image.shape[1]))
         return {"image": torch.from_numpy(framed(image, self.framing)), "mask": torch.from_numpy(lane)}
 
     def name(self, index: int) -> str:

@@ -26,7 +26,8 @@ from multi_dnn_ros.training.graph_replay import capture_passes
 from multi_dnn_ros.training.precision import autocast
 from multi_dnn_ros.vision.results import OutputError
 
-__all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "Stopped", "TrainingError", "train"]
+__all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "Stopped", "TrainingError", "set_training",
+           "train"]  # fmt: skip
 
 Batch = dict[str, Tensor]
 
@@ -182,7 +183,7 @@ def _train(
         if progress and first_process:
             tqdm.write(f"{checkpoint}: continues after epoch {first} of {schedule.epochs}")
     else:
-        _set_training(average, False)
+        set_training(average, False)
         outcome.best = distributed.from_first(_scores(score, average, "before training") if first_process else {})
     unused = bool(_unused(network, batches, loss))
     # Collectives inside the passes, and weights without a gradient, which every step has to find, are not captured.
@@ -197,7 +198,7 @@ def _train(
             break
         started = time.monotonic()
         torch.manual_seed((schedule.seed * 100_003 + epoch) * 1_009 + distributed.rank())
-        _set_training(network, True)
+        set_training(network, True)
         total = torch.zeros((), device=device)
         bar = tqdm(
             batches.epoch(epoch), f"epoch {epoch + 1}/{schedule.epochs}", steps,
@@ -233,7 +234,7 @@ def _train(
         if (epoch + 1) % schedule.score_every == 0 or epoch + 1 == schedule.epochs:
             if schedule.ema and (first_process or whole_batch):  # then all processes compute the statistics together
                 fit_statistics(average, (batch["image"] for batch in batches.epoch(epoch)), schedule.precision)
-            _set_training(average, False)
+            set_training(average, False)
             when = f"epoch {epoch + 1}, lr {schedule.lr}"
             scores = distributed.from_first(_scores(score, average, when) if first_process else {})
             row.update(scores)
@@ -264,7 +265,7 @@ def _train(
             raise Stopped(f"stopped after epoch {epoch + 1} of {schedule.epochs}")
     distributed.tensors_from_first(best_weights)
     network.load_state_dict(best_weights)
-    _set_training(network, False)
+    set_training(network, False)
     return outcome
 
 
@@ -277,7 +278,7 @@ def _unused(network: nn.Module, batches: Batches, loss: Loss) -> list[str]:
         return []
     batch = next(iter(batches.epoch(0)))
     probe = copy.deepcopy(network)  # a forward pass changes the batch normalization statistics
-    _set_training(probe, True)
+    set_training(probe, True)
     trained = {name: weight for name, weight in probe.named_parameters() if weight.requires_grad}
     value = loss(probe(_channels_last(batch["image"])), batch)
     gradients = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
@@ -308,7 +309,7 @@ def _epochs_without_better(history: Sequence[Mapping[str, float]], main: str) ->
     return len(history) - 1 - since if since >= 0 else 0
 
 
-def _set_training(network: nn.Module, mode: bool) -> None:
+def set_training(network: nn.Module, mode: bool) -> None:
     """As nn.Module.train. Exported programs do not support it: their mode was fixed when they were exported."""
     try:
         network.train(mode)

@@ -13,6 +13,7 @@ from torchvision.models.detection.ssd import SSD
 from torchvision.ops import box_convert, box_iou, complete_box_iou_loss
 
 from multi_dnn_ros.models.networks import cells
+from multi_dnn_ros.training import distributed
 
 Batch = dict[str, Tensor]
 
@@ -56,6 +57,9 @@ class DetectionLoss:
     outputs: (B, 4 + classes, N) as DetectorNet returns. batch["boxes"]: (B, M, 4) x1, y1, x2, y2 in input pixels;
     batch["classes"]: (B, M) int64, class, -1 = no box, -2 and less = ignored: detections inside such a box count
     neither as right nor as wrong.
+
+    In several processes of a `distributed.process_group`, all of them must call it for their part of a batch. Gradients
+    of the losses, weighted by the numbers of images, then add up to those of one process with the whole batch.
     """
 
     def __init__(
@@ -81,7 +85,10 @@ class DetectionLoss:
             truth = batch["boxes"].gather(1, owner.clamp(min=0)[..., None].expand(-1, -1, 4))
             label = batch["classes"].gather(1, owner.clamp(min=0)).clamp(min=0)
             target = F.one_hot(label, scores.shape[2]).float() * (quality * positive)[..., None]
-            norm = target.sum().clamp(min=1.0)
+            # The loss is a mean over cells, not images: their sum in the whole batch counts, as a share of this part.
+            cells_and_images = torch.stack([target.sum(), target.new_tensor(float(len(target)))])
+            norm, images = distributed.total(cells_and_images).unbind()
+            norm = norm.clamp(min=1.0) * (len(target) / images)
         # Focal weight (Lin et al. 2017) for the many empty cells only; assigned cells learn their quality.
         weight = torch.where(target > 0, 1.0, scores.detach().square()) * (~free)[..., None]
         probability = scores.clamp(1e-6, 1.0 - 1e-6)
@@ -130,7 +137,8 @@ class TorchvisionLoss:
     """torchvision's loss of its one-stage detectors, applied to the outputs of DetectorCore.
 
     detector: complete, in any mode; its weights are not used. anchors, level_sizes: as in AnchorDecoder.
-    batch["boxes"], batch["classes"]: as for DetectionLoss; ignored boxes are skipped.
+    batch["boxes"], batch["classes"]: as for DetectionLoss; ignored boxes are skipped. In several processes SSD and FCOS
+    divide by the number of boxes in each process's own part of a batch.
     """
 
     def __init__(self, detector: Any, anchors: Tensor, level_sizes: Sequence[int]) -> None:

@@ -44,8 +44,8 @@ def split(recordings: Sequence[str], where: str) -> Split:
     """Hold out about CHOICE_SHARE of the rows, at least CHOICE_ROWS where that is at most MOST of them.
 
     recordings: of each row. If every row is a recording of its own, the held-out rows are evenly spaced; else whole
-    recordings are held out; if each is too large for that, the end of the last one. The same in every run. Raises
-    DatasetError with `where` if there are fewer than two rows.
+    recordings are held out; if those that are small enough have less than half of that, the end of the largest one. The
+    same in every run. Raises DatasetError with `where` if there are fewer than two rows.
     """
     count = len(recordings)
     if count < 2:
@@ -58,21 +58,28 @@ def split(recordings: Sequence[str], where: str) -> Split:
         chosen = [int((k + 1) * count / wanted) - 1 for k in range(wanted)]
         return _without(count, chosen)
     held_out = _whole_recordings(rows, wanted, int(count * MOST))
-    if held_out:
+    if 2 * len(held_out) >= wanted:
         return _without(count, held_out)
-    last = rows[max(rows)]
-    wanted = min(wanted, len(last) // 2)
-    gap = min(GAP, (len(last) - wanted) // 4)
-    return _without(count, last[-wanted:], last[len(last) - wanted - gap : len(last) - wanted])
+    largest = rows[max(rows, key=lambda name: (len(rows[name]), name))]
+    wanted = min(wanted, len(largest) // 2)
+    gap = min(GAP, (len(largest) - wanted) // 4)
+    end = len(largest) - wanted
+    return _without(count, largest[end:], largest[end - gap : end])
 
 
 def _whole_recordings(rows: dict[str, list[int]], wanted: int, most: int) -> list[int]:
-    """Rows of whole recordings, in an order that follows from their names, until there are `wanted`; at most `most`."""
+    """Rows of whole recordings, in an order that follows from their names, until there are `wanted`; at most `most`.
+
+    If fewer than half of `wanted` come together so, the largest recording that fits, if it has more.
+    """
     chosen: list[int] = []
-    for name in sorted(rows, key=lambda name: hashlib.sha256(name.encode()).digest()):
+    names = sorted(rows, key=lambda name: hashlib.sha256(name.encode()).digest())
+    for name in names:
         if len(chosen) < wanted and len(chosen) + len(rows[name]) <= most:
             chosen += rows[name]
-    return chosen
+    if 2 * len(chosen) >= wanted:
+        return chosen
+    return max([chosen, *(rows[name] for name in names if len(rows[name]) <= most)], key=len)
 
 
 def _without(count: int, choice: Sequence[int], unused: Sequence[int] = ()) -> Split:

@@ -88,7 +88,7 @@ def lane_setup(
     """Generated scenes, and real frames repeated to a fifth of all rows. varied: see `augment_roads`."""
     sets: list[Rows] = [road_rows(scenes, "lanes", recipe.labels)]
     if road:
-        sets.append(drive_rows(road, recipe.input_size))
+        sets.append(drive_rows(road, Preprocess(*recipe.input_size)))
     decoder = LaneDecoder(Preprocess(*recipe.input_size), recipe.labels, score_threshold=0.5)
     shown = [road_rows(choice, "lanes", recipe.labels)]
     vary = augment_roads if varied else None

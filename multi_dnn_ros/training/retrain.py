@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +153,10 @@ def check_labels(student: Trainable, data: Data) -> None:
 def _run(student: Trainable, size: tuple[int, int]) -> Any:
     """Outputs for empty images. Raises TrainingError if these are too small for the network."""
     width, height = size
-    device = next(student.network.parameters()).device
+    weight = next(chain(student.network.parameters(), student.network.buffers()), torch.empty(0))
     try:
         with torch.no_grad():
-            return student.network(torch.zeros(2, 3, height, width, device=device))
+            return student.network(torch.zeros(2, 3, height, width, device=weight.device))
     except RuntimeError as error:
         raise TrainingError(
             f"{student.model} cannot be run on images of {width}x{height}: {summarize_error(error)}"
@@ -212,12 +213,9 @@ def _loss(student: Trainable, teacher: Trainable | None, weight: float, device: 
 
 
 def _check_same_outputs(student: Trainable, teacher: Trainable) -> None:
-    width, height = student.size
-    shapes = []
-    with torch.no_grad():
-        for one in (student, teacher):
-            leaves = pytree.tree_leaves(one.network(torch.zeros(2, 3, height, width)))
-            shapes.append([tuple(leaf.shape[1:]) for leaf in leaves])
+    # Each on its own device: a teacher of several runs is on that of the first one.
+    outputs = [pytree.tree_leaves(_run(one, student.size)) for one in (student, teacher)]
+    shapes = [[tuple(leaf.shape[1:]) for leaf in leaves] for leaves in outputs]
     if shapes[0] != shapes[1]:
         raise TrainingError(
             f"{student.model} returns {shapes[0]} for an image, the teacher {teacher.model} {shapes[1]}"

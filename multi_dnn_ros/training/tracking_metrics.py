@@ -95,12 +95,18 @@ def _indexed(frames: Sequence[TrackedFrame]) -> tuple[list[_Frame], int, int]:
 
 
 def _clear(frames: Sequence[_Frame], truths: int, true_boxes: int) -> tuple[float, int]:
-    """MOTA and the number of switches. A match of the previous frame is kept while the overlap suffices."""
+    """MOTA and the number of switches. A match of the previous frame is kept while the overlap suffices.
+
+    Frames without objects or without tracks do not count as the previous one.
+    """
     last = np.full(truths, -1, np.int64)  # the track that each object was matched with most recently
-    previous = np.full(truths, -1, np.int64)  # in the previous frame
+    previous = np.full(truths, -1, np.int64)  # in the previous frame with objects and tracks
     matched = switches = false = 0
     for frame in frames:
-        kept = (previous[frame.truth][:, None] == frame.found) & (len(frame.found) > 0)
+        if not frame.overlap.size:  # TrackEval then keeps the matches of the frame before
+            false += len(frame.found)
+            continue
+        kept = previous[frame.truth][:, None] == frame.found
         weights = np.where(frame.overlap >= _MATCH - _EPSILON, frame.overlap + 1000.0 * kept, 0.0)
         rows, columns = assign(weights)
         objects, tracks = frame.truth[rows], frame.found[columns]

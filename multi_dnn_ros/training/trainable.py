@@ -40,10 +40,10 @@ _NO_ROLE = "network"
 class Trainable:
     """A network that can be trained.
 
-    source: its origin; its module holds the weights that `network` trains. network: images (B, 3, h, w) float32 as
-    converted by `inputs` -> raw outputs of B images. framing: how an image becomes its input, without mean and std.
-    decoder, kind (of its results): None for a classifier. loss: on the truth; None if the network can only be trained
-    by a teacher.
+    source: its origin, without a decoder that was found by shapes; its module holds the weights that `network` trains.
+    network: images (B, 3, h, w) float32 as converted by `inputs` -> raw outputs of B images. framing: how an image
+    becomes its input, without mean and std. decoder, kind (of its results): None for a classifier. loss: on the truth;
+    None if the network can only be trained by a teacher.
     """
 
     model: str
@@ -77,18 +77,20 @@ def make_trainable(
     called with a line about a decoder found by shapes. Raises ModelError that names what is missing or does not match.
     """
     size = source.input_size(model, size, "a size")
-    source = replace(source, size=size)
+    source = own = replace(source, size=size)
     if decoder == "auto" and not source.decoder and source.detector is None:
         source = _with_recognized_decoder(source, model, size, len(labels), report)
     chosen = source.decoder if decoder == "auto" else decoder
     labels = tuple(labels) or source.labels
     module = source.module.requires_grad_(True)
     if chosen == CLASSIFICATION:
-        own = {key: source.preprocess[key] for key in ("mean", "std") if key in source.preprocess}
-        inputs = Inputs(size, **own)
+        try:
+            preprocess = Preprocess(*size, **source.preprocess)
+        except ValueError as error:
+            raise ModelError(f"{model}: {error}") from None
         return Trainable(
-            model, source, _in_batches(module, size), "classes", size, labels,
-            Preprocess(*size), inputs, None, ClassificationLoss(smoothing),
+            model, own, _in_batches(module, size), "classes", size, labels,
+            _framing(preprocess), _inputs(preprocess), None, ClassificationLoss(smoothing),
         )  # fmt: skip
     try:
         spec = DECODERS.get(chosen)
@@ -109,7 +111,7 @@ def make_trainable(
     else:
         dnn.decoder.score_threshold = 0.5
     return Trainable(
-        model, source, _in_batches(source.network, size), task, size, dnn.labels,
+        model, own, _in_batches(source.network, size), task, size, dnn.labels,
         _framing(dnn.preprocess), _inputs(dnn.preprocess), dnn.decoder, _loss(spec, dnn, source),
         kind,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.training.data import SEEDS, DataRequest, Task, open_data
-from multi_dnn_ros.training.datasets import DatasetError, RoadFrame, read_gray, read_rgb, road_frames
+from multi_dnn_ros.training.datasets import DatasetError, RoadFrame, read_mask, read_rgb, road_frames
 from multi_dnn_ros.training.image_files import CocoBoxes, LaneMasks
 from multi_dnn_ros.training.metrics import Truth
 from multi_dnn_ros.training.scenes import LABELS, SceneGenerator
@@ -104,4 +104,4 @@ def _annotated(rows: CocoBoxes, index: int) -> WholeImage:
 
 def _masked(rows: LaneMasks, index: int) -> WholeImage:
     image, mask = rows.files[index]
-    return WholeImage(str(image), read_rgb(image), lanes=read_gray(mask))
+    return WholeImage(str(image), read_rgb(image), lanes=read_mask(mask))

@@ -180,6 +180,8 @@ def test_classifiers_are_for_the_offline_verbs(tmp_path: Path) -> None:
         ({"model": None}, r"header field model is .*[Ff]ield required"),
         ({"input_size": [64, 64]}, r"header field input_size is \[64, 64\]; expected \[384, 288\]"),
         ({"input_size": [0, 64]}, r"header field input_size\.0 is '0'"),
+        ({"preprocess": {"std": [0, 1, 1]}}, r"header field preprocess\.std\.0 is '0'"),
+        ({"preprocess": {"size": 3}}, r"header field preprocess\.size is '3'"),
         ({"surprise": 1}, r"header field surprise is '1'"),
         ({"labels": ["a"], "num_classes": 2}, r"labels has 1 names, num_classes is 2"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -60,6 +61,19 @@ def without_connection(setup: rank_process.RankSetup, connection: Connection[Any
     def run(self: rank_process.Rank) -> None:
         connection.close()
         raise RuntimeError("connection reset by peer")
+
+    rank_process.Rank.run = run  # type: ignore[method-assign]
+    rank_process.main(setup, connection)
+
+
+def with_a_process(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
+    """Starts a process, as rendering does, and has finished when that has ended."""
+
+    def run(self: rank_process.Rank) -> None:
+        process = multiprocessing.get_context("fork").Process(target=int)
+        process.start()
+        process.join()
+        connection.send(Ended(process.exitcode == 0, 0))
 
     rank_process.Rank.run = run  # type: ignore[method-assign]
     rank_process.main(setup, connection)

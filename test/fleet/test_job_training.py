@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 import torch
 
 from multi_dnn_ros.fleet.job_training import JobTraining
 from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.measure_steps import measure_network
+from multi_dnn_ros.fleet.networks import load_trainable
+from multi_dnn_ros.models.artifact import Description, save_artifact
+from multi_dnn_ros.models.sources import load_network
+from multi_dnn_ros.planning.batch_units import parse_unit
 
 
 @pytest.mark.parametrize("more", [{"steps": None, "epochs": 2}, {}], ids=["epochs", "steps"])
@@ -26,3 +32,38 @@ def test_the_learning_rate_follows_the_whole_schedule(more: dict[str, int | None
     training.step()
     state = torch.load(io.BytesIO(training.state_bytes()), weights_only=True)
     assert state["optimizer"]["param_groups"][0]["lr"] < 0.05 * job.lr
+
+
+@pytest.fixture
+def exported(job: FleetJob, tmp_path: Path) -> FleetJob:
+    """A job whose network is an exported program, which supports neither train() nor eval()."""
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(),
+        torch.nn.Linear(4, 2),
+    )  # fmt: skip
+    path = tmp_path / "in.pt2"
+    own = {"bgr": True, "std": (0.5, 0.6, 0.7)}
+    save_artifact(path, network.eval(), Description(model="in.onnx", input_size=(16, 16), preprocess=own))
+    changes = {"model": str(path), "weights": "default", "num_classes": 0, "size": None, "decoder": "classification"}
+    return job.model_copy(update={**changes, "steps": 2, "lr": 0.1})
+
+
+def test_an_exported_program_is_trained_and_written(exported: FleetJob, tmp_path: Path) -> None:
+    training = JobTraining(exported, torch.device("cpu"))
+    training.take((10,), 0)
+    while training.done < training.total:
+        training.step()
+    assert training.suffix() == ".pt2"
+    assert set(training.finish(tmp_path / "out.pt2")) == {"top1", "top5"}
+    before, after = (load_network(str(path)) for path in (exported.model, tmp_path / "out.pt2"))
+    assert after.labels == ("green", "red")
+    assert after.preprocess == before.preprocess == {"bgr": True, "std": (0.5, 0.6, 0.7)}
+    assert any(
+        not torch.equal(old, new)
+        for old, new in zip(before.module.parameters(), after.module.parameters(), strict=True)
+    )
+
+
+def test_the_steps_of_an_exported_program_are_measured(exported: FleetJob) -> None:
+    measured = measure_network(load_trainable(exported), parse_unit("cpu:1"), 10, "fp32", samples=1)
+    assert [step.batch for step in measured.steps] == [1, 2, 5, 10]

@@ -13,12 +13,13 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from failing_ranks import without_connection, without_training
+from failing_ranks import with_a_process, without_connection, without_training
 
 from multi_dnn_ros.fleet.job_processes import JobProcesses, wait_for_messages
 from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.launcher import RankMain
 from multi_dnn_ros.fleet.local_launcher import LocalLauncher, start_process
-from multi_dnn_ros.fleet.messages import Failed
+from multi_dnn_ros.fleet.messages import Ended, Failed, Message
 from multi_dnn_ros.fleet.supervisor import Supervisor
 from multi_dnn_ros.planning.batch_units import parse_unit
 
@@ -92,7 +93,7 @@ def ignore_sigterm(connection: Connection[Any, Any]) -> None:
 def start_and_end() -> None:
     context = multiprocessing.get_context("forkserver")
     here, there = context.Pipe()
-    process = context.Process(target=ignore_sigterm, args=(there,), daemon=True)
+    process = context.Process(target=ignore_sigterm, args=(there,))  # as in LocalRank
     start_process(process)
     assert here.poll(_PATIENCE_S)
 
@@ -108,10 +109,20 @@ def test_a_rank_does_not_keep_the_command_from_ending() -> None:
 
 
 def test_a_failure_that_cannot_be_sent_is_an_exit_code(job: FleetJob, tmp_path: Path) -> None:
-    ranks = JobProcesses(job, LocalLauncher(UNITS[:1]), tmp_path, "a", without_connection)
+    assert first_messages(job, tmp_path, without_connection) == [(0, Failed("ended with exit code 1", False, False))]
+
+
+def test_a_rank_may_start_processes(job: FleetJob, tmp_path: Path) -> None:
+    """Data `road` of more than 32 scenes is rendered by several."""
+    assert first_messages(job, tmp_path, with_a_process) == [(0, Ended(True, 0))]
+
+
+def first_messages(job: FleetJob, folder: Path, rank_main: RankMain) -> list[tuple[int, Message]]:
+    """Of one rank."""
+    ranks = JobProcesses(job, LocalLauncher(UNITS[:1]), folder, "a", rank_main)
     try:
         while not (found := ranks.receive()):
             wait_for_messages([ranks], 1.0)
     finally:
         ranks.kill()
-    assert found == [(0, Failed("ended with exit code 1", False, False))]
+    return found

@@ -13,7 +13,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from onnx_graphs import OPSETS, assert_same, model, written
+from onnx_graphs import OPSETS, assert_same, converted, model, written
 from torch import nn
 from torch.nn import functional as F
 
@@ -24,7 +24,7 @@ from multi_dnn_ros.models.onnx_intake import verification
 from multi_dnn_ros.models.onnx_intake.metadata import describe
 from multi_dnn_ros.models.onnx_intake.preparation import prepare
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal
-from multi_dnn_ros.models.sources import load_source, outline_source
+from multi_dnn_ros.models.sources import load_network, load_source, outline_source
 from multi_dnn_ros.settings.schema import DnnConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +98,23 @@ def test_an_export_of_torch_gives_what_onnxruntime_gives(opset: int, dynamic: bo
     assert shapes == [(1, 6, 384), (1, 6, 32, 48)]
     operators = prepare(file, (48, 32)).operators
     assert not {"Shape", "Constant", "ConstantOfShape", "Range", "If"} & set(operators)
+
+
+def test_modules_have_names_that_a_pt2_file_may_have(tmp_path: Path) -> None:
+    """Names with slashes, dots and other characters, two that differ in these only, and two without any."""
+    names = ["/model.0/act/Relu", "model_0_act_Relu", "a: b", "", "", "/__x__/"]
+    values = ["image", *(f"value{k}" for k in range(len(names)))]
+    nodes = [
+        helper.make_node("Relu", [before], [after], name)
+        for before, after, name in zip(values, values[1:], names, strict=False)
+    ]
+    file = written(tmp_path / "net.onnx", model(nodes, values[-1:], opset=17))
+    network = converted(file)
+    found = [name for name, module in network.named_children() if isinstance(module, nn.ReLU)]
+    assert found == ["model_0_act_Relu", "model_0_act_Relu_2", "a__b", "Relu", "Relu_1", "x"]
+    image = torch.from_numpy(noise(10, 8)) - 0.5
+    torch.export.save(torch.export.export(network, (image,)), tmp_path / "net.pt2")
+    assert torch.equal(load_network(str(tmp_path / "net.pt2")).module(image), image.relu())
 
 
 def test_a_network_of_free_size_runs_at_the_size_of_the_parameters(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import lzma
 import os
 import pickle
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,29 @@ def test_a_wrong_cifar10_is_named(tmp_path: Path, make: Callable[[Path], None], 
     with pytest.raises(DatasetError, match=message) as error:
         cifar10.load(tmp_path / "c")
     assert str(tmp_path / "c") in str(error.value)
+
+
+def damaged_gz(tar: bytes) -> bytes:
+    """The second half is a block of a type that does not exist."""
+    compressor = zlib.compressobj(wbits=31)
+    return compressor.compress(tar[: len(tar) // 2]) + compressor.flush(zlib.Z_FULL_FLUSH) + b"\x07" * 100
+
+
+def damaged_xz(tar: bytes) -> bytes:
+    content = lzma.compress(tar, preset=0)
+    return content[:20_000] + b"\xff" * 4096 + content[24_096:]
+
+
+@pytest.mark.parametrize(("suffix", "damaged"), [("gz", damaged_gz), ("xz", damaged_xz)])
+def test_a_damaged_archive_is_named(tmp_path: Path, suffix: str, damaged: Callable[[bytes], bytes]) -> None:
+    """In a file that is large enough for the damage to be noticed while it is read."""
+    pixels = np.random.default_rng(0).integers(0, 4, (300, 3073), dtype=np.uint8)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "data_batch_1.bin").write_bytes(pixels.tobytes())
+    path = tmp_path / f"c.tar.{suffix}"
+    path.write_bytes(damaged(archived(tmp_path / "c", tmp_path / "c.tar", "w").read_bytes()))
+    with pytest.raises(DatasetError, match=rf"c\.tar\.{suffix}: cannot be read"):
+        cifar10.load(path)
 
 
 def test_a_corrupt_jpeg_in_an_archive_is_named(tmp_path: Path) -> None:

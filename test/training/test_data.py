@@ -217,6 +217,54 @@ def test_lane_images_with_masks(tmp_path: Path) -> None:
         opened(f"lanes:{tmp_path}", "lanes").part("train")
 
 
+LETTERBOX = Preprocess(48, 48, fit="letterbox")
+
+
+def test_lane_masks_follow_a_letterbox(tmp_path: Path) -> None:
+    """Images of 96 x 64 have 32 of the 48 rows."""
+    wanted = DataRequest("lanes", LETTERBOX)
+    row = open_data(f"lanes:{lane_folders(tmp_path)}", wanted).part("train").read(0)
+    assert row["image"][0, :, 5].tolist() == [114] * 8 + [90] * 32 + [114] * 8
+    assert row["mask"][0, :, 12].tolist() == [0] * 8 + [255] * 32 + [0] * 8
+    assert row["mask"][0, 20].nonzero()[:, 0].tolist() == [12, 13]
+
+
+def test_a_drive_follows_a_letterbox(tmp_path: Path) -> None:
+    (tmp_path / "lane_masks").mkdir()
+    writer = cv2.VideoWriter(str(tmp_path / "way.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 10, (96, 64))
+    for k in range(4):
+        writer.write(np.full((64, 96, 3), 90, np.uint8))
+        cv2.imwrite(str(tmp_path / "lane_masks" / f"way_{k}.png"), np.full((32, 48), 255, np.uint8))
+    writer.release()
+    row = open_data(f"drive:{tmp_path}", DataRequest("lanes", LETTERBOX)).part("test").read(0)
+    assert row["mask"][0, :, 5].tolist() == [0] * 8 + [255] * 32 + [0] * 8
+    assert row["image"][0, :8].unique().tolist() == [114]
+    assert (row["image"][0, 8:40].int() - 90).abs().max() < 12
+
+
+def test_generated_road_is_stored_for_each_framing(tmp_path: Path) -> None:
+    """Of the options of a letterbox, those of a stretched image are left out: they change nothing."""
+    rows = {}
+    for framing in (Preprocess(48, 48, centered=False, pad=0.0), LETTERBOX, Preprocess(48, 48, antialias=False)):
+        data = open_data(f"road:{tmp_path}", DataRequest("lanes", framing, scenes=2))
+        rows[framing.fit, framing.antialias] = data.part("train").read(0)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+        "train_48x48", "train_48x48_antialias_False", "train_48x48_fit_letterbox"
+    ]  # fmt: skip
+    assert set(rows["letterbox", True]["image"][0, :5].unique().tolist()) == {114}
+    assert not torch.equal(rows["stretch", True]["image"], rows["stretch", False]["image"])
+
+
+def test_masks_of_16_bits_may_hold_small_numbers(tmp_path: Path) -> None:
+    """Numbers of lanes: below 256, so that the high byte is 0."""
+    mask = np.zeros((32, 48), np.uint16)
+    mask[:, 12:14], mask[:, 30] = 1, 300
+    assert cv2.imwrite(str(lane_folders(tmp_path) / "train" / "masks" / "a.png"), mask)
+    row = opened(f"lanes:{tmp_path}", "lanes").part("train").read(0)
+    assert row["mask"][0, 10].nonzero()[:, 0].tolist() == [12, 13, 30]
+    assert row["mask"].unique().tolist() == [0, 255]
+
+
 def test_two_lane_images_of_one_name_are_named(tmp_path: Path) -> None:
     picture(lane_folders(tmp_path) / "val" / "images" / "a.bmp", (90, 90, 90), (96, 64))
     rows = opened(f"lanes:{tmp_path}", "lanes").part("test")

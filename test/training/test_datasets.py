@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,12 +33,13 @@ from multi_dnn_ros.training.datasets import (
     RenderSpec,
     SceneArrays,
     box_rows,
-    fit,
     fit_mask,
+    framed,
     render,
     road_frames,
 )
 from multi_dnn_ros.training.scenes import Scene
+from multi_dnn_ros.vision.preprocess import Preprocess
 
 SPEC = RenderSpec(count=3, seed=6, detector_size=(96, 64), lane_size=(80, 48), wide=0.4)
 ROAD = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "road"
@@ -48,9 +50,9 @@ def test_rendered_arrays_hold_the_scenes(tmp_path: Path) -> None:
     assert len(arrays) == 3
     for k in range(3):
         scene = SPEC.scene(k)
-        assert np.array_equal(arrays.detector_images[k], fit(scene.image, 96, 64))
+        assert np.array_equal(arrays.detector_images[k], framed(scene.image, Preprocess(96, 64)))
         assert np.array_equal(arrays.lane_masks[k], fit_mask(scene.lane_mask, 80, 48))
-        boxes, classes = box_rows(scene, 96, 64)
+        boxes, classes = box_rows(scene, Preprocess(96, 64))
         assert np.array_equal(arrays.boxes[k], boxes)
         assert np.array_equal(arrays.classes[k], classes)
 
@@ -61,6 +63,29 @@ def test_rendering_is_not_done_twice_and_another_set_replaces_it(tmp_path: Path)
     render(SPEC, tmp_path, workers=1)
     assert (tmp_path / "boxes.npy").stat().st_mtime_ns == stamp
     assert len(render(RenderSpec(1, 7, (96, 64), (80, 48)), tmp_path, workers=1)) == 1
+
+
+def test_letterboxed_scenes_have_their_boxes_and_masks_in_place(tmp_path: Path) -> None:
+    """640 x 480 in the upper left corner of 96 x 96: a scale of 0.15 both ways, and 24 rows of padding below."""
+    spec = RenderSpec(1, 6, (96, 96), (96, 96), fit="letterbox", centered=False, pad=77)
+    arrays, scene = render(spec, tmp_path, workers=1), spec.scene(0)
+    for images in (arrays.detector_images, arrays.lane_images):
+        assert np.array_equal(images[0, :, :72], framed(scene.image, Preprocess(96, 72)))
+        assert (images[0, :, 72:] == 77).all()
+    assert np.array_equal(arrays.lane_masks[0, :, :72], fit_mask(scene.lane_mask, 96, 72))
+    assert not arrays.lane_masks[0, :, 72:].any()
+    count = len(scene.boxes)
+    assert np.allclose(arrays.boxes[0, :count], scene.boxes * 0.15)
+    assert not arrays.boxes[0, count + len(scene.ignored) :].any()
+    centred = box_rows(scene, Preprocess(96, 96, fit="letterbox"))[0]
+    assert np.allclose(centred[:count], scene.boxes * 0.15 + (0, 12, 0, 12), atol=1e-4)
+
+
+def test_stretched_scenes_of_earlier_versions_are_still_used(tmp_path: Path) -> None:
+    """Their description has no framing."""
+    render(SPEC, tmp_path, workers=1)
+    keys = {"count", "seed", "detector_size", "lane_size", "wide", "first"}
+    assert set(json.loads((tmp_path / "spec.json").read_text())) == keys
 
 
 def test_an_interrupted_rendering_is_no_data_set(tmp_path: Path) -> None:
@@ -123,6 +148,32 @@ def test_a_rendering_process_that_is_killed_is_an_error(tmp_path: Path) -> None:
     assert not list((tmp_path / "set").iterdir())
 
 
+class KillingBesideOne(RenderSpec):
+    """Its first scene kills the process when another one waits forever and ignores SIGTERM."""
+
+    def scene(self, index: int) -> Scene:
+        ignoring = Path(os.environ["IGNORING"])
+        if index:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            ignoring.touch()
+            threading.Event().wait()
+        while not ignoring.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return super().scene(index)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("forked_spawns")
+def test_rendering_does_not_wait_for_processes_that_ignore_sigterm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a rank of the fleet."""
+    monkeypatch.setenv("IGNORING", str(tmp_path / "ignoring"))
+    with pytest.raises(DatasetError, match="set: one of 2 rendering processes was killed"):
+        render(KillingBesideOne(64, 6, (64, 64), (64, 64)), tmp_path / "set", workers=2)
+
+
 class Waiting(RenderSpec):
     """Its scenes are never finished; each process that begins one leaves a file with its number."""
 
@@ -173,13 +224,28 @@ def test_damaged_scenes_are_rendered_again(tmp_path: Path) -> None:
     boxes = np.array(whole.boxes)
     os.truncate(tmp_path / "boxes.npy", 200)
     assert np.array_equal(render(SPEC, tmp_path, workers=1).boxes, boxes)
-    (tmp_path / "spec.json").write_text("{")
-    assert np.array_equal(render(SPEC, tmp_path, workers=1).boxes, boxes)
+    for name, damaged in (("spec.json", "{"), ("boxes.npy", "")):
+        (tmp_path / name).write_text(damaged)
+        assert np.array_equal(render(SPEC, tmp_path, workers=1).boxes, boxes)
+
+
+def test_scenes_are_on_the_disk_before_their_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    fsync = os.fsync
+
+    def recorded(file: int) -> None:
+        assert not (tmp_path / "spec.json").exists()
+        written.append(Path(f"/proc/self/fd/{file}").readlink().suffix)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    render(SPEC, tmp_path, workers=1)
+    assert written == [".npy"] * len(SceneArrays.NAMES) + [".json"]
 
 
 def test_boxes_are_scaled_to_the_input_and_rows_filled_up() -> None:
     scene = RenderSpec(1, 6, (96, 64), (80, 48)).scene(1)  # 640x480
-    boxes, classes = box_rows(scene, 64, 48)
+    boxes, classes = box_rows(scene, Preprocess(64, 48))
     assert boxes.shape == (MAX_BOXES, 4)
     count = len(scene.boxes)
     assert np.allclose(boxes[:count], scene.boxes / 10)
@@ -293,6 +359,34 @@ def test_masks_belong_to_the_video_of_their_name(tmp_path: Path, caplog: pytest.
     shutil.copy(tmp_path / "lane_masks" / "way_0004.png", tmp_path / "lane_masks" / "way_0010.png")
     assert len(road_frames(tmp_path, "train")) == 3
     assert "way.mp4: 1 masks are not used, such as way_0010.png: 10 frames can be read" in caplog.text
+
+
+class LongVideo:
+    """Stands for cv2.VideoCapture of 40 frames; counts those that are still in memory."""
+
+    def __init__(self, path: str) -> None:
+        self.made: list[weakref.ref[np.ndarray]] = []
+
+    def read(self) -> tuple[bool, np.ndarray | None]:
+        assert sum(image() is not None for image in self.made) <= 2
+        if len(self.made) == 40:
+            return False, None
+        image = np.full((48, 64, 3), 5 * len(self.made), np.uint8)
+        self.made.append(weakref.ref(image))
+        return True, image
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("part", "names"), [("train", ["way_0000", "way_0004", "way_0006"]), ("apart", ["other"])])
+def test_frames_of_a_video_without_masks_are_not_kept(
+    part: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two thousand frames of 1920 x 1080 are 12 GB."""
+    road(tmp_path)
+    monkeypatch.setattr(cv2, "VideoCapture", LongVideo)
+    assert [frame.name for frame in road_frames(tmp_path, part)] == names
 
 
 def test_missing_and_malformed_road_is_named(tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ from torchvision.ops import box_iou
 
 from multi_dnn_ros.models.networks import ConvBlock, DetectorNet, LaneNet
 from multi_dnn_ros.training.batches import ArrayBatches, augment_lanes
-from multi_dnn_ros.training.datasets import fit, fit_mask
+from multi_dnn_ros.training.datasets import fit_mask, framed
 from multi_dnn_ros.training.loop import Schedule, TrainingError, train
 from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss
 from multi_dnn_ros.training.metrics import LaneScore
 from multi_dnn_ros.training.scenes import SceneGenerator
+from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import OutputError
 
 Batch = dict[str, Tensor]
@@ -230,7 +231,7 @@ def test_a_wrong_schedule_is_named(wrong: dict[str, object]) -> None:
 
 def test_lanes_of_a_handful_of_scenes_are_learnt() -> None:
     drawn = [SceneGenerator(320, 240, 8).scene(k) for k in range(4)]
-    images = torch.stack([torch.from_numpy(fit(scene.image, 160, 96)) for scene in drawn])
+    images = torch.stack([torch.from_numpy(framed(scene.image, Preprocess(160, 96))) for scene in drawn])
     masks = torch.stack([torch.from_numpy(fit_mask(scene.lane_mask, 160, 96)) for scene in drawn])
     torch.manual_seed(0)
     network = LaneNet(channels=(8, 16, 24, 32), blocks=(1, 1, 1), decoder=16)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.models.networks import cells
+from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.batches import augment_classes
 from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.datasets import CROWD, IGNORED
@@ -103,6 +104,32 @@ def test_images_without_objects_have_a_finite_loss_with_gradients() -> None:
     assert raw.grad is not None
     assert float(raw.grad[:, 4:].sum()) > 0  # scores are pushed down
     assert torch.isfinite(raw.grad).all()
+
+
+def test_gradients_of_parts_of_a_batch_add_up_to_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes: three images with two large objects and a small one, and one image without any."""
+    torch.manual_seed(0)
+    boxes, scores = guess(0.3)
+    raw = torch.cat([outputs(boxes + torch.randn_like(boxes), scores)] * 4)
+    rows = [(8, 8, 40, 40, 1), (0, 0, 60, 50, 0), (15, 15, 17, 17, 0), (0, 0, 0, 0, -1)]
+    truth = {name: torch.cat([batch(row)[name] for row in rows]) for name in ("boxes", "classes")}
+
+    def gradients(*parts: slice) -> torch.Tensor:
+        own = raw.clone().requires_grad_()
+        for part in parts:
+            value = loss()(own[part], {name: tensor[part] for name, tensor in truth.items()})
+            (value * len(own[part]) / len(own)).backward()
+        assert own.grad is not None
+        return own.grad
+
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(distributed, "total", lambda value: seen.append(value) or value)
+    whole = gradients(slice(0, 4))
+    split = slice(0, 3), slice(3, 4)
+    assert not torch.allclose(gradients(*split), whole)  # each for itself
+    torch.testing.assert_close(seen[1] + seen[2], seen[0])
+    monkeypatch.setattr(distributed, "total", lambda value: seen[0])
+    torch.testing.assert_close(gradients(*split), whole)
 
 
 def test_saturated_scores_keep_the_loss_finite() -> None:

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.training.datasets import DatasetError
-from multi_dnn_ros.training.parts import CHOICE_ROWS, MOST, recording_of, split
+from multi_dnn_ros.training.parts import CHOICE_ROWS, CHOICE_SHARE, GAP, MOST, recording_of, split
 
+#: Long recordings beside single images, and a few of any length.
+LENGTHS = st.lists(st.sampled_from([1, 1, 2, 30, 400, 1000]) | st.integers(1, 60), min_size=1, max_size=12)
 ROWS = st.lists(st.integers(0, 12).map(lambda k: f"drive{k}"), min_size=2, max_size=400)
 
 
@@ -23,6 +25,26 @@ def test_no_row_is_in_two_parts_and_no_part_is_empty(recordings: list[str]) -> N
     assert parts.train == sorted(parts.train)
     assert set(parts.train) | set(parts.choice) <= set(range(len(recordings)))
     assert split(recordings, "x") == parts
+
+
+@given(LENGTHS)
+def test_the_choice_part_has_half_of_the_wanted_rows_at_least(lengths: list[int]) -> None:
+    recordings = [f"drive{k}" for k, length in enumerate(lengths) for _ in range(length)]
+    count = len(recordings)
+    if count < 2:
+        return
+    wanted = max(1, min(max(CHOICE_ROWS, round(count * CHOICE_SHARE)), int(count * MOST)))
+    parts = split(recordings, "x")
+    assert wanted <= 2 * len(parts.choice)
+    assert len(parts.choice) <= max(1, count * MOST)
+    assert count - len(parts.train) - len(parts.choice) <= GAP
+    assert len(parts.train) >= count / 2
+
+
+def test_a_stray_image_beside_long_recordings_is_not_the_whole_choice_part() -> None:
+    parts = split([drive for drive in "abc" for _ in range(1000)] + ["photo"], "x")
+    assert parts.choice == list(range(2850, 3000))  # the end of c, five hundredths of all rows
+    assert parts.train == [*range(2825), 3000]
 
 
 @given(st.lists(st.integers(1, 60), min_size=10, max_size=40))

@@ -20,6 +20,7 @@ from torch import nn
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.artifact import weights_digest
+from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.sources import load_artifact, load_network
@@ -29,8 +30,8 @@ from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.data import DataRequest, open_data
 from multi_dnn_ros.training.loop import Schedule, train
-from multi_dnn_ros.training.retrain import retrain
-from multi_dnn_ros.training.trainable import make_trainable
+from multi_dnn_ros.training.retrain import _check_same_outputs, retrain
+from multi_dnn_ros.training.trainable import Trainable, make_trainable
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -225,6 +226,7 @@ from test_retrain import learn
 torch.set_num_threads(1)
 out = Path({out!r})
 with distributed.process_group("cpu"):
+    assert distributed.total(torch.tensor([2.0, 3.0])).tolist() == [4.0, 6.0]
     network = learn()
     torch.save(network.state_dict(), out / f"rank{{distributed.rank()}}.pt")
     code = main({arguments!r})
@@ -402,6 +404,32 @@ def test_a_network_without_a_loss_needs_a_teacher() -> None:
         retrain(lossless, [Data()], Schedule(1, 1e-3), batch_size=1, device=torch.device("cpu"))  # type: ignore[list-item]
     with pytest.raises(ModelError, match="a size is needed"):
         make_trainable(type(source)(nn.Identity(), None, "classification"), "x.pt2")
+
+
+def test_a_teacher_may_be_on_the_device_of_an_earlier_run() -> None:
+    """The student of the next run is read from its file, on the CPU."""
+
+    def classifier(classes: int) -> Trainable:
+        network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, classes)).eval()
+        return make_trainable(Source(network, (8, 8), "classification"), f"{classes} classes")
+
+    student, same, other = classifier(2), classifier(2), classifier(3)
+    for teacher in (same, other):
+        teacher.network.to("meta")
+    _check_same_outputs(student, same)
+    with pytest.raises(TrainingError, match=r"2 classes returns \[\(2,\)\] for an image, the teacher 3 classes"):
+        _check_same_outputs(student, other)
+
+
+def test_a_classifier_sees_images_as_its_metadata_says() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 2)).eval()
+    own = {"fit": "letterbox", "bgr": True, "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7), "pad": 0.2}
+    student = make_trainable(Source(network, (32, 32), "classification", preprocess=own), "net")
+    image = torch.randint(0, 256, (20, 40, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    (framed,) = student.framing(image)
+    torch.testing.assert_close(student.inputs(framed), Preprocess(32, 32, **own)(image)[0])
+    with pytest.raises(ModelError, match=r"net: mean = .*std = .*: must be finite, std above 0"):
+        make_trainable(Source(network, (32, 32), "classification", preprocess={"std": (0.0, 1.0, 1.0)}), "net")
 
 
 def test_framing_keeps_what_the_node_does() -> None:

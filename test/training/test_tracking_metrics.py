@@ -71,6 +71,26 @@ def test_a_match_of_the_previous_frame_is_kept() -> None:
     assert (scores.switches, scores.mota) == (0, pytest.approx(0.5))
 
 
+@pytest.mark.parametrize("missing", ["tracks", "truth"])
+def test_a_match_is_kept_over_a_frame_without_boxes(missing: str) -> None:
+    """As in TrackEval, which skips such frames; their false and missed boxes count."""
+    truth, near, better = np.array([[0.0, 0, 100, 100]]), [0.0, 0, 80, 100], [0.0, 0, 99, 100]
+    ids, nothing, none = np.array([1]), np.zeros((0, 4)), np.zeros(0, np.int64)
+    between = {
+        "tracks": TrackedFrame(truth, ids, nothing, none),
+        "truth": TrackedFrame(nothing, none, np.array([near, better]), np.array([7, 8])),
+    }
+    frames = [
+        TrackedFrame(truth, ids, np.array([near]), np.array([7])),
+        between[missing],
+        TrackedFrame(truth, ids, np.array([near, better]), np.array([7, 8])),
+    ]
+    scores = score_tracks(frames)
+    assert scores.switches == 0
+    # Two objects are found, two or three are there, and one or three tracks are false.
+    assert scores.mota == pytest.approx({"tracks": (2 - 1) / 3, "truth": (2 - 3) / 2}[missing])
+
+
 def test_an_identity_twice_in_a_frame_is_an_error() -> None:
     boxes = np.zeros((2, 4))
     with pytest.raises(ValueError, match="frame 0: an identity of the tracks occurs twice"):

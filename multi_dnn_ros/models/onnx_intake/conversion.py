@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import warnings
 from typing import Any
 
@@ -57,4 +58,29 @@ def convert(model: Any) -> fx.GraphModule:
     except Exception as error:
         raise Refusal(f"cannot be converted to PyTorch: {type(error).__name__}: {summarize_error(error)}") from None
     assert isinstance(network, fx.GraphModule)
+    return _with_plain_names(network)
+
+
+def _with_plain_names(network: fx.GraphModule) -> fx.GraphModule:
+    """Rename modules, in place, to letters, digits and underscores.
+
+    They have the names of ONNX nodes, such as `model.0/conv/Conv`. A .pt2 file made from the network has them as names
+    of weights, and is refused with any other characters (exported_archive.py).
+    """
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in network._modules:
+        plain = first = re.sub(r"\W", "_", name).strip("_") or "node"
+        number = 1
+        while plain in taken:
+            number += 1
+            plain = f"{first}_{number}"
+        taken.add(plain)
+        names[name] = plain
+    network._modules = {names[name]: module for name, module in network._modules.items()}
+    for node in network.graph.nodes:
+        if node.op in ("call_module", "get_attr"):
+            name, dot, rest = node.target.partition(".")
+            node.target = names.get(name, name) + dot + rest
+    network.recompile()
     return network
