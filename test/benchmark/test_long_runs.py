@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,11 +20,15 @@ from multi_dnn_ros.benchmark.camera_faults import camera_fault_problems
 from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.gpu_watch import parse_output
 from multi_dnn_ros.benchmark.load import fair_shares, load_problems
+from multi_dnn_ros.benchmark.node_config import reported_results
 from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.benchmark.samples import NodeSample
+from multi_dnn_ros.benchmark.soak.run import _detecting
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.settings.params_file import read_params_file
+from multi_dnn_ros.settings.schema import NodeConfig, OutputConfig
 
 ONE_DNN = """\
 /**:
@@ -125,6 +130,37 @@ def test_a_run_has_the_cameras_that_each_dnn_serves(tmp_path: Path) -> None:
     assert {dnn: list(rows) for dnn, rows in fairness["dnns"].items()} == {
         "lane": ["front"], "object": ["front", "rear"]
     }  # fmt: skip
+
+
+def _with_outputs(config: NodeConfig, **own: Any) -> NodeConfig:
+    """The first DNN has two results. own: other parameters of it."""
+    outputs = {"cars": OutputConfig(decoder="yolo"), "road": OutputConfig(decoder="drivable")}
+    name, dnn = next(iter(config.dnns.items()))
+    return config.model_copy(update={"dnns": {name: dnn.model_copy(update={"outputs": outputs, **own})}})
+
+
+def test_the_first_of_several_results_is_observed(tmp_path: Path, parameters: str) -> None:
+    config = _with_outputs(read_params_file(parameters))
+    plans = [CameraPlan("front", (64, 48), "rgb8", 1.0)]
+    topic = ("/multi_dnn/front/object/cars/detections", "vision_msgs/msg/Detection2DArray")
+    assert Rig(tmp_path, config, plans).result_topic("object", "front") == topic
+    assert _detecting(config) == []  # several results are not tracked
+    assert _detecting(read_params_file(parameters)) == ["object"]
+
+
+def test_what_only_the_model_determines_is_what_the_node_reports(tmp_path: Path, parameters: str) -> None:
+    config = read_params_file(parameters)
+    dnn = config.dnns["object"].model_copy(update={"role": "traffic_light"})
+    config = config.model_copy(update={"dnns": {"object": dnn}})
+    assert _detecting(config) == []
+    rig = Rig(tmp_path, config, [CameraPlan("front", (64, 48), "rgb8", 1.0)])
+    with pytest.raises(ExtensionError, match="not known before configuring"):
+        rig.result_topic("object", "front")
+    rig._results = reported_results("lane (lanes), object/road (drivable_area), object/cars (detections)")
+    name, _ = rig.result_topic("object", "front")
+    assert name.startswith("/multi_dnn/front/object/road/")
+    assert reported_results("lane (lanes)")["lane"][1].name == "lanes"
+    assert reported_results("") == {}
 
 
 def test_a_camera_process_is_known_before_an_interrupt_is_raised(

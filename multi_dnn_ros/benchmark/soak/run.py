@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from multi_dnn_ros.benchmark.accounts import stream_accounts
 from multi_dnn_ros.benchmark.load import start_cameras
-from multi_dnn_ros.benchmark.node_config import Stream
+from multi_dnn_ros.benchmark.node_config import Stream, first_result
 from multi_dnn_ros.benchmark.rig import ProcessEnded, Rig
 from multi_dnn_ros.benchmark.samples import Receipts
 from multi_dnn_ros.benchmark.soak import plan as planned
@@ -28,7 +28,7 @@ from multi_dnn_ros.benchmark.soak.recorder import arguments, recorded_counts, re
 from multi_dnn_ros.benchmark.soak.resources import NodeResources, SoakSample
 from multi_dnn_ros.benchmark.soak.verdicts import Verdict
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.replay.expected_kind import expected_kind
+from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.ros.middleware import is_standalone
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -74,9 +74,15 @@ def measure_soak(
 
 
 def _detecting(config: NodeConfig) -> list[str]:
-    """DNNs whose results are boxes, which can be tracked."""
-    kinds = {name: expected_kind(dnn.role, dnn.decoder) for name, dnn in config.dnns.items()}
-    return [name for name, kind in kinds.items() if kind.name == "detections"]
+    """DNNs whose results are boxes, which can be tracked if they are the only ones. Without those of which only the
+    model determines what the results are.
+    """
+    found = []
+    for name, dnn in config.dnns.items():
+        with suppress(ExtensionError):
+            if not dnn.outputs and first_result(name, dnn)[1].name == "detections":
+                found.append(name)
+    return found
 
 
 class _Run:
