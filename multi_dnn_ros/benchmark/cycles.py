@@ -35,8 +35,8 @@ _SERVE_LIMIT_S = 60.0
 def measure_cycles(config: NodeConfig, repeats: int) -> dict[str, Any]:
     """Resources of the process after each deactivation: last third of the cycles compared with the first.
 
-    In each cycle every camera sends a frame and every DNN produces a result. The DNNs run in this process (`isolation:
-    none`), where all leaks are visible.
+    In each cycle every camera sends a frame and every DNN that is switched on produces a result. The DNNs run in this
+    process (`isolation: none`), where all leaks are visible.
     """
     with reserved_domain() as domain:
         return _measured(config.model_copy(update={"autostart": False, "isolation": "none"}), repeats, domain)
@@ -59,7 +59,7 @@ def _measured(config: NodeConfig, repeats: int, domain: int) -> dict[str, Any]:
         samples = []
         for _ in tqdm(range(repeats + WARM_UP), desc="cycles", unit="cycle", disable=None):
             node.trigger_activate()
-            _serve(executor, node, cameras)
+            _serve(executor, node, cameras, config)
             node.trigger_deactivate()
             executor.spin_once(timeout_sec=0.0)
             samples.append(_sample(node))
@@ -111,10 +111,10 @@ class _Cameras:
             publisher.publish(self._message)
 
 
-def _serve(executor: SingleThreadedExecutor, node: MultiDnnNode, cameras: _Cameras) -> None:
-    """Send frames until every DNN has produced a result for each of its cameras."""
+def _serve(executor: SingleThreadedExecutor, node: MultiDnnNode, cameras: _Cameras, config: NodeConfig) -> None:
+    """Send frames until every DNN that is switched on has produced a result for each of its cameras."""
     deadline, next_s = time.monotonic() + _SERVE_LIMIT_S, 0.0
-    while not all(node.published().values()):
+    while not all(count for (dnn, _), count in node.published().items() if config.dnns[dnn].enable):
         now = time.monotonic()
         if now > deadline:
             raise CommandError(f"a DNN produced no result within {_SERVE_LIMIT_S:g} s: {node.published()}")

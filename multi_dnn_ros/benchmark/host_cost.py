@@ -102,7 +102,7 @@ def _measure(
     sent_hz = case.rate_hz * case.cameras
     received_hz = _rate_hz(begin_counts, end_counts) if case.preset not in rigs else _counted_hz(log)
     frames = (received_hz or sent_hz) * elapsed_s
-    streams = len(rig.streams) / case.cameras
+    streams = len(rig.switched_on) / case.cameras
     processes = {
         name: _process_figures(name, first[name], last[name], elapsed_s, frames, len(results), memory[name])
         for name in last

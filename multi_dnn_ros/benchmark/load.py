@@ -125,13 +125,12 @@ def measure_load(
 
 
 def start_cameras(rig: Rig) -> None:
-    """Start all cameras, and wait until every DNN has produced a result for each."""
+    """Start all cameras, and wait until every DNN that is switched on has produced a result for each."""
     for name in rig.plans:
         rig.start_camera(name)
-    if not rig.until(lambda: all(map(len, rig.receipts.values())), 60.0):
-        silent = ", ".join(
-            f"{dnn} on {camera}" for (dnn, camera), receipts in rig.receipts.items() if not len(receipts)
-        )
+    expected = rig.switched_on
+    if not rig.until(lambda: all(map(len, expected.values())), 60.0):
+        silent = ", ".join(f"{dnn} on {camera}" for (dnn, camera), receipts in expected.items() if not len(receipts))
         raise CommandError(f"no results of {silent} after 60 s; see {rig.folder}")
 
 

@@ -18,7 +18,10 @@ _RESULT = re.compile(r"(\w+)(/\w+)? \(([^)]+)\)")
 
 
 def streams_of(config: NodeConfig, cameras: Sequence[str]) -> list[Stream]:
-    """Which DNN serves which of `cameras`, according to `config`."""
+    """Which DNN serves which of `cameras`, according to `config`.
+
+    Raises UsageError for a DNN without cameras, and for a camera without DNNs that are switched on.
+    """
     streams = []
     for name, dnn in config.dnns.items():
         served = [camera for camera in cameras if not dnn.cameras or camera in dnn.cameras]
@@ -28,6 +31,11 @@ def streams_of(config: NodeConfig, cameras: Sequence[str]) -> list[Stream]:
         streams += [(name, camera) for camera in served]
     if idle := [camera for camera in cameras if all(camera != of for _, of in streams)]:
         raise UsageError(f"camera {idle[0]} of this run is in none of the parameters dnn.<dnn>.cameras")
+    for camera in cameras:
+        served = [dnn for dnn, of in streams if of == camera]
+        if not any(config.dnns[dnn].enable for dnn in served):
+            names = ", ".join(f"dnn.{dnn}.enable" for dnn in served)
+            raise UsageError(f"camera {camera} of this run has no results: false in every parameter {names}")
     return streams
 
 

@@ -240,6 +240,11 @@ class Rig:
         return accounts
 
     @property
+    def switched_on(self) -> dict[Stream, Receipts]:
+        """`receipts` of the DNNs whose parameter `enable` is true; the others have no results."""
+        return {stream: receipts for stream, receipts in self.receipts.items() if self.config.dnns[stream[0]].enable}
+
+    @property
     def observer(self) -> Any:
         """The rclpy node of this process. Its entities are served while :meth:`spin` and :meth:`until` run."""
         return self._clock_node

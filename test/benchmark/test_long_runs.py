@@ -9,23 +9,26 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.benchmark import load
+from multi_dnn_ros.benchmark import cycles, load
 from multi_dnn_ros.benchmark.camera_faults import camera_fault_problems
 from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.gpu_watch import parse_output
 from multi_dnn_ros.benchmark.load import fair_shares, load_problems
 from multi_dnn_ros.benchmark.node_config import reported_results
 from multi_dnn_ros.benchmark.rig import Rig
-from multi_dnn_ros.benchmark.samples import NodeSample
+from multi_dnn_ros.benchmark.samples import NodeSample, Receipts
+from multi_dnn_ros.benchmark.soak import verdicts
 from multi_dnn_ros.benchmark.soak.run import _detecting
+from multi_dnn_ros.benchmark.soak.run import _Run as SoakRunner
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.schema import NodeConfig, OutputConfig
@@ -161,6 +164,46 @@ def test_what_only_the_model_determines_is_what_the_node_reports(tmp_path: Path,
     assert name.startswith("/multi_dnn/front/object/road/")
     assert reported_results("lane (lanes)")["lane"][1].name == "lanes"
     assert reported_results("") == {}
+
+
+def test_dnns_that_are_switched_off_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "parameters.yaml"
+    path.write_text("/**: {ros__parameters: {dnns: [lane, object], dnn: {lane: {enable: false}}}}\n")
+    config = read_params_file(path)
+    rig = Rig(tmp_path, config, [CameraPlan("front", (64, 48), "rgb8", 1.0)])
+    rig.receipts = {stream: Receipts() for stream in rig.streams}
+    rig.receipts["object", "front"].add(1.0, 50.0)
+    monkeypatch.setattr(Rig, "start_camera", lambda self, name: None)
+    monkeypatch.setattr(Rig, "until", lambda self, condition, limit_s: condition())
+    load.start_cameras(rig)
+    assert list(rig.accounts()) == [("lane", "front"), ("object", "front")]  # their frames are still counted
+    soak: Any = SimpleNamespace(_rig=rig)
+    assert verdicts.answer_s(SoakRunner._by_dnn(soak, ""), 0.5) == pytest.approx(0.5)
+    rig.receipts["object", "front"] = Receipts()
+    with pytest.raises(CommandError, match=r"no results of object on front after 60 s"):
+        load.start_cameras(rig)
+
+
+def test_a_cycle_ends_when_the_dnns_that_are_switched_on_have_results(tmp_path: Path) -> None:
+    path = tmp_path / "parameters.yaml"
+    path.write_text("/**: {ros__parameters: {dnns: [lane, object], dnn: {lane: {enable: false}}}}\n")
+    sent: list[str] = []
+    camera: Any = SimpleNamespace(publish=lambda: sent.append("image"))
+    node: Any = SimpleNamespace(published=lambda: {("lane", "front"): 0, ("object", "front"): len(sent)})
+    executor: Any = SimpleNamespace(spin_once=lambda timeout_sec: None)
+    cycles._serve(executor, node, camera, read_params_file(path))
+    assert sent == ["image"]
+
+
+def test_a_camera_whose_dnns_are_all_switched_off_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "parameters.yaml"
+    path.write_text(
+        "/**: {ros__parameters: {cameras: [front, rear], dnns: [lane, object], "
+        "dnn: {lane: {cameras: [front]}, object: {cameras: [rear], enable: false}}}}\n"
+    )
+    plans = [CameraPlan(name, (64, 48), "rgb8", 1.0) for name in ("front", "rear")]
+    with pytest.raises(UsageError, match=r"camera rear .* no results: false in every parameter dnn\.object\.enable"):
+        Rig(tmp_path, read_params_file(path), plans)
 
 
 def test_a_camera_process_is_known_before_an_interrupt_is_raised(

@@ -99,7 +99,7 @@ class _Run:
         self._actions = Actions(rig, self._resources, self._engines, plan.seed)
         self._begin_s = self._end_s = 0.0
         self._ended_early = ""  # why
-        self._silent = list(rig.streams)  # without a result after the end
+        self._silent = list(rig.switched_on)  # without a result after the end
 
     def prepare(self) -> None:
         """Start the recorder and the cameras, and wait for results of all streams."""
@@ -151,10 +151,11 @@ class _Run:
     def _wind_down(self) -> None:
         """Wait for new results of all streams, then for the frames in progress; stop the cameras and the recorder."""
         rig = self._rig
-        seen = {stream: len(receipts) for stream, receipts in rig.receipts.items()}
+        expected = rig.switched_on
+        seen = {stream: len(receipts) for stream, receipts in expected.items()}
 
         def silent() -> list[Stream]:
-            return [stream for stream, receipts in rig.receipts.items() if len(receipts) <= seen[stream]]
+            return [stream for stream, receipts in expected.items() if len(receipts) <= seen[stream]]
 
         rig.until(lambda: not silent(), _RECOVERY_S)
         self._silent = silent()
@@ -246,9 +247,9 @@ class _Run:
         ]
 
     def _by_dnn(self, camera: str) -> list[list[Receipts]]:
-        """What each DNN sent for this camera; empty: for all cameras."""
+        """What each DNN that is switched on sent for this camera; empty: for all cameras."""
         found: dict[str, list[Receipts]] = {}
-        for (dnn, of), receipts in self._rig.receipts.items():
+        for (dnn, of), receipts in self._rig.switched_on.items():
             if camera in ("", of):
                 found.setdefault(dnn, []).append(receipts)
         return list(found.values())
@@ -266,7 +267,7 @@ class _Run:
             name = f"{dnn} on {camera}"
             published[name] = streams[name]["published"]
             found[name] = (in_recording or {}).get(rig.result_topic(dnn, camera)[0], 0)
-        by_stream = {f"{dnn} on {camera}": receipts for (dnn, camera), receipts in rig.receipts.items()}
+        by_stream = {f"{dnn} on {camera}": receipts for (dnn, camera), receipts in rig.switched_on.items()}
         judged = [
             verdicts.accounts(streams),
             *verdicts.resources(self._samples, self._begin_s, windows),
