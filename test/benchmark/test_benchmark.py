@@ -83,6 +83,18 @@ def test_a_precision_is_warm_when_it_is_timed(monkeypatch):
     assert len(calls) == 3
 
 
+def test_a_network_that_cannot_be_measured_keeps_the_others(tmp_path, capsys):
+    output = tmp_path / "precisions.json"
+    command = ["benchmark", "precisions", "--precisions", "bf16", "--rounds", "1", "--output", str(output)]
+    assert main([*command, "builtin:lane", "builtin:nothing"]) == 1
+    found = json.loads(output.read_text())
+    assert [each["model"] for each in found["networks"]] == ["builtin:lane"]
+    assert "'builtin:nothing'; allowed:" in found["failed"]["builtin:nothing"]
+    assert "builtin:nothing is not measured: " in capsys.readouterr().out
+    assert main([*command, "builtin:nothing"]) == 1
+    assert "no network could be measured" in capsys.readouterr().err
+
+
 @pytest.mark.long  # with one DNN and one baseline above
 def test_cpu_scenario_runs_every_condition_and_writes_its_provenance(tmp_path, capsys):
     """With two DNNs, each of which is prepared here and in a separate process."""
