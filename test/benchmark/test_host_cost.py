@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multi_dnn_ros.benchmark.host_cases import HostCase
 from multi_dnn_ros.benchmark.host_report import compare, host_table, read_baseline
 from multi_dnn_ros.benchmark.thread_usage import ProcessUsage, ThreadKey, Usage, read_process, used_between
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import provenance
 
 _BURN = """
@@ -173,10 +174,73 @@ def test_cases_that_cannot_run_are_reported(
     assert text in capsys.readouterr().err
 
 
-def test_runs_without_a_case_in_common_are_not_compared() -> None:
-    figures: dict[str, Any] = {"cases": {"null 1x8x8@1 jpeg": {}}}
-    with pytest.raises(UsageError, match="no case in common; it has other; this run has null 1x8x8@1 jpeg"):
-        compare(figures, {"cases": {"other": {}}})
+#: What is measured of a case; nothing of it is asserted.
+MEASURED: dict[str, Any] = {
+    "offered_results_hz": 10.0, "results_hz": 9.0, "cpu_ms_per_result": 2.0, "cpu_ms_per_frame": 2.0, "processes": {},
+}  # fmt: skip
+
+
+class _Measured(list[str]):
+    """Names of the cases. error: raised by those of three cameras."""
+
+    error: BaseException = AssertionError()
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> _Measured:
+    """The cases that the command measures; nothing is started."""
+    names = _Measured()
+
+    def measure(case: HostCase, *rest: object) -> tuple[dict[str, Any], list[float]]:
+        if case.cameras == 3:
+            raise names.error
+        names.append(case.name)
+        return MEASURED, [5.0]
+
+    monkeypatch.setattr("multi_dnn_ros.benchmark.host_cost._measure", measure)
+    return names
+
+
+SMALL = ["benchmark", "host", "--sizes", "8x8", "--encodings", "jpeg", "--rate", "1", "--cameras"]
+
+
+def test_what_cannot_be_measured_or_compared_is_refused_before_the_first_case(
+    measured: _Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    baseline, parameters = tmp_path / "baseline.json", tmp_path / "parameters.yaml"
+    baseline.write_text(json.dumps({"scenario": "host", "cases": {"other": {}}}))
+    parameters.write_text(
+        "/**: {ros__parameters: {cameras: [camera0, camera1], dnns: [lane], dnn: {lane: {cameras: [camera0]}}}}\n"
+    )
+    for more, words in (
+        (["1", "--presets", "counter", "--baseline", str(baseline)],
+         "no case in common; it has other; this run has counter 1x8x8@1 jpeg"),
+        (["1", "--presets", "counter", "three_nodes", "--encodings", "jpeg", "mono8"],
+         "--encodings mono8: allowed with preset three_nodes: jpeg, rgb8, bgr8"),
+        (["1", "--presets", "counter", "heavy_gpu", "--device", "cpu"], "--presets heavy_gpu needs a GPU"),
+        (["1", "2", "--presets", "counter", str(parameters)], "camera camera1 of this run is in none"),
+    ):  # fmt: skip
+        assert main([*SMALL, *more]) == 2
+        assert words in capsys.readouterr().err
+    assert measured == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), CommandError("the node process ended")])
+def test_a_run_that_ends_early_keeps_the_finished_cases(
+    error: BaseException, measured: _Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured.error = error
+    baseline, output, plot = tmp_path / "baseline.json", tmp_path / "host.json", tmp_path / "host.png"
+    command = [*SMALL, "1", "2", "3", "--presets", "counter", "--output"]
+    assert main([*command, str(baseline)]) == (130 if isinstance(error, KeyboardInterrupt) else 1)
+    assert list(read_baseline(baseline)["cases"]) == ["counter 1x8x8@1 jpeg", "counter 2x8x8@1 jpeg"]
+    assert main([*command, str(output), "--baseline", str(baseline), "--plot", str(plot)]) != 0
+    assert list(json.loads(output.read_text())["baseline"]["ratios"]) == list(read_baseline(baseline)["cases"])
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert len(measured) == 4
+    printed = capsys.readouterr().out
+    assert "this run / baseline" in printed
+    assert f"written to {output}" in printed
 
 
 def test_other_conditions_of_the_baseline_are_named() -> None:
