@@ -103,11 +103,11 @@ def _measure(
             rig.settle()
         accounts = {f"{dnn} on {camera}": counts for (dnn, camera), counts in rig.accounts().items()}
         used_device = rig.value("node", "device") or "cpu"
-        log = rig.node.log
+        logs = [server.log for server in rig.servers]
     elapsed_s = end_s - begin_s
     results = [each for receipts in rig.receipts.values() for each in receipts.between(begin_s, end_s)]
     sent_hz = case.rate_hz * case.cameras
-    received_hz = _rate_hz(begin_counts, end_counts) if case.preset not in rigs else _counted_hz(log)
+    received_hz = _rate_hz(begin_counts, end_counts) if case.preset not in rigs else _counted_hz(logs)
     frames = (received_hz or sent_hz) * elapsed_s
     streams = len(rig.switched_on) / case.cameras
     processes = {
@@ -199,10 +199,11 @@ def _rate_hz(begin: tuple[float, int], end: tuple[float, int]) -> float | None:
     return (end[1] - begin[1]) / (end[0] - begin[0]) if end[0] > begin[0] else None
 
 
-def _counted_hz(log: Path) -> float | None:
-    """What the counter wrote at its end; None for a peer that does not count."""
-    found = _COUNTED.search(log.read_text(encoding="utf-8", errors="replace"))
-    return float(json.loads(found[1])["hz"]) if found else None
+def _counted_hz(logs: Sequence[Path]) -> float | None:
+    """Images per second that each peer received, by what it wrote into its log at its end: their mean."""
+    found = [_COUNTED.search(log.read_text(encoding="utf-8", errors="replace")) for log in logs]
+    rates_hz = [float(json.loads(match[1])["hz"]) for match in found if match]
+    return float(np.mean(rates_hz)) if rates_hz else None
 
 
 def _stages(rig: Rig) -> dict[str, dict[str, float]]:

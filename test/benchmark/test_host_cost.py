@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.benchmark.host_cases import HostCase
+from multi_dnn_ros.benchmark.host_cost import _counted_hz
 from multi_dnn_ros.benchmark.host_report import compare, host_table, read_baseline
+from multi_dnn_ros.benchmark.peers.arrivals import Arrivals
+from multi_dnn_ros.benchmark.peers.detector_node import DetectorNode
 from multi_dnn_ros.benchmark.thread_usage import ProcessUsage, ThreadKey, Usage, read_process, used_between
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import CommandError
@@ -144,9 +148,38 @@ def test_a_run_with_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert 0 < counter["frames_received_hz"] < 40
     assert set(nodes["processes"]) == {"peer lane", "peer object", "peer pedestrian", "camera camera0"}
     check_results(nodes, time.monotonic() - begin)
+    assert nodes["frames_received_hz"] == pytest.approx(nodes["results_hz"] / 3, rel=0.5)
     printed = capsys.readouterr().out
     assert "counter 1x160x120@20 jpeg" in printed
     assert "three_nodes 1x160x120@20 jpeg" in printed
+
+
+def test_the_images_of_peers_are_those_that_they_received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that computes for longer than the period of a camera receives fewer images than were sent."""
+    logs = []
+    for name, images in (("lane", 11), ("object", 6)):
+        now = iter(number * 10.0 / (images - 1) + 1.0 for number in range(images))
+        monkeypatch.setattr("multi_dnn_ros.benchmark.peers.arrivals.time.monotonic", lambda now=now: next(now))
+        arrivals = Arrivals()
+        for _ in range(images):
+            arrivals.add()
+        logs.append(tmp_path / f"{name}.log")
+        logs[-1].write_text(f"starting\n{arrivals.text()}\n")
+    assert _counted_hz(logs) == pytest.approx((1.0 + 0.5) / 2)
+    assert _counted_hz(logs[:1]) == pytest.approx(1.0)
+    logs[0].write_text(Arrivals().text())
+    assert _counted_hz(logs[:1]) == 0.0
+    logs[0].write_text("it was killed")
+    assert _counted_hz(logs[:1]) is None
+
+
+def test_a_detector_node_counts_what_it_receives() -> None:
+    node = DetectorNode.__new__(DetectorNode)
+    node.arrivals = Arrivals()
+    message = SimpleNamespace(height=1, width=1, step=3, data=b"123", encoding="rgb7")
+    with pytest.raises(ValueError, match="encoding is 'rgb7'"):
+        node._receive("front", message)
+    assert '"messages": 1' in node.arrivals.text()
 
 
 @pytest.mark.parametrize(
