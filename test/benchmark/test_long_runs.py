@@ -295,6 +295,39 @@ def test_camera_faults_are_detected_counted_and_recovered_from(tmp_path: Path, p
     assert "Traceback" not in log
 
 
+@pytest.mark.parametrize("passed", [True, False])
+@pytest.mark.parametrize("scenario", ["load", "camera-faults"])
+def test_a_run_that_has_not_passed_keeps_its_logs_and_figures(
+    scenario: str, passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(config: NodeConfig, folder: Path, *rest: object) -> Any:
+        (folder / "node.log").write_text("the node")
+        found = {"passed": passed}
+        return load.LoadRun(found, {}, [], 0.0, 1.0) if scenario == "load" else found
+
+    def plotted(run: load.LoadRun, path: Path) -> None:
+        assert output.exists()  # a plot that fails must not take the figures with it
+        path.write_text("a plot")
+
+    module = f"multi_dnn_ros.benchmark.{scenario.replace('-', '_')}"
+    monkeypatch.setattr(f"{module}.measure_{scenario.replace('-', '_')}", measured)
+    monkeypatch.setattr(f"{module}.{scenario.replace('-', '_').removesuffix('s')}_table", lambda figures: "a table")
+    monkeypatch.setattr("multi_dnn_ros.benchmark.load_plot.plot_load", plotted)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    output, plot = tmp_path / "figures.json", tmp_path / "load.png"
+    more = ["--plot", str(plot)] if scenario == "load" else []
+    assert main(["benchmark", scenario, "--output", str(output), *more]) == (0 if passed else 1)
+    assert figures(output)["passed"] is passed
+    assert plot.exists() == (scenario == "load")
+    printed = capsys.readouterr()
+    assert "a table" in printed.out
+    logs = list(tmp_path.glob("multi_dnn_benchmark_*/node.log"))
+    if passed:
+        assert logs == []
+    else:
+        assert f"the run has not passed; the logs of its processes are in {logs[0].parent}" in printed.err
+
+
 def test_an_intact_camera_that_stops_is_reported() -> None:
     well = {"p95_over_all_well": 1.0, "stream_hz": {"lane on left": 4.0, "lane on rear": 4.0}}
     fewer = {**well, "stream_hz": {"lane on left": 3.1, "lane on rear": 0.5}}
