@@ -8,9 +8,10 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -266,6 +267,86 @@ def test_memory_is_compared_even_if_the_machine_stalled() -> None:
     assert (found["second_window_bytes"], found["most_afterwards_bytes"]) == (100, 103)
     found = load._memory([samples[0], samples[2]], 0.0, 9.5)
     assert (found["second_window_bytes"], found["most_afterwards_bytes"]) == (90, 101)
+
+
+def test_gpu_memory_is_that_of_the_engine_processes_or_of_the_node() -> None:
+    def reserved(**values: str) -> int | None:
+        named = {f"{name.replace('_', ' ')} GPU reserved (bytes)".strip(): value for name, value in values.items()}
+        rig: Any = SimpleNamespace(value=lambda status, key: named.get(key))
+        return load._gpu_reserved_bytes(rig)
+
+    assert reserved(engine_processes="7") == 7
+    assert reserved(_="5") == 5
+    assert reserved() is None
+
+
+class _TimedRig:
+    """A rig in which nothing happens; `events` has what was done in which order."""
+
+    events: ClassVar[list[str]] = []
+
+    def __init__(self, folder: Path, config: NodeConfig, cameras: Sequence[CameraPlan], seed: int) -> None:
+        self.rates_hz = {"front": 1.0}
+        self.receipts = {("object", "front"): Receipts()}
+        self.sample_s = 1.0
+        self.samples = [NodeSample(1.0, 1 << 20, 3, 4)]
+        self.node = SimpleNamespace(stop=lambda limit_s: None, exit_code=lambda: 0)
+
+    def __enter__(self) -> _TimedRig:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def spin(self, seconds: float, progress: object = None) -> None:
+        self.events.append(f"spin {seconds:g}")
+        self.samples.append(NodeSample(self.samples[-1].at_s + seconds, 1 << 20, 3, 4))
+
+    def accounts(self) -> dict[tuple[str, str], dict[str, Any]]:
+        return {("object", "front"): {"offered": 4, "published": 4, "pending": 0, "dropped": {}}}
+
+    def stop_camera(self, name: str) -> None:
+        self.events.append("stop")
+
+    def settle(self) -> None:
+        pass
+
+    def now(self) -> float:
+        return 0.0
+
+    def value(self, status: str, key: str) -> str | None:
+        return None
+
+
+def test_the_gpu_is_watched_during_the_measured_interval_only(
+    tmp_path: Path, parameters: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = _TimedRig.events
+
+    class Watch:
+        def __init__(self, index: int) -> None:
+            pass
+
+        def __enter__(self) -> Watch:
+            events.append("watch")
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            events.append("watched")
+
+        def figures(self) -> dict[str, Any]:
+            return {}
+
+    monkeypatch.setattr(load, "Rig", _TimedRig)
+    monkeypatch.setattr(load, "GpuWatch", Watch)
+    monkeypatch.setattr(load, "start_cameras", lambda rig: events.append("start"))
+    monkeypatch.setattr(
+        load, "stream_accounts", lambda rig: {"object on front": {**rig.accounts()["object", "front"], "received": 4,
+                                                                  "observed": 4}},
+    )  # fmt: skip
+    plans = [CameraPlan("front", (64, 48), "rgb8", 1.0)]
+    load.measure_load(read_params_file(parameters), tmp_path, 60.0, cameras=plans)
+    assert events == ["start", "spin 3", "watch", "spin 60", "watched", "stop", "spin 2"]
 
 
 def test_nvidia_smi_output_is_parsed() -> None:
