@@ -79,6 +79,7 @@ class Rig:
         self.sample_s = 1.0
         self.node: Child
         self.servers: list[Child] = []  # the node, or what is measured in its place
+        self.logs: list[Path] = []  # of all processes that were started
         self._seed = seed
         self._stack = ExitStack()
         self._interrupts = Interrupts()
@@ -147,7 +148,7 @@ class Rig:
     def start_server(self, name: str, arguments: Sequence[str], module: str = "multi_dnn_ros.cli.main") -> Child:
         """A process besides the cameras; see Child. It is ended with the rig."""
         with self._interrupts.deferred():
-            child = Child(name, arguments, self.folder / f"{name}.log", self._environment, module)
+            child = Child(name, arguments, self._log(name), self._environment, module)
             self.servers.append(self._stack.enter_context(child))
         return child
 
@@ -168,7 +169,7 @@ class Rig:
             *("camera", str(source), "--camera", name, "--topic", plan.topic, "--loop"),
             *("--rate", f"{self.rates_hz[name]:g}", "--wait-for-subscribers", "1"),
         ]
-        log = self.folder / f"camera_{name}_{self._started}.log"
+        log = self._log(f"camera_{name}_{self._started}")
         with self._interrupts.deferred():
             self.cameras[name] = self._stack.enter_context(Child(f"camera {name}", arguments, log, self._environment))
 
@@ -259,6 +260,11 @@ class Rig:
         return f"{NODE}/{camera}/{name}/{topic.name}", topic.msgtype
 
     # -- internal
+
+    def _log(self, name: str) -> Path:
+        """The log of a process that is about to start. `folder` may have logs of earlier runs."""
+        self.logs.append(self.folder / f"{name}.log")
+        return self.logs[-1]
 
     def _once(self, timeout_s: float) -> None:
         self._executor.spin_once(timeout_sec=timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -22,7 +23,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.node_config import flat_parameters
+from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.benchmark.samples import Receipts
 from multi_dnn_ros.benchmark.soak import plan as planned
 from multi_dnn_ros.benchmark.soak import recorder as recording
@@ -33,7 +36,7 @@ from multi_dnn_ros.benchmark.soak.plan import Event, SoakPlan, Window, Windows, 
 from multi_dnn_ros.benchmark.soak.recorder import recorded_counts
 from multi_dnn_ros.benchmark.soak.report import soak_table
 from multi_dnn_ros.benchmark.soak.resources import Held, NodeResources, SoakSample, held_by, shared_memory_entries
-from multi_dnn_ros.benchmark.soak.run import SoakRun
+from multi_dnn_ros.benchmark.soak.run import SoakRun, _tracebacks
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.settings.params_file import read_params_file
@@ -389,6 +392,23 @@ def test_a_run_that_has_not_passed_keeps_its_logs(
         assert f"the run has not passed; the logs of its processes are in {log.parent}" in error
     else:
         assert logs == []
+
+
+def test_only_the_logs_of_this_run_are_searched_for_exceptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "node.log").write_text("Traceback (most recent call last)\n")
+    (tmp_path / "camera_front_9.log").write_text("Traceback (most recent call last)\n")
+
+    def start(name: str, arguments: Sequence[str], log: Path, *rest: object) -> Any:
+        log.write_text("Traceback (most recent call last)\n" if name == "camera rear" else "nothing\n")
+        return contextlib.nullcontext(types.SimpleNamespace(name=name))
+
+    monkeypatch.setattr("multi_dnn_ros.benchmark.rig.Child", start)
+    plans = [CameraPlan(name, (64, 48), "rgb8", 1.0) for name in ("front", "rear")]
+    rig = Rig(tmp_path, DEFAULTS, plans)
+    rig.start_server("node", [])
+    for name in ("front", "rear"):
+        rig.start_camera(name, recording=tmp_path)
+    assert _tracebacks(rig.logs) == ["camera_rear_2.log"]
 
 
 def test_a_verdict_without_a_figure_is_null_in_json_and_fails_in_the_table() -> None:

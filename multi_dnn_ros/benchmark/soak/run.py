@@ -278,17 +278,17 @@ class _Run:
             verdicts.lost(self._engines.restarts, len(self._actions.done(planned.KILL_ENGINE))),
             verdicts.overlays(self._overlays()),
             verdicts.recorded(published, None if in_recording is None else found),
-            verdicts.none_of("exceptions in the logs", _tracebacks(rig.folder)),
+            verdicts.none_of("exceptions in the logs", _tracebacks(rig.logs)),
         ]
         if self._plan.kill_every_s:
             judged.append(verdicts.answered("a kill of the engine process", self._answers(planned.KILL_ENGINE)))
         return judged
 
 
-def _tracebacks(folder: Path) -> list[str]:
-    """Logs with the traceback of an exception."""
+def _tracebacks(logs: Sequence[Path]) -> list[str]:
+    """Names of those logs that have the traceback of an exception."""
     return [
         path.name
-        for path in sorted(folder.glob("*.log"))
+        for path in logs
         if "Traceback (most recent call last)" in path.read_text(encoding="utf-8", errors="replace")
     ]
