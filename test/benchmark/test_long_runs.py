@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -439,6 +440,18 @@ def test_repeated_activation_leaks_nothing(tmp_path: Path, parameters: str) -> N
     ) in (0, 1)  # fmt: skip
     left = figures(output)["left"]
     assert not any(count for name, count in left.items() if not name.endswith("bytes")), left
+
+
+def test_the_memory_of_the_gpu_that_the_dnns_use_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[str] = []
+    monkeypatch.setattr(cycles, "release_memory", lambda device: released.append(str(device)))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: {"cuda:0": 1, "cuda:1": 2}[str(device)])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: {"cuda:0": 10, "cuda:1": 20}[str(device)])
+    node: Any = SimpleNamespace(subscriptions=(), publishers=(), timers=(), services=())
+    sample = cycles._sample(node, [torch.device("cuda:1")])
+    assert (sample["gpu_allocated_bytes"], sample["gpu_reserved_bytes"]) == (2, 20)
+    assert released == ["cuda:1"]
+    assert "gpu_reserved_bytes" not in cycles._sample(node, [torch.device("cpu")])
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0.0, 1000.0), min_size=1, max_size=6), st.floats(0.0, 5000.0))
