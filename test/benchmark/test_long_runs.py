@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.benchmark import cycles, load
+from multi_dnn_ros.benchmark import cycles, isolation, load
 from multi_dnn_ros.benchmark.camera_faults import camera_fault_problems
 from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.gpu_watch import parse_output
@@ -195,6 +195,22 @@ def test_a_cycle_ends_when_the_dnns_that_are_switched_on_have_results(tmp_path: 
     executor: Any = SimpleNamespace(spin_once=lambda timeout_sec: None)
     cycles._serve(executor, node, camera, read_params_file(path))
     assert sent == ["image"]
+
+
+def test_the_results_sent_for_are_those_of_the_cameras_that_each_dnn_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "parameters.yaml"
+    path.write_text(
+        "/**: {ros__parameters: {cameras: [front, rear], dnns: [lane, object, pedestrian], "
+        "dnn: {lane: {cameras: [front]}, pedestrian: {enable: false}}}}\n"
+    )
+    block = dict.fromkeys(("results_hz", "cpu_cores", "cpu_ms_per_result", "memory_bytes"), 1.0)
+    monkeypatch.setattr(isolation, "_serve", lambda *arguments: (block, [5.0]))
+    plans = [CameraPlan("front", (64, 48), "rgb8", 10.0), CameraPlan("rear", (64, 48), "rgb8", 4.0)]
+    found = isolation.measure_isolation(read_params_file(path), tmp_path, 1.0, 1, plans)
+    assert found["sent_results_hz"] == 10.0 + (10.0 + 4.0)
+    assert "sent for 24 results/s" in isolation.isolation_table(found)
 
 
 def test_a_camera_whose_dnns_are_all_switched_off_is_named(tmp_path: Path) -> None:
