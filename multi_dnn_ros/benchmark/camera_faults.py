@@ -37,7 +37,7 @@ def measure_camera_faults(config: NodeConfig, folder: Path, seconds: float, seed
         write_broken(broken, CAMERAS[0])
         for plan in CAMERAS:
             rig.start_camera(plan.name)
-        _wait(rig, "results of all cameras", lambda: all(map(len, rig.receipts.values())))
+        _wait(rig, "results of all cameras", lambda: all(map(len, rig.switched_on.values())))
         rig.spin(2.0)
         phases["all well"] = _phase(rig, seconds)
 
@@ -54,7 +54,7 @@ def measure_camera_faults(config: NodeConfig, folder: Path, seconds: float, seed
         phases["broken images"]["counted"] = _bad_images(rig) - before
 
         rig.start_camera(BROKEN)
-        answers = next(receipts for (_, camera), receipts in rig.receipts.items() if camera == BROKEN)
+        answers = next(receipts for (_, camera), receipts in rig.switched_on.items() if camera == BROKEN)
         seen = len(answers)
         _wait(rig, "results", lambda: len(answers) > seen)
         rig.kill_camera(BROKEN)
@@ -139,7 +139,7 @@ def write_broken(path: Path, plan: CameraPlan) -> None:
 
 def _phase(rig: Rig, seconds: float) -> dict[str, Any]:
     """Results of the intact cameras from now on, for `seconds` or until there is one."""
-    others = {stream: receipts for stream, receipts in rig.receipts.items() if stream[1] != BROKEN}
+    others = {stream: receipts for stream, receipts in rig.switched_on.items() if stream[1] != BROKEN}
     seen = sum(map(len, others.values()))
     begin_s = rig.now()
     rig.spin(seconds)

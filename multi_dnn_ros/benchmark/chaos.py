@@ -191,14 +191,17 @@ class _Watch:
             time.sleep(min(_SAMPLE_S, left_s))
 
     def wait_settled(self, traffic: HostTraffic) -> bool:
-        """Wait until one process serves all DNNs, the standby is ready, and each DNN has produced a new result."""
+        """Wait until one process per device serves all its DNNs, the standbys are ready, and each DNN has produced a
+        new result.
+        """
         until = time.monotonic() + _RECOVERY_S
         wanted = "none (parameter standby)" if self._standby == "none" else f"{self._standby}, ready"
         counts = {dnn: traffic.results(dnn) for dnn in traffic.accounts.streams}
         while time.monotonic() < until:
             self._look()
             statuses = self._host.statuses()
-            settled = [status.values.get("standby") for status in statuses] == [wanted]
+            # The process of a suspected DNN has no standby.
+            settled = bool(statuses) and all(status.values.get("standby") == wanted for status in statuses)
             if settled and all(traffic.results(dnn) > count for dnn, count in counts.items()):
                 return True
             time.sleep(_SAMPLE_S)

@@ -21,6 +21,8 @@ from multi_dnn_ros.common.reporting import cpu_count, distribution
 from multi_dnn_ros.engine import Engine, Frame
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.pipeline.choices import ConfigError
+from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.training.scenes import SceneGenerator
 
@@ -44,9 +46,7 @@ def measure_concurrency(
     exports it, by ONNX Runtime with its default options but the number of threads; preprocessing and decoding are the
     same everywhere. baselines: names in BASELINES.
     """
-    config = config.model_copy(update={"device": "cpu"})
-    if len(config.cameras) != 1:
-        raise ValueError(f"parameter cameras has {len(config.cameras)} names; this benchmark takes one")
+    config = on_cpu(config)
     images = _images(frames, seed)
     with contextlib.ExitStack() as stack:
         conditions: dict[str, Callable[[], float]] = {}
@@ -85,6 +85,16 @@ def measure_concurrency(
         "engine_over": {name: medians[ENGINE] / median for name, median in medians.items() if name != ENGINE},
         "engine_over_best_other": medians[ENGINE] / min(others) if others else None,
     }
+
+
+def on_cpu(config: NodeConfig) -> NodeConfig:
+    """What :func:`measure_concurrency` measures of `config`. Raises ConfigError if that is not possible."""
+    config = config.model_copy(update={"device": "cpu"})
+    if len(config.cameras) != 1:
+        raise ConfigError(f"parameter cameras has {len(config.cameras)} names; this benchmark takes one")
+    if problems := check_settings(config).problems:
+        raise ConfigError("\n".join(problems))
+    return config
 
 
 def _images(count: int, seed: int) -> Images:

@@ -24,6 +24,7 @@ from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.memory import release_memory
 from multi_dnn_ros.common.processes import reserved_domain
 from multi_dnn_ros.common.reporting import table
+from multi_dnn_ros.pipeline.devices import devices_in_use, dnn_units, torch_device
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -35,14 +36,16 @@ _SERVE_LIMIT_S = 60.0
 def measure_cycles(config: NodeConfig, repeats: int) -> dict[str, Any]:
     """Resources of the process after each deactivation: last third of the cycles compared with the first.
 
-    In each cycle every camera sends a frame and every DNN produces a result. The DNNs run in this process (`isolation:
-    none`), where all leaks are visible.
+    In each cycle every camera sends a frame and every DNN that is switched on produces a result. The DNNs run in this
+    process (`isolation: none`), where all leaks are visible.
     """
     with reserved_domain() as domain:
         return _measured(config.model_copy(update={"autostart": False, "isolation": "none"}), repeats, domain)
 
 
 def _measured(config: NodeConfig, repeats: int, domain: int) -> dict[str, Any]:
+    units = devices_in_use(dnn_units(config))
+    devices = [torch_device(unit) for unit in units]
     with tempfile.TemporaryDirectory(prefix="multi_dnn_cycles_") as folder:
         parameters = Path(folder) / "parameters.yaml"
         parameters.write_text(yaml.safe_dump({"/**": {"ros__parameters": flat_parameters(config)}}), encoding="utf-8")
@@ -59,10 +62,10 @@ def _measured(config: NodeConfig, repeats: int, domain: int) -> dict[str, Any]:
         samples = []
         for _ in tqdm(range(repeats + WARM_UP), desc="cycles", unit="cycle", disable=None):
             node.trigger_activate()
-            _serve(executor, node, cameras)
+            _serve(executor, node, cameras, config)
             node.trigger_deactivate()
             executor.spin_once(timeout_sec=0.0)
-            samples.append(_sample(node))
+            samples.append(_sample(node, devices))
     finally:
         node.close()
         executor.shutdown()
@@ -74,7 +77,8 @@ def _measured(config: NodeConfig, repeats: int, domain: int) -> dict[str, Any]:
     first, last = _minimum_use(samples[:third]), _minimum_use(samples[len(samples) - third :])
     left = {name: last[name] - first[name] for name in last}
     passed = all(count < (1 << 20 if name.endswith("bytes") else 1) for name, count in left.items())
-    return {"repeats": repeats, "device": config.device, "first": first, "last": last, "left": left, "passed": passed}
+    device = ", ".join(unit.name for unit in units)
+    return {"repeats": repeats, "device": device, "first": first, "last": last, "left": left, "passed": passed}
 
 
 def _minimum_use(samples: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -111,10 +115,10 @@ class _Cameras:
             publisher.publish(self._message)
 
 
-def _serve(executor: SingleThreadedExecutor, node: MultiDnnNode, cameras: _Cameras) -> None:
-    """Send frames until every DNN has produced a result for each of its cameras."""
+def _serve(executor: SingleThreadedExecutor, node: MultiDnnNode, cameras: _Cameras, config: NodeConfig) -> None:
+    """Send frames until every DNN that is switched on has produced a result for each of its cameras."""
     deadline, next_s = time.monotonic() + _SERVE_LIMIT_S, 0.0
-    while not all(node.published().values()):
+    while not all(count for (dnn, _), count in node.published().items() if config.dnns[dnn].enable):
         now = time.monotonic()
         if now > deadline:
             raise CommandError(f"a DNN produced no result within {_SERVE_LIMIT_S:g} s: {node.published()}")
@@ -124,8 +128,10 @@ def _serve(executor: SingleThreadedExecutor, node: MultiDnnNode, cameras: _Camer
         executor.spin_once(timeout_sec=0.02)
 
 
-def _sample(node: MultiDnnNode) -> dict[str, int]:
-    release_memory(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+def _sample(node: MultiDnnNode, devices: Sequence[torch.device]) -> dict[str, int]:
+    """devices: that the DNNs run on."""
+    for device in devices:
+        release_memory(device)
     process = psutil.Process()
     sample = {
         "threads": threading.active_count(),
@@ -136,7 +142,8 @@ def _sample(node: MultiDnnNode) -> dict[str, int]:
         "services": len(list(node.services)),
         "resident_bytes": process.memory_info().rss,
     }
-    if torch.cuda.is_available():
-        sample["gpu_allocated_bytes"] = torch.cuda.memory_allocated()
-        sample["gpu_reserved_bytes"] = torch.cuda.memory_reserved()
+    gpus = [device for device in devices if device.type == "cuda"]
+    if gpus:
+        sample["gpu_allocated_bytes"] = sum(torch.cuda.memory_allocated(device) for device in gpus)
+        sample["gpu_reserved_bytes"] = sum(torch.cuda.memory_reserved(device) for device in gpus)
     return sample

@@ -19,6 +19,8 @@ from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 #: The peers, which are no node of ours.
 COUNTER, THREE_NODES = "counter", "three_nodes"
 NULL = "null"
+#: What the preset three_nodes can read; see :mod:`multi_dnn_ros.benchmark.peers.detector_node`.
+_PEER_ENCODINGS = ("jpeg", "rgb8", "bgr8")
 #: Preset to parameter file.
 _FILES = {"builtin": "multi_dnn.yaml", "heavy_gpu": "heavy_gpu.yaml"}
 PRESETS = (*_FILES, NULL, COUNTER, THREE_NODES)
@@ -60,10 +62,18 @@ def matrix(
     rate_hz: float,
     repeats: int,
 ) -> list[HostCase]:
-    """Every combination; the repeats of a case lie as far apart as they can. UsageError for a preset that is none."""
+    """Every combination; the repeats of a case lie as far apart as they can.
+
+    UsageError for a preset that is none, and for an encoding that a preset cannot read.
+    """
     for preset in presets:
         if preset not in PRESETS and not Path(preset).is_file():
             raise UsageError(f"--presets {preset}: no such file; allowed: {', '.join(PRESETS)}, or a parameter file")
+    unread = [encoding for encoding in encodings if encoding not in _PEER_ENCODINGS]
+    if THREE_NODES in presets and unread:
+        raise UsageError(
+            f"--encodings {', '.join(unread)}: allowed with preset {THREE_NODES}: {', '.join(_PEER_ENCODINGS)}"
+        )
     return [
         HostCase(preset, count, size, "" if encoding == "jpeg" else encoding, rate_hz, repeat)
         for repeat in range(repeats)

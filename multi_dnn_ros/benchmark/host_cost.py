@@ -16,6 +16,7 @@ from rclpy.utilities import get_rmw_implementation_identifier
 
 from multi_dnn_ros.benchmark.host_cases import COUNTER, THREE_NODES, HostCase, config_of
 from multi_dnn_ros.benchmark.load import start_cameras
+from multi_dnn_ros.benchmark.node_config import streams_of
 from multi_dnn_ros.benchmark.plain_export import export_builtin
 from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.benchmark.thread_usage import ProcessUsage, Usage, read_process, used_between
@@ -46,41 +47,47 @@ def measure_host(
     device: str | None = None,
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
+    keep: Callable[[dict[str, Any]], None] = lambda figures: None,
 ) -> dict[str, Any]:
     """Measure every case for `seconds`, one after another, each with processes of its own.
 
-    device: in place of the presets'. Repeats of a case become one entry of "cases": medians of the figures, latencies
-    together. CommandError when a process ends or does not serve.
+    device: in place of the presets'. keep: called after each case with the figures so far. Repeats of a case become one
+    entry of "cases": medians of the figures, latencies together. CommandError when a process ends or does not serve;
+    UsageError, before the first case, for parameters that do not fit one of them.
     """
+    configs = {preset: config_of(preset, device, folder) for preset in dict.fromkeys(case.preset for case in cases)}
+    for case in cases:
+        streams_of(configs[case.preset], [plan.name for plan in case.plans])
+    figures: dict[str, Any] = {}
     runs: dict[str, list[dict[str, Any]]] = {}
     latencies: dict[str, list[float]] = {}
     described = {}
     for number, case in enumerate(cases, start=1):
         progress(f"{number} of {len(cases)}: {case.name}")
-        measured, found = _measure(case, folder / f"{number}", seconds, device, seed)
+        measured, found = _measure(case, configs[case.preset], folder / f"{number}", seconds, seed)
         runs.setdefault(case.name, []).append(measured)
         latencies.setdefault(case.name, []).extend(found)
         described[case.name] = case.described()
-    return {
-        "seconds": seconds,
-        "runtime": "standalone" if is_standalone() else get_rmw_implementation_identifier(),
-        "cases": {
-            name: {
-                **described[name],
-                **_median(of),
-                "latency_ms": distribution(latencies[name]) if latencies[name] else None,
-                "runs": len(of),
-            }
-            for name, of in runs.items()
-        },
-    }
+        figures = {
+            "seconds": seconds,
+            "runtime": "standalone" if is_standalone() else get_rmw_implementation_identifier(),
+            "cases": {
+                name: {
+                    **described[name],
+                    **_median(of),
+                    "latency_ms": distribution(latencies[name]) if latencies[name] else None,
+                    "runs": len(of),
+                }
+                for name, of in runs.items()
+            },
+        }
+        keep(figures)
+    return figures
 
 
 def _measure(
-    case: HostCase, folder: Path, seconds: float, device: str | None, seed: int
+    case: HostCase, config: NodeConfig, folder: Path, seconds: float, seed: int
 ) -> tuple[dict[str, Any], list[float]]:
-    folder.mkdir(parents=True, exist_ok=True)
-    config = config_of(case.preset, device, folder)
     rigs: Mapping[str, Callable[..., Rig]] = {COUNTER: _CounterRig, THREE_NODES: _ThreeNodesRig}
     with rigs.get(case.preset, Rig)(folder, config, case.plans, seed) as rig:
         start_cameras(rig)
@@ -96,13 +103,13 @@ def _measure(
             rig.settle()
         accounts = {f"{dnn} on {camera}": counts for (dnn, camera), counts in rig.accounts().items()}
         used_device = rig.value("node", "device") or "cpu"
-        log = rig.node.log
+        logs = [server.log for server in rig.servers]
     elapsed_s = end_s - begin_s
     results = [each for receipts in rig.receipts.values() for each in receipts.between(begin_s, end_s)]
     sent_hz = case.rate_hz * case.cameras
-    received_hz = _rate_hz(begin_counts, end_counts) if case.preset not in rigs else _counted_hz(log)
+    received_hz = _rate_hz(begin_counts, end_counts) if case.preset not in rigs else _counted_hz(logs)
     frames = (received_hz or sent_hz) * elapsed_s
-    streams = len(rig.streams) / case.cameras
+    streams = len(rig.switched_on) / case.cameras
     processes = {
         name: _process_figures(name, first[name], last[name], elapsed_s, frames, len(results), memory[name])
         for name in last
@@ -192,10 +199,11 @@ def _rate_hz(begin: tuple[float, int], end: tuple[float, int]) -> float | None:
     return (end[1] - begin[1]) / (end[0] - begin[0]) if end[0] > begin[0] else None
 
 
-def _counted_hz(log: Path) -> float | None:
-    """What the counter wrote at its end; None for a peer that does not count."""
-    found = _COUNTED.search(log.read_text(encoding="utf-8", errors="replace"))
-    return float(json.loads(found[1])["hz"]) if found else None
+def _counted_hz(logs: Sequence[Path]) -> float | None:
+    """Images per second that each peer received, by what it wrote into its log at its end: their mean."""
+    found = [_COUNTED.search(log.read_text(encoding="utf-8", errors="replace")) for log in logs]
+    rates_hz = [float(json.loads(match[1])["hz"]) for match in found if match]
+    return float(np.mean(rates_hz)) if rates_hz else None
 
 
 def _stages(rig: Rig) -> dict[str, dict[str, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,16 @@ def read_baseline(path: Path) -> dict[str, Any]:
     return content
 
 
-def compare(figures: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the baseline comes from, the ratios to it of every case that both have, and the conditions that differ.
+def check_common(cases: Collection[str], baseline: Mapping[str, Any]) -> None:
+    """UsageError when none of the cases, given by their names, is in the baseline."""
+    if not any(name in baseline["cases"] for name in cases):
+        raise UsageError(
+            f"--baseline: no case in common; it has {', '.join(baseline['cases'])}; this run has {', '.join(cases)}"
+        )
 
-    UsageError when they have no case in common.
-    """
+
+def compare(figures: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the baseline comes from, the ratios to it of every case that both have, and the conditions that differ."""
     ratios = {}
     for name, of in figures["cases"].items():
         before = baseline["cases"].get(name)
@@ -42,11 +47,6 @@ def compare(figures: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str
         ratios[name] = {key: of[key] / before[key] for key in _COMPARED if of.get(key) and before.get(key)}
         if of["latency_ms"] and before["latency_ms"]:
             ratios[name]["latency_p99"] = of["latency_ms"]["p99"] / before["latency_ms"]["p99"]
-    if not ratios:
-        raise UsageError(
-            f"--baseline: no case in common; it has {', '.join(baseline['cases'])}; "
-            f"this run has {', '.join(figures['cases'])}"
-        )
     return {
         "command": baseline["command"],
         "versions": baseline["versions"],
@@ -100,8 +100,7 @@ def host_table(figures: Mapping[str, Any]) -> str:
         ),
         f"CPU and memory of a case are without the cameras; {figures['runtime']} runtime",
     ]  # fmt: skip
-    if "baseline" in figures:
-        ratios = figures["baseline"]["ratios"]
+    if ratios := figures.get("baseline", {}).get("ratios"):
         keys = [*_COMPARED, "latency_p99"]
         body = [[name, *(_cell(of.get(key), 3) for key in keys)] for name, of in ratios.items()]
         text += ["", table(["this run / baseline", *keys], body)]

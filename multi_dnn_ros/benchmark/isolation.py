@@ -10,6 +10,7 @@ import numpy as np
 
 from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.load import start_cameras
+from multi_dnn_ros.benchmark.node_config import streams_of
 from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.common.reporting import distribution, table
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -35,6 +36,8 @@ def measure_isolation(
     Each run starts a new node. Raises CommandError if one does not serve.
     """
     cameras = cameras or CAMERAS
+    rates_hz = {plan.name: plan.rate_hz for plan in cameras}
+    served = [(dnn, camera) for dnn, camera in streams_of(config, list(rates_hz)) if config.dnns[dnn].enable]
     turns = [(BASELINE, OURS) if number % 2 == 0 else (OURS, BASELINE) for number in range(repeats)]
     blocks: dict[str, list[dict[str, Any]]] = {BASELINE: [], OURS: []}
     latencies: dict[str, list[float]] = {BASELINE: [], OURS: []}
@@ -46,7 +49,6 @@ def measure_isolation(
         )
         blocks[isolation].append(block)
         latencies[isolation] += found
-    offered_hz = sum(plan.rate_hz for plan in cameras) * len(config.dnns)
     summary = {isolation: _summary(blocks[isolation], latencies[isolation]) for isolation in blocks}
     return {
         "cameras": {
@@ -56,7 +58,7 @@ def measure_isolation(
         "seconds": seconds,
         "repeats": repeats,
         "order": order,
-        "sent_results_hz": offered_hz,
+        "sent_results_hz": sum(rates_hz[camera] for _, camera in served),
         "runs": blocks,
         "isolation": summary,
         "process_over_none": _ratios(summary[OURS], summary[BASELINE]),

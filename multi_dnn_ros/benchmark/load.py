@@ -66,14 +66,17 @@ def measure_load(
     flooded = None if cameras else FLOODED
     cameras = cameras or CAMERAS
     number = config.device.partition(":")[2] if config.device.startswith("cuda") else ""
-    with Rig(folder, config, cameras, seed) as rig, GpuWatch(int(number or 0)) as gpu_watch:
+    with Rig(folder, config, cameras, seed) as rig:
         start_cameras(rig)
         if flooded is not None:
             rig.start_camera(flooded, flooding_rate(rig))
         rig.spin(3.0)  # discovery of the new camera process
         rig.sample_s = min(1.0, seconds / _SAMPLES)
         before, begin_s = rig.accounts(), rig.samples[-1].at_s
-        with tqdm(total=seconds, desc="under load", bar_format=_BAR, disable=None) as bar:
+        with (
+            GpuWatch(int(number or 0)) as gpu_watch,
+            tqdm(total=seconds, desc="under load", bar_format=_BAR, disable=None) as bar,
+        ):
             rig.spin(seconds, progress=bar.update)
         after, end_s = rig.accounts(), rig.samples[-1].at_s
         for plan in cameras:
@@ -81,7 +84,7 @@ def measure_load(
         with suppress(CommandError):  # frames still in progress fail the accounts; a dead process raises again below
             rig.settle()
         accounts = stream_accounts(rig)
-        device, gpu = rig.value("node", "device"), rig.value("node", "GPU reserved (bytes)")
+        device, gpu_bytes = rig.value("node", "device"), _gpu_reserved_bytes(rig)
         rig.spin(2.0)
         told_s = rig.now()
         rig.node.stop(_END_LIMIT_S)
@@ -96,7 +99,7 @@ def measure_load(
         "seconds": seconds,
         "seed": seed,
         "device": device,
-        "gpu_reserved_bytes": gpu,
+        "gpu_reserved_bytes": gpu_bytes,
         "gpu": gpu_watch.figures(),
         "cpu_cores": distribution([sample.cpu for sample in rig.samples if begin_s < sample.at_s <= end_s]),
         "cameras": {
@@ -124,14 +127,19 @@ def measure_load(
     return LoadRun(figures, rig.receipts, rig.samples, begin_s, end_s)
 
 
+def _gpu_reserved_bytes(rig: Rig) -> int | None:
+    """By the engine processes, or by the node with `isolation: none`; None without a GPU."""
+    found = rig.value("node", "engine processes GPU reserved (bytes)") or rig.value("node", "GPU reserved (bytes)")
+    return int(found) if found is not None else None
+
+
 def start_cameras(rig: Rig) -> None:
-    """Start all cameras, and wait until every DNN has produced a result for each."""
+    """Start all cameras, and wait until every DNN that is switched on has produced a result for each."""
     for name in rig.plans:
         rig.start_camera(name)
-    if not rig.until(lambda: all(map(len, rig.receipts.values())), 60.0):
-        silent = ", ".join(
-            f"{dnn} on {camera}" for (dnn, camera), receipts in rig.receipts.items() if not len(receipts)
-        )
+    expected = rig.switched_on
+    if not rig.until(lambda: all(map(len, expected.values())), 60.0):
+        silent = ", ".join(f"{dnn} on {camera}" for (dnn, camera), receipts in expected.items() if not len(receipts))
         raise CommandError(f"no results of {silent} after 60 s; see {rig.folder}")
 
 

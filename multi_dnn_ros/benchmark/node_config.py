@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.replay.expected_kind import expected_kind
+from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
+from multi_dnn_ros.vision.results import result_name
 
 Stream = tuple[str, str]  # DNN, camera
+#: An entry of the value `results` in the node's status: `<dnn> (<kind>)` or `<dnn>/<output> (<kind>)`.
+_RESULT = re.compile(r"(\w+)(/\w+)? \(([^)]+)\)")
 
 
 def streams_of(config: NodeConfig, cameras: Sequence[str]) -> list[Stream]:
-    """Which DNN serves which of `cameras`, according to `config`."""
+    """Which DNN serves which of `cameras`, according to `config`.
+
+    Raises UsageError for a DNN without cameras, and for a camera without DNNs that are switched on.
+    """
     streams = []
     for name, dnn in config.dnns.items():
         served = [camera for camera in cameras if not dnn.cameras or camera in dnn.cameras]
@@ -22,7 +31,31 @@ def streams_of(config: NodeConfig, cameras: Sequence[str]) -> list[Stream]:
         streams += [(name, camera) for camera in served]
     if idle := [camera for camera in cameras if all(camera != of for _, of in streams)]:
         raise UsageError(f"camera {idle[0]} of this run is in none of the parameters dnn.<dnn>.cameras")
+    for camera in cameras:
+        served = [dnn for dnn, of in streams if of == camera]
+        if not any(config.dnns[dnn].enable for dnn in served):
+            names = ", ".join(f"dnn.{dnn}.enable" for dnn in served)
+            raise UsageError(f"camera {camera} of this run has no results: false in every parameter {names}")
     return streams
+
+
+def first_result(dnn: str, settings: DnnConfig) -> tuple[str, ResultKind]:
+    """Name and kind of a DNN's result, or of the first of several, according to its parameters.
+
+    Raises ExtensionError if only the model determines the kind.
+    """
+    if not settings.outputs:
+        return dnn, expected_kind(settings.role, settings.decoder)
+    output, own = next(iter(settings.outputs.items()))
+    return result_name(dnn, output), expected_kind("", own.decoder)  # a role has defaults only for a single result
+
+
+def reported_results(text: str) -> dict[str, tuple[str, ResultKind]]:
+    """By DNN, as :func:`first_result`, but as a configured node reports it. text: value `results` of its status."""
+    found: dict[str, tuple[str, ResultKind]] = {}
+    for dnn, output, kind in _RESULT.findall(text):
+        found.setdefault(dnn, (dnn + output, RESULT_KINDS.get(kind)))
+    return found
 
 
 def flat_parameters(config: NodeConfig) -> Mapping[str, Any]:

@@ -25,14 +25,14 @@ from rclpy.signals import SignalHandlerOptions
 
 from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.benchmark.cameras import CameraPlan, record_drive
-from multi_dnn_ros.benchmark.node_config import Stream, flat_parameters, streams_of
+from multi_dnn_ros.benchmark.node_config import Stream, first_result, flat_parameters, reported_results, streams_of
 from multi_dnn_ros.benchmark.process_tree import ProcessTree
 from multi_dnn_ros.benchmark.samples import NodeSample, Receipts
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
-from multi_dnn_ros.replay.expected_kind import expected_kind
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.result_kind import ResultKind
 
 NODE = "/multi_dnn"
 _START_LIMIT_S = 300.0
@@ -55,9 +55,10 @@ class Rig:
 
     folder: for logs and the parameter file. recordings: temporary bags that the cameras publish. Everything runs in a
     reserved ROS domain on loopback. A DNN serves those of `cameras` that it serves in `config`; raises UsageError if a
-    DNN or a camera is left with none. `receipts`, `samples` (one per `sample_s`) and `statuses` (latest diagnostics by
-    name) are filled while :meth:`spin` runs. :meth:`spin`, :meth:`until` and :meth:`settle` raise ProcessEnded once a
-    process has ended that was not stopped or killed by this class.
+    DNN or a camera is left with none. Of several results of a DNN the first is observed. `receipts`, `samples` (one per
+    `sample_s`) and `statuses` (latest diagnostics by name) are filled while :meth:`spin` runs. :meth:`spin`,
+    :meth:`until` and :meth:`settle` raise ProcessEnded once a process has ended that was not stopped or killed by this
+    class.
     """
 
     def __init__(self, folder: Path, config: NodeConfig, cameras: Sequence[CameraPlan], seed: int = 0) -> None:
@@ -78,10 +79,12 @@ class Rig:
         self.sample_s = 1.0
         self.node: Child
         self.servers: list[Child] = []  # the node, or what is measured in its place
+        self.logs: list[Path] = []  # of all processes that were started
         self._seed = seed
         self._stack = ExitStack()
         self._interrupts = Interrupts()
         self._environment: Mapping[str, str] = {}
+        self._results: Mapping[str, tuple[str, ResultKind]] = {}  # by DNN, once the node is active
         self._started = 0
         self._next_sample_s = 0.0
 
@@ -120,8 +123,7 @@ class Rig:
         self._subscriptions = [
             self._clock_node.create_subscription(
                 DiagnosticArray, "/diagnostics", self._on_diagnostics, QoSProfile(depth=50), raw=True
-            ),
-            *(self._listen(*stream) for stream in self.streams),
+            )
         ]
         with self._interrupts.deferred():
             self.start_servers(parameters)
@@ -130,7 +132,11 @@ class Rig:
             record_drive(self.recordings / plan.name, plan, self._seed)
         if not self.until(self.serves, _START_LIMIT_S):
             raise CommandError(f"the node was not active after {_START_LIMIT_S:g} s; see {self.node.log}")
-        topics = [subscription.topic_name for subscription in self._subscriptions[1:]]  # of results
+        # Only now: the kind of a result, and with it the topic, may be determined by the model.
+        self._results = reported_results(self.value("node", "results") or "")
+        results = [self._listen(*stream) for stream in self.streams]
+        self._subscriptions += results
+        topics = [subscription.topic_name for subscription in results]
         if not self.until(lambda: all(self._clock_node.count_publishers(topic) for topic in topics), 30.0):
             raise CommandError(f"not every result of the node is on the graph after 30 s; see {self.node.log}")
         self.spin(_SETTLE_S)
@@ -142,7 +148,7 @@ class Rig:
     def start_server(self, name: str, arguments: Sequence[str], module: str = "multi_dnn_ros.cli.main") -> Child:
         """A process besides the cameras; see Child. It is ended with the rig."""
         with self._interrupts.deferred():
-            child = Child(name, arguments, self.folder / f"{name}.log", self._environment, module)
+            child = Child(name, arguments, self._log(name), self._environment, module)
             self.servers.append(self._stack.enter_context(child))
         return child
 
@@ -163,7 +169,7 @@ class Rig:
             *("camera", str(source), "--camera", name, "--topic", plan.topic, "--loop"),
             *("--rate", f"{self.rates_hz[name]:g}", "--wait-for-subscribers", "1"),
         ]
-        log = self.folder / f"camera_{name}_{self._started}.log"
+        log = self._log(f"camera_{name}_{self._started}")
         with self._interrupts.deferred():
             self.cameras[name] = self._stack.enter_context(Child(f"camera {name}", arguments, log, self._environment))
 
@@ -235,18 +241,30 @@ class Rig:
         return accounts
 
     @property
+    def switched_on(self) -> dict[Stream, Receipts]:
+        """`receipts` of the DNNs whose parameter `enable` is true; the others have no results."""
+        return {stream: receipts for stream, receipts in self.receipts.items() if self.config.dnns[stream[0]].enable}
+
+    @property
     def observer(self) -> Any:
         """The rclpy node of this process. Its entities are served while :meth:`spin` and :meth:`until` run."""
         return self._clock_node
 
     def result_topic(self, dnn: str, camera: str) -> tuple[str, str]:
-        """Name and message type of the topic with the results of a stream."""
-        settings = self.config.dnns[dnn]
-        topics = expected_kind(settings.role, settings.decoder).topics
-        topic = next((topic for topic in topics if not topic.picture), topics[0])
-        return f"{NODE}/{camera}/{dnn}/{topic.name}", topic.msgtype
+        """Name and message type of the topic with the results of a stream; of several results, the first one's.
+
+        Before the node is active, according to the parameters; see :func:`first_result`.
+        """
+        name, kind = self._results.get(dnn) or first_result(dnn, self.config.dnns[dnn])
+        topic = next((topic for topic in kind.topics if not topic.picture), kind.topics[0])
+        return f"{NODE}/{camera}/{name}/{topic.name}", topic.msgtype
 
     # -- internal
+
+    def _log(self, name: str) -> Path:
+        """The log of a process that is about to start. `folder` may have logs of earlier runs."""
+        self.logs.append(self.folder / f"{name}.log")
+        return self.logs[-1]
 
     def _once(self, timeout_s: float) -> None:
         self._executor.spin_once(timeout_sec=timeout_s)

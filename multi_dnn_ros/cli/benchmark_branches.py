@@ -9,7 +9,7 @@ from typing import Any
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.network_arguments import add_measured_networks
 from multi_dnn_ros.cli.options import add_device, add_output, add_plot, add_seed, check_files, write_figures
-from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.errors import CommandError, UsageError
 
 _DETAILS = """\
 One image at a time. On a GPU every condition is one captured graph; on a CPU the streams are threads that divide the
@@ -69,7 +69,7 @@ def _run(args: argparse.Namespace) -> int:
                     rounds=args.rounds, seed=args.seed, inductor=args.inductor,
                 )
             )  # fmt: skip
-        except (ConfigError, ModelError, TraceError, SerialGraphError, ValueError, RuntimeError) as error:
+        except (ConfigError, ModelError, TraceError, SerialGraphError, UsageError, ValueError, RuntimeError) as error:
             failed[name] = str(error)
             print(f"{name} is not measured: {error}", flush=True)
         else:

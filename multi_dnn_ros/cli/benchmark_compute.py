@@ -62,11 +62,12 @@ def _add_frames(parser: argparse.ArgumentParser) -> None:
 
 def _cpu(args: argparse.Namespace) -> int:
     check_files(args, "output")
-    from multi_dnn_ros.benchmark.concurrency import ENGINE, measure_concurrency
+    from multi_dnn_ros.benchmark.concurrency import ENGINE, measure_concurrency, on_cpu
     from multi_dnn_ros.common.reporting import table
 
+    config = on_cpu(read_config(args))  # its errors must not come after the minutes of --alone
     alone = _alone(args) if args.alone else {}
-    figures = measure_concurrency(read_config(args), args.frames, args.repeats, args.seed, args.against)
+    figures = measure_concurrency(config, args.frames, args.repeats, args.seed, args.against)
     engine = figures["ms_per_frame"][ENGINE]["p50"]
     rows = [
         [name, f"{times['p50']:.1f}", f"{times['min']:.1f}", f"{times['max']:.1f}", f"{engine / times['p50']:.2f}"]

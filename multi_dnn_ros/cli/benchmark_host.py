@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from multi_dnn_ros.cli.arguments import positive, positive_float, size
 from multi_dnn_ros.cli.camera import ENCODINGS
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.log_folder import add_logs, log_folder
-from multi_dnn_ros.cli.options import add_device, add_output, add_plot, add_seed, check_files, write_figures
+from multi_dnn_ros.cli.options import add_device, add_output, add_plot, add_seed, check_files
 from multi_dnn_ros.common.errors import CommandError
 
 _DETAILS = """\
 The node and its engine processes process the images of cameras that run as separate processes. Reported per result
 and per frame are CPU time by group of threads, context switches, page faults, latency and memory. Every combination of
---cameras, --sizes, --encodings and --presets is run. Linux only.
+--cameras, --sizes, --encodings and --presets is run; --output is written after each of them. Linux only.
 
 presets:
   builtin      the three built-in DNNs
   heavy_gpu    config/heavy_gpu.yaml; needs a GPU
   null         a DNN that computes nothing; shows the cost of everything except inference
   counter      for comparison: an rclpy subscriber that only counts images
-  three_nodes  for comparison: one rclpy node per built-in DNN, written with ONNX Runtime and OpenCV
+  three_nodes  for comparison: one rclpy node per built-in DNN, written with ONNX Runtime and OpenCV; reads jpeg, rgb8
+               and bgr8
   FILE         a parameter file, as for `multi-dnn run`
 """
 _EXAMPLES = """\
@@ -66,17 +68,31 @@ def _run(args: argparse.Namespace) -> int:
     import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
     from multi_dnn_ros.benchmark.host_cases import matrix
     from multi_dnn_ros.benchmark.host_cost import measure_host
-    from multi_dnn_ros.benchmark.host_report import compare, host_table, plot_host, read_baseline
+    from multi_dnn_ros.benchmark.host_report import check_common, compare, host_table, plot_host, read_baseline
+    from multi_dnn_ros.common.reporting import provenance, write_json
 
     baseline = read_baseline(args.baseline) if args.baseline is not None else None
     cases = matrix(args.presets, args.cameras, args.sizes, args.encodings, args.rate, args.repeats)
-    with log_folder(args.logs) as folder:
-        figures = measure_host(cases, folder, args.seconds, args.device, args.seed, print)
     if baseline is not None:
-        figures["baseline"] = compare(figures, baseline)
-    print(host_table(figures))
-    if args.plot is not None:
-        plot_host(figures, args.plot)
-        print(f"plot written to {args.plot}")
-    write_figures(args.output, figures, scenario="host")
+        check_common(dict.fromkeys(case.name for case in cases), baseline)
+    finished: dict[str, Any] = {}
+
+    def keep(figures: dict[str, Any]) -> None:
+        finished.update(figures)
+        if baseline is not None:
+            finished["baseline"] = compare(figures, baseline)
+        if args.output is not None:
+            write_json(args.output, {"scenario": "host", **provenance(), **finished})
+
+    try:
+        with log_folder(args.logs) as folder:
+            measure_host(cases, folder, args.seconds, args.device, args.seed, print, keep)
+    finally:  # also after Ctrl-C or the failure of a case: what was measured until then
+        if finished:
+            print(host_table(finished))
+            if args.output is not None:
+                print(f"written to {args.output}")
+            if args.plot is not None:
+                plot_host(finished, args.plot)
+                print(f"plot written to {args.plot}")
     return 0

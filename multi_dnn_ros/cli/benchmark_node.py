@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.cli.arguments import at_least_two, camera_name, minutes, positive, positive_float, size
 from multi_dnn_ros.cli.camera import ENCODINGS
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.log_folder import add_logs, log_folder
+from multi_dnn_ros.cli.log_folder import add_logs, check_passed, log_folder
 from multi_dnn_ros.cli.options import (
     add_device,
     add_output,
@@ -140,10 +140,12 @@ def _load(args: argparse.Namespace) -> int:
 
     with log_folder(args.logs) as folder:
         measured = measure_load(read_config(args), folder, args.minutes * 60.0, args.seed, _plans(args.camera))
-    if args.plot is not None:
-        plot_load(measured, args.plot)
-        print(f"plot written to {args.plot}")
-    return _finish(args, measured.figures, load_table(measured.figures))
+        _finish(args, measured.figures, load_table(measured.figures))
+        if args.plot is not None:
+            plot_load(measured, args.plot)
+            print(f"plot written to {args.plot}")
+        check_passed(measured.figures, folder)
+    return 0
 
 
 def _camera_faults(args: argparse.Namespace) -> int:
@@ -153,7 +155,9 @@ def _camera_faults(args: argparse.Namespace) -> int:
 
     with log_folder(args.logs) as folder:
         figures = measure_camera_faults(read_config(args), folder, args.seconds, args.seed)
-    return _finish(args, figures, camera_fault_table(figures))
+        _finish(args, figures, camera_fault_table(figures))
+        check_passed(figures, folder)
+    return 0
 
 
 def _isolation(args: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
@@ -33,16 +34,31 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    check_files(args, "output")
+    import torch
+
     from multi_dnn_ros.benchmark.precisions import BASELINE, measure_precisions
     from multi_dnn_ros.common.reporting import table
     from multi_dnn_ros.models.errors import ModelError
-    from multi_dnn_ros.pipeline.choices import ConfigError
+    from multi_dnn_ros.pipeline.choices import ConfigError, check_backend
 
-    check_files(args, "output")
     try:
-        networks = measure_precisions(args.models, args.precisions, args.calibration_images, args.rounds, args.seed)
-    except (ConfigError, ModelError) as error:
+        for precision in args.precisions:
+            check_backend("auto", torch.device("cpu"), precision)
+    except ConfigError as error:
         raise CommandError(str(error)) from None
+    networks: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    for model in args.models:
+        try:
+            networks += measure_precisions(
+                [model], args.precisions, args.calibration_images, args.rounds, args.seed
+            )  # fmt: skip
+        except (ConfigError, ModelError, ValueError, RuntimeError) as error:
+            failed[model] = str(error)
+            print(f"{model} is not measured: {error}", flush=True)
+    if not networks:
+        raise CommandError("no network could be measured")
     names = list(networks[0]["cpu_ms"])
     header = ["network, one thread", *(f"{name}, CPU ms: median (min)" for name in names), *(
         f"{name} / {BASELINE}" for name in names[1:]
@@ -60,5 +76,5 @@ def _run(args: argparse.Namespace) -> int:
         for name, texts in each["warnings"].items():
             for text in texts:
                 print(f"{each['model']}, {name}: {text}")
-    write_figures(args.output, {"networks": networks}, scenario="precisions")
-    return 0
+    write_figures(args.output, {"networks": networks, "failed": failed}, scenario="precisions")
+    return 1 if failed else 0

@@ -10,7 +10,7 @@ from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.network_arguments import add_measured_networks
 from multi_dnn_ros.cli.options import add_device, add_output, add_seed, check_files, write_figures
-from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.errors import CommandError, UsageError
 
 _DETAILS = """\
 Convolutions or linear layers that read the same tensor with the same geometry are merged into one (parameter
@@ -65,7 +65,7 @@ def _run(args: argparse.Namespace) -> int:
                     threads=args.threads, seed=args.seed,
                 )
             )  # fmt: skip
-        except (ConfigError, ModelError, TraceError, ValueError, RuntimeError) as error:
+        except (ConfigError, ModelError, TraceError, UsageError, ValueError, RuntimeError) as error:
             failed[name] = str(error)
             print(f"{name} is not measured: {error}", flush=True)
         if device.type == "cuda":

@@ -6,7 +6,7 @@ import argparse
 
 from multi_dnn_ros.cli.arguments import not_negative, positive_float, soak_minutes
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.log_folder import add_logs, log_folder
+from multi_dnn_ros.cli.log_folder import add_logs, check_passed, log_folder
 from multi_dnn_ros.cli.options import (
     add_device,
     add_output,
@@ -17,7 +17,7 @@ from multi_dnn_ros.cli.options import (
     read_config,
     write_figures,
 )
-from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.errors import UsageError
 
 #: A round has about twenty events.
 _SHORTEST_ROUND_S = 5.0
@@ -78,6 +78,5 @@ def _run(args: argparse.Namespace) -> int:
 
             plot_soak(run, args.plot)
             print(f"plot written to {args.plot}")
-        if not run.figures["passed"]:
-            raise CommandError(f"the run has not passed; the logs of its processes are in {folder}")
+        check_passed(run.figures, folder)
     return 0

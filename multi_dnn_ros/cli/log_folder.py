@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from multi_dnn_ros.common.errors import CommandError
 
@@ -18,6 +19,12 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
         "--logs", type=Path, metavar="DIR",
         help="folder for the logs of the processes (default: a temporary folder, kept if the run fails)",
     )  # fmt: skip
+
+
+def check_passed(figures: Mapping[str, Any], folder: Path) -> None:
+    """CommandError for a run that has not passed. To be called inside :func:`log_folder`, which then keeps the logs."""
+    if not figures["passed"]:
+        raise CommandError(f"the run has not passed; the logs of its processes are in {folder}")
 
 
 @contextmanager

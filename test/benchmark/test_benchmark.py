@@ -49,6 +49,27 @@ def test_a_network_alone_is_compared_with_onnx_runtime_itself(tmp_path, capsys):
     assert "--alone: argument model is 'builtin:nothing'; allowed: builtin:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ("cameras: [front, rear]", "parameter cameras has 2 names; this benchmark takes one"),
+        ("dnns: [lane], dnn: {lane: {model: /none.onnx, decoder: lane}}", "there is no such file"),
+        ("workers: -1", "workers"),
+    ],
+)
+def test_the_parameters_are_checked_before_a_network_is_measured_alone(
+    parameters, words, tmp_path, monkeypatch, capsys
+):
+    def measured(*arguments):
+        raise AssertionError("measured before the parameters were checked")
+
+    monkeypatch.setattr("multi_dnn_ros.benchmark.networks_alone.measure_alone", measured)
+    path = tmp_path / "parameters.yaml"
+    path.write_text(f"/**: {{ros__parameters: {{{parameters}}}}}\n")
+    assert main(["benchmark", "cpu", "--alone", "builtin:lane", "--params-file", str(path)]) == 1
+    assert words in capsys.readouterr().err
+
+
 def test_a_precision_is_warm_when_it_is_timed(monkeypatch):
     run, calls = precisions.run_stages, []
 
@@ -60,6 +81,18 @@ def test_a_precision_is_warm_when_it_is_timed(monkeypatch):
     (found,) = precisions.measure_precisions(["builtin:lane"], [], "", rounds=2, seed=0)
     assert found["cpu_ms"]["fp32"]["samples"] == 2
     assert len(calls) == 3
+
+
+def test_a_network_that_cannot_be_measured_keeps_the_others(tmp_path, capsys):
+    output = tmp_path / "precisions.json"
+    command = ["benchmark", "precisions", "--precisions", "bf16", "--rounds", "1", "--output", str(output)]
+    assert main([*command, "builtin:lane", "builtin:nothing"]) == 1
+    found = json.loads(output.read_text())
+    assert [each["model"] for each in found["networks"]] == ["builtin:lane"]
+    assert "'builtin:nothing'; allowed:" in found["failed"]["builtin:nothing"]
+    assert "builtin:nothing is not measured: " in capsys.readouterr().out
+    assert main([*command, "builtin:nothing"]) == 1
+    assert "no network could be measured" in capsys.readouterr().err
 
 
 @pytest.mark.long  # with one DNN and one baseline above

@@ -425,6 +425,40 @@ def test_a_trial_begins_when_all_cameras_send() -> None:
     assert found.results == pytest.approx(2 * found.frames, abs=2)
 
 
+class _LimitedRig(_TwoCameras):
+    """DNN lane processes every third image, as max_rate_hz has it; DNN off is switched off. loses: share of the images
+    that do not reach the node.
+    """
+
+    def __init__(self, loses: float) -> None:
+        super().__init__()
+        self.loses = loses
+        self.streams += [("off", name) for name in self.plans]
+
+    def accounts(self) -> dict[tuple[str, str], dict[str, Any]]:
+        found = {}
+        for dnn, camera in self.streams:
+            offered = self._sent(camera)
+            published = (offered + 2) // 3 if dnn == "lane" else 0
+            reason = "rate_limited" if dnn == "lane" else "switched_off"
+            found[dnn, camera] = {"offered": offered, "published": published, "pending": 0,
+                                  "dropped": {reason: offered - published}}  # fmt: skip
+        return found
+
+    def _sent(self, name: str) -> int:
+        return int((1.0 - self.loses) * super()._sent(name))
+
+
+@pytest.mark.parametrize("loses", [0.0, 0.2])
+def test_images_that_parameters_refuse_are_not_missing(loses: float) -> None:
+    rig: Any = _LimitedRig(loses)
+    sensors: Any = SimpleNamespace(poll=lambda: None, between=lambda begin_s, end_s: [])
+    found = run_trial(rig, 30.0, 3.0, 20.0, sensors, lambda: None)
+    assert set(found.dropped) == ({"not_received"} if loses else set())
+    assert found.drop_share == pytest.approx(loses, abs=0.03)
+    assert found.passed is not bool(loses)
+
+
 class _FakeRig:
     """Serves every stream up to `edge` Hz; interrupted, or failing, when the trial `stops` begins."""
 

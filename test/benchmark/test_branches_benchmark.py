@@ -193,6 +193,28 @@ def test_a_size_that_windows_do_not_divide_is_rejected():
         make_network("tracker-equal", (100, 64))
 
 
+@pytest.mark.parametrize("scenario", ["branches", "siblings"])
+def test_a_size_that_a_later_network_cannot_have_keeps_the_others(scenario, tmp_path, monkeypatch, capsys):
+    figures = {
+        "branches": {"ms": {"serial": {"p50": 1.0}}, "over_serial": {}, "critical_path_over_serial": 0.5},
+        "siblings": {"siblings": [2], "backends": {}},
+    }[scenario]
+
+    def measure(names, *arguments, size, **options):
+        for name in names:
+            make_network(name, size)
+            yield {"network": name, **figures}
+
+    monkeypatch.setattr(f"multi_dnn_ros.benchmark.{scenario}.measure_{scenario}", measure)
+    output = tmp_path / "figures.json"
+    command = ["benchmark", scenario, "builtin:lane", "tracker-equal", "--device", "cpu", "--size", "320x240"]
+    assert main([*command, "--output", str(output)]) == 1
+    found = json.loads(output.read_text())
+    assert [each["network"] for each in found["networks"]] == ["builtin:lane"]
+    assert found["failed"] == {"tracker-equal": "--size is 320x240; allowed for tracker-equal: multiples of 64"}
+    assert "tracker-equal is not measured: --size is 320x240" in capsys.readouterr().out
+
+
 def test_siblings_are_compared_for_each_backend(tmp_path, capsys):
     output = tmp_path / "siblings.json"
     command = ["benchmark", "siblings", "encoder-equal", "encoder-windows", "builtin:nothing", "--device", "cpu"]

@@ -8,16 +8,21 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multi_dnn_ros.benchmark.host_cases import HostCase
+from multi_dnn_ros.benchmark.host_cost import _counted_hz
 from multi_dnn_ros.benchmark.host_report import compare, host_table, read_baseline
+from multi_dnn_ros.benchmark.peers.arrivals import Arrivals
+from multi_dnn_ros.benchmark.peers.detector_node import DetectorNode
 from multi_dnn_ros.benchmark.thread_usage import ProcessUsage, ThreadKey, Usage, read_process, used_between
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import provenance
 
 _BURN = """
@@ -143,9 +148,38 @@ def test_a_run_with_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert 0 < counter["frames_received_hz"] < 40
     assert set(nodes["processes"]) == {"peer lane", "peer object", "peer pedestrian", "camera camera0"}
     check_results(nodes, time.monotonic() - begin)
+    assert nodes["frames_received_hz"] == pytest.approx(nodes["results_hz"] / 3, rel=0.5)
     printed = capsys.readouterr().out
     assert "counter 1x160x120@20 jpeg" in printed
     assert "three_nodes 1x160x120@20 jpeg" in printed
+
+
+def test_the_images_of_peers_are_those_that_they_received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that computes for longer than the period of a camera receives fewer images than were sent."""
+    logs = []
+    for name, images in (("lane", 11), ("object", 6)):
+        now = iter(number * 10.0 / (images - 1) + 1.0 for number in range(images))
+        monkeypatch.setattr("multi_dnn_ros.benchmark.peers.arrivals.time.monotonic", lambda now=now: next(now))
+        arrivals = Arrivals()
+        for _ in range(images):
+            arrivals.add()
+        logs.append(tmp_path / f"{name}.log")
+        logs[-1].write_text(f"starting\n{arrivals.text()}\n")
+    assert _counted_hz(logs) == pytest.approx((1.0 + 0.5) / 2)
+    assert _counted_hz(logs[:1]) == pytest.approx(1.0)
+    logs[0].write_text(Arrivals().text())
+    assert _counted_hz(logs[:1]) == 0.0
+    logs[0].write_text("it was killed")
+    assert _counted_hz(logs[:1]) is None
+
+
+def test_a_detector_node_counts_what_it_receives() -> None:
+    node = DetectorNode.__new__(DetectorNode)
+    node.arrivals = Arrivals()
+    message = SimpleNamespace(height=1, width=1, step=3, data=b"123", encoding="rgb7")
+    with pytest.raises(ValueError, match="encoding is 'rgb7'"):
+        node._receive("front", message)
+    assert '"messages": 1' in node.arrivals.text()
 
 
 @pytest.mark.parametrize(
@@ -173,10 +207,73 @@ def test_cases_that_cannot_run_are_reported(
     assert text in capsys.readouterr().err
 
 
-def test_runs_without_a_case_in_common_are_not_compared() -> None:
-    figures: dict[str, Any] = {"cases": {"null 1x8x8@1 jpeg": {}}}
-    with pytest.raises(UsageError, match="no case in common; it has other; this run has null 1x8x8@1 jpeg"):
-        compare(figures, {"cases": {"other": {}}})
+#: What is measured of a case; nothing of it is asserted.
+MEASURED: dict[str, Any] = {
+    "offered_results_hz": 10.0, "results_hz": 9.0, "cpu_ms_per_result": 2.0, "cpu_ms_per_frame": 2.0, "processes": {},
+}  # fmt: skip
+
+
+class _Measured(list[str]):
+    """Names of the cases. error: raised by those of three cameras."""
+
+    error: BaseException = AssertionError()
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> _Measured:
+    """The cases that the command measures; nothing is started."""
+    names = _Measured()
+
+    def measure(case: HostCase, *rest: object) -> tuple[dict[str, Any], list[float]]:
+        if case.cameras == 3:
+            raise names.error
+        names.append(case.name)
+        return MEASURED, [5.0]
+
+    monkeypatch.setattr("multi_dnn_ros.benchmark.host_cost._measure", measure)
+    return names
+
+
+SMALL = ["benchmark", "host", "--sizes", "8x8", "--encodings", "jpeg", "--rate", "1", "--cameras"]
+
+
+def test_what_cannot_be_measured_or_compared_is_refused_before_the_first_case(
+    measured: _Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    baseline, parameters = tmp_path / "baseline.json", tmp_path / "parameters.yaml"
+    baseline.write_text(json.dumps({"scenario": "host", "cases": {"other": {}}}))
+    parameters.write_text(
+        "/**: {ros__parameters: {cameras: [camera0, camera1], dnns: [lane], dnn: {lane: {cameras: [camera0]}}}}\n"
+    )
+    for more, words in (
+        (["1", "--presets", "counter", "--baseline", str(baseline)],
+         "no case in common; it has other; this run has counter 1x8x8@1 jpeg"),
+        (["1", "--presets", "counter", "three_nodes", "--encodings", "jpeg", "mono8"],
+         "--encodings mono8: allowed with preset three_nodes: jpeg, rgb8, bgr8"),
+        (["1", "--presets", "counter", "heavy_gpu", "--device", "cpu"], "--presets heavy_gpu needs a GPU"),
+        (["1", "2", "--presets", "counter", str(parameters)], "camera camera1 of this run is in none"),
+    ):  # fmt: skip
+        assert main([*SMALL, *more]) == 2
+        assert words in capsys.readouterr().err
+    assert measured == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), CommandError("the node process ended")])
+def test_a_run_that_ends_early_keeps_the_finished_cases(
+    error: BaseException, measured: _Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured.error = error
+    baseline, output, plot = tmp_path / "baseline.json", tmp_path / "host.json", tmp_path / "host.png"
+    command = [*SMALL, "1", "2", "3", "--presets", "counter", "--output"]
+    assert main([*command, str(baseline)]) == (130 if isinstance(error, KeyboardInterrupt) else 1)
+    assert list(read_baseline(baseline)["cases"]) == ["counter 1x8x8@1 jpeg", "counter 2x8x8@1 jpeg"]
+    assert main([*command, str(output), "--baseline", str(baseline), "--plot", str(plot)]) != 0
+    assert list(json.loads(output.read_text())["baseline"]["ratios"]) == list(read_baseline(baseline)["cases"])
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert len(measured) == 4
+    printed = capsys.readouterr().out
+    assert "this run / baseline" in printed
+    assert f"written to {output}" in printed
 
 
 def test_other_conditions_of_the_baseline_are_named() -> None:

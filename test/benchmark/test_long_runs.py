@@ -8,22 +8,32 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.benchmark import load
+from multi_dnn_ros.benchmark import cycles, isolation, load
 from multi_dnn_ros.benchmark.camera_faults import camera_fault_problems
 from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.gpu_watch import parse_output
 from multi_dnn_ros.benchmark.load import fair_shares, load_problems
+from multi_dnn_ros.benchmark.node_config import reported_results
 from multi_dnn_ros.benchmark.rig import Rig
-from multi_dnn_ros.benchmark.samples import NodeSample
+from multi_dnn_ros.benchmark.samples import NodeSample, Receipts
+from multi_dnn_ros.benchmark.soak import verdicts
+from multi_dnn_ros.benchmark.soak.run import _detecting
+from multi_dnn_ros.benchmark.soak.run import _Run as SoakRunner
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.settings.params_file import read_params_file
+from multi_dnn_ros.settings.schema import NodeConfig, OutputConfig
 
 ONE_DNN = """\
 /**:
@@ -127,6 +137,93 @@ def test_a_run_has_the_cameras_that_each_dnn_serves(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def _with_outputs(config: NodeConfig, **own: Any) -> NodeConfig:
+    """The first DNN has two results. own: other parameters of it."""
+    outputs = {"cars": OutputConfig(decoder="yolo"), "road": OutputConfig(decoder="drivable")}
+    name, dnn = next(iter(config.dnns.items()))
+    return config.model_copy(update={"dnns": {name: dnn.model_copy(update={"outputs": outputs, **own})}})
+
+
+def test_the_first_of_several_results_is_observed(tmp_path: Path, parameters: str) -> None:
+    config = _with_outputs(read_params_file(parameters))
+    plans = [CameraPlan("front", (64, 48), "rgb8", 1.0)]
+    topic = ("/multi_dnn/front/object/cars/detections", "vision_msgs/msg/Detection2DArray")
+    assert Rig(tmp_path, config, plans).result_topic("object", "front") == topic
+    assert _detecting(config) == []  # several results are not tracked
+    assert _detecting(read_params_file(parameters)) == ["object"]
+
+
+def test_what_only_the_model_determines_is_what_the_node_reports(tmp_path: Path, parameters: str) -> None:
+    config = read_params_file(parameters)
+    dnn = config.dnns["object"].model_copy(update={"role": "traffic_light"})
+    config = config.model_copy(update={"dnns": {"object": dnn}})
+    assert _detecting(config) == []
+    rig = Rig(tmp_path, config, [CameraPlan("front", (64, 48), "rgb8", 1.0)])
+    with pytest.raises(ExtensionError, match="not known before configuring"):
+        rig.result_topic("object", "front")
+    rig._results = reported_results("lane (lanes), object/road (drivable_area), object/cars (detections)")
+    name, _ = rig.result_topic("object", "front")
+    assert name.startswith("/multi_dnn/front/object/road/")
+    assert reported_results("lane (lanes)")["lane"][1].name == "lanes"
+    assert reported_results("") == {}
+
+
+def test_dnns_that_are_switched_off_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "parameters.yaml"
+    path.write_text("/**: {ros__parameters: {dnns: [lane, object], dnn: {lane: {enable: false}}}}\n")
+    config = read_params_file(path)
+    rig = Rig(tmp_path, config, [CameraPlan("front", (64, 48), "rgb8", 1.0)])
+    rig.receipts = {stream: Receipts() for stream in rig.streams}
+    rig.receipts["object", "front"].add(1.0, 50.0)
+    monkeypatch.setattr(Rig, "start_camera", lambda self, name: None)
+    monkeypatch.setattr(Rig, "until", lambda self, condition, limit_s: condition())
+    load.start_cameras(rig)
+    assert list(rig.accounts()) == [("lane", "front"), ("object", "front")]  # their frames are still counted
+    soak: Any = SimpleNamespace(_rig=rig)
+    assert verdicts.answer_s(SoakRunner._by_dnn(soak, ""), 0.5) == pytest.approx(0.5)
+    rig.receipts["object", "front"] = Receipts()
+    with pytest.raises(CommandError, match=r"no results of object on front after 60 s"):
+        load.start_cameras(rig)
+
+
+def test_a_cycle_ends_when_the_dnns_that_are_switched_on_have_results(tmp_path: Path) -> None:
+    path = tmp_path / "parameters.yaml"
+    path.write_text("/**: {ros__parameters: {dnns: [lane, object], dnn: {lane: {enable: false}}}}\n")
+    sent: list[str] = []
+    camera: Any = SimpleNamespace(publish=lambda: sent.append("image"))
+    node: Any = SimpleNamespace(published=lambda: {("lane", "front"): 0, ("object", "front"): len(sent)})
+    executor: Any = SimpleNamespace(spin_once=lambda timeout_sec: None)
+    cycles._serve(executor, node, camera, read_params_file(path))
+    assert sent == ["image"]
+
+
+def test_the_results_sent_for_are_those_of_the_cameras_that_each_dnn_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "parameters.yaml"
+    path.write_text(
+        "/**: {ros__parameters: {cameras: [front, rear], dnns: [lane, object, pedestrian], "
+        "dnn: {lane: {cameras: [front]}, pedestrian: {enable: false}}}}\n"
+    )
+    block = dict.fromkeys(("results_hz", "cpu_cores", "cpu_ms_per_result", "memory_bytes"), 1.0)
+    monkeypatch.setattr(isolation, "_serve", lambda *arguments: (block, [5.0]))
+    plans = [CameraPlan("front", (64, 48), "rgb8", 10.0), CameraPlan("rear", (64, 48), "rgb8", 4.0)]
+    found = isolation.measure_isolation(read_params_file(path), tmp_path, 1.0, 1, plans)
+    assert found["sent_results_hz"] == 10.0 + (10.0 + 4.0)
+    assert "sent for 24 results/s" in isolation.isolation_table(found)
+
+
+def test_a_camera_whose_dnns_are_all_switched_off_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "parameters.yaml"
+    path.write_text(
+        "/**: {ros__parameters: {cameras: [front, rear], dnns: [lane, object], "
+        "dnn: {lane: {cameras: [front]}, object: {cameras: [rear], enable: false}}}}\n"
+    )
+    plans = [CameraPlan(name, (64, 48), "rgb8", 1.0) for name in ("front", "rear")]
+    with pytest.raises(UsageError, match=r"camera rear .* no results: false in every parameter dnn\.object\.enable"):
+        Rig(tmp_path, read_params_file(path), plans)
+
+
 def test_a_camera_process_is_known_before_an_interrupt_is_raised(
     tmp_path: Path, parameters: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +286,86 @@ def test_memory_is_compared_even_if_the_machine_stalled() -> None:
     assert (found["second_window_bytes"], found["most_afterwards_bytes"]) == (90, 101)
 
 
+def test_gpu_memory_is_that_of_the_engine_processes_or_of_the_node() -> None:
+    def reserved(**values: str) -> int | None:
+        named = {f"{name.replace('_', ' ')} GPU reserved (bytes)".strip(): value for name, value in values.items()}
+        rig: Any = SimpleNamespace(value=lambda status, key: named.get(key))
+        return load._gpu_reserved_bytes(rig)
+
+    assert reserved(engine_processes="7") == 7
+    assert reserved(_="5") == 5
+    assert reserved() is None
+
+
+class _TimedRig:
+    """A rig in which nothing happens; `events` has what was done in which order."""
+
+    events: ClassVar[list[str]] = []
+
+    def __init__(self, folder: Path, config: NodeConfig, cameras: Sequence[CameraPlan], seed: int) -> None:
+        self.rates_hz = {"front": 1.0}
+        self.receipts = {("object", "front"): Receipts()}
+        self.sample_s = 1.0
+        self.samples = [NodeSample(1.0, 1 << 20, 3, 4)]
+        self.node = SimpleNamespace(stop=lambda limit_s: None, exit_code=lambda: 0)
+
+    def __enter__(self) -> _TimedRig:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def spin(self, seconds: float, progress: object = None) -> None:
+        self.events.append(f"spin {seconds:g}")
+        self.samples.append(NodeSample(self.samples[-1].at_s + seconds, 1 << 20, 3, 4))
+
+    def accounts(self) -> dict[tuple[str, str], dict[str, Any]]:
+        return {("object", "front"): {"offered": 4, "published": 4, "pending": 0, "dropped": {}}}
+
+    def stop_camera(self, name: str) -> None:
+        self.events.append("stop")
+
+    def settle(self) -> None:
+        pass
+
+    def now(self) -> float:
+        return 0.0
+
+    def value(self, status: str, key: str) -> str | None:
+        return None
+
+
+def test_the_gpu_is_watched_during_the_measured_interval_only(
+    tmp_path: Path, parameters: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = _TimedRig.events
+
+    class Watch:
+        def __init__(self, index: int) -> None:
+            pass
+
+        def __enter__(self) -> Watch:
+            events.append("watch")
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            events.append("watched")
+
+        def figures(self) -> dict[str, Any]:
+            return {}
+
+    monkeypatch.setattr(load, "Rig", _TimedRig)
+    monkeypatch.setattr(load, "GpuWatch", Watch)
+    monkeypatch.setattr(load, "start_cameras", lambda rig: events.append("start"))
+    monkeypatch.setattr(
+        load, "stream_accounts", lambda rig: {"object on front": {**rig.accounts()["object", "front"], "received": 4,
+                                                                  "observed": 4}},
+    )  # fmt: skip
+    plans = [CameraPlan("front", (64, 48), "rgb8", 1.0)]
+    load.measure_load(read_params_file(parameters), tmp_path, 60.0, cameras=plans)
+    assert events == ["start", "spin 3", "watch", "spin 60", "watched", "stop", "spin 2"]
+
+
 def test_nvidia_smi_output_is_parsed() -> None:
     found = parse_output("37, 1024\n\n[N/A], 5\n93, 1030\n1")
     assert found == {"samples": 2, "busy_mean": 0.65, "busy_most": 0.93, "memory_mib": [1024.0, 1030.0]}
@@ -214,6 +391,39 @@ def test_camera_faults_are_detected_counted_and_recovered_from(tmp_path: Path, p
     log = (tmp_path / "logs" / "node.log").read_text()
     assert "camera front, topic /front/image_raw: " in log  # one line of many: they are held back
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("passed", [True, False])
+@pytest.mark.parametrize("scenario", ["load", "camera-faults"])
+def test_a_run_that_has_not_passed_keeps_its_logs_and_figures(
+    scenario: str, passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(config: NodeConfig, folder: Path, *rest: object) -> Any:
+        (folder / "node.log").write_text("the node")
+        found = {"passed": passed}
+        return load.LoadRun(found, {}, [], 0.0, 1.0) if scenario == "load" else found
+
+    def plotted(run: load.LoadRun, path: Path) -> None:
+        assert output.exists()  # a plot that fails must not take the figures with it
+        path.write_text("a plot")
+
+    module = f"multi_dnn_ros.benchmark.{scenario.replace('-', '_')}"
+    monkeypatch.setattr(f"{module}.measure_{scenario.replace('-', '_')}", measured)
+    monkeypatch.setattr(f"{module}.{scenario.replace('-', '_').removesuffix('s')}_table", lambda figures: "a table")
+    monkeypatch.setattr("multi_dnn_ros.benchmark.load_plot.plot_load", plotted)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    output, plot = tmp_path / "figures.json", tmp_path / "load.png"
+    more = ["--plot", str(plot)] if scenario == "load" else []
+    assert main(["benchmark", scenario, "--output", str(output), *more]) == (0 if passed else 1)
+    assert figures(output)["passed"] is passed
+    assert plot.exists() == (scenario == "load")
+    printed = capsys.readouterr()
+    assert "a table" in printed.out
+    logs = list(tmp_path.glob("multi_dnn_benchmark_*/node.log"))
+    if passed:
+        assert logs == []
+    else:
+        assert f"the run has not passed; the logs of its processes are in {logs[0].parent}" in printed.err
 
 
 def test_an_intact_camera_that_stops_is_reported() -> None:
@@ -246,6 +456,18 @@ def test_repeated_activation_leaks_nothing(tmp_path: Path, parameters: str) -> N
     ) in (0, 1)  # fmt: skip
     left = figures(output)["left"]
     assert not any(count for name, count in left.items() if not name.endswith("bytes")), left
+
+
+def test_the_memory_of_the_gpu_that_the_dnns_use_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[str] = []
+    monkeypatch.setattr(cycles, "release_memory", lambda device: released.append(str(device)))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: {"cuda:0": 1, "cuda:1": 2}[str(device)])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: {"cuda:0": 10, "cuda:1": 20}[str(device)])
+    node: Any = SimpleNamespace(subscriptions=(), publishers=(), timers=(), services=())
+    sample = cycles._sample(node, [torch.device("cuda:1")])
+    assert (sample["gpu_allocated_bytes"], sample["gpu_reserved_bytes"]) == (2, 20)
+    assert released == ["cuda:1"]
+    assert "gpu_reserved_bytes" not in cycles._sample(node, [torch.device("cpu")])
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0.0, 1000.0), min_size=1, max_size=6), st.floats(0.0, 5000.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -22,7 +23,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.node_config import flat_parameters
+from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.benchmark.samples import Receipts
 from multi_dnn_ros.benchmark.soak import plan as planned
 from multi_dnn_ros.benchmark.soak import recorder as recording
@@ -33,7 +36,7 @@ from multi_dnn_ros.benchmark.soak.plan import Event, SoakPlan, Window, Windows, 
 from multi_dnn_ros.benchmark.soak.recorder import recorded_counts
 from multi_dnn_ros.benchmark.soak.report import soak_table
 from multi_dnn_ros.benchmark.soak.resources import Held, NodeResources, SoakSample, held_by, shared_memory_entries
-from multi_dnn_ros.benchmark.soak.run import SoakRun
+from multi_dnn_ros.benchmark.soak.run import SoakRun, _tracebacks
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.settings.params_file import read_params_file
@@ -70,7 +73,8 @@ def test_a_short_soak_has_exact_accounts_and_leaves_nothing(tmp_path: Path, caps
     found = json.loads(output.read_text())
     failed = {of["name"]: of["note"] for of in found["verdicts"] if not of["passed"]}
     assert not failed.keys() & {
-        "streams with inexact accounts", "left behind by the node", "exceptions in the logs", "recorded results",
+        "DNNs on cameras with wrong frame counts", "left behind by the node", "exceptions in the logs",
+        "recorded results",
     }, failed  # fmt: skip
     assert failed.get("end of the node", "exit code 0") == "exit code 0"  # in whatever time
     assert len(found["streams"]) == 3
@@ -89,7 +93,7 @@ def test_a_short_soak_has_exact_accounts_and_leaves_nothing(tmp_path: Path, caps
     assert minute["results_per_s"] == pytest.approx(minute["results"] / found["measured_s"], rel=0.05)
     assert {"command", "versions", "machine"} <= found.keys()
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert "streams with inexact accounts" in capsys.readouterr().out
+    assert "DNNs on cameras with wrong frame counts" in capsys.readouterr().out
 
 
 @pytest.mark.long
@@ -115,7 +119,7 @@ def test_a_process_that_ends_by_itself_ends_the_run_with_a_verdict(
     found = json.loads(output.read_text())
     failed = {of["name"]: of["note"] for of in found["verdicts"] if not of["passed"]}
     assert f"the {process} process ended with exit code -9" in failed["processes that ended by themselves"]
-    assert "streams without a result at the end" in failed
+    assert "DNNs on cameras without a result at the end" in failed
     assert (failed.get("end of the node") == "exit code -9") == (process == "node")
     assert 0.0 < found["measured_s"] < found["plan"]["seconds"]
     assert len(found["minutes"]) == 1
@@ -389,6 +393,23 @@ def test_a_run_that_has_not_passed_keeps_its_logs(
         assert f"the run has not passed; the logs of its processes are in {log.parent}" in error
     else:
         assert logs == []
+
+
+def test_only_the_logs_of_this_run_are_searched_for_exceptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "node.log").write_text("Traceback (most recent call last)\n")
+    (tmp_path / "camera_front_9.log").write_text("Traceback (most recent call last)\n")
+
+    def start(name: str, arguments: Sequence[str], log: Path, *rest: object) -> Any:
+        log.write_text("Traceback (most recent call last)\n" if name == "camera rear" else "nothing\n")
+        return contextlib.nullcontext(types.SimpleNamespace(name=name))
+
+    monkeypatch.setattr("multi_dnn_ros.benchmark.rig.Child", start)
+    plans = [CameraPlan(name, (64, 48), "rgb8", 1.0) for name in ("front", "rear")]
+    rig = Rig(tmp_path, DEFAULTS, plans)
+    rig.start_server("node", [])
+    for name in ("front", "rear"):
+        rig.start_camera(name, recording=tmp_path)
+    assert _tracebacks(rig.logs) == ["camera_rear_2.log"]
 
 
 def test_a_verdict_without_a_figure_is_null_in_json_and_fails_in_the_table() -> None:

@@ -13,8 +13,11 @@ from multi_dnn_ros.benchmark.gpu_watch import GpuWatch
 from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import distribution
+from multi_dnn_ros.engine.task import DropReason
 
 NOT_RECEIVED = "not_received"
+#: Images that a DNN does not get because of its parameters max_rate_hz and enable: their results are not missing.
+_REFUSED = (DropReason.RATE_LIMITED.value, DropReason.SWITCHED_OFF.value)
 _WARM_UP_S = 1.0
 _FIRST_IMAGE_LIMIT_S = 60.0
 _REPORT_LIMIT_S = 30.0
@@ -114,18 +117,20 @@ def _read(rig: Rig) -> _Counts:
 
 
 def _missing(rig: Rig, begin: _Counts, end: _Counts, rate_hz: float) -> tuple[dict[str, int], float]:
-    """Results that are missing, by reason, and their share of those that the rate asks for.
+    """Results that are missing, by reason, and their share of those that the rate and the parameters ask for.
 
     Frames in progress are not missing. An image more or less at each end of the trial is no loss.
     """
-    streams = len(rig.streams) / len(rig.plans)
+    counts = {reason: count - begin.dropped.get(reason, 0) for reason, count in end.dropped.items()}
+    refused, offered = sum(counts.pop(reason, 0) for reason in _REFUSED), end.offered - begin.offered
+    # Results asked for per image. Of the images that the node has not received, as many would have been refused.
+    wanted = len(rig.streams) / len(rig.plans) * (1.0 - refused / offered if offered else 1.0)
     sent = rate_hz * (end.at_s - begin.at_s) * len(rig.plans)
     lost = sent - (end.received - begin.received) - len(rig.plans)
-    dropped = {reason: count - begin.dropped.get(reason, 0) for reason, count in end.dropped.items()}
-    dropped = {reason: count for reason, count in sorted(dropped.items()) if count > 0}
-    if round(lost * streams) > 0:
-        dropped[NOT_RECEIVED] = round(lost * streams)
-    return dropped, sum(dropped.values()) / max(1.0, sent * streams)
+    dropped = {reason: count for reason, count in sorted(counts.items()) if count > 0}
+    if round(lost * wanted) > 0:
+        dropped[NOT_RECEIVED] = round(lost * wanted)
+    return dropped, sum(dropped.values()) / max(1.0, sent * wanted)
 
 
 def _trial(

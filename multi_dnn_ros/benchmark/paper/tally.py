@@ -25,9 +25,11 @@ class Window:
 class Tally:
     """Inferences of one DNN in a closed loop, which starts the next inference on each result.
 
-    Counted are those that start and end in the window. An inference longer than the window counts if it is the only
-    one, so that every DNN has a sample. host_ns, jobs: CPU time of the threads that issue its work, and the number of
-    jobs; those of a batch are divided among its frames.
+    latencies_ns: of those that start and end in the window. One that is longer than the window is there if it is the
+    only one, so that every DNN has a sample. completed: number of those that end in the window, wherever they started,
+    as a rate needs it: the one that runs when the window begins takes the place of the one that runs at its end.
+    host_ns, jobs: CPU time of the threads that issue its work, and the number of jobs; those of a batch are divided
+    among its frames.
     """
 
     window: Window
@@ -38,12 +40,10 @@ class Tally:
 
     def add(self, begin_ns: int, end_ns: int) -> None:
         """Record a finished inference."""
-        if begin_ns < self.window.begin_ns:
-            return
-        if end_ns <= self.window.end_ns:
-            self.latencies_ns.append(end_ns - begin_ns)
+        window = self.window
+        if window.begin_ns < end_ns <= window.end_ns:
             self.completed += 1
-        elif not self.latencies_ns:
+        if begin_ns >= window.begin_ns and (end_ns <= window.end_ns or not self.latencies_ns):
             self.latencies_ns.append(end_ns - begin_ns)
 
     def wants_more(self, now_ns: int) -> bool:

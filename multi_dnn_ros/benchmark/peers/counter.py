@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from typing import Any
 
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
 from sensor_msgs.msg import CompressedImage, Image
 
+from multi_dnn_ros.benchmark.peers.arrivals import Arrivals
 from multi_dnn_ros.benchmark.peers.spinning import spin
 
 
@@ -18,21 +17,13 @@ class Counter:
     """Counts the messages of `topics`."""
 
     def __init__(self, node: Node, kind: Any, topics: list[str]) -> None:
-        self._count = 0
-        self._first_s = self._last_s = 0.0
+        self.arrivals = Arrivals()
         self._subscriptions = [
             node.create_subscription(kind, topic, self._receive, QoSProfile(depth=10)) for topic in topics
         ]
 
     def _receive(self, message: Any) -> None:
-        self._last_s = time.monotonic()
-        self._first_s = self._first_s or self._last_s
-        self._count += 1
-
-    def summary(self) -> dict[str, float]:
-        """Messages, and messages per second between the first one and the last."""
-        seconds = self._last_s - self._first_s
-        return {"messages": self._count, "hz": (self._count - 1) / seconds if seconds else 0.0}
+        self.arrivals.add()
 
 
 def main() -> None:
@@ -43,7 +34,8 @@ def main() -> None:
     args = parser.parse_args()
     kind = Image if args.transport == "raw" else CompressedImage
     counter = spin("counter", lambda node: Counter(node, kind, args.topic))
-    print(f"counted {json.dumps(counter.summary())}", flush=True)
+    if counter is not None:  # else the signal came while it started
+        print(counter.arrivals.text(), flush=True)
 
 
 if __name__ == "__main__":

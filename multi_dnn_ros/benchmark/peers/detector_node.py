@@ -21,6 +21,7 @@ from rclpy.qos import QoSProfile
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2, PointField
 from vision_msgs.msg import Detection2D, Detection2DArray, ObjectHypothesisWithPose
 
+from multi_dnn_ros.benchmark.peers.arrivals import Arrivals
 from multi_dnn_ros.benchmark.peers.spinning import spin
 
 Floats = npt.NDArray[np.float32]
@@ -36,6 +37,7 @@ class DetectorNode:
     """
 
     def __init__(self, node: Node, name: str, network: Path, kind: Any, cameras: dict[str, str]) -> None:
+        self.arrivals = Arrivals()
         self._known = json.loads(network.with_suffix(".json").read_text(encoding="utf-8"))
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
@@ -53,6 +55,7 @@ class DetectorNode:
         ]
 
     def _receive(self, camera: str, message: Any) -> None:
+        self.arrivals.add()
         image = _image(message)
         (output,) = self._session.run(None, {self._input: self._prepared(image)})
         height, width = image.shape[:2]
@@ -132,7 +135,7 @@ def _image(message: Any) -> npt.NDArray[np.uint8]:
 
 
 def main() -> None:
-    """Serve until a signal comes."""
+    """Serve until a signal comes, then print the number of images."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--name", required=True)
     parser.add_argument("--network", type=Path, required=True)
@@ -141,7 +144,9 @@ def main() -> None:
     args = parser.parse_args()
     cameras = dict(camera.split("=", 1) for camera in args.camera)
     kind = Image if args.transport == "raw" else CompressedImage
-    spin(args.name, lambda node: DetectorNode(node, args.name, args.network, kind, cameras))
+    detector = spin(args.name, lambda node: DetectorNode(node, args.name, args.network, kind, cameras))
+    if detector is not None:  # else the signal came while it started
+        print(detector.arrivals.text(), flush=True)
 
 
 if __name__ == "__main__":

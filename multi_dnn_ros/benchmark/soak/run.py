@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from multi_dnn_ros.benchmark.accounts import stream_accounts
 from multi_dnn_ros.benchmark.load import start_cameras
-from multi_dnn_ros.benchmark.node_config import Stream
+from multi_dnn_ros.benchmark.node_config import Stream, first_result
 from multi_dnn_ros.benchmark.rig import ProcessEnded, Rig
 from multi_dnn_ros.benchmark.samples import Receipts
 from multi_dnn_ros.benchmark.soak import plan as planned
@@ -28,7 +28,7 @@ from multi_dnn_ros.benchmark.soak.recorder import arguments, recorded_counts, re
 from multi_dnn_ros.benchmark.soak.resources import NodeResources, SoakSample
 from multi_dnn_ros.benchmark.soak.verdicts import Verdict
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.replay.expected_kind import expected_kind
+from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.ros.middleware import is_standalone
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -74,9 +74,15 @@ def measure_soak(
 
 
 def _detecting(config: NodeConfig) -> list[str]:
-    """DNNs whose results are boxes, which can be tracked."""
-    kinds = {name: expected_kind(dnn.role, dnn.decoder) for name, dnn in config.dnns.items()}
-    return [name for name, kind in kinds.items() if kind.name == "detections"]
+    """DNNs whose results are boxes, which can be tracked if they are the only ones. Without those of which only the
+    model determines what the results are.
+    """
+    found = []
+    for name, dnn in config.dnns.items():
+        with suppress(ExtensionError):
+            if not dnn.outputs and first_result(name, dnn)[1].name == "detections":
+                found.append(name)
+    return found
 
 
 class _Run:
@@ -93,7 +99,7 @@ class _Run:
         self._actions = Actions(rig, self._resources, self._engines, plan.seed)
         self._begin_s = self._end_s = 0.0
         self._ended_early = ""  # why
-        self._silent = list(rig.streams)  # without a result after the end
+        self._silent = list(rig.switched_on)  # without a result after the end
 
     def prepare(self) -> None:
         """Start the recorder and the cameras, and wait for results of all streams."""
@@ -145,10 +151,11 @@ class _Run:
     def _wind_down(self) -> None:
         """Wait for new results of all streams, then for the frames in progress; stop the cameras and the recorder."""
         rig = self._rig
-        seen = {stream: len(receipts) for stream, receipts in rig.receipts.items()}
+        expected = rig.switched_on
+        seen = {stream: len(receipts) for stream, receipts in expected.items()}
 
         def silent() -> list[Stream]:
-            return [stream for stream, receipts in rig.receipts.items() if len(receipts) <= seen[stream]]
+            return [stream for stream, receipts in expected.items() if len(receipts) <= seen[stream]]
 
         rig.until(lambda: not silent(), _RECOVERY_S)
         self._silent = silent()
@@ -173,13 +180,14 @@ class _Run:
             self._resources.sample(rig.now())
         told_s = rig.now()
         rig.node.stop(_END_LIMIT_S)
+        silent = [" on ".join(stream) for stream in self._silent]
         ended = verdicts.ended(rig.now() - told_s, rig.node.exit_code())
         in_recording = recorded_counts(self._recording)
         found = [
             *self._judge(streams, in_recording),
             ended,
             verdicts.none_of("left behind by the node", self._resources.left()),
-            verdicts.none_of("streams without a result at the end", [" on ".join(stream) for stream in self._silent]),
+            verdicts.none_of("DNNs on cameras without a result at the end", silent),
             verdicts.none_of("processes that ended by themselves", [self._ended_early] if self._ended_early else []),
         ]
         figures = {
@@ -240,9 +248,9 @@ class _Run:
         ]
 
     def _by_dnn(self, camera: str) -> list[list[Receipts]]:
-        """What each DNN sent for this camera; empty: for all cameras."""
+        """What each DNN that is switched on sent for this camera; empty: for all cameras."""
         found: dict[str, list[Receipts]] = {}
-        for (dnn, of), receipts in self._rig.receipts.items():
+        for (dnn, of), receipts in self._rig.switched_on.items():
             if camera in ("", of):
                 found.setdefault(dnn, []).append(receipts)
         return list(found.values())
@@ -260,7 +268,7 @@ class _Run:
             name = f"{dnn} on {camera}"
             published[name] = streams[name]["published"]
             found[name] = (in_recording or {}).get(rig.result_topic(dnn, camera)[0], 0)
-        by_stream = {f"{dnn} on {camera}": receipts for (dnn, camera), receipts in rig.receipts.items()}
+        by_stream = {f"{dnn} on {camera}": receipts for (dnn, camera), receipts in rig.switched_on.items()}
         judged = [
             verdicts.accounts(streams),
             *verdicts.resources(self._samples, self._begin_s, windows),
@@ -271,17 +279,17 @@ class _Run:
             verdicts.lost(self._engines.restarts, len(self._actions.done(planned.KILL_ENGINE))),
             verdicts.overlays(self._overlays()),
             verdicts.recorded(published, None if in_recording is None else found),
-            verdicts.none_of("exceptions in the logs", _tracebacks(rig.folder)),
+            verdicts.none_of("exceptions in the logs", _tracebacks(rig.logs)),
         ]
         if self._plan.kill_every_s:
             judged.append(verdicts.answered("a kill of the engine process", self._answers(planned.KILL_ENGINE)))
         return judged
 
 
-def _tracebacks(folder: Path) -> list[str]:
-    """Logs with the traceback of an exception."""
+def _tracebacks(logs: Sequence[Path]) -> list[str]:
+    """Names of those logs that have the traceback of an exception."""
     return [
         path.name
-        for path in sorted(folder.glob("*.log"))
+        for path in logs
         if "Traceback (most recent call last)" in path.read_text(encoding="utf-8", errors="replace")
     ]

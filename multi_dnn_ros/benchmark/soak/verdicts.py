@@ -71,7 +71,8 @@ class Verdict:
 def accounts(streams: Mapping[str, Mapping[str, Any]]) -> Verdict:
     """Streams whose frames are not all accounted for. streams: as from :func:`stream_accounts`."""
     wrong = [f"{name}: {found}" for name, of in streams.items() if (found := discrepancy(of))]
-    return Verdict("streams with inexact accounts", len(wrong) if streams else math.nan, 0, note="; ".join(wrong))
+    value = len(wrong) if streams else math.nan
+    return Verdict("DNNs on cameras with wrong frame counts", value, 0, note="; ".join(wrong))
 
 
 def growth(
