@@ -180,14 +180,13 @@ class _Run:
             self._resources.sample(rig.now())
         told_s = rig.now()
         rig.node.stop(_END_LIMIT_S)
-        silent = [" on ".join(stream) for stream in self._silent]
         ended = verdicts.ended(rig.now() - told_s, rig.node.exit_code())
         in_recording = recorded_counts(self._recording)
         found = [
             *self._judge(streams, in_recording),
             ended,
             verdicts.none_of("left behind by the node", self._resources.left()),
-            verdicts.none_of("DNNs on cameras without a result at the end", silent),
+            verdicts.none_of("streams without a result at the end", [" on ".join(stream) for stream in self._silent]),
             verdicts.none_of("processes that ended by themselves", [self._ended_early] if self._ended_early else []),
         ]
         figures = {

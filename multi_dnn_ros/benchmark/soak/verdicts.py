@@ -71,8 +71,7 @@ class Verdict:
 def accounts(streams: Mapping[str, Mapping[str, Any]]) -> Verdict:
     """Streams whose frames are not all accounted for. streams: as from :func:`stream_accounts`."""
     wrong = [f"{name}: {found}" for name, of in streams.items() if (found := discrepancy(of))]
-    value = len(wrong) if streams else math.nan
-    return Verdict("DNNs on cameras with wrong frame counts", value, 0, note="; ".join(wrong))
+    return Verdict("streams with inexact accounts", len(wrong) if streams else math.nan, 0, note="; ".join(wrong))
 
 
 def growth(
