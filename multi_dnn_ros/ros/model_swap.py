@@ -197,5 +197,8 @@ def _kind_problem(changes: Changes, old: Mapping[str, DnnDescription], new: Mapp
         kinds = [{name: it.result_kind for name, it in found[dnn].results.items()} for found in (old, new)]
         if kinds[0] != kinds[1]:
             before, after = (", ".join(each.values()) for each in kinds)
-            return f"the results of {dnn} would be {after}, but its topics are those of {before}; cleanup first"
+            return (
+                f"the results of {dnn} would be {after}, but its topics are those of {before}; to change them, deactivate "
+                "and clean up the node, set the parameter, and configure again"
+            )
     return ""

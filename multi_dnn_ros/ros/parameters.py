@@ -220,8 +220,9 @@ class NodeParameters:
                 node, why = self._node.get_fully_qualified_name(), f" ({refusal})" if refusal else ""
                 raise ParameterError(
                     [
-                        f"parameter {name} is read-only while the node is configured{why}; "
-                        f"`ros2 lifecycle set {node} cleanup` first"
+                        f"parameter {name} is read-only while the node is configured{why}; first "
+                        f"`ros2 lifecycle set {node} deactivate` (if it is active), then "
+                        f"`ros2 lifecycle set {node} cleanup`"
                     ]
                 )
             problem = missing_file(name, checked)
