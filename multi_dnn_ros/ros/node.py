@@ -128,8 +128,8 @@ class MultiDnnNode(LifecycleNode):
     @property
     def hung(self) -> list[str]:
         """Names of threads that did not end in time and still run."""
-        self._hanging = [session for session in self._hanging if session.alive()]
-        threads = [name for session in self._hanging for name in session.alive()]
+        self._hanging = [session for session in self._hanging if session.running_threads()]
+        threads = [name for session in self._hanging for name in session.running_threads()]
         return [*threads, "transition"] if self._transitions.hangs else threads
 
     def close(self) -> None:
@@ -381,7 +381,7 @@ class MultiDnnNode(LifecycleNode):
             description=served.description if served is not None else None,
             failure=self._failure,
             hung=self.hung,
-            ended=session.ended() if session is not None else (),
+            ended=session.failed_threads() if session is not None else (),
             memory=memory,
         )
 

@@ -13,7 +13,7 @@ from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 
 from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
+from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.ros.camera_input import CameraInput, image_topic
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport, PublishAges
@@ -137,7 +137,7 @@ class ServingSession:
             for decoder in self._decoders.values():
                 decoder.admission_changed()
 
-    def ended(self) -> list[str]:
+    def failed_threads(self) -> list[str]:
         """Names of its threads that ended by an error; the log has the traceback."""
         if self._stopped:
             return []
@@ -186,9 +186,9 @@ class ServingSession:
                 f"{dnn} on {camera}: {stream.published} of {stream.offered} frames published"
                 + (f"; dropped: {lost}" if lost else "")
             )
-        return list(dict.fromkeys((*hanging, *self.alive())))
+        return list(dict.fromkeys((*hanging, *self.running_threads())))
 
-    def alive(self) -> list[str]:
+    def running_threads(self) -> list[str]:
         """Names of its running threads; after :meth:`stop`, of those that hang."""
         threads = (*self._decoders.values(), *self._hanging, self._overlay.thread)
         return [thread.name for thread in threads if thread.is_alive()]
@@ -207,7 +207,7 @@ class ServingSession:
     def _on_result(self, result: Result) -> None:
         result = self._tracks.apply(result)
         self._outputs.publish(result, self._ground.view)
-        guarded(self._after_publishing, result)  # its failure must not count the frame as not published
+        call_and_log_errors(self._after_publishing, result)  # its failure must not count the frame as not published
 
     def _after_publishing(self, result: Result) -> None:
         height, width = result.frame.image().shape[:2]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
+from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
 from multi_dnn_ros.engine.statistics import Statistics, StreamRecorder
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 
@@ -173,7 +173,7 @@ class Accounts:
             until_ns = None if failure.retry_s is None else self._clock() + round(failure.retry_s * 1e9)
             with self._lock:
                 self._disabled[failure.dnn] = failure.reason or failure.message, until_ns
-        guarded(self._callbacks.on_failure, failure)
+        call_and_log_errors(self._callbacks.on_failure, failure)
 
     def enabled(self, dnn: str) -> None:
         """A disabled DNN accepts frames again."""
@@ -271,4 +271,4 @@ class Accounts:
     def _count_drop(self, drop: Drop) -> None:
         with self._lock:
             self._recorders[drop.dnn, drop.frame.camera].dropped[drop.reason] += 1
-        guarded(self._callbacks.on_drop, drop)
+        call_and_log_errors(self._callbacks.on_drop, drop)

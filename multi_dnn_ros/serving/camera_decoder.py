@@ -14,7 +14,7 @@ import numpy.typing as npt
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.common.opencv_threads import disable_opencv_threads
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.reports import guarded
+from multi_dnn_ros.engine.reports import call_and_log_errors
 from multi_dnn_ros.engine.task import DropReason, Timing
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.admission import DISABLED_BY_PARAMETER, Admission
@@ -225,7 +225,7 @@ class CameraDecoder(threading.Thread):
             buffer.release()
             bad = error if isinstance(error, FrameError) else FrameError(f"{type(error).__name__}: {error}")
             self._accounts.lost(frame, DropReason.BAD_IMAGE, str(bad), dnns)
-            guarded(self._on_bad_image, bad)
+            call_and_log_errors(self._on_bad_image, bad)
             return
         frame.set_image(image, decode_ns=self._clock() - begin_ns)
         self._offer(frame, buffer, dnns)

@@ -285,7 +285,7 @@ class EngineMain:
             while True:
                 name_threads()
                 engine = self._engine
-                ended = tuple(engine.ended()) if engine is not None else ()
+                ended = tuple(engine.failed_threads()) if engine is not None else ()
                 self._channel.send(wire.Report(memory_use(self._device or cpu), ended))
                 time.sleep(_REPORT_S)
 

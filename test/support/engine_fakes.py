@@ -160,7 +160,7 @@ class WatchedLock:
 def stop_while_one_hangs(engine: Engine, name: str, timeout_s: float = 0.1, *, drain: bool = False) -> None:
     """Stop an engine whose thread of this name hangs. The others end, on a busy machine also after the timeout."""
     assert name in engine.stop(timeout_s, drain=drain)
-    until(lambda: engine.alive() == [name], "the end of the other threads", told=engine.alive)
+    until(lambda: engine.running_threads() == [name], "the end of the other threads", told=engine.running_threads)
 
 
 def check_accounts(engine: Engine) -> None:
