@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.engine.statistics import Percentiles, Statistics, StreamStatistics
+from multi_dnn_ros.engine.statistics import Percentiles, Statistics, DnnCameraStatistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result, Timing
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ __all__ = [
     "Percentiles",
     "Result",
     "Statistics",
-    "StreamStatistics",
+    "DnnCameraStatistics",
     "Timing",
 ]
 

@@ -11,7 +11,7 @@ from multi_dnn_ros.engine.health import Health
 from multi_dnn_ros.engine.job import Item, DropCause
 from multi_dnn_ros.engine.mailbox import Mailboxes
 from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.engine.statistics import StreamRecorder
+from multi_dnn_ros.engine.statistics import DnnCameraRecorder
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Timing
 
 #: Drops caused by the DNN itself; too many consecutive ones disable it.
@@ -37,7 +37,7 @@ class DnnFrames:
     def __init__(self, dnn: str, cameras: Sequence[str], limits: Limits, clock: Callable[[], int]) -> None:
         self._dnn = dnn
         self._mail = Mailboxes(cameras)
-        self._recorders = {camera: StreamRecorder(limits.window_ns) for camera in cameras}
+        self._recorders = {camera: DnnCameraRecorder(limits.window_ns) for camera in cameras}
         self._health = Health(limits.max_failures, clock)
         self._in_progress: set[Item] = set()  # in progress: started, and not yet recorded as published or dropped
         # Published results that record_results has not recorded yet.
@@ -145,7 +145,7 @@ class DnnFrames:
 
     # -- queries
 
-    def copy_recorders(self) -> tuple[dict[str, StreamRecorder], str | None]:
+    def copy_recorders(self) -> tuple[dict[str, DnnCameraRecorder], str | None]:
         """Copies of the recorders by camera, and the reason if the DNN is disabled."""
         return {camera: recorder.copy() for camera, recorder in self._recorders.items()}, self._health.disabled
 

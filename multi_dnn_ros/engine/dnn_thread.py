@@ -21,7 +21,7 @@ from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
 from multi_dnn_ros.engine.results import await_outputs, make_result
 from multi_dnn_ros.engine.runner import Runner
 from multi_dnn_ros.engine.specializer import Specializer
-from multi_dnn_ros.engine.statistics import StreamStatistics
+from multi_dnn_ros.engine.statistics import DnnCameraStatistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class DnnThread(threading.Thread):
                 self.task = replace(self.task, max_age_ns=max_age_ns or None)
 
     def done(self, inference: Inference) -> None:
-        """Receive an inference whose last job has run or that is dropped; no queue or worker refers to it any longer."""
+        """Receive an inference whose last job has run or that is dropped; no queue or worker refers to it any more."""
         with self._lock:
             self._running -= 1
             self._ready = inference.ready
@@ -140,7 +140,7 @@ class DnnThread(threading.Thread):
         """Whether a frame waits for the end of the present inference. Without the lock: may be out of date."""
         return self._frames.waiting > 0
 
-    def statistics(self) -> tuple[dict[str, StreamStatistics], str | None]:
+    def statistics(self) -> tuple[dict[str, DnnCameraStatistics], str | None]:
         """Statistics per camera, and the reason if the DNN is disabled."""
         now = self._clock()
         with self._lock:

@@ -50,7 +50,7 @@ class Engine:
 
     workers: number of threads that run jobs, and on a CPU the maximum number of jobs that run at the same time.
     policy: fifo, priority, edf, or a :class:`Policy`. max_launched: None: no bound.
-    on_result, on_drop, on_failure: called in the DNN's thread; an exception in one of them loses that frame at most.
+    on_result, on_drop, on_failure: called in the DNN's thread; an exception in one of them drops that frame at most.
     max_failures: consecutive failures that disable a DNN. clock: nanoseconds, monotonic. observer: see
     :class:`Observer`.
 
@@ -152,13 +152,13 @@ class Engine:
         self._update_policy()
 
     def statistics(self) -> Statistics:
-        streams, disabled = {}, {}
+        by_dnn_and_camera, disabled = {}, {}
         for name, dnn in self._dnns.items():
             by_camera, reason = dnn.statistics()
-            streams.update({(name, camera): figures for camera, figures in by_camera.items()})
+            by_dnn_and_camera.update({(name, camera): figures for camera, figures in by_camera.items()})
             if reason is not None:
                 disabled[name] = reason
-        return Statistics(streams, disabled)
+        return Statistics(by_dnn_and_camera, disabled)
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no frame is waiting or in progress; False on timeout."""

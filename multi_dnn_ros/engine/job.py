@@ -208,7 +208,7 @@ class Job:
                     raise
                 item.drop_cause = drop_cause_from_error(error, self.index)
         if not images:
-            raise ValueError("every image of the batch is lost")
+            raise ValueError("no image of the batch could be preprocessed")
         return self._together(images)
 
     def _input(self, frame: Frame, device: torch.device) -> Tensors:

@@ -89,7 +89,7 @@ class DropReason(str, Enum):
     BAD_OUTPUT = "bad_output"  # the raw outputs could not be decoded (NaN, wrong shape)
     PUBLISH_ERROR = "publish_error"  # the on_result callback raised
     DISABLED = "disabled"  # the DNN was disabled after too many failures in a row
-    SWITCHED_OFF = "switched_off"  # the DNN is disabled by its parameter enable
+    SWITCHED_OFF = "switched_off"  # the DNN is switched off by its parameter enable
     RATE_LIMITED = "rate_limited"  # arrived sooner after another image than max_rate_hz allows
     SHUTDOWN = "shutdown"  # the engine stopped before the frame was finished
     ENGINE_LOST = "engine_lost"  # the engine process ended while the frame was in progress

@@ -180,11 +180,11 @@ def lost_frames(
         while (camera := min(due, key=lambda name: due[name])) and due[camera] < begin + seconds + 0.5:
             time.sleep(max(0.0, due[camera] - time.monotonic()))
             if before is None and time.monotonic() - begin > 0.5:
-                before = engine.statistics().streams
+                before = engine.statistics().by_dnn_and_camera
             image = images[camera] if isinstance(images, Mapping) else images
             engine.offer(Frame(camera, 0, image))
             due[camera] += 1.0 / rates[camera]
-        after = engine.statistics().streams
+        after = engine.statistics().by_dnn_and_camera
     finally:
         engine.stop(10.0)
     lost = {}

@@ -231,7 +231,7 @@ class MultiDnnNode(LifecycleNode):
             raise ParameterError(problems)
         self._outputs = ResultPublishers(
             self,
-            streams={name: dnn.cameras for name, dnn in dnns.items()},
+            cameras_by_dnn={name: dnn.cameras for name, dnn in dnns.items()},
             results=results,
         )
         self._enable_services = EnableServices(self, dnns)

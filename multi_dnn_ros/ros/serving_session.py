@@ -145,7 +145,7 @@ class ServingSession:
 
     def published(self) -> dict[tuple[str, str], int]:
         """Results published so far, by DNN and camera."""
-        return {stream: figures.published for stream, figures in self._accounts.statistics().streams.items()}
+        return {pair: figures.published for pair, figures in self._accounts.statistics().by_dnn_and_camera.items()}
 
     def statuses(self, report: DiagnosticsReport) -> Iterator[DiagnosticStatus]:
         """The statuses of each DNN on each camera, of each camera, and of the ground that it sees."""
@@ -154,7 +154,7 @@ class ServingSession:
             source.update_losses()
         cameras = {camera: source.record for camera, source in self._inputs.items()}
         switched_off = [dnn for dnn in self._accounts.streams if not self._admission.is_enabled(dnn)]
-        yield from report.streams(statistics, cameras, self._ages, now_ns, switched_off)
+        yield from report.dnns(statistics, cameras, self._ages, now_ns, switched_off)
         yield from report.cameras(statistics, cameras, now_ns)
         yield from self._ground.statuses(report)
 
@@ -178,12 +178,12 @@ class ServingSession:
         hanging = self._host.stop(max(end - time.monotonic(), 0.0))
         self._hanging = [thread for thread in threading.enumerate() if thread.name in hanging]
         accounts = self._accounts
-        accounts.drop_unanswered(accounts.streams, DropReason.SHUTDOWN, "not answered before the engine stopped")
+        accounts.drop_unanswered(accounts.cameras_by_dnn, DropReason.SHUTDOWN, "not answered before the engine stopped")
         self._overlay.stop(max(end - time.monotonic(), _MIN_OVERLAY_STOP_S))
-        for (dnn, camera), stream in self._accounts.statistics().streams.items():
-            lost = ", ".join(f"{count} {reason.value}" for reason, count in stream.dropped.items() if count)
+        for (dnn, camera), figures in self._accounts.statistics().by_dnn_and_camera.items():
+            lost = ", ".join(f"{count} {reason.value}" for reason, count in figures.dropped.items() if count)
             self._log.info(
-                f"{dnn} on {camera}: {stream.published} of {stream.offered} frames published"
+                f"{dnn} on {camera}: {figures.published} of {figures.offered} frames published"
                 + (f"; dropped: {lost}" if lost else "")
             )
         return list(dict.fromkeys((*hanging, *self.running_threads())))

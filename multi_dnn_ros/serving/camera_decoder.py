@@ -17,7 +17,7 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import call_and_log_errors
 from multi_dnn_ros.engine.task import DropReason, Timing
 from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.admission import DISABLED_BY_PARAMETER, Admission
+from multi_dnn_ros.serving.admission import SWITCHED_OFF_MESSAGE, Admission
 from multi_dnn_ros.serving.demand import Demand
 from multi_dnn_ros.serving.host import Buffer, Host
 
@@ -263,4 +263,4 @@ class CameraDecoder(threading.Thread):
         """Drop an undecoded image for those of `dnns` that are not in `enabled`: their parameter disables them."""
         for dnn in dnns:
             if dnn not in enabled:
-                self._accounts.refused(frame, dnn, DropReason.SWITCHED_OFF, DISABLED_BY_PARAMETER)
+                self._accounts.refused(frame, dnn, DropReason.SWITCHED_OFF, SWITCHED_OFF_MESSAGE)

@@ -244,7 +244,7 @@ class ProcessHost:
         self._close_order()
         if serving is not None and engines:
             message = "still in progress when the engine's stop timed out"
-            serving.accounts.drop_unanswered(serving.accounts.streams, DropReason.SHUTDOWN, message)
+            serving.accounts.drop_unanswered(serving.accounts.cameras_by_dnn, DropReason.SHUTDOWN, message)
         return list(dict.fromkeys(name for names in hanging for name in names))
 
     def close(self) -> None:
@@ -256,7 +256,7 @@ class ProcessHost:
             pools, self._pools = self._pools, {}
         if engines and self._serving is not None:
             accounts = self._serving.accounts
-            accounts.drop_unanswered(accounts.streams, DropReason.SHUTDOWN, "the engine was closed")
+            accounts.drop_unanswered(accounts.cameras_by_dnn, DropReason.SHUTDOWN, "the engine was closed")
         _at_once([partial(one.close, max(0.1, end - time.monotonic())) for one in engines])
         self._close_order()
         for pool in pools.values():

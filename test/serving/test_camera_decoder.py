@@ -71,7 +71,7 @@ class Bench:
 
     def check(self) -> None:
         """Every DNN has answered every arrived image, and every buffer is free."""
-        for stream in self.accounts.statistics().streams.values():
+        for stream in self.accounts.statistics().by_dnn_and_camera.values():
             assert stream.offered == stream.published + sum(stream.dropped.values()) + stream.pending
             assert stream.pending == 0
         assert self.host.free == self.host.buffers
@@ -108,7 +108,7 @@ def test_an_image_that_arrives_behind_a_later_one_is_counted_as_overwritten(make
     """While two subscriptions of a camera overlap, the old one may still deliver."""
     bench = make(dnns=("object", "lane"))
     bench.decoder.arrived(Frame("front", 1, context=1), bench.decoded.append, late=True)  # type: ignore[arg-type]
-    for stream in bench.accounts.statistics().streams.values():
+    for stream in bench.accounts.statistics().by_dnn_and_camera.values():
         assert (stream.offered, stream.dropped) == (1, {DropReason.OVERWRITTEN: 1})
     assert bench.decoded == []
     bench.check()
@@ -440,7 +440,7 @@ def test_every_image_is_counted_with_fast_and_slow_dnns(seed: int) -> None:
             worker.wake.notify()
         worker.join(WAIT_S)
         assert not worker.is_alive()
-    for stream in accounts.statistics().streams.values():
+    for stream in accounts.statistics().by_dnn_and_camera.values():
         assert stream.offered == 300 == stream.published + sum(stream.dropped.values())
     assert sorted(host.pool.free) == list(range(slots_needed(len(workers))))
     assert not [drop for drop in ends.drops if drop.reason is DropReason.PUBLISH_ERROR]
@@ -519,12 +519,12 @@ def test_the_accounts_stay_exact_while_dnns_are_switched_and_limited(make: Calla
         for index, dnns in enumerate(list(bench.host.wanting)):
             for dnn in dnns:
                 bench.host.answer(dnn, index)
-        return all(not stream.pending for stream in bench.accounts.statistics().streams.values())
+        return all(not stream.pending for stream in bench.accounts.statistics().by_dnn_and_camera.values())
 
     deadline = time.monotonic() + WAIT_S
     while not answered():  # the last image may be dropped, which the host is not told
         assert time.monotonic() < deadline, "not every image was answered in time"
         time.sleep(0.001)
     bench.check()
-    reasons = {reason for stream in bench.accounts.statistics().streams.values() for reason in stream.dropped}
+    reasons = {reason for stream in bench.accounts.statistics().by_dnn_and_camera.values() for reason in stream.dropped}
     assert {DropReason.SWITCHED_OFF, DropReason.RATE_LIMITED} <= reasons

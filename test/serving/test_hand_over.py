@@ -152,7 +152,7 @@ def test_every_frame_is_answered_once_and_in_order(before: int, steps: list[tupl
         while process.waiting and not process.ended:
             process.answer(0, drops=False)
     former_process.end()
-    for (dnn, camera), figures in accounts.statistics().streams.items():
+    for (dnn, camera), figures in accounts.statistics().by_dnn_and_camera.items():
         assert figures.offered == figures.published + sum(figures.dropped.values())
         numbers = [number for name, where, number in results if (name, where) == (dnn, camera)]
         assert numbers == sorted(numbers)
@@ -288,7 +288,7 @@ class OfferRig:
 
     def counts(self) -> dict[str, tuple[int, dict[DropReason, int]]]:
         """By DNN, the results and drops."""
-        streams = self.accounts.statistics().streams.items()
+        streams = self.accounts.statistics().by_dnn_and_camera.items()
         return {dnn: (it.published, {why: n for why, n in it.dropped.items() if n}) for (dnn, _), it in streams}
 
 

@@ -89,7 +89,7 @@ def test_results_leave_in_order_and_every_frame_is_counted_once(data: st.DataObj
     bench.order.close()
     assert bench.published == [context for context, number in enumerate(numbers) if number not in lost]
     assert set(bench.dropped) == {context for context, number in enumerate(numbers) if number in lost}
-    figures = bench.accounts.statistics().streams[STREAM]
+    figures = bench.accounts.statistics().by_dnn_and_camera[STREAM]
     assert figures.offered == count == figures.published + sum(figures.dropped.values())
 
 

@@ -165,5 +165,5 @@ def stop_while_one_hangs(engine: Engine, name: str, timeout_s: float = 0.1, *, d
 
 def check_accounts(engine: Engine) -> None:
     """Every offered frame is counted exactly once."""
-    for stream in engine.statistics().streams.values():
+    for stream in engine.statistics().by_dnn_and_camera.values():
         assert stream.offered == stream.published + sum(stream.dropped.values()) + stream.pending
