@@ -65,7 +65,7 @@ def _measured_size(pipeline: Pipeline, camera: str, size: tuple[int, int]) -> tu
     """(width, height) of a camera's images, enlarged to what its DNNs need."""
     for task in pipeline.tasks:
         if camera in task.cameras:
-            size = task.enough(size[::-1])[::-1]
+            size = task.enlarge_to_min(size[::-1])[::-1]
     return size
 
 

@@ -154,7 +154,7 @@ class LossEstimator:
                 return missing, self._stamps.source
         # Without a period, dropped datagrams are the only hint. If many small compressed images of an irregular camera
         # have arrived, they were probably not the ones dropped; raw images may be lost almost completely all the same.
-        if self._own_drops and image_bytes and (self._raw or not self._stamps.enough_to_learn):
+        if self._own_drops and image_bytes and (self._raw or not self._stamps.can_learn_period):
             return math.ceil(self._own_drops * _DATAGRAM_BYTES / image_bytes), "datagrams that the kernel dropped"
         return None, NO_DATA
 

@@ -65,7 +65,7 @@ class StampGaps:
         return "gaps between the stamps" if self._expected_ns is None else "rate_hz"
 
     @property
-    def enough_to_learn(self) -> bool:
+    def can_learn_period(self) -> bool:
         """Whether so many gaps are known that a regular camera's period would have been found."""
         return len(self._gaps) >= MIN_SPARSE
 
@@ -134,7 +134,7 @@ class StampGaps:
                 while len(self._gaps) > _SLOWER:
                     self._gaps.popleft()
             period = slower
-        if period is None and self.enough_to_learn:
+        if period is None and self.can_learn_period:
             self._retry_at = self._received + _RETRY_AFTER
         known = self._period_ns
         if period is None or known is None:

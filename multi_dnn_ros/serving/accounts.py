@@ -108,10 +108,10 @@ class Accounts:
             else:
                 self._count_drop(Drop(dnn, frame, reason, message))
 
-    def open(self, frame: Frame, buffer: _Buffer, dnns: Iterable[str], wanting: Iterable[str] | None = None) -> int:
+    def open(self, frame: Frame, buffer: _Buffer, dnns: Iterable[str], recipients: Iterable[str] | None = None) -> int:
         """An arrived frame is handed to the engine for these DNNs. Returns its number.
 
-        The buffer is released after the last answer. wanting: the DNNs that have no answer for the frame yet; None:
+        The buffer is released after the last answer. recipients: the DNNs that have no answer for the frame yet; None:
         all of the camera. For those that are not in `dnns` the frame is dropped: no engine serves them.
         """
         served = set(dnns)
@@ -120,7 +120,7 @@ class Accounts:
             number = self._last_number
             if served:
                 self._open[number] = _OpenFrame(frame, buffer, served, len(served), self._clock())
-        for dnn in self.dnns_of(frame.camera) if wanting is None else wanting:
+        for dnn in self.dnns_of(frame.camera) if recipients is None else recipients:
             if dnn not in served:
                 disabled = self._disabled_reason(dnn)
                 reason = DropReason.ENGINE_LOST if disabled is None else DropReason.DISABLED

@@ -199,9 +199,9 @@ class ProcessHost:
                 dnn for dnn in serving.spread.devices if dnn in dnns and dnn not in candidates and dnn not in lost
             ]
             lost |= dict.fromkeys(missing, (DropReason.ENGINE_LOST, "the engine processes have just ended"))
-        for device, process, wanting in offers.values():
-            if not process.offer(number, frame, buffer, tuple(wanting)):
-                for dnn, (reason, message) in self._offer_again(device, number, frame, buffer, wanting).items():
+        for device, process, recipients in offers.values():
+            if not process.offer(number, frame, buffer, tuple(recipients)):
+                for dnn, (reason, message) in self._offer_again(device, number, frame, buffer, recipients).items():
                     serving.outcomes[device].drop(number, dnn, reason, message)
         for dnn, (reason, message) in lost.items():
             serving.accounts.drop(number, dnn, reason, message)
@@ -219,9 +219,9 @@ class ProcessHost:
             return left
         routes = engines.routes(frame.camera)
         for process, served in routes.served:
-            wanting = tuple(dnn for dnn in left if dnn in served)
-            if wanting and process.offer(number, frame, buffer, wanting):
-                left = {dnn: why for dnn, why in left.items() if dnn not in wanting}
+            recipients = tuple(dnn for dnn in left if dnn in served)
+            if recipients and process.offer(number, frame, buffer, recipients):
+                left = {dnn: why for dnn, why in left.items() if dnn not in recipients}
         return left | {dnn: (reason, message) for dnn, reason, message in routes.lost if dnn in left}
 
     def swap(self, changes: Changes, notify: Callable[[], None]) -> ModelSwap:

@@ -208,7 +208,7 @@ def test_without_a_free_buffer_newer_images_replace_the_waiting_one(make: Callab
     bench = make(buffers=1)
     bench.send(1)
     bench.host.wait_offered(1)
-    bench.decoder._demand.due_ns = lambda dnn, arrived_ns, handed_ns: 0  # type: ignore[method-assign]
+    bench.decoder._decode_timing.due_ns = lambda dnn, arrived_ns, handed_ns: 0  # type: ignore[method-assign]
     for number in (2, 3):
         bench.send(number)
     assert bench.ends.lost() == [(2, "object", DropReason.OVERWRITTEN)]
@@ -461,7 +461,7 @@ def test_an_image_is_handed_only_to_the_dnns_that_want_it(make: Callable[..., Be
     bench = make(dnns=("lane", "object"), admission=Admission({"lane": False}))
     bench.send(1)
     assert bench.host.wait_offered(1) == [1]
-    assert bench.host.wanting == [("object",)]
+    assert bench.host.recipients == [("object",)]
     bench.host.answer("object")
     assert bench.ends.lost() == [(1, "lane", DropReason.SWITCHED_OFF)]
     bench.check()
@@ -477,7 +477,7 @@ def test_a_limited_dnn_gets_the_image_that_replaced_its_own(make: Callable[..., 
     bench.send(3)  # too early for lane, but it replaces its image
     bench.permits.release(2)
     assert bench.host.wait_offered(2) == [1, 3]
-    assert bench.host.wanting == [("lane", "object")] * 2
+    assert bench.host.recipients == [("lane", "object")] * 2
     assert bench.ends.lost() == [(2, dnn, DropReason.OVERWRITTEN) for dnn in ("lane", "object")]
 
 
@@ -509,14 +509,14 @@ def test_the_accounts_stay_exact_while_dnns_are_switched_and_limited(make: Calla
         if numbers.random() < 0.5:
             time.sleep(0.0005)
         for index in range(len(bench.host.offered)):
-            for dnn in bench.host.wanting[index]:
+            for dnn in bench.host.recipients[index]:
                 bench.host.answer(dnn, index)
     for dnn in ("lane", "object"):
         admission.set_enabled(dnn, False)
     bench.decoder.admission_changed()
 
     def answered() -> bool:
-        for index, dnns in enumerate(list(bench.host.wanting)):
+        for index, dnns in enumerate(list(bench.host.recipients)):
             for dnn in dnns:
                 bench.host.answer(dnn, index)
         return all(not stream.pending for stream in bench.accounts.statistics().by_dnn_and_camera.values())
