@@ -47,9 +47,8 @@ def calibration_inputs(
 ) -> list[tuple[torch.Tensor]]:
     """Those images as a DNN's inputs, as `preprocess` makes them.
 
-    enlarge: the (H, W) that an image of (H, W) must have, see View.enlarge_to_min; this package's images are enlarged to
-    it.
-    Raises CalibrationError, also for an image of another folder that `preprocess` refuses.
+    enlarge: the (H, W) that an image of (H, W) must have, see View.enlarge_to_min; this package's images are enlarged
+    to it. Raises CalibrationError, also for an image of another folder that `preprocess` refuses.
     """
     inputs = []
     for file, image in named_images(folder):
