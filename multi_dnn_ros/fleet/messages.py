@@ -12,8 +12,8 @@ class Command:
     """The state of a job from its next step on.
 
     number: rises by one. shares: tenths by rank. before: the ranks with a share until now, the first of which has the
-    state of the training; empty at the start. pause: keep the state and wait. stop: write a checkpoint and end. prepare:
-    read the data and initialize the device; all ranks will have a share soon.
+    state of the training; empty at the start. pause: keep the state and wait. stop: write a checkpoint and end.
+    prepare: read the data and initialize the device; all ranks will have a share soon.
     """
 
     number: int

@@ -314,8 +314,8 @@ class Supervisor:
             limits[rank] = min(limits[rank], shares[rank] // 2)
             job.state.limits = tuple(limits)
             self.show_line(
-                f"{job.name}: out of memory on unit {rank} ({unit}) with {shares[rank]} tenths: {failure.text}; at most "
-                f"{limits[rank]} from now on"
+                f"{job.name}: out of memory on unit {rank} ({unit}) with {shares[rank]} tenths: {failure.text}; at "
+                f"most {limits[rank]} from now on"
             )
             if sum(limits) < TENTHS:
                 self._give_up(job, f"does not fit into memory: at most {job.state.limits} tenths fit the units")

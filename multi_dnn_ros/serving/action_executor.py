@@ -101,7 +101,7 @@ class ActionExecutor:
             if isinstance(action, ConfigureProcess):
                 template = self._template
                 config = self.swap_config if action.swap and self.swap_config is not None else template.config
-                process.send(wire.Configure(config, action.dnns, template.build, action.in_background, judge=False))
+                process.send(wire.Configure(config, action.dnns, template.build, action.in_background, measure_capacity=False))
             elif isinstance(action, TakeOver):
                 self._formers[action.key] = self._processes[action.former]
             elif isinstance(action, StartServing):

@@ -250,7 +250,7 @@ class EngineMain:
                 request.dnns,
                 request.build,
                 send_progress,
-                judge=request.judge,
+                measure_capacity=request.measure_capacity,
                 timed=request.timed,
             )
         except Exception as error:
