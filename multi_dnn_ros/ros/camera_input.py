@@ -154,9 +154,9 @@ class CameraInput:
         record, size, stamp_ns = self.record, len(message.data), _stamp_ns(message)
         # Sequence numbers and stamps of different publishers cannot be compared.
         number = sequence if len(self._gids) == 1 else None
-        alone = len(self._gids) < 2
+        single_publisher = len(self._gids) < 2
         age_ns = self._node.get_clock().now().nanoseconds - stamp_ns
-        record.arrived(self._clock(), shape, size, stamp_ns, number, age_ns, alone=alone, late=late)
+        record.arrived(self._clock(), shape, size, stamp_ns, number, age_ns, single_publisher=single_publisher, late=late)
         if record.received == 1:
             self._check.first_image(self._camera, shape, size, self._is_reliable(), self._config.transport)
 

@@ -25,7 +25,7 @@ from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.served import Served
-from multi_dnn_ros.ros.service_status import Life
+from multi_dnn_ros.ros.service_status import NodeState
 from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.ros.tracking import tracking_problems
 from multi_dnn_ros.ros.transitions import Transitions
@@ -114,11 +114,11 @@ class MultiDnnNode(LifecycleNode):
         """The parameter."""
         return bool(self._node_parameters.value("autostart"))
 
-    def life(self) -> Life:
+    def service_state(self) -> NodeState:
         """The state of the node for the service manager that started it."""
         host, view = self._host, self._view({})
         age_s = host.supervision_age_s() if host is not None else 0.0
-        return Life(view.state, status_text(view), view.ended, age_s)
+        return NodeState(view.state, status_text(view), view.ended, age_s)
 
     @property
     def pending_responses(self) -> int:
@@ -333,7 +333,7 @@ class MultiDnnNode(LifecycleNode):
     def _taken_over(self, changes: Changes, dnns: Mapping[str, DnnDescription]) -> None:
         """A swap has replaced the settings of DNNs."""
         assert self._served is not None
-        self._capacity = CapacityForImages({})  # measured with the former settings
+        self._capacity = CapacityForImages({})  # measured with the previous settings
         self._served.adopt(changes, dnns, self._session)
 
     # -- diagnostics

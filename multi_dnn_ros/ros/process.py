@@ -88,7 +88,7 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
         log.setLevel(int(node.get_logger().get_effective_level()))  # the numbers of both are the same
         manager = ServiceManager.from_environment()
         if manager is not None:
-            service = ServiceStatus(manager, node.life, autostart=node.autostart)
+            service = ServiceStatus(manager, node.service_state, autostart=node.autostart)
         executor.add_node(node)
         _spin(executor, node, stop, service)
     except (KeyboardInterrupt, ExternalShutdownException):

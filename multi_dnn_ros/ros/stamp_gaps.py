@@ -69,11 +69,14 @@ class StampGaps:
         """Whether so many gaps are known that a regular camera's period would have been found."""
         return len(self._gaps) >= MIN_SPARSE
 
-    def add(self, now_ns: int, stamp_ns: int, *, alone: bool, late: bool) -> None:
-        """Count an image. alone: the topic has one publisher. late: an image sent after this one has arrived."""
+    def add(self, now_ns: int, stamp_ns: int, *, single_publisher: bool, late: bool) -> None:
+        """Count an image.
+
+        single_publisher: the topic has one publisher. late: an image sent after this one has arrived.
+        """
         self._received += 1
         self._last_arrival_ns = now_ns
-        if not alone:
+        if not single_publisher:
             self._last = None
             return
         if late:

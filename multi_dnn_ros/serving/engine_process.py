@@ -67,7 +67,7 @@ class EngineProcess:
         self._on_end = on_end
         self._lock = threading.Lock()
         self._killed = ""
-        self._dying = ""
+        self._abort_cause = ""
         self._quit = False
         self._reaping = False  # from here on its process id may belong to another process
         self._reaped = threading.Event()
@@ -190,8 +190,8 @@ class EngineProcess:
             except Exception as error:
                 self.kill(f"it sent a message that cannot be unpickled: {type(error).__name__}: {error}")
                 return
-            if isinstance(message, wire.Dying):
-                self._dying = message.cause
+            if isinstance(message, wire.Aborting):
+                self._abort_cause = message.cause
             elif isinstance(message, wire.Report):  # about once a second: earlier OOM kills were of other processes
                 self._oom_kills.append(oom_kills())
             try:
@@ -206,7 +206,7 @@ class EngineProcess:
                 code,
                 self._tail,
                 killed=self._killed,
-                dying=self._dying,
+                abort_cause=self._abort_cause,
                 out_of_memory=oom_kills() > self._oom_kills[0],
             ),
             code if code >= 0 else None,

@@ -216,7 +216,7 @@ class Stopped:
 
 
 @dataclass(frozen=True)
-class Dying:
+class Aborting:
     """The process cannot continue (a CUDA fault, an internal error) and ends itself. cause: a phrase for messages."""
 
     cause: str

@@ -256,7 +256,7 @@ def test_gaps_between_images_of_two_publishers_give_no_estimate() -> None:
     account = LossEstimator()
     for index in range(400):  # two cameras of 10 Hz, 5 ms apart
         stamp = index // 2 * SECOND // 10 + index % 2 * 5_000_000
-        account.arrived(stamp, stamp, alone=False)
+        account.arrived(stamp, stamp, single_publisher=False)
         if index % 20 == 19:
             assert account.losses(stamp, 60_000).lost is None
 
