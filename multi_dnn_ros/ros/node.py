@@ -137,7 +137,9 @@ class MultiDnnNode(LifecycleNode):
         self._board.close()
         if not self._transitions.end(_CANCEL_S) and not self._end_slow_transition():
             self._transitions.abandon()
-            self.get_logger().error("the transition in progress does not end; its thread is abandoned")
+            self.get_logger().error(
+                "the transition in progress does not end; the node shuts down without it, with exit code 1"
+            )
             self._release()
             return
         try:
@@ -271,7 +273,8 @@ class MultiDnnNode(LifecycleNode):
             super().on_deactivate(state)
             return FAILURE
         self._failure = ""
-        self.get_logger().info("active")
+        cameras = dict.fromkeys(camera for dnn in served.description.dnns.values() for camera in dnn.cameras)
+        self.get_logger().info(f"active: processing images of {', '.join(cameras)}")
         return SUCCESS
 
     def _stop_serving(self) -> None:
@@ -285,7 +288,7 @@ class MultiDnnNode(LifecycleNode):
             self._hanging.append(session)
             self.get_logger().error(
                 f"threads did not end within {self._config.stop_timeout_s} s (parameter stop_timeout_s): "
-                f"{', '.join(hung)}"
+                f"{', '.join(hung)}; if /diagnostics still lists them, restart the node"
             )
 
     def _release(self) -> None:

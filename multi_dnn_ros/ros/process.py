@@ -127,7 +127,8 @@ def _spin(
             raise
         except Exception:  # raised by a callback
             errors += 1
-            node.get_logger().error(f"a callback failed: {traceback.format_exc()}")
+            follows = "the node keeps running" if errors < _MAX_ERRORS else f"the node ends after {errors} in a row"
+            node.get_logger().error(f"a callback failed; {follows}: {traceback.format_exc()}")
             if errors >= _MAX_ERRORS:
                 raise
         if service is not None:

@@ -227,7 +227,8 @@ class ServingSession:
         more = self._throttle.passes((drop.reason, drop.dnn))
         if more is not None:
             self._log.error(
-                f"DNN {drop.dnn} lost a frame of camera {drop.frame.camera}: {drop.reason.value}: {drop.message}{more}"
+                f"DNN {drop.dnn} dropped a frame of camera {drop.frame.camera}: {drop.reason.value}: "
+                f"{drop.message}{more}"
             )
 
     def _on_bad_image(self, camera: str, error: FrameError) -> None:
@@ -237,8 +238,9 @@ class ServingSession:
 
     def _on_failure(self, failure: Failure) -> None:
         if failure.disabled:
+            retry = "" if failure.retry_s is None else f"; next retry in {failure.retry_s:.0f} s"
             self._log.error(
-                f"DNN {failure.dnn} is disabled ({failure.consecutive} consecutive failures): {failure.message}"
+                f"DNN {failure.dnn} is disabled ({failure.consecutive} consecutive failures): {failure.message}{retry}"
             )
 
     def _on_overlay_failure(self, message: str) -> None:

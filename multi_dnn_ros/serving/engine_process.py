@@ -140,7 +140,7 @@ class EngineProcess:
         try:
             self._on_end(self, end)
         except Exception:
-            log.exception("%s: the callback for the end of the process failed", self.label)
+            log.exception("%s: handling the end of the process failed; it may not be replaced", self.label)
 
     def _start(self) -> None:
         status_fd = create_status_memory(self.dnns)
@@ -197,7 +197,9 @@ class EngineProcess:
             try:
                 self._on_message(self, message)
             except Exception:
-                log.exception("%s: the callback for message %s failed", self.label, type(message).__name__)
+                log.exception(
+                    "%s: handling message %s failed; the message is ignored", self.label, type(message).__name__
+                )
 
     def _end(self) -> End:
         code = self._process.returncode

@@ -161,7 +161,11 @@ class LocalHost:
         if self._device.failure:
             text = f"the device failed and cannot be used by this process any more: {self._device.failure}"
             return [
-                EngineStatus(name, Level.ERROR, f"{text}; with isolation: process the engine process would be replaced")
+                EngineStatus(
+                    name,
+                    Level.ERROR,
+                    f"{text}; restart the node, or set isolation to process, which replaces a failed engine process",
+                )
             ]
         if ended:
             return [EngineStatus(name, Level.ERROR, f"threads ended by an error: {', '.join(ended)}")]

@@ -90,7 +90,10 @@ class PreparedEngines:
             client.process.kill("configuring was cancelled or failed")
         for client in self._clients:
             if not client.process.wait(_KILL_S):
-                log.error("engine process %d did not end after SIGKILL", client.process.pid)
+                log.error(
+                    "engine process %d did not end after SIGKILL; its memory is not free until it ends",
+                    client.process.pid,
+                )
         for pool in self.pools.values():
             pool.close()
 

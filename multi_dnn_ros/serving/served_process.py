@@ -179,7 +179,7 @@ class ServedProcess:
         try:
             output = unpack(result, buffer.output(result.dnn))
         except Exception as error:  # unpickling raises arbitrary errors
-            log.exception("a result of DNN %s cannot be unpickled", result.dnn)
+            log.exception("a result of DNN %s cannot be unpickled; the frame is dropped as bad_output", result.dnn)
             reason = f"the result cannot be unpickled: {type(error).__name__}: {error}"
             self._accounts.drop(result.number, result.dnn, DropReason.BAD_OUTPUT, reason)
         else:

@@ -163,7 +163,9 @@ class SupervisedProcesses:
         self._events.put(_do_nothing)  # the thread ends at once
         for process in processes:
             if not process.wait(max(0.0, end - time.monotonic())):
-                log.error("engine process %d did not end after SIGKILL", process.pid)
+                log.error(
+                    "engine process %d did not end after SIGKILL; its memory is not free until it ends", process.pid
+                )
         self._thread.join(max(0.0, end - time.monotonic()))
         self._processes.clear()
 

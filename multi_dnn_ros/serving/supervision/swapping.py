@@ -102,7 +102,7 @@ class Swapping:
             table.assign(group, key)
         self._previous = frozenset(previous)
         for key, process in table.processes.items():
-            if key not in prepared:  # no other process has the new settings; an earlier hot standby may cover these DNNs
+            if key not in prepared:  # no other process has the new settings; an earlier hot standby may cover the DNNs
                 process.dnns = tuple(dnn for dnn in process.dnns if dnn not in self._changed)
 
     def cancel(self, cause: str) -> None:
