@@ -35,6 +35,8 @@ from multi_dnn_ros.vision.preprocess import Preprocess
 Task = Literal["classes", "boxes", "lanes"]
 #: train: for training. choice: for selecting the best epoch. test: used by neither, scored once.
 Part = Literal["train", "choice", "test"]
+#: Names of the parts in messages.
+PART_TITLES: dict[Part, str] = {"train": "train", "choice": "validation", "test": "test"}
 PARTS: tuple[Part, ...] = get_args(Part)
 #: Seeds of the generated scenes of each part.
 SEEDS: dict[Part, int] = {"train": 1, "choice": 2, "test": 3}

@@ -90,7 +90,7 @@ def retrain(
 
     def score(scored: nn.Module) -> dict[str, float]:
         each = [
-            _scores(student, scored, rows, f"data '{data.name}', part choice")
+            _scores(student, scored, rows, f"data '{data.name}', part validation")
             for data, rows in zip(checked, choice_rows, strict=True)
         ]
         # Mean over the sets, so that none is sacrificed for another.
