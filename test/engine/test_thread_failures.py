@@ -111,7 +111,7 @@ def test_a_worker_ended_by_an_error_is_named(
         patch.setattr(engine._queue, "try_acquire", lambda job: False)  # a worker runs the jobs
         patch.setattr(engine._queue, "exchange", lambda job: 1 / 0)
         engine.offer(frame())
-        _wait(engine.ended)
+        _wait(engine.failed_threads)
     assert len(engine.failed_threads()) == 1
     engine.stop(0.1)
     assert engine.failed_threads() == []  # after stop() ended threads are not reported
