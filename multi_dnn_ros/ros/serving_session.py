@@ -153,7 +153,7 @@ class ServingSession:
         for source in self._inputs.values():
             source.update_losses()
         cameras = {camera: source.record for camera, source in self._inputs.items()}
-        switched_off = [dnn for dnn in self._accounts.streams if not self._admission.is_enabled(dnn)]
+        switched_off = [dnn for dnn in self._accounts.cameras_by_dnn if not self._admission.is_enabled(dnn)]
         yield from report.dnns(statistics, cameras, self._ages, now_ns, switched_off)
         yield from report.cameras(statistics, cameras, now_ns)
         yield from self._ground.statuses(report)

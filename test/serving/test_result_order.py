@@ -21,7 +21,7 @@ from multi_dnn_ros.serving.frame_dispatcher import FrameDispatcher
 from multi_dnn_ros.serving.result_order import ResultOrder
 
 MS = 1_000_000
-STREAM = "object", "front"
+DNN_CAMERA = "object", "front"
 DEVICES = ("cpu:1", "cpu:2")
 
 
@@ -89,7 +89,7 @@ def test_results_leave_in_order_and_every_frame_is_counted_once(data: st.DataObj
     bench.order.close()
     assert bench.published == [context for context, number in enumerate(numbers) if number not in lost]
     assert set(bench.dropped) == {context for context, number in enumerate(numbers) if number in lost}
-    figures = bench.accounts.statistics().by_dnn_and_camera[STREAM]
+    figures = bench.accounts.statistics().by_dnn_and_camera[DNN_CAMERA]
     assert figures.offered == count == figures.published + sum(figures.dropped.values())
 
 
@@ -103,7 +103,7 @@ def test_a_frame_that_others_have_waited_for_too_long_is_dropped_and_its_result_
     assert bench.dropped == {0: DropReason.OUT_OF_ORDER}
     bench.result(numbers[0])
     assert bench.published == [1, 2]
-    assert bench.accounts.unanswered(STREAM) == 0
+    assert bench.accounts.unanswered(DNN_CAMERA) == 0
     bench.order.close()
 
 
@@ -114,7 +114,7 @@ def test_closing_publishes_what_waits_in_order() -> None:
     bench.result(numbers[1])
     bench.order.close()
     assert bench.published == [1, 3]
-    assert bench.accounts.unanswered(STREAM) == 2  # left to the host, which counts them as shutdown
+    assert bench.accounts.unanswered(DNN_CAMERA) == 2  # left to the host, which counts them as shutdown
 
 
 def test_two_threads_do_not_change_the_order() -> None:
