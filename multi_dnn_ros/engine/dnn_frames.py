@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.health import Health
-from multi_dnn_ros.engine.job import Item, DropCause
+from multi_dnn_ros.engine.job import DropCause, Item
 from multi_dnn_ros.engine.mailbox import Mailboxes
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.statistics import DnnCameraRecorder

@@ -14,7 +14,7 @@ from multi_dnn_ros.engine.batch_delay import BatchDelay
 from multi_dnn_ros.engine.dnn_frames import DnnFrames, Limits
 from multi_dnn_ros.engine.events import EventPool
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.job import Inference, Item, Job, DropCause
+from multi_dnn_ros.engine.job import DropCause, Inference, Item, Job
 from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors

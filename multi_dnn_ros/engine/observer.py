@@ -18,7 +18,7 @@ class Observer(Protocol):
         ...
 
     def ended(self, dnn: str) -> None:
-        """The job is done; on a GPU, the outputs of the inference have arrived or it is dropped. Or: decoding is done."""
+        """The job is done; on a GPU, the outputs of the inference have arrived or it is dropped. Or decoding ends."""
         ...
 
     def device_failed(self, dnn: str, error: BaseException) -> None:

@@ -16,7 +16,7 @@ from multi_dnn_ros.fleet.folder_lock import lock_folder
 from multi_dnn_ros.fleet.job_processes import JobProcesses, stop_jobs, wait_for_messages
 from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFileError
 from multi_dnn_ros.fleet.launcher import Launcher, RankMain, UnitChange
-from multi_dnn_ros.fleet.messages import Ended, Failed, Paused, Message, Report
+from multi_dnn_ros.fleet.messages import Ended, Failed, Message, Paused, Report
 from multi_dnn_ros.fleet.rank_process import main
 from multi_dnn_ros.fleet.running_job import JobState, RunningJob
 from multi_dnn_ros.fleet.shares import TENTHS, Shares, even, whole, within
@@ -211,7 +211,7 @@ class Supervisor:
                     )
                 job.job = job.job.model_copy(update={"priority": wanted[name].priority})
         added = [
-            job for job in new.jobs if job.name not in self.jobs or self.jobs[job.name].memory.status == "cancelled"
+            job for job in new.jobs if job.name not in self.jobs or self.jobs[job.name].state.status == "cancelled"
         ]
         self._admit(added)
         for each in added:

@@ -156,7 +156,9 @@ class CameraInput:
         number = sequence if len(self._gids) == 1 else None
         single_publisher = len(self._gids) < 2
         age_ns = self._node.get_clock().now().nanoseconds - stamp_ns
-        record.arrived(self._clock(), shape, size, stamp_ns, number, age_ns, single_publisher=single_publisher, late=late)
+        record.arrived(
+            self._clock(), shape, size, stamp_ns, number, age_ns, single_publisher=single_publisher, late=late
+        )
         if record.received == 1:
             self._check.first_image(self._camera, shape, size, self._is_reliable(), self._config.transport)
 

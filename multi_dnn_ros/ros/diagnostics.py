@@ -146,7 +146,12 @@ class DiagnosticsReport:
         return f"no image on {camera.topic} for {silent_s:.1f} s"
 
     def _dnn_level(
-        self, now: DnnCameraStatistics, before: DnnCameraStatistics, disabled: str | None, camera: CameraRecord, now_ns: int
+        self,
+        now: DnnCameraStatistics,
+        before: DnnCameraStatistics,
+        disabled: str | None,
+        camera: CameraRecord,
+        now_ns: int,
     ) -> tuple[bytes, str]:
         """Level and message, about the time since the last report. disabled: why the DNN is; None: it is not."""
         if disabled is not None:

@@ -67,7 +67,12 @@ def classify_publishers(publishers: Sequence[Publisher], type_name: str, request
 
 
 def explain_mismatch(
-    state: PublisherState, camera: str, topic: str, transport: str, publishers: Iterable[Publisher], requested: QoSProfile
+    state: PublisherState,
+    camera: str,
+    topic: str,
+    transport: str,
+    publishers: Iterable[Publisher],
+    requested: QoSProfile,
 ) -> str:
     """A log message about publishers of another type or with incompatible QoS. state: neither FITS nor NONE."""
     type_name = TYPES[transport]

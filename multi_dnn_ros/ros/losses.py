@@ -84,7 +84,13 @@ class LossEstimator:
         self._history: deque[tuple[int, int, int]] = deque(maxlen=1024)  # time, received, lost
 
     def arrived(
-        self, now_ns: int, stamp_ns: int, sequence: int | None = None, *, single_publisher: bool = True, late: bool = False
+        self,
+        now_ns: int,
+        stamp_ns: int,
+        sequence: int | None = None,
+        *,
+        single_publisher: bool = True,
+        late: bool = False,
     ) -> None:
         """Count an image. stamp_ns: of its header. sequence: the publisher's number of it; None: unknown.
 

@@ -32,7 +32,7 @@ from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
 from multi_dnn_ros.serving.host import Build, Cancelled, Changes, Description, DnnDescription, Host
 from multi_dnn_ros.settings.dnn_parameters import assign
-from multi_dnn_ros.settings.flat_parameters import Reading
+from multi_dnn_ros.settings.flat_parameters import ParsedParameters
 from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
@@ -160,8 +160,8 @@ class MultiDnnNode(LifecycleNode):
         """FAILURE leaves the node unconfigured, with the reason in the log; parameters can then be corrected."""
         in_executor = self._transitions.in_executor
         try:
-            host, reading = in_executor(self._begin_configuring)
-            config = self._node_parameters.checked(reading, host.check)
+            host, parsed = in_executor(self._begin_configuring)
+            config = self._node_parameters.checked(parsed, host.check)
             self._progress.start("loading the engine")
             description = host.configure(config, self._progress.report)
             in_executor(self._end_configuring, config, description)
@@ -208,15 +208,15 @@ class MultiDnnNode(LifecycleNode):
         if self._host is not None:
             self._host.cancel()
 
-    def _begin_configuring(self) -> tuple[Host, Reading]:
+    def _begin_configuring(self) -> tuple[Host, ParsedParameters]:
         self._failure = ""
         self._changed = {}
         self._progress.start("reading the parameters")
         self._host = self._make_host(self._node_parameters.value("isolation"), self._build)
-        reading = self._node_parameters.reading()
+        parsed = self._node_parameters.parse()
         self._node_parameters.lock(True)  # later changes would not be part of this configuration
-        self._config = reading.config  # runtime parameters change it from now on
-        return self._host, reading
+        self._config = parsed.config  # runtime parameters change it from now on
+        return self._host, parsed
 
     def _end_configuring(self, config: NodeConfig, description: Description) -> None:
         assert self._host is not None

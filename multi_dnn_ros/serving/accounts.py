@@ -226,7 +226,9 @@ class Accounts:
         with self._lock:
             recorders = {dnn_camera: recorder.copy() for dnn_camera, recorder in self._recorders.items()}
         disabled = {dnn: reason for dnn in self.cameras_by_dnn if (reason := self._disabled_reason(dnn)) is not None}
-        return Statistics({dnn_camera: recorder.snapshot(now_ns) for dnn_camera, recorder in recorders.items()}, disabled)
+        return Statistics(
+            {dnn_camera: recorder.snapshot(now_ns) for dnn_camera, recorder in recorders.items()}, disabled
+        )
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until every frame is settled and every callback has returned; False on timeout."""

@@ -101,7 +101,9 @@ class ActionExecutor:
             if isinstance(action, ConfigureProcess):
                 template = self._template
                 config = self.swap_config if action.swap and self.swap_config is not None else template.config
-                process.send(wire.Configure(config, action.dnns, template.build, action.in_background, measure_capacity=False))
+                process.send(
+                    wire.Configure(config, action.dnns, template.build, action.in_background, measure_capacity=False)
+                )
             elif isinstance(action, TakeOver):
                 self._previous[action.key] = self._processes[action.previous]
             elif isinstance(action, StartServing):

@@ -36,10 +36,10 @@ def to_config(flat: Mapping[str, Any]) -> NodeConfig:
     Raises ParameterError with every problem found: unknown names (with the most similar known one), wrong types, values
     out of range.
     """
-    reading = read_parameters(flat)
-    if reading.config is None or reading.problems:
-        raise ParameterError(reading.problems)
-    return reading.config
+    parsed = read_parameters(flat)
+    if parsed.config is None or parsed.problems:
+        raise ParameterError(parsed.problems)
+    return parsed.config
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.launcher import RankHandle, RankMain, UnitChange
-from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Paused, Message, Report
+from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Message, Paused, Report
 from multi_dnn_ros.planning.batch_units import Unit
 
 _STEPS = 1000

@@ -15,7 +15,7 @@ from multi_dnn_ros.fleet.job_processes import JobProcesses, wait_for_messages
 from multi_dnn_ros.fleet.job_training import JobTraining
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.local_launcher import LocalLauncher
-from multi_dnn_ros.fleet.messages import Ended, Failed, Paused, Message, Report
+from multi_dnn_ros.fleet.messages import Ended, Failed, Message, Paused, Report
 from multi_dnn_ros.planning.batch_units import parse_unit
 
 UNITS = (parse_unit("cpu:1"),) * 2

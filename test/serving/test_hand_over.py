@@ -100,7 +100,19 @@ class FakeProcess:
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["offer", "offer", "previous", "previous", "new", "new", "drop previous", "drop new", "route", "stop", "end"]
+            [
+                "offer",
+                "offer",
+                "previous",
+                "previous",
+                "new",
+                "new",
+                "drop previous",
+                "drop new",
+                "route",
+                "stop",
+                "end",
+            ]
         ),
         st.integers(0, 7),
     ),
