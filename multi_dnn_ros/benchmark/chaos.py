@@ -196,7 +196,7 @@ class _Watch:
         """
         until = time.monotonic() + _RECOVERY_S
         wanted = "none (parameter standby)" if self._standby == "none" else f"{self._standby}, ready"
-        counts = {dnn: traffic.results(dnn) for dnn in traffic.accounts.streams}
+        counts = {dnn: traffic.results(dnn) for dnn in traffic.accounts.cameras_by_dnn}
         while time.monotonic() < until:
             self._look()
             statuses = self._host.statuses()

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Callbacks, Failure
-from multi_dnn_ros.engine.statistics import StreamStatistics
+from multi_dnn_ros.engine.statistics import DnnCameraStatistics
 from multi_dnn_ros.engine.task import Drop, Result, Timing
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.camera_decoder import Allocate, CameraDecoder
@@ -59,7 +59,7 @@ class HostTraffic:
             time.monotonic_ns,
             on_answered=self._on_answered,
         )
-        for stream in self.accounts.statistics().streams:
+        for stream in self.accounts.statistics().by_dnn_and_camera:
             self.seen.results_ns[stream], self.seen.counted[stream] = [], {}
         self._decoders = {camera: CameraDecoder(camera, host, self.accounts, lambda error: None) for camera in rates_hz}
         self._over = threading.Event()
@@ -80,9 +80,9 @@ class HostTraffic:
             decoder.close(1.0)
         return self._host.stop(self._stop_timeout_s)
 
-    def streams(self) -> Mapping[tuple[str, str], StreamStatistics]:
+    def streams(self) -> Mapping[tuple[str, str], DnnCameraStatistics]:
         """The accounts of all streams."""
-        return self.accounts.statistics().streams
+        return self.accounts.statistics().by_dnn_and_camera
 
     def discrepancies(self) -> list[str]:
         """After :meth:`stop`: inconsistencies between accounts and reports, one line each."""

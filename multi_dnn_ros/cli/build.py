@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 _DETAILS = """\
 Configures the DNNs of a parameter file exactly as the node does, in engine processes and without ROS, and stores all
-results that take long to compute in ~/.cache/multi_dnn_ros: int8 calibration, kernels compiled by Inductor, TensorRT
-engines and networks compiled by OpenVINO, measured backends (backend: measured) and numbers of streams (branches: 0).
-Then it configures again, from the caches, to show how long the node will take.
+results that take long to compute in ~/.cache/multi_dnn_ros (docs/providers.md lists the folders). Then it configures
+again, from the caches, to show how long the node will take.
 
 Run it on the robot, because the results depend on the machine and on the versions of its libraries. Entries of another
 machine or version are never used; the summary names them, and they can be deleted. Stop other programs while backends

@@ -13,9 +13,9 @@ from multi_dnn_ros.cli.options import DEVICES
 from multi_dnn_ros.common.errors import UsageError
 
 _DETAILS = """\
-A camera process drives along a generated road and the node serves its images, both on the loopback interface. The
-results are recorded and compared with the known truth. The first drive uses the package's three DNNs, the second
-the same DNNs decomposed and retrained, on the same road.
+A camera process publishes images of a drive along a generated road, and the node processes them, both on the loopback
+interface. The results are recorded and compared with the known truth. The first drive uses the package's three DNNs,
+the second the same DNNs decomposed and retrained, on the same road.
 
 Prints rate, latency (from the image's stamp to the receipt of the result), scores and drops of every DNN, and what
 decomposition changed: scores, MACs, latency, file size. Exit code 1 if a DNN published nothing.

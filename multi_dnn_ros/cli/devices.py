@@ -40,7 +40,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="write everything to this JSON file")
     add("--list", action="store_true", help="do not measure")
-    add("--threads", type=natural, default=0, metavar="N", help="of the CPU; 0: one per core (default: %(default)s)")
+    add("--threads", type=natural, default=0, metavar="N", help="CPU threads; 0: one per core (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

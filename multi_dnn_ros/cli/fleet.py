@@ -22,9 +22,9 @@ Every training of the file runs as one process per unit. Its mini-batch is divid
 period the tenths of the training with the largest slow-down may change, so that all are slowed down alike. Each image
 counts the same in the gradients, whichever unit computes it.
 
-The file is read again when it changes: new jobs are added, jobs that are no longer in it are cancelled. An interrupted
-fleet continues from its checkpoints when the same command is given again. With --cluster the units are on the hosts of
-a Ray cluster, and DIR and the data must be on a file system that all hosts share.
+The file is read again when it changes: new jobs are added, jobs that are no longer in it are stopped with a
+checkpoint. An interrupted fleet continues from its checkpoints when the same command is given again. With --cluster the
+units are on the hosts of a Ray cluster, and DIR and the data must be on a file system that all hosts share.
 
 With --measure, training steps of the file's networks are timed on the first unit; with --simulate, the file is
 simulated with such times, beside two baselines: equal shares on all units, and one unit per job.

@@ -55,7 +55,12 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--json", action="store_true", help="print JSON")
     image = parser.add_argument_group("one image through the model, on the CPU")
     image.add_argument("--image", type=Path, metavar="FILE", help="draw what the model finds in this JPEG or PNG")
-    image.add_argument("--output", type=Path, metavar="FILE", help="the picture (default: <model>_<image>.png here)")
+    image.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="file for the picture (default: <model>_<image>.png in the current folder)",
+    )
     image.add_argument(
         "--threshold",
         type=fraction,

@@ -277,7 +277,7 @@ def _try_backend(spec: BackendSpec, dnn: Dnn, config: DnnConfig, devices: list[t
 def _run_black(spec: BackendSpec, dnn: Dnn, config: DnnConfig, device: torch.device) -> None:
     backend = choose_backend(spec.name, device, dnn=NAME)
     task = make_task(dnn, config.model_copy(update={"backend": spec.name}), ("camera",), backend, device)
-    run_on_black(task, device, *task.enough((dnn.preprocess.height, dnn.preprocess.width)))
+    run_on_black(task, device, *task.enlarge_to_min((dnn.preprocess.height, dnn.preprocess.width)))
 
 
 @contextmanager

@@ -138,7 +138,7 @@ def describe(error: Exception) -> str:
     expected = isinstance(error, reported)
     if expected and not isinstance(error, KeyError) and text:
         return text
-    return f"{type(error).__name__}: {text} (unexpected; --debug shows where)"
+    return f"{type(error).__name__}: {text} (unexpected error; `multi-dnn --debug COMMAND ...` shows the traceback)"
 
 
 if __name__ == "__main__":

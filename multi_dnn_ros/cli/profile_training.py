@@ -24,7 +24,7 @@ _DETAILS = """\
 Several processes train copies of a network on random images and average their gradients in two ways: each layer reduces
 its own gradients as soon as its backward pass ends, or DistributedDataParallel reduces buckets of several layers.
 Printed are, per layer, the times of forward, backward, all-reduce and optimizer, their operations and bytes, the bound
-of the device's roofline, and the time in which nothing but the layer's all-reduce was waited for (exposed).
+of the device's roofline, and the time in which the step only waited for the layer's all-reduce (exposed).
 
 From the layer times without communication and a fit of the interconnect the step is predicted, here and for more
 processes. Processes on several hosts are started by torchrun:

@@ -171,11 +171,12 @@ def _check_options(args: argparse.Namespace) -> None:
         for name in ("units", "batch", "tables", "cluster"):
             if getattr(args, name) is not None:
                 raise UsageError(f"--{name} does not use a running node; it cannot be used with --live")
-        for name in ("params_file", "device", "overlay"):
-            if getattr(args, name) is not None:
-                raise UsageError(
-                    f"--{name.replace('_', '-')} is an option of the node with --live: start the node with it"
-                )
+        if args.params_file is not None:
+            raise UsageError("--params-file is for the command's own engine; with --live give the file to the node")
+        if args.device is not None:
+            raise UsageError("--device is for the command's own engine; with --live set the node's parameter device")
+        if args.overlay is not None:
+            raise UsageError("--overlay cannot be used with --live; record or view ~/<camera>/overlay of the node")
         return
     if args.units and args.device is not None:
         raise UsageError("--device is for an engine; with --units, name the devices there")

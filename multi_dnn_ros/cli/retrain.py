@@ -74,7 +74,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add = parser.add_argument_group("comparison").add_argument
     add("--seeds", type=positive, default=1, metavar="N",
         help="train N times, with seeds --seed, --seed + 1, ..., and print mean and standard deviation; the weights "
-        "with the best choice score are written (default: %(default)s)")  # fmt: skip
+        "with the best validation score are written (default: %(default)s)")  # fmt: skip
     add("--control", metavar="MODEL",
         help="network before decomposition; it gets the same further training with each seed, for comparison "
         "(default: none)")  # fmt: skip

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.engine.statistics import Percentiles, Statistics, StreamStatistics
+from multi_dnn_ros.engine.statistics import DnnCameraStatistics, Percentiles, Statistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result, Timing
 
 if TYPE_CHECKING:
     from multi_dnn_ros.engine.engine import Engine
 
 __all__ = [
+    "DnnCameraStatistics",
     "DnnTask",
     "Drop",
     "DropReason",
@@ -24,7 +25,6 @@ __all__ = [
     "Percentiles",
     "Result",
     "Statistics",
-    "StreamStatistics",
     "Timing",
 ]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.health import Health
-from multi_dnn_ros.engine.job import Item, Loss
+from multi_dnn_ros.engine.job import DropCause, Item
 from multi_dnn_ros.engine.mailbox import Mailboxes
 from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.engine.statistics import StreamRecorder
+from multi_dnn_ros.engine.statistics import DnnCameraRecorder
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Timing
 
 #: Drops caused by the DNN itself; too many consecutive ones disable it.
@@ -27,7 +27,7 @@ class Limits:
 
 
 class DnnFrames:
-    """Not thread-safe: the owning DNN thread calls it under its own lock, except `is_open` and `add_result`.
+    """Not thread-safe: the owning DNN thread calls it under its own lock, except `is_in_progress` and `add_result`.
 
     Drops are counted here and returned, because the owner reports them after it has released the lock.
 
@@ -37,9 +37,9 @@ class DnnFrames:
     def __init__(self, dnn: str, cameras: Sequence[str], limits: Limits, clock: Callable[[], int]) -> None:
         self._dnn = dnn
         self._mail = Mailboxes(cameras)
-        self._recorders = {camera: StreamRecorder(limits.window_ns) for camera in cameras}
+        self._recorders = {camera: DnnCameraRecorder(limits.window_ns) for camera in cameras}
         self._health = Health(limits.max_failures, clock)
-        self._open: set[Item] = set()  # in progress: started, and not yet recorded as published or dropped
+        self._in_progress: set[Item] = set()  # in progress: started, and not yet recorded as published or dropped
         # Published results that record_results has not recorded yet.
         self._unrecorded: deque[tuple[Item, Timing, int, int | None]] = deque()
 
@@ -73,14 +73,14 @@ class DnnFrames:
     def take(self, task: DnnTask, now_ns: int) -> tuple[list[Item], list[Drop]]:
         """Take the frames of the next inference. Also returns the drops of those that exceeded the maximum age."""
         items: list[Item] = []
-        late: list[Drop] = []
+        too_old: list[Drop] = []
         while len(items) < task.max_batch and (frame := self._mail.take()) is not None:
             if task.max_age_ns is not None and now_ns - frame.received_ns > task.max_age_ns:
-                late.append(self._drop(frame, DropReason.TOO_OLD, "waited longer than the maximum age"))
+                too_old.append(self._drop(frame, DropReason.TOO_OLD, "waited longer than the maximum age"))
             else:
                 items.append(Item(frame))
-        self._open.update(items)
-        return items, late
+        self._in_progress.update(items)
+        return items, too_old
 
     def drop_waiting(self, reason: DropReason, message: str) -> list[Drop]:
         """Drop all waiting frames."""
@@ -91,11 +91,11 @@ class DnnFrames:
     @property
     def in_progress(self) -> int:
         """Number of frames in progress."""
-        return len(self._open)
+        return len(self._in_progress)
 
-    def is_open(self, item: Item) -> bool:
+    def is_in_progress(self, item: Item) -> bool:
         """Whether the frame is in progress. Without the lock the answer may be out of date."""
-        return item in self._open
+        return item in self._in_progress
 
     def add_result(self, item: Item, timing: Timing, published_ns: int, deadline_ns: int | None) -> None:
         """Note a published result for `record_results`. Needs no lock."""
@@ -111,20 +111,20 @@ class DnnFrames:
             return False
         while self._unrecorded:
             item, timing, published_ns, deadline_ns = self._unrecorded.popleft()
-            if item in self._open:  # otherwise abandoned before it was recorded
-                self._open.discard(item)
+            if item in self._in_progress:  # otherwise abandoned before it was recorded
+                self._in_progress.discard(item)
                 self._recorders[item.frame.camera].publish(timing, published_ns, deadline_ns)
                 self._health.succeeded()
         return True
 
-    def record_loss(self, items: Sequence[Item], loss: Loss) -> tuple[list[Drop], Failure | None]:
-        """Drop items that were lost together. If caused by the DNN, they count as one failure."""
-        reason, message = loss
+    def record_drops(self, items: Sequence[Item], cause: DropCause) -> tuple[list[Drop], Failure | None]:
+        """Drop items with a common cause. If the DNN caused it, they count as one failure."""
+        reason, message = cause
         self.record_results()
-        lost = [item for item in items if item in self._open]
-        self._open.difference_update(lost)
-        drops = [self._drop(item.frame, reason, message) for item in lost]
-        if not lost or reason not in FAILURES:
+        dropped = [item for item in items if item in self._in_progress]
+        self._in_progress.difference_update(dropped)
+        drops = [self._drop(item.frame, reason, message) for item in dropped]
+        if not dropped or reason not in FAILURES:
             return drops, None
         self._health.failed(message)
         failure, waiting = self._after_failure(message)
@@ -133,7 +133,7 @@ class DnnFrames:
     def drop_in_progress(self, reason: DropReason, message: str) -> list[Drop]:
         """Drop all frames in progress; later results for them are ignored."""
         self.record_results()
-        items, self._open = self._open, set()
+        items, self._in_progress = self._in_progress, set()
         return [self._drop(item.frame, reason, message) for item in items]
 
     def thread_ended(self, message: str) -> tuple[list[Drop], Failure]:
@@ -145,7 +145,7 @@ class DnnFrames:
 
     # -- queries
 
-    def copy_recorders(self) -> tuple[dict[str, StreamRecorder], str | None]:
+    def copy_recorders(self) -> tuple[dict[str, DnnCameraRecorder], str | None]:
         """Copies of the recorders by camera, and the reason if the DNN is disabled."""
         return {camera: recorder.copy() for camera, recorder in self._recorders.items()}, self._health.disabled
 

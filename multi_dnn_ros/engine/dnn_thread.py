@@ -14,14 +14,14 @@ from multi_dnn_ros.engine.batch_delay import BatchDelay
 from multi_dnn_ros.engine.dnn_frames import DnnFrames, Limits
 from multi_dnn_ros.engine.events import EventPool
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.job import Inference, Item, Job, Loss
+from multi_dnn_ros.engine.job import DropCause, Inference, Item, Job
 from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.queue import JobQueue
-from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
+from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
 from multi_dnn_ros.engine.results import await_outputs, make_result
 from multi_dnn_ros.engine.runner import Runner
 from multi_dnn_ros.engine.specializer import Specializer
-from multi_dnn_ros.engine.statistics import StreamStatistics
+from multi_dnn_ros.engine.statistics import DnnCameraStatistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason
 
 log = logging.getLogger(__name__)
@@ -102,11 +102,11 @@ class DnnThread(threading.Thread):
                 self.task = replace(self.task, max_age_ns=max_age_ns or None)
 
     def done(self, inference: Inference) -> None:
-        """Receive an inference whose last job has run or that was lost; no queue or worker refers to it any longer."""
+        """Receive an inference whose last job has run or that is dropped; no queue or worker refers to it any more."""
         with self._lock:
             self._running -= 1
             self._ready = inference.ready
-            if self._frames.is_open(inference.items[0]):  # either all items are open, or abandon() dropped them all
+            if self._frames.is_in_progress(inference.items[0]):  # as all items, or abandon() dropped them all
                 self._finished.append(inference)
             self._wake.notify()
 
@@ -140,7 +140,7 @@ class DnnThread(threading.Thread):
         """Whether a frame waits for the end of the present inference. Without the lock: may be out of date."""
         return self._frames.waiting > 0
 
-    def statistics(self) -> tuple[dict[str, StreamStatistics], str | None]:
+    def statistics(self) -> tuple[dict[str, DnnCameraStatistics], str | None]:
         """Statistics per camera, and the reason if the DNN is disabled."""
         now = self._clock()
         with self._lock:
@@ -154,7 +154,11 @@ class DnnThread(threading.Thread):
         try:
             self._serve()
         except BaseException as error:  # an error in the engine itself, which must be reported as well
-            log.exception("the thread of DNN %s ended", self.task.name)
+            log.exception(
+                "the thread of DNN %s ended by an error; the DNN is disabled, and its engine process is replaced "
+                "(isolation: process)",
+                self.task.name,
+            )
             self._fail(f"{type(error).__name__}: {error}")
 
     def _fail(self, message: str) -> None:
@@ -177,20 +181,20 @@ class DnnThread(threading.Thread):
                         break
                     self._wake.wait(self._batch_delay.remaining_s())
                 finished = self._finished.popleft() if self._finished else None
-                inference, late = self._start_inference() if starts else (None, [])
-                if finished is None and inference is None and not late:
+                inference, too_old = self._start_inference() if starts else (None, [])
+                if finished is None and inference is None and not too_old:
                     return
             # Start the next frames first: the device then works while these results are decoded.
             if inference is not None:
                 self._enqueue(inference, may_launch=finished is None)
-            self._report(late)
+            self._report(too_old)
             if finished is not None:
                 self._finish(finished)
                 if not self._closed:
                     self._specializer.specialize(self.task, finished)
             # Drop the references, so that the frames' memory is freed while this thread waits.
             finished = inference = None
-            late = []
+            too_old = []
 
     def _enqueue(self, inference: Inference, *, may_launch: bool) -> None:
         """Queue the first job. With a runner, run what can be run directly, and queue the rest.
@@ -200,7 +204,7 @@ class DnnThread(threading.Thread):
         job = Job(inference, 0)
         rest = self._runner.try_run(job) if self._runner is not None and may_launch else job
         if rest is not None and not self._queue.put(rest):
-            inference.lost = (DropReason.SHUTDOWN, "the engine stopped before the frame's next job")
+            inference.drop_cause = (DropReason.SHUTDOWN, "the engine stopped before the frame's next job")
             self.done(inference)
 
     def _can_start(self) -> bool:
@@ -225,11 +229,11 @@ class DnnThread(threading.Thread):
         The inference is None if all waiting frames were too old.
         """
         now, task = self._clock(), self.task
-        items, late = self._frames.take(task, now)
+        items, too_old = self._frames.take(task, now)
         self._batch_delay.reset()
         self._idle_or_room.notify_all()  # submit() may wait for an empty mailbox
         if not items:
-            return None, late
+            return None, too_old
         self._running += 1
         inference = Inference(
             task,
@@ -241,42 +245,42 @@ class DnnThread(threading.Thread):
             ready=self._ready,
             events=self._events,
         )
-        return inference, late
+        return inference, too_old
 
     def _finish(self, inference: Inference) -> None:
-        """Decode and publish the outputs, or record the loss."""
+        """Decode and publish the outputs, or record the drops."""
         with self._lock:
             self._record_results()
         begin = self._clock()
         await_outputs(inference, self._observer)
         row = 0
         for item in inference.items:
-            if item.lost is not None:
-                self._record_loss([item], item.lost)
-            elif inference.lost is None:
+            if item.drop_cause is not None:
+                self._record_drops([item], item.drop_cause)
+            elif inference.drop_cause is None:
                 if row:
                     begin = self._clock()
                 self._publish(inference, item, row, begin)
                 row += 1
         inference.carried = ()
-        if inference.lost is not None:
-            rest = [item for item in inference.items if item.lost is None]
-            self._record_loss(rest, inference.lost)
+        if inference.drop_cause is not None:
+            rest = [item for item in inference.items if item.drop_cause is None]
+            self._record_drops(rest, inference.drop_cause)
 
     def _publish(self, inference: Inference, item: Item, row: int, begin_ns: int) -> None:
         self._observer.began(self.task.name)
         result = make_result(inference, item, row, begin_ns, self._clock)
         self._observer.ended(self.task.name)
-        if not self._frames.is_open(item):  # dropped by abandon(); checked again under the lock when recording
+        if not self._frames.is_in_progress(item):  # dropped by abandon(); checked again under the lock when recording
             return
         if result is not None:
             try:
                 self._callbacks.on_result(result)
             except Exception as error:
-                item.lost = (DropReason.PUBLISH_ERROR, f"{type(error).__name__}: {error}")
-        if result is None or item.lost is not None:
-            assert item.lost is not None
-            self._record_loss([item], item.lost)
+                item.drop_cause = (DropReason.PUBLISH_ERROR, f"{type(error).__name__}: {error}")
+        if result is None or item.drop_cause is not None:
+            assert item.drop_cause is not None
+            self._record_drops([item], item.drop_cause)
         else:
             self._frames.add_result(item, result.timing, self._clock(), inference.deadline_ns)
 
@@ -285,15 +289,15 @@ class DnnThread(threading.Thread):
         if self._frames.record_results():
             self._idle_or_room.notify_all()
 
-    def _record_loss(self, items: Sequence[Item], loss: Loss) -> None:
-        """Record items that were lost together. If the DNN is the cause, they count as one failure."""
+    def _record_drops(self, items: Sequence[Item], cause: DropCause) -> None:
+        """Drop items with a common cause. If the DNN caused it, they count as one failure."""
         with self._lock:
-            drops, failure = self._frames.record_loss(items, loss)
+            drops, failure = self._frames.record_drops(items, cause)
             self._idle_or_room.notify_all()
         self._report(drops, failure)
 
     def _report(self, drops: Iterable[Drop], failure: Failure | None = None) -> None:
         for drop in drops:
-            guarded(self._callbacks.on_drop, drop)
+            call_and_log_errors(self._callbacks.on_drop, drop)
         if failure is not None:
-            guarded(self._callbacks.on_failure, failure)
+            call_and_log_errors(self._callbacks.on_failure, failure)

@@ -50,7 +50,7 @@ class Engine:
 
     workers: number of threads that run jobs, and on a CPU the maximum number of jobs that run at the same time.
     policy: fifo, priority, edf, or a :class:`Policy`. max_launched: None: no bound.
-    on_result, on_drop, on_failure: called in the DNN's thread; an exception in one of them loses that frame at most.
+    on_result, on_drop, on_failure: called in the DNN's thread; an exception in one of them drops that frame at most.
     max_failures: consecutive failures that disable a DNN. clock: nanoseconds, monotonic. observer: see
     :class:`Observer`.
 
@@ -103,10 +103,12 @@ class Engine:
         self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
         self._streams_lock = threading.Lock()
         self._workers = [
-            Worker(number, self._queue, self._runner(), waits=False if bounded else None) for number in range(workers)
+            Worker(number, self._queue, self._runner(), waits_for_kernels=False if bounded else None)
+            for number in range(workers)
         ]
         self._workers += [
-            Worker(workers + number, self._queue, self._runner(waits=True), waits=True) for number in range(bounded)
+            Worker(workers + number, self._queue, self._runner(waits_for_kernels=True), waits_for_kernels=True)
+            for number in range(bounded)
         ]
 
     @property
@@ -150,13 +152,13 @@ class Engine:
         self._update_policy()
 
     def statistics(self) -> Statistics:
-        streams, disabled = {}, {}
+        by_dnn_and_camera, disabled = {}, {}
         for name, dnn in self._dnns.items():
             by_camera, reason = dnn.statistics()
-            streams.update({(name, camera): figures for camera, figures in by_camera.items()})
+            by_dnn_and_camera.update({(name, camera): figures for camera, figures in by_camera.items()})
             if reason is not None:
                 disabled[name] = reason
-        return Statistics(streams, disabled)
+        return Statistics(by_dnn_and_camera, disabled)
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no frame is waiting or in progress; False on timeout."""
@@ -178,7 +180,7 @@ class Engine:
             for dnn in self._dnns.values():
                 dnn.close(drop_waiting=True)
         for job in self._queue.close():
-            job.inference.lost = (DropReason.SHUTDOWN, "the engine stopped while the job was queued")
+            job.inference.drop_cause = (DropReason.SHUTDOWN, "the engine stopped while the job was queued")
             job.inference.done(job.inference)
         threads = [thread for thread in (*self._workers, *self._dnns.values()) if thread.ident is not None]
         for thread in threads:
@@ -187,30 +189,30 @@ class Engine:
             dnn.abandon()
         for thread in threads:  # threads that only waited for abandoned frames end immediately
             thread.join(0.1 if thread in self._dnns.values() else 0.0)
-        return self.alive()
+        return self.running_threads()
 
     def launch_ns(self) -> int:
         """CPU time that the threads of the DNNs have spent on running or launching jobs, instead of workers."""
         return sum(runner.launch_ns for runner in self._dnn_runners.values())
 
-    def alive(self) -> list[str]:
+    def running_threads(self) -> list[str]:
         """Names of the running threads; after :meth:`stop`, those that hang."""
         return [thread.name for thread in (*self._workers, *self._dnns.values()) if thread.is_alive()]
 
-    def ended(self) -> list[str]:
+    def failed_threads(self) -> list[str]:
         """Names of threads that an error ended while the engine is running; the log has the traceback."""
         if not self._started:
             return []
         return [thread.name for thread in (*self._workers, *self._dnns.values()) if not thread.is_alive()]
 
-    def _runner(self, *, waits: bool = False) -> Runner:
+    def _runner(self, *, waits_for_kernels: bool = False) -> Runner:
         return Runner(
             self._queue,
             self._device,
             self.stream_of,
             self._observer,
             single_call=self._may_run_in_one_call,
-            waits=waits,
+            waits_for_kernels=waits_for_kernels,
         )
 
     def _may_run_in_one_call(self, successor: Job) -> bool:
@@ -225,8 +227,8 @@ class Engine:
         keep all workers busy until the last of the frames that have arrived together is finished.
         """
         own = successor.inference.task
-        if not self._queue.would_run_next(successor) and not (
-            self._dnns[own.name].has_waiting and self._queue.delays_none(successor)
+        if not self._queue.precedes_all_queued(successor) and not (
+            self._dnns[own.name].has_waiting and self._queue.delays_no_inference(successor)
         ):
             return False
         tasks = [dnn.task for dnn in self._dnns.values()]

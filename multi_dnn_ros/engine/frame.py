@@ -68,7 +68,7 @@ class Frame:
     def inputs(self, key: Hashable, make: Callable[[], Tensors]) -> Tensors:
         """The tensors that `make` returns. It is called once for all callers with an equal `key`; the others wait.
 
-        If it raises, the next caller calls its own `make`: an error loses the frame for one DNN only.
+        If it raises, the next caller calls its own `make`: an error drops the frame for one DNN only.
         """
         with self._lock:
             inputs = self._inputs.setdefault(key, _Inputs())

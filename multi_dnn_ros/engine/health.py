@@ -39,14 +39,14 @@ class Health:
         self.failures = self._retries = 0
 
     def failed(self, message: str) -> None:
-        """A frame, or a batch of frames, was lost because of the DNN."""
+        """A frame, or a batch of frames, was dropped because of the DNN."""
         self.failures += 1
         if self.disabled is None and (self._retries or self.failures >= self._max_failures):
             pause_s = RETRY_DELAYS_S[min(self._retries, len(RETRY_DELAYS_S) - 1)]
             self._retries += 1
             self._retry_ns = self._clock() + round(pause_s * 1e9)
             self._disabled = (
-                f"disabled after {self.failures} failures in a row, next retry in {pause_s:g} s; the last: {message}"
+                f"disabled after {self.failures} failures in a row, next retry in {pause_s:g} s; last error: {message}"
             )
 
     def thread_ended(self, message: str) -> None:

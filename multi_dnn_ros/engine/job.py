@@ -15,15 +15,16 @@ from multi_dnn_ros.engine.events import EventPool
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DnnTask, DropReason
 
-Loss = tuple[DropReason, str]
+#: Why a frame has no result: the reason, and a message that states the cause.
+DropCause = tuple[DropReason, str]
 
 
 @dataclass(eq=False)
 class Item:
-    """One frame of an inference. lost: why this frame, but not the rest of the batch, will have no result."""
+    """One frame of an inference. drop_cause: why this frame, but not the rest of the batch, will have no result."""
 
     frame: Frame
-    lost: Loss | None = None
+    drop_cause: DropCause | None = None
 
 
 @dataclass(eq=False)
@@ -38,7 +39,7 @@ class Inference:
     stream: CUDA stream of the most recently launched job.
     events: source of CUDA events. spans: the pair of events around each job.
     compute_ns: time in the layers; on a GPU measured there, and known once the outputs have arrived.
-    lost: why no item will have a result; set by the first thread that finds a cause.
+    drop_cause: why no item will have a result; set by the first thread that finds a cause.
     observed: Observer.began was called for the inference, so Observer.ended must be called, too.
     """
 
@@ -56,7 +57,7 @@ class Inference:
     pre_ns: int = 0
     queue_ns: int = 0
     compute_ns: int = 0
-    lost: Loss | None = None
+    drop_cause: DropCause | None = None
     batch: int = 1
     observed: bool = False
     stages: tuple[Stage, ...] = field(init=False)
@@ -86,12 +87,12 @@ class Inference:
             self.spans.clear()
 
     def outputs(self, row: int) -> Tensors:
-        """The raw outputs of item number `row`, counted without the lost items."""
+        """The raw outputs of item number `row`, counted without the items that are dropped."""
         return self._rows[row] if self.batch > 1 else self.carried
 
 
-def loss_from_error(error: BaseException, job: int) -> Loss:
-    """Drop reason and message of an inference whose job raised. job: its index; the message counts from 1."""
+def drop_cause_from_error(error: BaseException, job: int) -> DropCause:
+    """The cause for an inference whose job raised. job: its index; the message counts from 1."""
     return DropReason.DNN_ERROR, f"job {job + 1}: {type(error).__name__}: {error}"
 
 
@@ -186,7 +187,7 @@ class Job:
                 inference.carried = inference.task.condense(inference.carried)
             end = record(stream)
             if inference.batch > 1:  # without the padding
-                rows = sum(item.lost is None for item in inference.items)
+                rows = sum(item.drop_cause is None for item in inference.items)
                 inference.carried = tuple(tensor[:rows] for tensor in inference.carried)
             inference.carried = tuple(_to_pinned(tensor) for tensor in inference.carried)
             inference.ready = record(stream)
@@ -205,9 +206,9 @@ class Job:
             except Exception as error:
                 if is_device_failure(error):
                     raise
-                item.lost = loss_from_error(error, self.index)
+                item.drop_cause = drop_cause_from_error(error, self.index)
         if not images:
-            raise ValueError("every image of the batch is lost")
+            raise ValueError("no image of the batch could be preprocessed")
         return self._together(images)
 
     def _input(self, frame: Frame, device: torch.device) -> Tensors:

@@ -1,4 +1,4 @@
-"""Receives what an engine is computing, and that its device has failed."""
+"""The callbacks of an engine: which DNN it is computing, and failures of its device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Observer(Protocol):
         ...
 
     def ended(self, dnn: str) -> None:
-        """The job is done; on a GPU, the outputs of the inference have arrived or it was lost. Or: decoding is done."""
+        """The job is done; on a GPU, the outputs of the inference have arrived or it is dropped. Or decoding ends."""
         ...
 
     def device_failed(self, dnn: str, error: BaseException) -> None:

@@ -43,7 +43,7 @@ class JobQueue:
         self._resuming = 0  # callers of exchange that wait for the end of a pause; they keep their slots
         self._paused = False
         # By DNN: the smallest offset (see Policy.offset_ns) of all other DNNs. Empty: launches are not bounded.
-        self._leads: dict[str, int] = {}
+        self._min_other_offset_ns: dict[str, int] = {}
         # Lock the RLock directly; via the Condition it is 10x slower. With a plain Lock, Condition checks ownership in
         # Python on every call.
         self._lock = threading.RLock()
@@ -65,13 +65,13 @@ class JobQueue:
     def bound_launches(self, tasks: Sequence[DnnTask]) -> None:
         """Bound the launches of jobs that a frame of another of these tasks could overtake."""
         offsets = {task.name: offset for task in tasks if (offset := self._policy.offset_ns(task)) is not None}
-        leads = {
+        min_other_offsets = {
             task.name: min(offset for name, offset in offsets.items() if name != task.name)
             for task in tasks
             if offsets.keys() - {task.name}
         }
         with self._lock:
-            self._leads = leads
+            self._min_other_offset_ns = min_other_offsets
             self._wake_one()  # another kind of caller than the one woken by put() may have to take the next job
 
     def may_be_overtaken(self, job: Job) -> bool:
@@ -79,25 +79,25 @@ class JobQueue:
 
         Once False, it stays False until the next `bound_launches`.
         """
-        lead = self._leads.get(job.inference.task.name)
-        return lead is not None and self._clock() + lead < self._policy.key(job)
+        offset_ns = self._min_other_offset_ns.get(job.inference.task.name)
+        return offset_ns is not None and self._clock() + offset_ns < self._policy.key(job)
 
-    def get(self, *, job_done: bool = False, waits: bool | None = None) -> Job | None:
+    def get(self, *, job_done: bool = False, waits_for_kernels: bool | None = None) -> Job | None:
         """Wait for the next job; None once the queue is closed. job_done: the caller's previous job is done.
 
-        waits: if launches are bounded, whether the caller waits for the kernels of jobs that may be overtaken; a caller
-        that does not wait never gets such a job. None: launches are not bounded.
+        waits_for_kernels: if launches are bounded, whether the caller waits for the kernels of jobs that may be
+        overtaken; a caller that does not wait never gets such a job. None: launches are not bounded.
         """
         with self._lock:
             if job_done:
                 self.job_done()
-            while not self._has_job_for(waits):
+            while not self._has_job_for(waits_for_kernels):
                 if self._closed:
                     return None
-                (self._bounded if waits else self._filled).wait()
+                (self._bounded if waits_for_kernels else self._filled).wait()
             job = heapq.heappop(self._heap)[2]
             self._running += 1
-            if waits is not None:
+            if waits_for_kernels is not None:
                 self._wake_one()
         job.inference.queue_ns += self._clock() - job.queued_ns
         return job
@@ -115,7 +115,7 @@ class JobQueue:
             self._running += 1
         return True
 
-    def may_keep(self, job: Job) -> bool:
+    def may_run_successor(self, job: Job) -> bool:
         """Whether the caller, which ran the previous job of the inference, runs `job`, too: `exchange` would return it.
 
         Sets `job.queued_ns`.
@@ -154,7 +154,7 @@ class JobQueue:
             return True
         return first >= self._policy.key(job)
 
-    def would_run_next(self, job: Job) -> bool:
+    def precedes_all_queued(self, job: Job) -> bool:
         """Whether `job` and all later jobs of its inference have smaller keys than every queued job.
 
         Assumes that these jobs are queued now, as `exchange` would. Like `may_continue`, it reads without the lock.
@@ -168,7 +168,7 @@ class JobQueue:
         last = Job(job.inference, len(job.inference.stages) - 1, self._clock())
         return first > self._policy.key(last)
 
-    def delays_none(self, job: Job) -> bool:
+    def delays_no_inference(self, job: Job) -> bool:
         """Whether running `job` and all later jobs of its inference first makes no queued inference end later.
 
         Assumes one worker. If they did not run first, a queued inference with an equal key would take turns with this
@@ -206,7 +206,7 @@ class JobQueue:
             if not self._heap or self._heap[0][0] > key:
                 return job
             chosen = heapq.heapreplace(self._heap, (key, next(self._arrivals), job))[2]
-            if self._leads:
+            if self._min_other_offset_ns:
                 self._wake_one()
         chosen.inference.queue_ns += self._clock() - chosen.queued_ns
         return chosen
@@ -244,10 +244,10 @@ class JobQueue:
             self._bounded.notify_all()
         return left
 
-    def _has_job_for(self, waits: bool | None) -> bool:
+    def _has_job_for(self, waits_for_kernels: bool | None) -> bool:
         if not self._heap or self._paused or not self._has_slot():
             return False
-        return waits is not False or not self.may_be_overtaken(self._heap[0][2])
+        return waits_for_kernels is not False or not self.may_be_overtaken(self._heap[0][2])
 
     def _has_slot(self) -> bool:
         return self._slots is None or self._running + self._resuming < self._slots
@@ -256,7 +256,7 @@ class JobQueue:
         """Wake one caller that may take the next job. The caller holds the lock."""
         if not self._heap or not self._has_slot():
             return
-        if self._leads and self.may_be_overtaken(self._heap[0][2]):
+        if self._min_other_offset_ns and self.may_be_overtaken(self._heap[0][2]):
             self._bounded.notify()
         else:
             self._filled.notify()

@@ -15,10 +15,10 @@ Report = TypeVar("Report")
 
 @dataclass(frozen=True)
 class Failure:
-    """A DNN lost a frame, or a batch of frames, by an error of its own.
+    """A frame, or a batch of frames, was dropped because of an error of the DNN.
 
-    consecutive: failures in a row. disabled: it accepts no more frames. reason: why it is disabled, if more than the
-    message. retry_s: seconds until it accepts frames again; None: unknown or never.
+    consecutive: failures in a row. disabled: it accepts no more frames. reason: why it is disabled; empty if it is not.
+    retry_s: seconds until it accepts frames again; None: unknown or never.
     """
 
     dnn: str
@@ -40,9 +40,9 @@ class Callbacks:
     on_failure: Callable[[Failure], None]
 
 
-def guarded(callback: Callable[[Report], None], report: Report) -> None:
+def call_and_log_errors(callback: Callable[[Report], None], report: Report) -> None:
     """Call `callback`; a failing callback must not stop the DNN."""
     try:
         callback(report)
     except Exception:
-        log.exception("the callback for %s raised", report)
+        log.exception("the callback for a %s failed; the DNN continues", type(report).__name__)

@@ -11,21 +11,21 @@ from multi_dnn_ros.engine.task import DropReason, Result, Timing
 
 
 def await_outputs(inference: Inference, observer: Observer) -> None:
-    """Wait until the outputs are on the CPU; an inference whose kernels failed is lost."""
-    if inference.lost is None:
+    """Wait until the outputs are on the CPU; an inference whose kernels failed is dropped."""
+    if inference.drop_cause is None:
         try:
             inference.to_host()
         except Exception as error:  # kernel failures surface here
             if is_device_failure(error):
                 observer.device_failed(inference.task.name, error)
-            inference.lost = (DropReason.DNN_ERROR, f"{type(error).__name__}: {error}")
+            inference.drop_cause = (DropReason.DNN_ERROR, f"{type(error).__name__}: {error}")
     if inference.observed:
         inference.observed = False
         observer.ended(inference.task.name)
 
 
 def make_result(inference: Inference, item: Item, row: int, begin_ns: int, clock: Callable[[], int]) -> Result | None:
-    """Decode the outputs of one item. None if decoding fails: the item is then lost.
+    """Decode the outputs of one item. None if decoding fails: the item is then dropped.
 
     row: of the item in the batch's outputs. begin_ns: when the thread started on the item.
     """
@@ -34,7 +34,7 @@ def make_result(inference: Inference, item: Item, row: int, begin_ns: int, clock
         height, width = frame.image().shape[:2]
         output = task.decode(inference.outputs(row), (height, width))
     except Exception as error:
-        item.lost = (DropReason.BAD_OUTPUT, f"{type(error).__name__}: {error}")
+        item.drop_cause = (DropReason.BAD_OUTPUT, f"{type(error).__name__}: {error}")
         return None
     end = clock()
     # Positional: keywords take twice as long, and the next inference may be waiting for these results.

@@ -9,7 +9,7 @@ import torch
 
 from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.backends.stream_priority import Streams
-from multi_dnn_ros.engine.job import Job, loss_from_error
+from multi_dnn_ros.engine.job import Job, drop_cause_from_error
 from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.queue import JobQueue
 
@@ -20,10 +20,11 @@ StreamOf = Callable[[tuple[str, int, int]], torch.cuda.Stream]
 class Runner:
     """Runs jobs in inference mode for one thread: a worker, or a DNN's thread.
 
-    If a job raises, its frames are lost, and nothing else.
+    If a job raises, only its frames are dropped.
 
     observer: called before and after each job. stream_of: shared by all threads; not called on a CPU.
-    waits: on a GPU, whether to wait (sleeping) for the kernels of a job that may be overtaken, see JobQueue.
+    waits_for_kernels: on a GPU, whether to wait (sleeping) for the kernels of a job that may be overtaken, see
+    JobQueue.
     single_call: whether a frame on a CPU runs as one call; called with its second job.
     launch_ns: CPU time of the jobs that `try_run` ran.
     """
@@ -36,11 +37,11 @@ class Runner:
         observer: Observer | None = None,
         *,
         single_call: Callable[[Job], bool] = lambda job: False,
-        waits: bool = False,
+        waits_for_kernels: bool = False,
     ) -> None:
         self._queue = queue
         self._observer = observer or NullObserver()
-        self._finished = torch.cuda.Event(blocking=True) if waits else None  # see EventPool
+        self._finished = torch.cuda.Event(blocking=True) if waits_for_kernels else None  # see EventPool
         self._device = device
         self._single_call = single_call
         self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
@@ -63,7 +64,7 @@ class Runner:
         try:
             with torch.inference_mode():  # not for the whole thread: callbacks run in it
                 rest = self.run(job)
-                while rest is not None and self._streams is None and self._queue.may_keep(rest):
+                while rest is not None and self._streams is None and self._queue.may_run_successor(rest):
                     rest = self.run(rest)
             if rest is not None and self._queue.put(rest):  # before the slot is free, so that one worker wakes
                 rest = None
@@ -73,13 +74,13 @@ class Runner:
         return rest
 
     def run(self, job: Job) -> Job | None:
-        """Run a job and return its successor; None if the inference is finished or lost.
+        """Run a job and return its successor; None if the inference is finished or dropped.
 
         On a GPU the DNN's stream remains the thread's current stream.
         """
         inference = job.inference
         finished = self._finished if self._finished is not None and self._queue.may_be_overtaken(job) else None
-        if inference.lost is None:
+        if inference.drop_cause is None:
             observer, name = self._observer, inference.task.name
             if self._streams is None or not inference.observed:
                 inference.observed = self._streams is not None  # on a GPU await_outputs reports the end
@@ -93,13 +94,13 @@ class Runner:
             except BaseException as error:  # for any error of a DNN, this thread must continue
                 if is_device_failure(error):
                     observer.device_failed(name, error)
-                inference.lost = loss_from_error(error, job.index)
+                inference.drop_cause = drop_cause_from_error(error, job.index)
             if self._streams is None:
                 observer.ended(name)
-        continues = inference.lost is None and not job.is_last
+        continues = inference.drop_cause is None and not job.is_last
         if not continues:
             inference.done(inference)
-        if finished is None or inference.lost is not None:
+        if finished is None or inference.drop_cause is not None:
             return job.successor() if continues else None
         try:
             finished.synchronize()
@@ -107,7 +108,7 @@ class Runner:
             if is_device_failure(error):
                 self._observer.device_failed(inference.task.name, error)
             if continues:
-                inference.lost = loss_from_error(error, job.index)
+                inference.drop_cause = drop_cause_from_error(error, job.index)
                 inference.done(inference)
             return None
         return job.successor() if continues else None

@@ -27,10 +27,10 @@ class Specializer:
         """Specialize once per image size, after a frame of that size was processed; a failure is logged and retried
         twice.
         """
-        if task.specialize is None or inference.lost is not None:
+        if task.specialize is None or inference.drop_cause is not None:
             return
         for item in inference.items:
-            if item.lost is not None:
+            if item.drop_cause is not None:
                 continue
             height, width = size = item.frame.image().shape[:2]
             left = self._attempts.get(size, _MAX_ATTEMPTS if len(self._attempts) < _MAX_SIZES else 0)
@@ -43,7 +43,8 @@ class Specializer:
             except Exception as error:
                 self._attempts[size] = left - 1
                 log.warning(
-                    "DNN %s: preprocessing is not specialized for images of %d x %d (attempts left: %d): %s",
+                    "DNN %s: preprocessing is not captured (capture_preprocess) and runs eager for images of %d x %d "
+                    "(attempts left: %d): %s",
                     task.name,
                     width,
                     height,

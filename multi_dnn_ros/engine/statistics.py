@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from multi_dnn_ros.engine.task import DropReason, Timing
 
+#: Names of a DNN and of a camera.
+DnnCamera = tuple[str, str]
 TIMINGS = ("end_to_end", "decode", "mailbox", "pre", "queue", "compute", "post", "publish")
 
 
@@ -37,7 +39,7 @@ class Percentiles:
 
 
 @dataclass(frozen=True)
-class StreamStatistics:
+class DnnCameraStatistics:
     """One DNN on one camera. Always: offered == published + sum(dropped) + pending.
 
     latencies: end_to_end: arrival to end of publishing; decode: decoding the image, on arrival; mailbox: waiting for
@@ -58,14 +60,14 @@ class StreamStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """A snapshot. streams: by (dnn, camera). disabled: by DNN, the failure that disabled it."""
+    """A snapshot. disabled: by DNN, the failure that disabled it."""
 
-    streams: dict[tuple[str, str], StreamStatistics]
+    by_dnn_and_camera: dict[DnnCamera, DnnCameraStatistics]
     disabled: dict[str, str]
 
 
-class StreamRecorder:
-    """Collects the figures of one stream; guarded by its owner's lock.
+class DnnCameraRecorder:
+    """Collects the figures of one DNN on one camera; guarded by its owner's lock.
 
     A snapshot takes milliseconds, so the owner copies the recorder under the lock and takes the snapshot of the copy.
 
@@ -92,14 +94,14 @@ class StreamRecorder:
         while published_ns - self._samples[0][0] > self._window_ns:  # outside the window
             self._samples.popleft()
 
-    def copy(self) -> StreamRecorder:
+    def copy(self) -> DnnCameraRecorder:
         """An independent copy."""
         other = copy(self)
         other.dropped = self.dropped.copy()
         other._samples = self._samples.copy()
         return other
 
-    def snapshot(self, now_ns: int) -> StreamStatistics:
+    def snapshot(self, now_ns: int) -> DnnCameraStatistics:
         recent = [(at, timing) for at, timing in self._samples if now_ns - at <= self._window_ns]
         columns = {
             "end_to_end": [at - t.received_ns for at, t in recent],
@@ -111,7 +113,7 @@ class StreamRecorder:
             "post": [t.post_ns for _, t in recent],
             "publish": [at - t.finished_ns for at, t in recent],
         }
-        return StreamStatistics(
+        return DnnCameraStatistics(
             offered=self.offered,
             published=self.published,
             dropped=dict(self.dropped),

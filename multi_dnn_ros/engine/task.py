@@ -37,7 +37,7 @@ class DnnTask:
     batch_delay_ns: how long an idle DNN waits for frames of further cameras.
     condense: runs on a GPU after the last stage, for single images; reduces the raw outputs to what `decode` reads.
     None: `decode` reads all of them.
-    least_size: (height, width) of the smallest image that `preprocess` takes; smaller ones raise.
+    min_size: (height, width) of the smallest image that `preprocess` takes; smaller ones raise.
     input_key: on a CPU, equal for DNNs whose `preprocess` returns the same for every image: a frame is then
     preprocessed once for all of them. Their stages must not write to their inputs. None: not shared.
     remaining_ns: by job, time from its start to the end of the last job, for EDF's slack; None: unknown.
@@ -59,7 +59,7 @@ class DnnTask:
     condense: Callable[[Tensors], Tensors] | None = None
     remaining_ns: tuple[int, ...] | None = None
     single_launch: Mapping[int, Stage] = field(default_factory=dict, hash=False)
-    least_size: tuple[int, int] = (1, 1)
+    min_size: tuple[int, int] = (1, 1)
     input_key: Hashable = None
 
     @property
@@ -67,9 +67,9 @@ class DnnTask:
         """Maximum number of frames per inference; each is of a different camera."""
         return min(max(self.batches, default=1), len(self.cameras))
 
-    def enough(self, size: tuple[int, int]) -> tuple[int, int]:
-        """An image (height, width), enlarged to `least_size` where it is smaller."""
-        return max(size[0], self.least_size[0]), max(size[1], self.least_size[1])
+    def enlarge_to_min(self, size: tuple[int, int]) -> tuple[int, int]:
+        """An image (height, width), enlarged to `min_size` where it is smaller."""
+        return max(size[0], self.min_size[0]), max(size[1], self.min_size[1])
 
     def stages_for(self, images: int) -> tuple[int, tuple[Stage, ...]]:
         """The smallest batch size that holds `images` images, and its stages."""
@@ -89,7 +89,7 @@ class DropReason(str, Enum):
     BAD_OUTPUT = "bad_output"  # the raw outputs could not be decoded (NaN, wrong shape)
     PUBLISH_ERROR = "publish_error"  # the on_result callback raised
     DISABLED = "disabled"  # the DNN was disabled after too many failures in a row
-    SWITCHED_OFF = "switched_off"  # the DNN is disabled by its parameter enable
+    SWITCHED_OFF = "switched_off"  # the DNN is switched off by its parameter enable
     RATE_LIMITED = "rate_limited"  # arrived sooner after another image than max_rate_hz allows
     SHUTDOWN = "shutdown"  # the engine stopped before the frame was finished
     ENGINE_LOST = "engine_lost"  # the engine process ended while the frame was in progress

@@ -19,46 +19,46 @@ class Worker(threading.Thread):
     """Runs jobs until the queue is closed.
 
     A daemon thread: a native call that never returns cannot be interrupted and must not block the end of the process.
-    waits: if launches are bounded (see JobQueue), whether it waits for the kernels of its jobs; None: they are not
-    bounded.
+    waits_for_kernels: if launches are bounded (see JobQueue), whether it waits for the kernels of its jobs; None: they
+    are not bounded.
     """
 
-    def __init__(self, number: int, queue: JobQueue, runner: Runner, *, waits: bool | None = None) -> None:
+    def __init__(self, number: int, queue: JobQueue, runner: Runner, *, waits_for_kernels: bool | None = None) -> None:
         super().__init__(name=f"worker-{number}", daemon=True)
         self._queue = queue
         self._runner = runner
-        self._waits = waits
+        self._waits_for_kernels = waits_for_kernels
 
     def run(self) -> None:
         try:
             self._serve()
-        except BaseException:  # an error of the engine itself; Engine.ended() reports the thread
-            log.exception("%s ended", self.name)
+        except BaseException:  # an error of the engine itself; Engine.failed_threads() reports the thread
+            log.exception("thread %s ended by an error; its engine process is replaced (isolation: process)", self.name)
 
     def _serve(self) -> None:
         # Gradient mode is per thread in PyTorch.
         with torch.inference_mode():
             self._runner.enter_device()
-            job = self._queue.get(waits=self._waits)
+            job = self._queue.get(waits_for_kernels=self._waits_for_kernels)
             while job is not None:
                 successor = self._runner.run(job)
                 job = None  # release its tensors while this thread waits for the next job
                 job = (
                     self._next(successor)
                     if successor is not None
-                    else self._queue.get(job_done=True, waits=self._waits)
+                    else self._queue.get(job_done=True, waits_for_kernels=self._waits_for_kernels)
                 )
 
     def _next(self, successor: Job) -> Job | None:
-        if self._waits is False:  # the successor may be a job for a waiting caller
+        if self._waits_for_kernels is False:  # the successor may be a job for a waiting caller
             if self._queue.put(successor):
-                return self._queue.get(job_done=True, waits=False)
+                return self._queue.get(job_done=True, waits_for_kernels=False)
             self._queue.job_done()
         else:
             job = self._queue.exchange(successor)
             if job is not None:
                 return job
         inference = successor.inference
-        inference.lost = (DropReason.SHUTDOWN, "the engine stopped between two jobs of the frame")
+        inference.drop_cause = (DropReason.SHUTDOWN, "the engine stopped between two jobs of the frame")
         inference.done(inference)
         return None

@@ -14,7 +14,7 @@ ALONE_STEPS = 4
 
 
 class AloneMeasurement:
-    """Measures one job at a time, while the others hold. job: the one that is measured; None: there is none."""
+    """Measures one job at a time, while the others are paused. job: the one that is measured; None: there is none."""
 
     def __init__(self) -> None:
         self.job: RunningJob | None = None
@@ -23,12 +23,12 @@ class AloneMeasurement:
     def begin(self, job: RunningJob, phases: Sequence[Shares]) -> None:
         """Measure a job, whose processes have been started, with each of the shares; the fastest counts."""
         assert job.processes is not None
-        job.memory.status = "measured"
+        job.state.status = "measured"
         self.job, self._phases = job, list(dict.fromkeys(phases))
         job.processes.send(phases[0])  # the others continue while it loads its data
 
     def take(self, report: Report, others: Sequence[JobProcesses]) -> bool:
-        """Use a report of the measured job. others: of the other jobs that have shares; they hold meanwhile.
+        """Use a report of the measured job. others: of the other jobs that have shares; they are paused meanwhile.
 
         Returns whether that was the last one; the job is then running, and the others continue.
         """
@@ -36,32 +36,32 @@ class AloneMeasurement:
         if report.number > 1:
             if report.count <= ALONE_STEPS:
                 return False
-            memory = self.job.memory
-            memory.alone_s = min(memory.alone_s, report.step_s) if memory.alone_s else report.step_s
+            state = self.job.state
+            state.alone_s = min(state.alone_s, report.step_s) if state.alone_s else report.step_s
         return self._next(self.job, others)
 
     def abandon(self, others: Iterable[JobProcesses]) -> None:
         """End the measurement before its time, and let the others continue."""
-        if self.job is not None and self.job.memory.status != "finished":
-            self.job.memory.alone_s = 0.0  # of some of the phases only; all are measured again
+        if self.job is not None and self.job.state.status != "finished":
+            self.job.state.alone_s = 0.0  # of some of the phases only; all are measured again
         self.job, self._phases = None, []
         for other in others:
-            if other.held:
+            if other.pause_requested:
                 other.send(other.shares)
 
     def _next(self, job: RunningJob, others: Sequence[JobProcesses]) -> bool:
-        """Begin the next phase once all others hold, or end the last one."""
+        """Begin the next phase once all others are paused, or end the last one."""
         assert job.processes is not None
         for other in others:
-            if not other.held:
-                other.send(other.shares, hold=True)
-        if any(not other.holds for other in others):
+            if not other.pause_requested:
+                other.send(other.shares, pause=True)
+        if any(not other.is_paused for other in others):
             return False
         if self._phases:
             job.processes.send(self._phases.pop(0))
             return False
         self.job = None
-        job.memory.status = "running"
+        job.state.status = "running"
         job.save()
         for other in others:
             other.send(other.shares)

@@ -22,14 +22,14 @@ class Decisions:
         self.use = [0.0] * len(launcher.units)
         self._launcher = launcher
         self._made_at = time.monotonic()
-        self.forget(file)
+        self.discard_trials(file)
 
     @property
     def policy(self) -> Policy:
         """The policy in force."""
         return self._sharing.policy
 
-    def forget(self, file: JobsFile) -> None:
+    def discard_trials(self, file: JobsFile) -> None:
         """Discard what the trials have shown, which holds only for the former units; use the thresholds of the file."""
         self._sharing = Sharing(file.thresholds, file.gain, policy=file.policy)
 
@@ -39,7 +39,7 @@ class Decisions:
 
     def is_due(self, period_s: float) -> bool:
         """Whether the period, or the trial of the last change, is over."""
-        return time.monotonic() - self._made_at >= period_s * (TRIAL_PART if self._sharing.on_trial else 1.0)
+        return time.monotonic() - self._made_at >= period_s * (TRIAL_PART if self._sharing.has_trial else 1.0)
 
     def make_due(self) -> None:
         """End the period."""
@@ -62,7 +62,7 @@ class Decisions:
         }
         nothing = (0,) * len(self._launcher.units)
         allocation = {name: job.shares if job.placed else nothing for name, job in jobs.items()}
-        limits = {name: job.memory.limits for name, job in jobs.items() if min(job.memory.limits) < TENTHS}
+        limits = {name: job.state.limits for name, job in jobs.items() if min(job.state.limits) < TENTHS}
         decision = decide_for_usable(
             self._sharing, self._launcher.usable, allocation, slow_downs, self.use, limits
         )  # fmt: skip

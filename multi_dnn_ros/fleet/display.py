@@ -47,7 +47,7 @@ def fleet_table(supervisor: Supervisor) -> str:
         progress, report = job.progress, job.report
         rows.append([
             name,
-            job.memory.status,
+            job.state.status,
             f"{report.done}/{report.total}" if report is not None else "",
             f"{progress.slow_down:.2f}" if progress is not None else "",
             " ".join(map(str, job.shares)) if job.processes is not None else "",

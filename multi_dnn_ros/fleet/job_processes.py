@@ -20,7 +20,8 @@ _END_TIMEOUT_S, _TICK_S = 5.0, 0.1
 class JobProcesses:
     """The ranks of one job, one per usable unit.
 
-    shares, number: of the last command. held: the job was told to hold; holds: it does.
+    shares, number: of the last command. pause_requested: the job was told to pause; is_paused: it has
+    paused.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class JobProcesses:
     ) -> None:
         self.shares: Shares = (0,) * len(launcher.units)
         self.number = 0
-        self.held = self.holds = False
+        self.pause_requested = self.is_paused = False
         self._ranks: dict[int, RankHandle] = {}
         self._start: Callable[[int], RankHandle] = lambda unit: launcher.start(job, unit, folder, prefix, rank_main)
         try:
@@ -64,19 +65,20 @@ class JobProcesses:
         return [rank.end for rank in self._ranks.values() if rank.end is not None and not rank.end.closed]
 
     def prepare(self) -> None:
-        """Have all ranks read the data now, because the job will be measured. Other jobs hold during a measurement."""
+        """Have all ranks read the data now, because the job will be measured. Other jobs pause during a
+        measurement."""
         for rank in self._ranks.values():
             rank.send(Command(self.number, self.shares, prepare=True))
 
-    def send(self, shares: Shares, *, hold: bool = False, stop: bool = False) -> None:
+    def send(self, shares: Shares, *, pause: bool = False, stop: bool = False) -> None:
         """Set the state of the job from its next step on."""
         before = tuple(used(self.shares))
         self.number += 1
-        command = Command(self.number, shares, before, hold, stop)
+        command = Command(self.number, shares, before, pause, stop)
         # The first active rank announces the command to the others, which then must have it.
         for unit in sorted(self._ranks, key=lambda unit: unit == (before[0] if before else -1)):
             self._ranks[unit].send(command)
-        self.shares, self.held, self.holds = shares, hold, False
+        self.shares, self.pause_requested, self.is_paused = shares, pause, False
 
     def receive(self) -> list[tuple[int, Message]]:
         """New messages with the rank; the end of a process without one is a Failed."""

@@ -12,14 +12,14 @@ class Command:
     """The state of a job from its next step on.
 
     number: rises by one. shares: tenths by rank. before: the ranks with a share until now, the first of which has the
-    state of the training; empty at the start. hold: keep the state and wait. stop: write a checkpoint and end. prepare:
-    read the data and initialize the device; all ranks will have a share soon.
+    state of the training; empty at the start. pause: keep the state and wait. stop: write a checkpoint and end.
+    prepare: read the data and initialize the device; all ranks will have a share soon.
     """
 
     number: int
     shares: Shares
     before: tuple[int, ...] = ()
-    hold: bool = False
+    pause: bool = False
     stop: bool = False
     prepare: bool = False
 
@@ -46,8 +46,8 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Held:
-    """The command with `hold` is in force."""
+class Paused:
+    """The command with `pause` is in force."""
 
     number: int
 
@@ -74,4 +74,4 @@ class Failed:
     unit_lost: bool = False
 
 
-Message = Report | Held | Ended | Failed
+Message = Report | Paused | Ended | Failed

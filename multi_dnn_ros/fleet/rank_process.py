@@ -28,7 +28,7 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.fleet.job_training import JobTraining, read_data
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Held, Report
+from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Paused, Report
 from multi_dnn_ros.fleet.networks import load_trainable
 from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.memory_errors import is_memory_error
@@ -114,9 +114,9 @@ class Rank:
             self._apply(command)
             if command.stop:
                 return
-            if self.setup.rank not in command.active or command.hold:
-                if command.hold and self.setup.rank == command.active[0]:
-                    self._connection.send(Held(command.number))
+            if self.setup.rank not in command.active or command.pause:
+                if command.pause and self.setup.rank == command.active[0]:
+                    self._connection.send(Paused(command.number))
                 command = self._connection.recv()
                 continue
             following = self._train(command)

@@ -20,7 +20,7 @@ Status = Literal["waiting", "starting", "measured", "running", "finished", "fail
 
 
 @dataclass
-class Memory:
+class JobState:
     """Kept in state.json in the folder of the job. alone_s: of a step with the units for itself; 0: not measured yet.
     elapsed_s: running time, without that of measurements. limits: most tenths per unit; empty: ten each. settings: see
     FleetJob; empty: not known.
@@ -39,26 +39,26 @@ class Memory:
 class RunningJob:
     """A job of the file. processes: None unless it is running. placed: whether it has its shares among the others."""
 
-    def __init__(self, job: FleetJob, folder: Path, units: tuple[str, ...], memory: Memory | None = None) -> None:
-        """memory: in place of that in the folder. Raises ValueError for a state.json that is not one, or of a job
+    def __init__(self, job: FleetJob, folder: Path, units: tuple[str, ...], state: JobState | None = None) -> None:
+        """state: in place of that in the folder. Raises ValueError for a state.json that is not one, or of a job
         that has finished with other settings.
         """
         self.job = job
         self.folder = folder
-        self.memory = memory if memory is not None else _read(folder / "state.json")
-        changed = differences(self.memory.settings, job.settings) if self.memory.settings else []
-        if changed and self.memory.status == "finished":
+        self.state = state if state is not None else _read(folder / "state.json")
+        changed = differences(self.state.settings, job.settings) if self.state.settings else []
+        if changed and self.state.status == "finished":
             raise ValueError(
                 f"finished before with other settings: {'; '.join(changed)}. Use the same settings or another name, or "
                 f"remove {folder}"
             )
         if changed:
-            self.memory.elapsed_s = 0.0
-        if changed or self.memory.units != units:  # other times and limits
-            self.memory.alone_s, self.memory.limits, self.memory.units = 0.0, (TENTHS,) * len(units), units
-        if self.memory.status == "failed":  # tried again, with the memory that is free now
-            self.memory.limits = (TENTHS,) * len(units)
-        self.memory.settings = job.settings
+            self.state.elapsed_s = 0.0
+        if changed or self.state.units != units:  # other times and limits
+            self.state.alone_s, self.state.limits, self.state.units = 0.0, (TENTHS,) * len(units), units
+        if self.state.status == "failed":  # tried again, with the memory that is free now
+            self.state.limits = (TENTHS,) * len(units)
+        self.state.settings = job.settings
         self.processes: JobProcesses | None = None
         self.report: Report | None = None
         self.step_s = 0.0
@@ -73,13 +73,13 @@ class RunningJob:
         return self.job.name
 
     @property
-    def done(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether nothing is left to do."""
-        return self.memory.status in ("finished", "failed", "cancelled")
+        return self.state.status in ("finished", "failed", "cancelled")
 
     @property
     def shares(self) -> Shares:
-        return self.processes.shares if self.processes is not None else (0,) * len(self.memory.units)
+        return self.processes.shares if self.processes is not None else (0,) * len(self.state.units)
 
     @property
     def is_current(self) -> bool:
@@ -89,37 +89,37 @@ class RunningJob:
     @property
     def progress(self) -> Progress | None:
         """None until there is a report."""
-        if self.report is None or not self.step_s or not self.memory.alone_s:
+        if self.report is None or not self.step_s or not self.state.alone_s:
             return None
         return Progress(
-            self.report.done, self.report.total, self.memory.elapsed_s, self.step_s, self.memory.alone_s
+            self.report.done, self.report.total, self.state.elapsed_s, self.step_s, self.state.alone_s
         )  # fmt: skip
 
     def save(self) -> None:
         """Write state.json atomically."""
-        write_json(self.folder / "state.json", asdict(self.memory))
+        write_json(self.folder / "state.json", asdict(self.state))
 
     def figures(self) -> dict[str, Any]:
         """For the JSON report."""
         progress = self.progress
         return {
             "name": self.name,
-            "status": self.memory.status,
-            "text": self.memory.text,
+            "status": self.state.status,
+            "text": self.state.text,
             "steps": self.report.done if self.report is not None else len(self.losses),
             "slow_down": progress.slow_down if progress is not None else None,
-            "alone_step_s": self.memory.alone_s,
-            "scores": self.memory.scores,
+            "alone_step_s": self.state.alone_s,
+            "scores": self.state.scores,
             "losses": list(self.losses),
         }
 
 
-def _read(path: Path) -> Memory:
+def _read(path: Path) -> JobState:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         content["limits"], content["units"] = tuple(content["limits"]), tuple(content["units"])
-        return Memory(**content)
+        return JobState(**content)
     except FileNotFoundError:
-        return Memory()
+        return JobState()
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: not the state of a job ({summarize_error(error)}); remove it") from None

@@ -72,7 +72,7 @@ def scenario_figures(scenario: Scenario, results: Mapping[str, Simulated]) -> di
 
 def scenario_table(rows: Sequence[tuple[Scenario, Mapping[str, Simulated]]]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the table that the command prints."""
-    header = ["units", "jobs", "policy", "largest slow-down", "median", "use", "total h", "changes (taken back)"]
+    header = ["units", "jobs", "policy", "largest slow-down", "median", "use", "total h", "changes (reverted)"]
     lines = []
     for scenario, results in rows:
         for policy, result in results.items():
@@ -80,7 +80,7 @@ def scenario_table(rows: Sequence[tuple[Scenario, Mapping[str, Simulated]]]) -> 
             lines.append([
                 str(scenario.units), str(len(result.slow_downs)), policy, f"{own['largest_slow_down']:.2f}",
                 f"{own['median_slow_down']:.2f}", f"{own['use']:.1%}", f"{own['total_s'] / 3600:.2f}",
-                f"{result.changes} ({result.taken_back})",
+                f"{result.changes} ({result.reverted})",
             ])  # fmt: skip
     return header, lines
 

@@ -33,7 +33,7 @@ from multi_dnn_ros.fleet.shares import (
 Policy = Literal["fair", "even", "one unit"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
-#: Part of a period after which a change is judged: most changes do not help, and last no longer than necessary.
+#: Part of a period after which a change is evaluated: most changes do not help, and last no longer than necessary.
 TRIAL_PART = 1 / 6
 #: Jobs, from the largest slow-down down, for which changes are proposed in one period.
 _JOBS = 8
@@ -41,7 +41,7 @@ _JOBS = 8
 
 @dataclass(frozen=True)
 class Decision:
-    """Shares of the next period, and why: `start`, `own units`, `algorithm`, `alternative`, `taken back`, `kept` or
+    """Shares of the next period, and why: `start`, `own units`, `algorithm`, `alternative`, `reverted`, `kept` or
     `unchanged`. jobs: whose shares change.
     """
 
@@ -75,8 +75,8 @@ class Sharing:
     _trial: _Trial | None = None
 
     @property
-    def on_trial(self) -> bool:
-        """Whether the last decision is a change that is to be judged."""
+    def has_trial(self) -> bool:
+        """Whether there is a trial whose result is still to be evaluated."""
         return self._trial is not None
 
     def decide(
@@ -105,7 +105,7 @@ class Sharing:
         trial, self._trial = self._trial, None
         if trial is not None and trial.tried == allocation and not self._helped(trial, slow_downs):
             self._rejected.add(_key(trial.tried))
-            return Decision(dict(trial.before), "taken back", trial.jobs)
+            return Decision(dict(trial.before), "reverted", trial.jobs)
         for proposal, reason in self._proposals(allocation, slow_downs, use):
             fitted = {job: within(shares, limits[job]) if job in limits else shares for job, shares in proposal.items()}
             proposal = {job: shares for job, shares in fitted.items() if shares is not None}

@@ -55,7 +55,7 @@ class Sample:
 @dataclass
 class Simulated:
     """slow_downs: of each job, completion time / completion time alone. use: mean over units and time until the last
-    job ended, 0..1. total_s: until then. changes: of shares after a job's start; taken_back: of these.
+    job ended, 0..1. total_s: until then. changes: of shares after a job's start; reverted: of these.
     """
 
     policy: str
@@ -63,7 +63,7 @@ class Simulated:
     use: float
     total_s: float
     changes: int
-    taken_back: int
+    reverted: int
     samples: list[Sample]
 
     def figures(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Simulated:
             "use": self.use,
             "total_s": self.total_s,
             "changes": self.changes,
-            "taken_back": self.taken_back,
+            "taken_back": self.reverted,
         }
 
 
@@ -112,7 +112,7 @@ class _Simulation:
         self.loads: dict[str, Load] = {}
         self.now = 0.0
         self.arrived = 0
-        self.changes = self.taken_back = 0
+        self.changes = self.reverted = 0
 
     def run(self, jobs: Sequence[SimulatedJob], watch: Callable[[Sample], None] | None) -> Simulated:
         waiting = sorted(jobs, key=lambda job: job.arrives_s)
@@ -145,14 +145,14 @@ class _Simulation:
                 decision = self._decide(rates)
                 rates = self._rates()
                 if self.now >= next_decision:
-                    next_decision = self.now + self.fleet.period_s * (TRIAL_PART if self.sharing.on_trial else 1.0)
+                    next_decision = self.now + self.fleet.period_s * (TRIAL_PART if self.sharing.has_trial else 1.0)
                     samples.append(Sample(self.now, self._slow_downs(rates), rates.use, decision.reason))
                     if watch is not None:
                         watch(samples[-1])
             elif self.policy != "fair" and self.running and (new or finished):
                 samples.append(Sample(self.now, self._slow_downs(rates), rates.use, "unchanged"))
         use = busy_s / (self.now * self.fleet.units) if self.now else 0.0
-        return Simulated(self.policy, ended, use, self.now, self.changes, self.taken_back, samples)
+        return Simulated(self.policy, ended, use, self.now, self.changes, self.reverted, samples)
 
     def _rates(self) -> Rates:
         moving = {name: run.shares for name, run in self.running.items() if run.paused_s <= 0.0 and any(run.shares)}
@@ -203,7 +203,7 @@ class _Simulation:
             run, shares = self.running[name], decision.allocation[name]
             if any(run.shares):
                 self.changes += 1
-                self.taken_back += decision.reason == "taken back"
+                self.reverted += decision.reason == "reverted"
                 if used(run.shares) != used(shares):
                     run.paused_s = self.fleet.change_s
             run.shares = shares

@@ -16,9 +16,9 @@ from multi_dnn_ros.fleet.folder_lock import lock_folder
 from multi_dnn_ros.fleet.job_processes import JobProcesses, stop_jobs, wait_for_messages
 from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFileError
 from multi_dnn_ros.fleet.launcher import Launcher, RankMain, UnitChange
-from multi_dnn_ros.fleet.messages import Ended, Failed, Held, Message, Report
+from multi_dnn_ros.fleet.messages import Ended, Failed, Message, Paused, Report
 from multi_dnn_ros.fleet.rank_process import main
-from multi_dnn_ros.fleet.running_job import Memory, RunningJob
+from multi_dnn_ros.fleet.running_job import JobState, RunningJob
 from multi_dnn_ros.fleet.shares import TENTHS, Shares, even, whole, within
 from multi_dnn_ros.fleet.usable_units import usable_limits
 from multi_dnn_ros.fleet.watched_file import WatchedJobsFile
@@ -64,7 +64,7 @@ class Supervisor:
 
     @property
     def measuring(self) -> RunningJob | None:
-        """The job that is measured alone while the others hold."""
+        """The job that is measured alone while the others are paused."""
         return self._measurement.job
 
     @property
@@ -83,15 +83,15 @@ class Supervisor:
         Raises CommandError if all units were lost and none returned.
         """
         try:
-            while not all(job.done for job in self.jobs.values()):
+            while not all(job.has_ended for job in self.jobs.values()):
                 self._turn()
                 self._watch(self, "")
         finally:
             self._stop_all()
             self._lock.close()
-        return all(job.memory.status != "failed" for job in self.jobs.values())
+        return all(job.state.status != "failed" for job in self.jobs.values())
 
-    def say(self, text: str) -> None:
+    def show_line(self, text: str) -> None:
         """Show one line."""
         self._watch(self, text)
 
@@ -129,10 +129,10 @@ class Supervisor:
         for job in running:
             if job.processes is not None:
                 self._handle(job, job.processes.receive())
-            if job.processes is not None and job.memory.status == "running" and not job.processes.held:
-                job.memory.elapsed_s += passed
+            if job.processes is not None and job.state.status == "running" and not job.processes.pause_requested:
+                job.state.elapsed_s += passed
         if self.measuring is None and not self._changes:
-            starting = [job for job in self._running() if job.memory.status == "starting" and self._has_room(job)]
+            starting = [job for job in self._running() if job.state.status == "starting" and self._has_room(job)]
             if starting:
                 self._start(starting[0])
             elif self.decisions.is_due(self._file.content.period_s):
@@ -142,23 +142,23 @@ class Supervisor:
         return [job for job in self.jobs.values() if job.processes is not None]
 
     def _is_due(self, job: RunningJob) -> bool:
-        due = job.memory.status == "waiting" and self.seconds >= job.job.start_after_s
+        due = job.state.status == "waiting" and self.seconds >= job.job.start_after_s
         return due and self._has_room(job)
 
     # Units
 
     def _limits(self, job: RunningJob) -> Shares:
         """The most tenths of the job on each unit now."""
-        return usable_limits(job.memory.limits, self._launcher.usable)
+        return usable_limits(job.state.limits, self._launcher.usable)
 
     def _has_room(self, job: RunningJob) -> bool:
         """Whether the job is to be started: False while it fits only units that were lost."""
-        return sum(self._limits(job)) >= TENTHS or sum(job.memory.limits) < TENTHS
+        return sum(self._limits(job)) >= TENTHS or sum(job.state.limits) < TENTHS
 
     def _change_unit(self, change: UnitChange) -> None:
         """Continue without a unit that was lost, or with one that has returned."""
-        self.say(change.text)
-        self.decisions.forget(self._file.content)
+        self.show_line(change.text)
+        self.decisions.discard_trials(self._file.content)
         for job in self._running():
             assert job.processes is not None
             if change.usable:
@@ -180,15 +180,15 @@ class Supervisor:
                 folder.mkdir(parents=True, exist_ok=True)
                 found = RunningJob(job, folder, names)
             except (ValueError, OSError) as error:  # nothing in the folder is replaced
-                self.jobs[job.name] = RunningJob(job, folder, names, Memory("failed", text=str(error)))
-                self.say(f"{job.name}: failed: {error}")
+                self.jobs[job.name] = RunningJob(job, folder, names, JobState("failed", text=str(error)))
+                self.show_line(f"{job.name}: failed: {error}")
                 continue
-            if found.memory.status not in ("finished", "failed"):
-                found.memory.status = "waiting"
-            elif found.memory.status == "failed":
-                found.memory.status, found.memory.text = "waiting", ""  # the command was given again
+            if found.state.status not in ("finished", "failed"):
+                found.state.status = "waiting"
+            elif found.state.status == "failed":
+                found.state.status, found.state.text = "waiting", ""  # the command was given again
             else:
-                self.say(f"{job.name}: finished before, see {folder}")
+                self.show_line(f"{job.name}: finished before, see {folder}")
             self.jobs[job.name] = found
 
     def _read_again(self) -> None:
@@ -197,30 +197,32 @@ class Supervisor:
             if not self._file.changed():
                 return
         except JobsFileError as error:
-            self.say(f"{error}; the fleet continues with the last valid file")
+            self.show_line(f"{error}; the fleet continues with the last valid file")
             return
         new = self._file.content
         self.decisions.change_thresholds(new)
         wanted = {job.name: job for job in new.jobs}
-        self._cancel([job for name, job in self.jobs.items() if name not in wanted and not job.done])
+        self._cancel([job for name, job in self.jobs.items() if name not in wanted and not job.has_ended])
         for name, job in self.jobs.items():
-            if name in wanted and not job.done:
+            if name in wanted and not job.has_ended:
                 if wanted[name].model_copy(update={"priority": job.job.priority}) != job.job:
-                    self.say(f"{name}: only its priority can change while it runs; its other new values are ignored")
+                    self.show_line(
+                        f"{name}: only its priority can change while it runs; its other new values are ignored"
+                    )
                 job.job = job.job.model_copy(update={"priority": wanted[name].priority})
         added = [
-            job for job in new.jobs if job.name not in self.jobs or self.jobs[job.name].memory.status == "cancelled"
+            job for job in new.jobs if job.name not in self.jobs or self.jobs[job.name].state.status == "cancelled"
         ]
         self._admit(added)
         for each in added:
-            self.say(f"{each.name}: added")
+            self.show_line(f"{each.name}: added")
 
     def _cancel(self, jobs: Sequence[RunningJob]) -> None:
         self._stop(jobs)
         for job in jobs:
-            job.memory.status = "cancelled"
+            job.state.status = "cancelled"
             job.save()
-            self.say(f"{job.name}: cancelled; its checkpoint is kept")
+            self.show_line(f"{job.name}: cancelled; its checkpoint is kept")
 
     # Start and measure alone
 
@@ -230,26 +232,26 @@ class Supervisor:
         # Never repeated, also if the job is removed and added again: the store still has the keys of its former ranks.
         prefix = f"{job.name}/{next(self._start_numbers)}"
         job.processes = JobProcesses(job.job, self._launcher, job.folder, prefix, self._rank_main)
-        if not job.memory.alone_s:
+        if not job.state.alone_s:
             job.processes.prepare()
         job.report, job.step_s, job.placed = None, 0.0, False
-        job.memory.status = "starting"
+        job.state.status = "starting"
 
     def _start(self, job: RunningJob) -> None:
         """Measure the job alone, or place it among the others if it was measured before."""
         count = len(self.units)
         start = within(whole(0, count), self._limits(job))
         if start is None:
-            self._give_up(job, f"does not fit into memory: at most {job.memory.limits} tenths fit the units")
+            self._give_up(job, f"does not fit into memory: at most {job.state.limits} tenths fit the units")
             return
-        if job.memory.alone_s:
-            job.memory.status = "running"
-            self.say(f"{job.name}: continues")
+        if job.state.alone_s:
+            job.state.status = "running"
+            self.show_line(f"{job.name}: continues")
             self._decide()
             return
         usable = [unit for unit, can in enumerate(self._launcher.usable) if can]
         spread = within(even(usable, count), self._limits(job)) or start
-        self.say(f"{job.name}: started; measured alone")
+        self.show_line(f"{job.name}: started; measured alone")
         self._measurement.begin(job, (start, spread))
 
     def _others(self, job: RunningJob) -> list[JobProcesses]:
@@ -266,13 +268,13 @@ class Supervisor:
                 if message.done > job.done_at_start + ALONE_STEPS:
                     job.attempts = 0
                 if job is self.measuring and self._measurement.take(message, self._others(job)):
-                    self.say(f"{job.name}: {job.memory.alone_s * 1e3:.1f} ms per step alone")
+                    self.show_line(f"{job.name}: {job.state.alone_s * 1e3:.1f} ms per step alone")
                     self._decide()
             elif isinstance(message, Ended):
                 self._ended(job, message)
                 return
-            elif isinstance(message, Held) and job.processes is not None:
-                job.processes.holds = message.number == job.processes.number
+            elif isinstance(message, Paused) and job.processes is not None:
+                job.processes.is_paused = message.number == job.processes.number
         if failures and job.processes is not None:
             self._failed(job, failures)
 
@@ -281,13 +283,13 @@ class Supervisor:
         # A rank that was to join waits for the others, which have ended.
         job.processes.join(_END_S)
         job.processes = None
-        job.memory.status, job.losses = "finished", message.losses
+        job.state.status, job.losses = "finished", message.losses
         if job.report is not None:
             job.report = replace(job.report, done=message.done)
-        job.memory.scores = dict(message.scores)
+        job.state.scores = dict(message.scores)
         job.save()
         scores = ", ".join(f"{name} {value:.4f}" for name, value in message.scores)
-        self.say(f"{job.name}: finished after {job.memory.elapsed_s:.0f} s; {scores}")
+        self.show_line(f"{job.name}: finished after {job.state.elapsed_s:.0f} s; {scores}")
         self._release_measurement(job)
 
     def _failed(self, job: RunningJob, failures: Sequence[tuple[int, Failed]]) -> None:
@@ -306,24 +308,26 @@ class Supervisor:
         job.processes = None
         unit = self.unit_names[rank]
         if failure.unit_lost:
-            self.say(f"{job.name}: continues from the last checkpoint without unit {rank} ({unit})")
+            self.show_line(f"{job.name}: continues from the last checkpoint without unit {rank} ({unit})")
         elif failure.out_of_memory:
-            limits = list(job.memory.limits)
+            limits = list(job.state.limits)
             limits[rank] = min(limits[rank], shares[rank] // 2)
-            job.memory.limits = tuple(limits)
-            self.say(f"{job.name}: out of memory on unit {rank} ({unit}) with {shares[rank]} tenths: {failure.text}; "
-                     f"at most {limits[rank]} from now on")  # fmt: skip
+            job.state.limits = tuple(limits)
+            self.show_line(
+                f"{job.name}: out of memory on unit {rank} ({unit}) with {shares[rank]} tenths: {failure.text}; at "
+                f"most {limits[rank]} from now on"
+            )
             if sum(limits) < TENTHS:
-                self._give_up(job, f"does not fit into memory: at most {job.memory.limits} tenths fit the units")
+                self._give_up(job, f"does not fit into memory: at most {job.state.limits} tenths fit the units")
                 return
         else:
             job.attempts += 1
             if failure.expected or job.attempts >= _ATTEMPTS:
                 self._give_up(job, f"unit {rank} ({unit}): {failure.text}")
                 return
-            self.say(f"{job.name}: unit {rank} ({unit}) {failure.text}; starting again from the last checkpoint")
+            self.show_line(f"{job.name}: unit {rank} ({unit}) {failure.text}; starting again from the last checkpoint")
         job.done_at_start = job.report.done if job.report is not None else -1
-        job.memory.status = "waiting"
+        job.state.status = "waiting"
         self._release_measurement(job)
         job.save()
 
@@ -350,10 +354,10 @@ class Supervisor:
         if job.processes is not None:
             job.processes.kill()
             job.processes = None
-        job.memory.status, job.memory.text = "failed", text
+        job.state.status, job.state.text = "failed", text
         self._release_measurement(job)
         job.save()
-        self.say(f"{job.name}: failed: {text}; see {job.folder}/rank*.log")
+        self.show_line(f"{job.name}: failed: {text}; see {job.folder}/rank*.log")
 
     def _release_measurement(self, job: RunningJob) -> None:
         """Let the others continue if this job was being measured; share the units among those that are left."""
@@ -371,10 +375,10 @@ class Supervisor:
         jobs = {
             job.name: job
             for job in self._running()
-            if job.memory.status == "running" and (job.placed or sum(self._limits(job)) >= TENTHS)
+            if job.state.status == "running" and (job.placed or sum(self._limits(job)) >= TENTHS)
         }
         if text := self.decisions.decide(jobs, self.seconds):
-            self.say(text)
+            self.show_line(text)
 
     # The end
 
@@ -385,7 +389,7 @@ class Supervisor:
         for job, processes in running:
             job.processes = None
             if processes in without:
-                self.say(f"{job.name}: stopped without a checkpoint; it will continue from the last one")
+                self.show_line(f"{job.name}: stopped without a checkpoint; it will continue from the last one")
         for job, _ in running:
             self._release_measurement(job)
 
@@ -393,5 +397,5 @@ class Supervisor:
         running = self._running()
         self._stop(running)
         for job in running:
-            job.memory.status = "waiting"
+            job.state.status = "waiting"
             job.save()

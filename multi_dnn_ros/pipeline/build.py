@@ -158,7 +158,7 @@ def _backend(
 def _calibration(dnn: Dnn, settings: DnnConfig) -> list[Tensors]:
     """The DNN's inputs for int8 calibration, one per calibration image. Raises ConfigError."""
     try:
-        return [*calibration_inputs(settings.calibration_images, dnn.inputs, dnn.view.enough)]
+        return [*calibration_inputs(settings.calibration_images, dnn.inputs, dnn.view.enlarge_to_min)]
     except CalibrationError as error:
         where = f"parameter dnn.{dnn.name}.calibration_images is '{settings.calibration_images}'"
         raise ConfigError(f"{where}: {error}") from None
@@ -242,7 +242,7 @@ def make_task(
         batch_delay_ns=milliseconds(settings.batch_delay_ms),
         condense=condense,
         single_launch=single_launch,
-        least_size=dnn.view.least_size,
+        min_size=dnn.view.min_size,
     )
 
 

@@ -44,17 +44,17 @@ def calibration_files(folder: str, least: int = LEAST) -> Sequence[Path]:
 def calibration_inputs(
     folder: str,
     preprocess: Callable[[torch.Tensor], tuple[torch.Tensor]],
-    enough: Callable[[tuple[int, int]], tuple[int, int]] | None = None,
+    enlarge: Callable[[tuple[int, int]], tuple[int, int]] | None = None,
 ) -> list[tuple[torch.Tensor]]:
     """Those images as a DNN's inputs, as `preprocess` makes them.
 
-    enough: the (H, W) that an image of (H, W) must have, see View.enough; this package's images are enlarged to it.
-    Raises CalibrationError, also for an image of another folder that `preprocess` refuses.
+    enlarge: the (H, W) that an image of (H, W) must have, see View.enlarge_to_min; this package's images are enlarged
+    to it. Raises CalibrationError, also for an image of another folder that `preprocess` refuses.
     """
     inputs = []
     for file, image in named_images(folder):
-        if enough is not None and not folder:
-            image = _enlarged(image, enough((image.shape[0], image.shape[1])))
+        if enlarge is not None and not folder:
+            image = _enlarged(image, enlarge((image.shape[0], image.shape[1])))
         try:
             inputs.append(preprocess(image))
         except ValueError as error:

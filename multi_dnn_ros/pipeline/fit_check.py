@@ -75,7 +75,7 @@ def measure_fit(
 def enlarged(size: Size, tasks: Iterable[DnnTask]) -> Size:
     """(width, height) of an image, enlarged to what these DNNs read."""
     for task in tasks:
-        height, width = task.enough(size[::-1])
+        height, width = task.enlarge_to_min(size[::-1])
         size = width, height
     return size
 

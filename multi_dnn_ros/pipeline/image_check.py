@@ -106,7 +106,7 @@ def checked_on_images(
     check = _prepare(dnn, settings)
     found = check.agreement(task, device)
     text = _text(check, found, settings.precision)
-    if _enough(found, settings):
+    if _agrees(found, settings):
         log.info("%s", text)
         return task
     if settings.precision in _FLOAT32:
@@ -115,13 +115,13 @@ def checked_on_images(
     task = in_float32()
     found = check.agreement(task, device)
     text = _text(check, found, "float32")
-    if not _enough(found, settings):
+    if not _agrees(found, settings):
         raise ConfigError(f"{text}; required: {settings.check_agreement:g} (parameter dnn.{dnn.name}.check_agreement)")
     log.info("%s", text)
     return task
 
 
-def _enough(found: Agreement | None, settings: DnnConfig) -> bool:
+def _agrees(found: Agreement | None, settings: DnnConfig) -> bool:
     return found is not None and found.share >= settings.check_agreement
 
 

@@ -96,7 +96,7 @@ def predicted_cost(name: str, config: NodeConfig, device: torch.device) -> tuple
     predictor = read_predictor(Path(config.predictor))
     target = timing_target(name, settings, device)
     dnn = load_dnn(name, settings)
-    image = np.zeros((*dnn.view.enough((_HEIGHT, _WIDTH)), 3), np.uint8)
+    image = np.zeros((*dnn.view.enlarge_to_min((_HEIGHT, _WIDTH)), 3), np.uint8)
     with torch.inference_mode():
         services, unpredicted = predicted_services({name: dnn}, predictor, {name: target}, 1, {name: image})
     if unpredicted:

@@ -120,8 +120,8 @@ def _batch_warnings(name: str, settings: DnnConfig, cameras: int) -> Iterator[st
         )
     if settings.batch_delay_ms and settings.max_batch == 1:
         yield (
-            f"parameter dnn.{name}.batch_delay_ms is {settings.batch_delay_ms:g}, but max_batch is 1: no DNN waits for "
-            "frames that it cannot take together"
+            f"parameter dnn.{name}.batch_delay_ms is {settings.batch_delay_ms:g}, but max_batch is 1: batch_delay_ms "
+            "has no effect; set max_batch above 1, or batch_delay_ms to 0"
         )
 
 
@@ -177,8 +177,8 @@ def _execution_problems(name: str, settings: DnnConfig, devices: tuple[torch.dev
     """Problems of backend, precision, SMs and capture. devices: empty: unknown; what depends on them is not checked."""
     if settings.max_batch > 1 and settings.capture_preprocess:
         yield (
-            f"parameter dnn.{name}.capture_preprocess is true with max_batch {settings.max_batch}: it writes one "
-            "image where the first job reads; allowed with max_batch above 1: false"
+            f"parameter dnn.{name}.capture_preprocess is true with max_batch {settings.max_batch}: captured "
+            "preprocessing takes one image per inference; allowed with max_batch above 1: false"
         )
     if settings.max_batch > 1 and settings.tiles != "1x1":
         yield (

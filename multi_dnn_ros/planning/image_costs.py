@@ -42,7 +42,7 @@ def decode_ms(transport: str) -> float:
 
 def preprocess_ms(task: DnnTask, device: torch.device) -> float:
     """Milliseconds per additional megapixel. The DNN must be idle meanwhile."""
-    height, width = task.enough(_SMALL[::-1])
+    height, width = task.enlarge_to_min(_SMALL[::-1])
     small = (width, height)
     large = _LARGE if small == _SMALL else (2 * width, 2 * height)
 

@@ -228,7 +228,7 @@ def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float],
 
 
 def _preprocess_ms(dnn: Dnn, device: torch.device) -> float:
-    image = torch.zeros((*dnn.view.enough((_HEIGHT, _WIDTH)), 3), dtype=torch.uint8, device=device)
+    image = torch.zeros((*dnn.view.enlarge_to_min((_HEIGHT, _WIDTH)), 3), dtype=torch.uint8, device=device)
     times = []
     with torch.inference_mode():
         dnn.inputs(image)

@@ -184,11 +184,11 @@ def lost_frames(
             camera, hz = following
             time.sleep(max(0.0, due[following] - time.monotonic()))
             if before is None and time.monotonic() - begin > 0.5:
-                before = engine.statistics().streams
+                before = engine.statistics().by_dnn_and_camera
             image = images[camera] if isinstance(images, Mapping) else images
             engine.offer(Frame(camera, 0, image), receivers[following])
             due[following] += 1.0 / hz
-        after = engine.statistics().streams
+        after = engine.statistics().by_dnn_and_camera
     finally:
         engine.stop(10.0)
     lost = {}

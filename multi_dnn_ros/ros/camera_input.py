@@ -14,7 +14,7 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.ros import image_sources
 from multi_dnn_ros.ros.camera_record import CameraRecord
 from multi_dnn_ros.ros.camera_subscription import CameraSubscription
-from multi_dnn_ros.ros.image_sources import Publisher, Source
+from multi_dnn_ros.ros.image_sources import Publisher, PublisherState
 from multi_dnn_ros.ros.qos import described, subscription_qos
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.serving.camera_decoder import Decode
@@ -52,7 +52,7 @@ class CameraInput:
         self._topic = topic = config.topic or default_topic(camera, config.transport)
         self._publishers: list[Publisher] = image_sources.publishers_of(node, topic)
         self._gids: frozenset[bytes] = frozenset()  # of the publishers with the right type
-        self._source, self._source_since_ns, self._warned = Source.FITS, clock(), False
+        self._publisher_state, self._state_since_ns, self._warned = PublisherState.FITS, clock(), False
         compressed = config.transport == "compressed"
         self._subscription = CameraSubscription(
             node,
@@ -82,7 +82,7 @@ class CameraInput:
         drops: datagrams that the kernel dropped at the sockets of this process since the last call.
         """
         now_ns = self._clock()
-        self.record.estimator.dropped(now_ns, drops, connected=self._source is Source.FITS)
+        self.record.estimator.dropped(now_ns, drops, connected=self._publisher_state is PublisherState.FITS)
         self._subscription.tick(now_ns)
         self._publishers = image_sources.publishers_of(self._node, self._topic)
         gids = frozenset(publisher.gid for publisher in self._publishers if publisher.type == self._type)
@@ -93,7 +93,7 @@ class CameraInput:
             preferred = self._preferred_qos()
             if preferred.reliability != self._subscription.qos.reliability:
                 self._subscription.change(preferred, now_ns)
-        self._check_source(now_ns)
+        self._check_publishers(now_ns)
         self.record.qos = described(self._subscription.qos)
 
     def update_losses(self) -> None:
@@ -118,26 +118,26 @@ class CameraInput:
 
     # -- publishers
 
-    def _check_source(self, now_ns: int) -> None:
+    def _check_publishers(self, now_ns: int) -> None:
         """Log once when the topic has had no compatible publisher for some time, and once when it has one again."""
-        source = image_sources.judge(self._publishers, self._type, self._subscription.qos)
-        if source is not self._source:
-            if self._warned and source is Source.FITS:
+        state = image_sources.classify_publishers(self._publishers, self._type, self._subscription.qos)
+        if state is not self._publisher_state:
+            if self._warned and state is PublisherState.FITS:
                 self._log.info(f"camera {self._camera}: topic {self.record.topic} has a publisher now")
-            self._source, self._source_since_ns, self._warned = source, now_ns, False
-        self.record.error = self._explanation(now_ns) if source is Source.OTHER_QOS else ""
-        if source is not Source.FITS and not self._warned and now_ns - self._source_since_ns >= WARN_AFTER_NS:
+            self._publisher_state, self._state_since_ns, self._warned = state, now_ns, False
+        self.record.error = self._explanation(now_ns) if state is PublisherState.OTHER_QOS else ""
+        if state is not PublisherState.FITS and not self._warned and now_ns - self._state_since_ns >= WARN_AFTER_NS:
             self._warned = True
             self._log.warning(self._explanation(now_ns))
 
     def _explanation(self, now_ns: int) -> str:
         topic, transport = self.record.topic, self._config.transport
-        if self._source is Source.NONE:
+        if self._publisher_state is PublisherState.NONE:
             topics = image_sources.published_topics(self._node, image_sources.TYPES.values())
-            seconds = (now_ns - self._source_since_ns) // 1_000_000_000
+            seconds = (now_ns - self._state_since_ns) // 1_000_000_000
             return image_sources.explain_no_publisher(self._camera, topic, transport, seconds, topics)
         return image_sources.explain_mismatch(
-            self._source, self._camera, topic, transport, self._publishers, self._subscription.qos
+            self._publisher_state, self._camera, topic, transport, self._publishers, self._subscription.qos
         )
 
     # -- images
@@ -154,9 +154,11 @@ class CameraInput:
         record, size, stamp_ns = self.record, len(message.data), _stamp_ns(message)
         # Sequence numbers and stamps of different publishers cannot be compared.
         number = sequence if len(self._gids) == 1 else None
-        alone = len(self._gids) < 2
+        single_publisher = len(self._gids) < 2
         age_ns = self._node.get_clock().now().nanoseconds - stamp_ns
-        record.arrived(self._clock(), shape, size, stamp_ns, number, age_ns, alone=alone, late=late)
+        record.arrived(
+            self._clock(), shape, size, stamp_ns, number, age_ns, single_publisher=single_publisher, late=late
+        )
         if record.received == 1:
             self._check.first_image(self._camera, shape, size, self._is_reliable(), self._config.transport)
 

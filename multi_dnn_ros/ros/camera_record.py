@@ -50,17 +50,17 @@ class CameraRecord:
         sequence: int | None,
         age_ns: int,
         *,
-        alone: bool = True,
+        single_publisher: bool = True,
         late: bool = False,
     ) -> None:
         """Count a message. shape: size and encoding according to the message. sequence: the publisher's number of it.
 
-        age_ns: the node's clock minus the stamp; negative if the clocks of two computers differ. alone: the topic has
-        one publisher. late: an image sent after this one has arrived already.
+        age_ns: the node's clock minus the stamp; negative if the clocks of two computers differ. single_publisher: the
+        topic has one publisher. late: an image sent after this one has arrived already.
         """
         self.received += 1
         self.image_bytes = image_bytes
-        self.estimator.arrived(now_ns, stamp_ns, sequence, alone=alone, late=late)
+        self.estimator.arrived(now_ns, stamp_ns, sequence, single_publisher=single_publisher, late=late)
         self.last_ns = now_ns
         self.shape = shape
         self.arrivals.append(now_ns)

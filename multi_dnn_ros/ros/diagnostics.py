@@ -16,15 +16,13 @@ from collections.abc import Collection, Iterable, Mapping
 from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
-from multi_dnn_ros.engine.statistics import Percentiles, Statistics, StreamStatistics
+from multi_dnn_ros.engine.statistics import DnnCamera, DnnCameraStatistics, Percentiles, Statistics
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.ros.camera_record import WINDOW_NS, CameraRecord
 from multi_dnn_ros.ros.losses import Losses
-from multi_dnn_ros.serving.admission import DISABLED_BY_PARAMETER
+from multi_dnn_ros.serving.admission import SWITCHED_OFF_MESSAGE
 
 OK, WARN, ERROR, STALE = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE
-#: (DNN, camera)
-Stream = tuple[str, str]
 
 #: If a DNN processes less than this share of a camera's frames, its status is WARN.
 _MIN_SERVED = 0.5
@@ -42,24 +40,24 @@ _EXPECTED = (
 
 
 class PublishAges:
-    """Ages of results when they are published: the node's clock minus the header stamp, per stream.
+    """Ages of results when they are published, per DNN and camera: the node's clock minus the header stamp.
 
     Threads of the host add to it; appending to a deque is atomic.
     """
 
-    def __init__(self, streams: Iterable[Stream]) -> None:
-        self._ages: dict[Stream, deque[tuple[int, int]]] = {stream: deque(maxlen=1024) for stream in streams}
+    def __init__(self, pairs: Iterable[DnnCamera]) -> None:
+        self._ages: dict[DnnCamera, deque[tuple[int, int]]] = {pair: deque(maxlen=1024) for pair in pairs}
 
-    def add(self, stream: Stream, now_ns: int, age_ns: int) -> None:
+    def add(self, pair: DnnCamera, now_ns: int, age_ns: int) -> None:
         """now_ns: monotonic clock. age_ns: negative if the clocks of two computers differ."""
-        ages = self._ages[stream]
+        ages = self._ages[pair]
         ages.append((now_ns, age_ns))
         while now_ns - ages[0][0] > WINDOW_NS:
             ages.popleft()
 
-    def percentiles(self, stream: Stream, now_ns: int) -> Percentiles:
+    def percentiles(self, pair: DnnCamera, now_ns: int) -> Percentiles:
         """Of the results of the last 10 s."""
-        return Percentiles.of(age for at, age in self._ages[stream].copy() if now_ns - at <= WINDOW_NS)
+        return Percentiles.of(age for at, age in self._ages[pair].copy() if now_ns - at <= WINDOW_NS)
 
 
 class DiagnosticsReport:
@@ -72,7 +70,7 @@ class DiagnosticsReport:
         self._name = name
         self._hardware_id = hardware_id
         self._stale_after_s = stale_after_s
-        self._last: dict[Stream, StreamStatistics] = {}
+        self._last: dict[DnnCamera, DnnCameraStatistics] = {}
 
     def restart(self) -> None:
         """The next statistics count from 0 again: the node was activated."""
@@ -85,7 +83,7 @@ class DiagnosticsReport:
         array.status = list(statuses)
         return array
 
-    def streams(
+    def dnns(
         self,
         statistics: Statistics,
         cameras: Mapping[str, CameraRecord],
@@ -93,17 +91,17 @@ class DiagnosticsReport:
         now_ns: int,
         switched_off: Collection[str] = (),
     ) -> list[DiagnosticStatus]:
-        """One status per DNN and camera: `<dnn> on <camera>`. switched_off: DNNs disabled by their parameter."""
+        """One status per DNN and camera: `<dnn> on <camera>`. switched_off: DNNs switched off by their parameter."""
         statuses = []
-        for (dnn, camera), stream in statistics.streams.items():
-            before = self._last.get((dnn, camera), StreamStatistics())
+        for (dnn, camera), figures in statistics.by_dnn_and_camera.items():
+            before = self._last.get((dnn, camera), DnnCameraStatistics())
             if dnn in switched_off:
-                level, text = OK, DISABLED_BY_PARAMETER
+                level, text = OK, SWITCHED_OFF_MESSAGE
             else:
-                level, text = self._judge_stream(stream, before, statistics.disabled.get(dnn), cameras[camera], now_ns)
-            values = _stream_values(stream, ages.percentiles((dnn, camera), now_ns))
+                level, text = self._dnn_level(figures, before, statistics.disabled.get(dnn), cameras[camera], now_ns)
+            values = _dnn_values(figures, ages.percentiles((dnn, camera), now_ns))
             statuses.append(self.status(f"{dnn} on {camera}", level, text, values))
-        self._last = dict(statistics.streams)
+        self._last = dict(statistics.by_dnn_and_camera)
         return statuses
 
     def cameras(
@@ -112,7 +110,7 @@ class DiagnosticsReport:
         """One status per camera: `camera <camera>`."""
         statuses = []
         for name, camera in cameras.items():
-            level, text = self._judge_camera(camera, now_ns)
+            level, text = self._camera_level(camera, now_ns)
             values = _camera_values(camera, _bad_images(statistics, name), now_ns)
             statuses.append(self.status(f"camera {name}", level, text, values))
         return statuses
@@ -125,7 +123,7 @@ class DiagnosticsReport:
         status.values = [KeyValue(key=key, value=str(value)) for key, value in values.items()]
         return status
 
-    def _judge_camera(self, camera: CameraRecord, now_ns: int) -> tuple[bytes, str]:
+    def _camera_level(self, camera: CameraRecord, now_ns: int) -> tuple[bytes, str]:
         """Level and message."""
         if camera.error:
             return ERROR, camera.error
@@ -147,8 +145,13 @@ class DiagnosticsReport:
             return f"no image on {camera.topic} since subscribing {silent_s:.1f} s ago"
         return f"no image on {camera.topic} for {silent_s:.1f} s"
 
-    def _judge_stream(
-        self, now: StreamStatistics, before: StreamStatistics, disabled: str | None, camera: CameraRecord, now_ns: int
+    def _dnn_level(
+        self,
+        now: DnnCameraStatistics,
+        before: DnnCameraStatistics,
+        disabled: str | None,
+        camera: CameraRecord,
+        now_ns: int,
     ) -> tuple[bytes, str]:
         """Level and message, about the time since the last report. disabled: why the DNN is; None: it is not."""
         if disabled is not None:
@@ -182,8 +185,8 @@ def _counts(lost: Mapping[DropReason, int]) -> str:
 def _bad_images(statistics: Statistics, camera: str) -> int:
     """Images of a camera that could not be decoded: every DNN counts each of them."""
     counts = (
-        stream.dropped.get(DropReason.BAD_IMAGE, 0)
-        for (_, name), stream in statistics.streams.items()
+        figures.dropped.get(DropReason.BAD_IMAGE, 0)
+        for (_, name), figures in statistics.by_dnn_and_camera.items()
         if name == camera
     )
     return max(counts, default=0)
@@ -213,17 +216,17 @@ def _loss_values(losses: Losses) -> dict[str, object]:
     }
 
 
-def _stream_values(stream: StreamStatistics, age: Percentiles) -> dict[str, object]:
+def _dnn_values(figures: DnnCameraStatistics, age: Percentiles) -> dict[str, object]:
     values: dict[str, object] = {
-        "rate (Hz)": f"{stream.rate_hz:.2f}",
-        "offered": stream.offered,
-        "published": stream.published,
-        "pending": stream.pending,
-        "deadline misses": stream.deadline_misses,
-        "frames per inference": f"{stream.batch:.2f}",
+        "rate (Hz)": f"{figures.rate_hz:.2f}",
+        "offered": figures.offered,
+        "published": figures.published,
+        "pending": figures.pending,
+        "deadline misses": figures.deadline_misses,
+        "frames per inference": f"{figures.batch:.2f}",
     }
-    values.update({f"dropped: {reason.value}": stream.dropped.get(reason, 0) for reason in DropReason})
-    for step, percentiles in {**stream.latencies, "header stamp to publish": age}.items():
+    values.update({f"dropped: {reason.value}": figures.dropped.get(reason, 0) for reason in DropReason})
+    for step, percentiles in {**figures.latencies, "header stamp to publish": age}.items():
         values.update(_percentile_values(step, percentiles))
     return values
 

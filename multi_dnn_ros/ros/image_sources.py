@@ -17,7 +17,7 @@ TYPES = {"raw": "sensor_msgs/msg/Image", "compressed": "sensor_msgs/msg/Compress
 _MAX_TOPICS = 8
 
 
-class Source(Enum):
+class PublisherState(Enum):
     """What publishes on a camera's topic."""
 
     FITS = "a compatible publisher"
@@ -54,24 +54,29 @@ def _node_name(namespace: str, name: str) -> str:
     return "an unknown node" if "NODE_NAME_UNKNOWN" in name else f"{namespace.rstrip('/')}/{name}"
 
 
-def judge(publishers: Sequence[Publisher], type_name: str, requested: QoSProfile) -> Source:
+def classify_publishers(publishers: Sequence[Publisher], type_name: str, requested: QoSProfile) -> PublisherState:
     """Whether the publishers of a topic are compatible with a subscription of this type and QoS."""
     if not publishers:
-        return Source.NONE
+        return PublisherState.NONE
     of_type = [publisher for publisher in publishers if publisher.type == type_name]
     if not of_type:
-        return Source.OTHER_TYPE
+        return PublisherState.OTHER_TYPE
     if all(incompatibility(publisher.qos, requested) for publisher in of_type):
-        return Source.OTHER_QOS
-    return Source.FITS
+        return PublisherState.OTHER_QOS
+    return PublisherState.FITS
 
 
 def explain_mismatch(
-    source: Source, camera: str, topic: str, transport: str, publishers: Iterable[Publisher], requested: QoSProfile
+    state: PublisherState,
+    camera: str,
+    topic: str,
+    transport: str,
+    publishers: Iterable[Publisher],
+    requested: QoSProfile,
 ) -> str:
-    """A log message about publishers of another type or with incompatible QoS. source: neither FITS nor NONE."""
+    """A log message about publishers of another type or with incompatible QoS. state: neither FITS nor NONE."""
     type_name = TYPES[transport]
-    if source is Source.OTHER_TYPE:
+    if state is PublisherState.OTHER_TYPE:
         other = ", ".join(sorted({f"{publisher.node} publishes {publisher.type}" for publisher in publishers}))
         text = f"camera {camera}: topic {topic} has no publisher of {type_name}: {other}"
         for name, type_of_it in TYPES.items():

@@ -68,7 +68,7 @@ class LossEstimator:
     def __init__(self, rate_hz: float = 0.0, raw: bool = True) -> None:
         self._raw = raw
         self._received = 0
-        self._alone = True
+        self._single_publisher = True
         self._numbers = SequenceGaps()
         self._stamps = StampGaps(_SECOND_NS / rate_hz if rate_hz > 0 else None)
         self._events = 0
@@ -84,17 +84,23 @@ class LossEstimator:
         self._history: deque[tuple[int, int, int]] = deque(maxlen=1024)  # time, received, lost
 
     def arrived(
-        self, now_ns: int, stamp_ns: int, sequence: int | None = None, *, alone: bool = True, late: bool = False
+        self,
+        now_ns: int,
+        stamp_ns: int,
+        sequence: int | None = None,
+        *,
+        single_publisher: bool = True,
+        late: bool = False,
     ) -> None:
         """Count an image. stamp_ns: of its header. sequence: the publisher's number of it; None: unknown.
 
-        alone: the topic has one publisher; gaps between images of several publishers mean nothing. late: an image sent
-        after this one has arrived already.
+        single_publisher: the topic has one publisher; gaps between images of several publishers mean nothing. late: an
+        image sent after this one has arrived already.
         """
         self._received += 1
-        self._alone = alone
+        self._single_publisher = single_publisher
         self._numbers.add(sequence)
-        self._stamps.add(now_ns, stamp_ns, alone=alone, late=late)
+        self._stamps.add(now_ns, stamp_ns, single_publisher=single_publisher, late=late)
 
     def reported(self, now_ns: int, count: int) -> None:
         """The middleware has reported `count` lost images."""
@@ -148,13 +154,13 @@ class LossEstimator:
             return max(self._numbers.missing, self._events), "the publisher's sequence numbers"
         if self._events:
             return self._events, "message-lost events"
-        if self._alone:
+        if self._single_publisher:
             missing = self._stamps.missing(now_ns, reliable=reliable)
             if missing is not None:
                 return missing, self._stamps.source
         # Without a period, dropped datagrams are the only hint. If many small compressed images of an irregular camera
         # have arrived, they were probably not the ones dropped; raw images may be lost almost completely all the same.
-        if self._own_drops and image_bytes and (self._raw or not self._stamps.enough_to_learn):
+        if self._own_drops and image_bytes and (self._raw or not self._stamps.can_learn_period):
             return math.ceil(self._own_drops * _DATAGRAM_BYTES / image_bytes), "datagrams that the kernel dropped"
         return None, NO_DATA
 

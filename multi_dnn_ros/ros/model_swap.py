@@ -154,15 +154,15 @@ class ModelSwaps:
             self._swap.cancel("the new settings cannot be used")  # on other devices, too
         self._under_way = False
         self._wanted.clear()
-        self._status = WARN, f"failed, the former settings are served: {reason}"
-        self._log.error(f"model swap failed, the former settings are served: {_listed(self._changes)}: {reason}")
+        self._status = WARN, f"failed, the previous settings stay in use: {reason}"
+        self._log.error(f"model swap failed, the previous settings stay in use: {_listed(self._changes)}: {reason}")
         self._hooks.restore()
 
     def _report_gaps(self, swap: Swap) -> None:
         for dnn, gap_ms in list(swap.gaps_ms.items()):
             if dnn not in self._gaps_ms:
                 self._log.info(
-                    f"model swap: {dnn}: {gap_ms:.0f} ms between the last result with the former settings and the "
+                    f"model swap: {dnn}: {gap_ms:.0f} ms between the last result with the previous settings and the "
                     "first one with the new ones"
                 )
             self._gaps_ms[dnn] = gap_ms  # with several devices it may become shorter
@@ -197,5 +197,8 @@ def _kind_problem(changes: Changes, old: Mapping[str, DnnDescription], new: Mapp
         kinds = [{name: it.result_kind for name, it in found[dnn].results.items()} for found in (old, new)]
         if kinds[0] != kinds[1]:
             before, after = (", ".join(each.values()) for each in kinds)
-            return f"the results of {dnn} would be {after}, but its topics are those of {before}; cleanup first"
+            return (
+                f"the results of {dnn} would be {after}, but its topics are those of {before}; to change them, "
+                "deactivate and clean up the node, set the parameter, and configure again"
+            )
     return ""

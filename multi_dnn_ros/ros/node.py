@@ -25,14 +25,14 @@ from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.served import Served
-from multi_dnn_ros.ros.service_status import Life
+from multi_dnn_ros.ros.service_status import NodeState
 from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.ros.tracking import tracking_problems
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
 from multi_dnn_ros.serving.host import Build, Cancelled, Changes, Description, DnnDescription, Host
 from multi_dnn_ros.settings.dnn_parameters import assign
-from multi_dnn_ros.settings.flat_parameters import Reading
+from multi_dnn_ros.settings.flat_parameters import ParsedParameters
 from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
@@ -114,11 +114,11 @@ class MultiDnnNode(LifecycleNode):
         """The parameter."""
         return bool(self._node_parameters.value("autostart"))
 
-    def life(self) -> Life:
+    def service_state(self) -> NodeState:
         """The state of the node for the service manager that started it."""
         host, view = self._host, self._view({})
         age_s = host.supervision_age_s() if host is not None else 0.0
-        return Life(view.state, status_text(view), view.ended, age_s)
+        return NodeState(view.state, status_text(view), view.ended, age_s)
 
     @property
     def pending_responses(self) -> int:
@@ -128,8 +128,8 @@ class MultiDnnNode(LifecycleNode):
     @property
     def hung(self) -> list[str]:
         """Names of threads that did not end in time and still run."""
-        self._hanging = [session for session in self._hanging if session.alive()]
-        threads = [name for session in self._hanging for name in session.alive()]
+        self._hanging = [session for session in self._hanging if session.running_threads()]
+        threads = [name for session in self._hanging for name in session.running_threads()]
         return [*threads, "transition"] if self._transitions.hangs else threads
 
     def close(self) -> None:
@@ -137,7 +137,9 @@ class MultiDnnNode(LifecycleNode):
         self._board.close()
         if not self._transitions.end(_CANCEL_S) and not self._end_slow_transition():
             self._transitions.abandon()
-            self.get_logger().error("the transition in progress does not end; its thread is abandoned")
+            self.get_logger().error(
+                "the transition in progress does not end; the node shuts down without it, with exit code 1"
+            )
             self._release()
             return
         try:
@@ -158,8 +160,8 @@ class MultiDnnNode(LifecycleNode):
         """FAILURE leaves the node unconfigured, with the reason in the log; parameters can then be corrected."""
         in_executor = self._transitions.in_executor
         try:
-            host, reading = in_executor(self._begin_configuring)
-            config = self._node_parameters.checked(reading, host.check)
+            host, parsed = in_executor(self._begin_configuring)
+            config = self._node_parameters.checked(parsed, host.check)
             self._progress.start("loading the engine")
             description = host.configure(config, self._progress.report)
             in_executor(self._end_configuring, config, description)
@@ -206,15 +208,15 @@ class MultiDnnNode(LifecycleNode):
         if self._host is not None:
             self._host.cancel()
 
-    def _begin_configuring(self) -> tuple[Host, Reading]:
+    def _begin_configuring(self) -> tuple[Host, ParsedParameters]:
         self._failure = ""
         self._changed = {}
         self._progress.start("reading the parameters")
         self._host = self._make_host(self._node_parameters.value("isolation"), self._build)
-        reading = self._node_parameters.reading()
+        parsed = self._node_parameters.parse()
         self._node_parameters.lock(True)  # later changes would not be part of this configuration
-        self._config = reading.config  # runtime parameters change it from now on
-        return self._host, reading
+        self._config = parsed.config  # runtime parameters change it from now on
+        return self._host, parsed
 
     def _end_configuring(self, config: NodeConfig, description: Description) -> None:
         assert self._host is not None
@@ -231,7 +233,7 @@ class MultiDnnNode(LifecycleNode):
             raise ParameterError(problems)
         self._outputs = ResultPublishers(
             self,
-            streams={name: dnn.cameras for name, dnn in dnns.items()},
+            cameras_by_dnn={name: dnn.cameras for name, dnn in dnns.items()},
             results=results,
         )
         self._enable_services = EnableServices(self, dnns)
@@ -271,7 +273,8 @@ class MultiDnnNode(LifecycleNode):
             super().on_deactivate(state)
             return FAILURE
         self._failure = ""
-        self.get_logger().info("active")
+        cameras = dict.fromkeys(camera for dnn in served.description.dnns.values() for camera in dnn.cameras)
+        self.get_logger().info(f"active: processing images of {', '.join(cameras)}")
         return SUCCESS
 
     def _stop_serving(self) -> None:
@@ -285,7 +288,7 @@ class MultiDnnNode(LifecycleNode):
             self._hanging.append(session)
             self.get_logger().error(
                 f"threads did not end within {self._config.stop_timeout_s} s (parameter stop_timeout_s): "
-                f"{', '.join(hung)}"
+                f"{', '.join(hung)}; if /diagnostics still lists them, restart the node"
             )
 
     def _release(self) -> None:
@@ -333,7 +336,7 @@ class MultiDnnNode(LifecycleNode):
     def _taken_over(self, changes: Changes, dnns: Mapping[str, DnnDescription]) -> None:
         """A swap has replaced the settings of DNNs."""
         assert self._served is not None
-        self._capacity = CapacityForImages({})  # measured with the former settings
+        self._capacity = CapacityForImages({})  # measured with the previous settings
         self._served.adopt(changes, dnns, self._session)
 
     # -- diagnostics
@@ -381,7 +384,7 @@ class MultiDnnNode(LifecycleNode):
             description=served.description if served is not None else None,
             failure=self._failure,
             hung=self.hung,
-            ended=session.ended() if session is not None else (),
+            ended=session.failed_threads() if session is not None else (),
             memory=memory,
         )
 

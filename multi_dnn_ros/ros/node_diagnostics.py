@@ -60,4 +60,7 @@ class NodeDiagnostics:
         except Exception:  # an error in the diagnostics must not end the node
             more = self._throttle.passes("diagnostics")
             if more is not None:
-                self._node.get_logger().error(f"diagnostics: {traceback.format_exc()}{more}")
+                self._node.get_logger().error(
+                    "the diagnostics were not published; the next attempt follows after diagnostics_period_s: "
+                    f"{traceback.format_exc()}{more}"
+                )

@@ -53,7 +53,7 @@ def node_status(report: DiagnosticsReport, view: NodeView) -> DiagnosticStatus:
             ),
             "cameras": ", ".join(config.cameras),
         }
-    level, text = _judge(view)
+    level, text = _level_and_text(view)
     return report.status("node", level, text, {**values, **view.memory})
 
 
@@ -71,7 +71,7 @@ def host_statuses(report: DiagnosticsReport, statuses: Sequence[EngineStatus]) -
 
 def status_text(view: NodeView) -> str:
     """The text of the node's status; a failure may have several lines."""
-    return _judge(view)[1]
+    return _level_and_text(view)[1]
 
 
 def progress_text(progress: Progress) -> str:
@@ -86,7 +86,7 @@ def progress_text(progress: Progress) -> str:
     return ", ".join(parts)
 
 
-def _judge(view: NodeView) -> tuple[bytes, str]:
+def _level_and_text(view: NodeView) -> tuple[bytes, str]:
     if view.failure:
         return ERROR, view.failure
     if view.hung:

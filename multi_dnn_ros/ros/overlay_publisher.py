@@ -169,7 +169,9 @@ class OverlayPublisher:
                 pixels = draw(overlay.image, layers)
                 self._publishers[camera].publish(pixels, overlay.frame.context)
             except Exception as error:  # one failed overlay must not end the thread
-                self._report(f"overlay of camera {camera}: {type(error).__name__}: {error}")
+                self._report(
+                    f"the overlay of camera {camera} was not published for one frame: {type(error).__name__}: {error}"
+                )
             del overlay, layers  # keep no reference to the frame while waiting
 
     def _held(self, camera: str, overlay: _Overlay) -> list[Layer]:

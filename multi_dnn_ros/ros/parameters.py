@@ -12,7 +12,7 @@ from rclpy.parameter import Parameter
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.settings.dnn_parameters import REPLACED_BY_OUTPUTS
-from multi_dnn_ros.settings.flat_parameters import Reading, read_parameters
+from multi_dnn_ros.settings.flat_parameters import ParsedParameters, read_parameters
 from multi_dnn_ros.settings.parameter_fields import (
     DEFAULT_CAMERAS,
     DEFAULT_DNNS,
@@ -87,29 +87,29 @@ class NodeParameters:
         except ParameterError:
             return field.default
 
-    def reading(self) -> Reading:
+    def parse(self) -> ParsedParameters:
         """The present parameters and the problems found in them. Logs warnings about unused ones."""
         for warning in self._warnings:
             self._node.get_logger().warning(warning)
         names = [name for name in (*self._fields, *self._unknown) if self._node.has_parameter(name)]
-        reading = read_parameters({name: self._node.get_parameter(name).value for name in names})
-        if reading.config is None:
-            return reading
-        return replace(reading, problems=(*reading.problems, *self._topic_problems(reading.config)))
+        parsed = read_parameters({name: self._node.get_parameter(name).value for name in names})
+        if parsed.config is None:
+            return parsed
+        return replace(parsed, problems=(*parsed.problems, *self._topic_problems(parsed.config)))
 
     @staticmethod
-    def checked(reading: Reading, check: Callable[[NodeConfig], Sequence[str]]) -> NodeConfig:
-        """The configuration of a reading. Raises ParameterError with every problem found. May take long.
+    def checked(parsed: ParsedParameters, check: Callable[[NodeConfig], Sequence[str]]) -> NodeConfig:
+        """The configuration of parsed parameters. Raises ParameterError with every problem found. May take long.
 
         check: finds problems beyond single values. Called only if there are problems already, to report all of them
         together; otherwise configuring calls it.
         """
-        if reading.config is not None and not reading.problems:
-            return reading.config
-        beyond = check(reading.config) if reading.config is not None else ()
+        if parsed.config is not None and not parsed.problems:
+            return parsed.config
+        beyond = check(parsed.config) if parsed.config is not None else ()
         # Omit problems of parameters that are invalid already: `check` has seen their defaults.
-        further = [line for line in beyond if not any(name in line.split() for name in reading.wrong)]
-        raise ParameterError([*reading.problems, *further])
+        further = [line for line in beyond if not any(name in line.split() for name in parsed.wrong)]
+        raise ParameterError([*parsed.problems, *further])
 
     def lock(self, locked: bool) -> None:
         """Set whether the node is configured with the present values."""
@@ -220,8 +220,9 @@ class NodeParameters:
                 node, why = self._node.get_fully_qualified_name(), f" ({refusal})" if refusal else ""
                 raise ParameterError(
                     [
-                        f"parameter {name} is read-only while the node is configured{why}; "
-                        f"`ros2 lifecycle set {node} cleanup` first"
+                        f"parameter {name} is read-only while the node is configured{why}; first "
+                        f"`ros2 lifecycle set {node} deactivate` (if it is active), then "
+                        f"`ros2 lifecycle set {node} cleanup`"
                     ]
                 )
             problem = missing_file(name, checked)

@@ -88,7 +88,7 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
         log.setLevel(int(node.get_logger().get_effective_level()))  # the numbers of both are the same
         manager = ServiceManager.from_environment()
         if manager is not None:
-            service = ServiceStatus(manager, node.life, autostart=node.autostart)
+            service = ServiceStatus(manager, node.service_state, autostart=node.autostart)
         executor.add_node(node)
         _spin(executor, node, stop, service)
     except (KeyboardInterrupt, ExternalShutdownException):
@@ -127,7 +127,8 @@ def _spin(
             raise
         except Exception:  # raised by a callback
             errors += 1
-            node.get_logger().error(f"a callback failed: {traceback.format_exc()}")
+            follows = "the node keeps running" if errors < _MAX_ERRORS else f"the node ends after {errors} in a row"
+            node.get_logger().error(f"a callback failed; {follows}: {traceback.format_exc()}")
             if errors >= _MAX_ERRORS:
                 raise
         if service is not None:

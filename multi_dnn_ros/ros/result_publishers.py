@@ -26,11 +26,11 @@ GroundOf = Callable[[str, Header, tuple[int, int]], tuple[Header, Project] | Non
 
 
 class ResultPublishers:
-    """``~/<camera>/<result>/...`` for each stream, ``~/<camera>/overlay`` with ``/compressed``, and
+    """``~/<camera>/<result>/...`` for each DNN and camera, ``~/<camera>/overlay`` with ``/compressed``, and
     ``~/<result>/label_info``.
 
     The name of a result is `<dnn>`, or `<dnn>/<output>` for a DNN with parameter `outputs`.
-    streams: cameras of each DNN. results: kind and class names of each DNN's results, by the name of the output, "" for
+    results: kind and class names of each DNN's results, by the name of the output, "" for
     the only one; class names are published if the kind has labels. Each DNN publishes from a thread of its own, with
     publishers of its own.
     Raises ExtensionError if the message type of a result kind is not installed.
@@ -39,7 +39,7 @@ class ResultPublishers:
     def __init__(
         self,
         node: LifecycleNode,
-        streams: Mapping[str, tuple[str, ...]],
+        cameras_by_dnn: Mapping[str, tuple[str, ...]],
         results: Mapping[str, Mapping[str, tuple[ResultKind, tuple[str, ...]]]],
     ) -> None:
         self._node = node
@@ -48,17 +48,17 @@ class ResultPublishers:
         self._publishers: dict[tuple[str, ...], Any] = {}
         self._on_ground: dict[str, list[tuple[str, ...]]] = {}  # publishers of ground topics, by camera
         try:
-            self._create(streams, results)
+            self._create(cameras_by_dnn, results)
         except BaseException:
             self.close()
             raise
 
     def _create(
         self,
-        streams: Mapping[str, tuple[str, ...]],
+        cameras_by_dnn: Mapping[str, tuple[str, ...]],
         results: Mapping[str, Mapping[str, tuple[ResultKind, tuple[str, ...]]]],
     ) -> None:
-        for dnn, cameras in streams.items():
+        for dnn, cameras in cameras_by_dnn.items():
             for output, (kind, labels) in results[dnn].items():
                 result = result_name(dnn, output)
                 self._kinds[result] = kind
@@ -71,7 +71,7 @@ class ResultPublishers:
                     key = (camera, result, ground_topic.name)
                     self._add(_message_class(kind, ground_topic, result), RESULTS, *key)
                     self._on_ground.setdefault(camera, []).append(key)
-        for camera in dict.fromkeys(camera for cameras in streams.values() for camera in cameras):
+        for camera in dict.fromkeys(camera for cameras in cameras_by_dnn.values() for camera in cameras):
             self._add(Image, IMAGES, camera, "overlay")
             self._add(CompressedImage, IMAGES, camera, "overlay", "compressed")
         if LabelInfo is not None:

@@ -22,7 +22,7 @@ _EXTEND_S = 30.0
 
 
 @dataclass(frozen=True)
-class Life:
+class NodeState:
     """The state of the node for the service manager.
 
     state: of the life cycle, as the diagnostics name it. text: the text of the node's diagnostic status. ended: threads
@@ -37,20 +37,20 @@ class Life:
 
 
 class ServiceStatus:
-    """The messages of one node. life: returns its state. autostart: the parameter: the service is ready when the node
-    is active; otherwise as soon as the node responds, because another process configures it.
+    """The messages of one node. service_state: returns its state. autostart: the parameter: the service is ready when
+    the node is active; otherwise as soon as the node responds, because another process configures it.
     """
 
     def __init__(
         self,
         manager: ServiceManager,
-        life: Callable[[], Life],
+        service_state: Callable[[], NodeState],
         *,
         autostart: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manager = manager
-        self._life = life
+        self._service_state = service_state
         self._autostart = autostart
         self._clock = clock
         self._ready = False
@@ -65,19 +65,19 @@ class ServiceStatus:
         beat_is_due = self._beat_period_s < float("inf") and now >= self._next_beat
         if not beat_is_due and now < self._next_status:
             return
-        life = self._life()
+        node = self._service_state()
         fields: dict[str, str | int] = {}
-        if not self._ready and (life.state == "active" or not self._autostart):
+        if not self._ready and (node.state == "active" or not self._autostart):
             fields["READY"] = 1
-        if life.text != self._status:
-            fields["STATUS"] = life.text
-        if not self._ready and life.state == "configuring":
+        if node.text != self._status:
+            fields["STATUS"] = node.text
+        if not self._ready and node.state == "configuring":
             fields["EXTEND_TIMEOUT_USEC"] = round(_EXTEND_S * 1e6)
-        if beat_is_due and not self._fault_of(life):
+        if beat_is_due and not self._fault_of(node):
             fields["WATCHDOG"] = 1
         if fields and self._manager.send(**fields):
             self._ready = self._ready or "READY" in fields
-            self._status = life.text
+            self._status = node.text
             if "WATCHDOG" in fields:  # otherwise tried again at the next call: the next period would be too late
                 self._next_beat = now + self._beat_period_s
         self._next_status = now + _STATUS_PERIOD_S
@@ -87,12 +87,12 @@ class ServiceStatus:
         self._manager.send(STOPPING=1, STATUS=reason)
         self._manager.close()
 
-    def _fault_of(self, life: Life) -> str:
+    def _fault_of(self, node: NodeState) -> str:
         """Why no heartbeat is sent; empty: one is sent."""
         fault = ""
-        if life.ended:
-            fault = f"threads ended by an error: {', '.join(life.ended)}"
-        elif life.supervision_age_s > self._beat_period_s:
+        if node.ended:
+            fault = f"threads ended by an error: {', '.join(node.ended)}"
+        elif node.supervision_age_s > self._beat_period_s:
             fault = f"the supervision of the engine processes has not run for more than {self._beat_period_s:g} s"
         if fault and fault != self._fault:
             log.error("no heartbeat to systemd, which will restart the node: %s", fault)

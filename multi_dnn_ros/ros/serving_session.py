@@ -13,7 +13,7 @@ from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 
 from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
+from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.ros.camera_input import CameraInput, image_topic
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport, PublishAges
@@ -137,7 +137,7 @@ class ServingSession:
             for decoder in self._decoders.values():
                 decoder.admission_changed()
 
-    def ended(self) -> list[str]:
+    def failed_threads(self) -> list[str]:
         """Names of its threads that ended by an error; the log has the traceback."""
         if self._stopped:
             return []
@@ -145,7 +145,7 @@ class ServingSession:
 
     def published(self) -> dict[tuple[str, str], int]:
         """Results published so far, by DNN and camera."""
-        return {stream: figures.published for stream, figures in self._accounts.statistics().streams.items()}
+        return {pair: figures.published for pair, figures in self._accounts.statistics().by_dnn_and_camera.items()}
 
     def statuses(self, report: DiagnosticsReport) -> Iterator[DiagnosticStatus]:
         """The statuses of each DNN on each camera, of each camera, and of the ground that it sees."""
@@ -153,8 +153,8 @@ class ServingSession:
         for source in self._inputs.values():
             source.update_losses()
         cameras = {camera: source.record for camera, source in self._inputs.items()}
-        switched_off = [dnn for dnn in self._accounts.streams if not self._admission.is_enabled(dnn)]
-        yield from report.streams(statistics, cameras, self._ages, now_ns, switched_off)
+        switched_off = [dnn for dnn in self._accounts.cameras_by_dnn if not self._admission.is_enabled(dnn)]
+        yield from report.dnns(statistics, cameras, self._ages, now_ns, switched_off)
         yield from report.cameras(statistics, cameras, now_ns)
         yield from self._ground.statuses(report)
 
@@ -178,17 +178,17 @@ class ServingSession:
         hanging = self._host.stop(max(end - time.monotonic(), 0.0))
         self._hanging = [thread for thread in threading.enumerate() if thread.name in hanging]
         accounts = self._accounts
-        accounts.drop_unanswered(accounts.streams, DropReason.SHUTDOWN, "not answered before the engine stopped")
+        accounts.drop_unanswered(accounts.cameras_by_dnn, DropReason.SHUTDOWN, "not answered before the engine stopped")
         self._overlay.stop(max(end - time.monotonic(), _MIN_OVERLAY_STOP_S))
-        for (dnn, camera), stream in self._accounts.statistics().streams.items():
-            lost = ", ".join(f"{count} {reason.value}" for reason, count in stream.dropped.items() if count)
+        for (dnn, camera), figures in self._accounts.statistics().by_dnn_and_camera.items():
+            lost = ", ".join(f"{count} {reason.value}" for reason, count in figures.dropped.items() if count)
             self._log.info(
-                f"{dnn} on {camera}: {stream.published} of {stream.offered} frames published"
+                f"{dnn} on {camera}: {figures.published} of {figures.offered} frames published"
                 + (f"; dropped: {lost}" if lost else "")
             )
-        return list(dict.fromkeys((*hanging, *self.alive())))
+        return list(dict.fromkeys((*hanging, *self.running_threads())))
 
-    def alive(self) -> list[str]:
+    def running_threads(self) -> list[str]:
         """Names of its running threads; after :meth:`stop`, of those that hang."""
         threads = (*self._decoders.values(), *self._hanging, self._overlay.thread)
         return [thread.name for thread in threads if thread.is_alive()]
@@ -207,7 +207,7 @@ class ServingSession:
     def _on_result(self, result: Result) -> None:
         result = self._tracks.apply(result)
         self._outputs.publish(result, self._ground.view)
-        guarded(self._after_publishing, result)  # its failure must not count the frame as not published
+        call_and_log_errors(self._after_publishing, result)  # its failure must not count the frame as not published
 
     def _after_publishing(self, result: Result) -> None:
         height, width = result.frame.image().shape[:2]
@@ -227,7 +227,8 @@ class ServingSession:
         more = self._throttle.passes((drop.reason, drop.dnn))
         if more is not None:
             self._log.error(
-                f"DNN {drop.dnn} lost a frame of camera {drop.frame.camera}: {drop.reason.value}: {drop.message}{more}"
+                f"DNN {drop.dnn} dropped a frame of camera {drop.frame.camera}: {drop.reason.value}: "
+                f"{drop.message}{more}"
             )
 
     def _on_bad_image(self, camera: str, error: FrameError) -> None:
@@ -237,8 +238,9 @@ class ServingSession:
 
     def _on_failure(self, failure: Failure) -> None:
         if failure.disabled:
+            retry = "" if failure.retry_s is None else f"; next retry in {failure.retry_s:.0f} s"
             self._log.error(
-                f"DNN {failure.dnn} is disabled ({failure.consecutive} consecutive failures): {failure.message}"
+                f"DNN {failure.dnn} is disabled ({failure.consecutive} consecutive failures): {failure.message}{retry}"
             )
 
     def _on_overlay_failure(self, message: str) -> None:

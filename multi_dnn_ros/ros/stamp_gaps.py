@@ -65,15 +65,18 @@ class StampGaps:
         return "gaps between the stamps" if self._expected_ns is None else "rate_hz"
 
     @property
-    def enough_to_learn(self) -> bool:
+    def can_learn_period(self) -> bool:
         """Whether so many gaps are known that a regular camera's period would have been found."""
         return len(self._gaps) >= MIN_SPARSE
 
-    def add(self, now_ns: int, stamp_ns: int, *, alone: bool, late: bool) -> None:
-        """Count an image. alone: the topic has one publisher. late: an image sent after this one has arrived."""
+    def add(self, now_ns: int, stamp_ns: int, *, single_publisher: bool, late: bool) -> None:
+        """Count an image.
+
+        single_publisher: the topic has one publisher. late: an image sent after this one has arrived.
+        """
         self._received += 1
         self._last_arrival_ns = now_ns
-        if not alone:
+        if not single_publisher:
             self._last = None
             return
         if late:
@@ -134,7 +137,7 @@ class StampGaps:
                 while len(self._gaps) > _SLOWER:
                     self._gaps.popleft()
             period = slower
-        if period is None and self.enough_to_learn:
+        if period is None and self.can_learn_period:
             self._retry_at = self._received + _RETRY_AFTER
         known = self._period_ns
         if period is None or known is None:

@@ -37,7 +37,7 @@ def decoder_threshold(settings: DnnConfig, threshold: float) -> float:
 
 
 class Tracks:
-    """Thread-safe: results of one stream may come from two engine processes while one replaces the other.
+    """Thread-safe: results of a DNN on a camera may come from two engine processes while one replaces the other.
 
     cameras: by DNN. thresholds: of published results, by tracked DNN.
     """
@@ -63,14 +63,14 @@ class Tracks:
 
     def apply(self, result: Result) -> Result:
         """The result with identities, or as it is if the DNN is not tracked. Raises ValueError for invalid boxes."""
-        stream = result.dnn, result.frame.camera
-        tracker = self._trackers.get(stream)
+        dnn_camera = result.dnn, result.frame.camera
+        tracker = self._trackers.get(dnn_camera)
         if tracker is None or not isinstance(result.output, Detections):
             return result
         with self._lock:
             labels = tuple(result.output.labels)
-            if self._labels.setdefault(stream, labels) != labels:  # another model: the classes mean something else
-                self._labels[stream] = labels
+            if self._labels.setdefault(dnn_camera, labels) != labels:  # another model: the classes mean something else
+                self._labels[dnn_camera] = labels
                 tracker.end_tracks()
             return result._replace(output=tracker.update(result.output, result.frame.stamp_ns))
 

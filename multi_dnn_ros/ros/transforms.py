@@ -26,7 +26,7 @@ class Transforms:
         self._node = node
         self._buffer: Any = None
         self._listener: Any = None
-        self._error = "nobody has listened to TF yet"
+        self._error = "TF is not subscribed to yet"
 
     def open(self) -> None:
         """Start to listen, if it does not listen yet. Without tf2_ros, :meth:`pose` raises."""

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
-from multi_dnn_ros.engine.statistics import Statistics, StreamRecorder
+from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
+from multi_dnn_ros.engine.statistics import DnnCamera, DnnCameraRecorder, Statistics
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
-
-Stream = tuple[str, str]  # DNN, camera
 
 
 class _Buffer(Protocol):
@@ -48,22 +46,21 @@ def _ignore(dnn: str, camera: str, handed_ns: int, timing: Timing | None) -> Non
 class Accounts:
     """Thread-safe. The callbacks run in the thread that reports the event, without the lock.
 
-    streams: by DNN, its cameras. deadlines_ns: by DNN, from arrival; None: no deadline. clock: nanoseconds, monotonic.
-    window_ns: window of percentiles and rates. on_answered: called with each answer before its callback runs: DNN,
-    camera, when the frame was handed to the engine, and the timing of the result (None: a drop); must not block or
-    raise.
+    deadlines_ns: by DNN, from arrival; None: no deadline. clock: nanoseconds, monotonic. window_ns: window of
+    percentiles and rates. on_answered: called with each answer before its callback runs: DNN, camera, when the frame
+    was handed to the engine, and the timing of the result (None: a drop); must not block or raise.
     """
 
     def __init__(
         self,
-        streams: Mapping[str, tuple[str, ...]],
+        cameras_by_dnn: Mapping[str, tuple[str, ...]],
         callbacks: Callbacks,
         clock: Callable[[], int],
         deadlines_ns: Mapping[str, int | None] | None = None,
         window_ns: int = 10_000_000_000,
         on_answered: Callable[[str, str, int, Timing | None], None] = _ignore,
     ) -> None:
-        self.streams = dict(streams)
+        self.cameras_by_dnn = dict(cameras_by_dnn)
         self._on_answered = on_answered
         self._callbacks = callbacks
         self._clock = clock
@@ -75,7 +72,7 @@ class Accounts:
         self._callbacks_running = 0
         self._disabled: dict[str, tuple[str, int | None]] = {}  # by DNN, the reason and the time of the retry
         self._recorders = {
-            (dnn, camera): StreamRecorder(window_ns) for dnn, cameras in streams.items() for camera in cameras
+            (dnn, camera): DnnCameraRecorder(window_ns) for dnn, cameras in cameras_by_dnn.items() for camera in cameras
         }
         self._devices: Mapping[str, int] = {}
         self._dnns: dict[str, tuple[str, ...]] = {}
@@ -111,10 +108,10 @@ class Accounts:
             else:
                 self._count_drop(Drop(dnn, frame, reason, message))
 
-    def open(self, frame: Frame, buffer: _Buffer, dnns: Iterable[str], wanting: Iterable[str] | None = None) -> int:
+    def open(self, frame: Frame, buffer: _Buffer, dnns: Iterable[str], recipients: Iterable[str] | None = None) -> int:
         """An arrived frame is handed to the engine for these DNNs. Returns its number.
 
-        The buffer is released after the last answer. wanting: the DNNs that have no answer for the frame yet; None:
+        The buffer is released after the last answer. recipients: the DNNs that have no answer for the frame yet; None:
         all of the camera. For those that are not in `dnns` the frame is dropped: no engine serves them.
         """
         served = set(dnns)
@@ -123,7 +120,7 @@ class Accounts:
             number = self._last_number
             if served:
                 self._open[number] = _OpenFrame(frame, buffer, served, len(served), self._clock())
-        for dnn in self.dnns_of(frame.camera) if wanting is None else wanting:
+        for dnn in self.dnns_of(frame.camera) if recipients is None else recipients:
             if dnn not in served:
                 disabled = self._disabled_reason(dnn)
                 reason = DropReason.ENGINE_LOST if disabled is None else DropReason.DISABLED
@@ -140,7 +137,7 @@ class Accounts:
         entry = self._answer(number, dnn, timing)
         if entry is None:
             return
-        stream = dnn, entry.frame.camera
+        dnn_camera = dnn, entry.frame.camera
         try:
             self._callbacks.on_result(Result(dnn, entry.frame, output, timing))
         except Exception as error:
@@ -148,7 +145,7 @@ class Accounts:
             self._count_drop(drop)
         else:
             with self._lock:
-                self._recorders[stream].publish(timing, self._clock(), self._deadlines_ns.get(dnn))
+                self._recorders[dnn_camera].publish(timing, self._clock(), self._deadlines_ns.get(dnn))
         self._release(entry)
 
     def drop(self, number: int, dnn: str, reason: DropReason, message: str) -> None:
@@ -173,7 +170,7 @@ class Accounts:
             until_ns = None if failure.retry_s is None else self._clock() + round(failure.retry_s * 1e9)
             with self._lock:
                 self._disabled[failure.dnn] = failure.reason or failure.message, until_ns
-        guarded(self._callbacks.on_failure, failure)
+        call_and_log_errors(self._callbacks.on_failure, failure)
 
     def enabled(self, dnn: str) -> None:
         """A disabled DNN accepts frames again."""
@@ -187,9 +184,9 @@ class Accounts:
         with self._lock:
             self._deadlines_ns[dnn] = deadline_ns
 
-    def unanswered(self, stream: Stream) -> int:
-        """Number of frames of a stream that were handed to the engine and not answered."""
-        dnn, camera = stream
+    def unanswered(self, dnn_camera: DnnCamera) -> int:
+        """Number of frames of a DNN and camera that were handed to the engine and not answered."""
+        dnn, camera = dnn_camera
         with self._lock:
             return sum(dnn in entry.unanswered and entry.frame.camera == camera for entry in self._open.values())
 
@@ -205,12 +202,12 @@ class Accounts:
             if entry is not None:
                 entry.computed.add(dnn)
 
-    def handed_ns(self, stream: Stream) -> int | None:
-        """When the oldest frame of the stream that still waits or is being computed was handed to the engine.
+    def handed_ns(self, dnn_camera: DnnCamera) -> int | None:
+        """When the oldest frame of the DNN and camera that still waits or is being computed was handed to the engine.
 
-        None: at least one device of the DNN has no frame of the stream.
+        None: at least one device of the DNN has no frame of the camera.
         """
-        dnn, camera = stream
+        dnn, camera = dnn_camera
         with self._lock:
             handed = [
                 entry.handed_ns
@@ -227,9 +224,11 @@ class Accounts:
         """A snapshot of the counts and percentiles."""
         now_ns = self._clock()
         with self._lock:
-            recorders = {stream: recorder.copy() for stream, recorder in self._recorders.items()}
-        disabled = {dnn: reason for dnn in self.streams if (reason := self._disabled_reason(dnn)) is not None}
-        return Statistics({stream: recorder.snapshot(now_ns) for stream, recorder in recorders.items()}, disabled)
+            recorders = {dnn_camera: recorder.copy() for dnn_camera, recorder in self._recorders.items()}
+        disabled = {dnn: reason for dnn in self.cameras_by_dnn if (reason := self._disabled_reason(dnn)) is not None}
+        return Statistics(
+            {dnn_camera: recorder.snapshot(now_ns) for dnn_camera, recorder in recorders.items()}, disabled
+        )
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until every frame is settled and every callback has returned; False on timeout."""
@@ -271,4 +270,4 @@ class Accounts:
     def _count_drop(self, drop: Drop) -> None:
         with self._lock:
             self._recorders[drop.dnn, drop.frame.camera].dropped[drop.reason] += 1
-        guarded(self._callbacks.on_drop, drop)
+        call_and_log_errors(self._callbacks.on_drop, drop)

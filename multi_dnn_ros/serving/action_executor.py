@@ -53,7 +53,7 @@ class ActionExecutor:
     accounts: None until frames are served for the first time. stop_timeout_s: sent with StopServing.
     runtime: by DNN, the current runtime parameters, sent when a process begins to serve.
     swap_config: the settings of the swap in preparation; None: there is none. on_gap: called once for each DNN that is
-    taken over with its name and the time in ms between the last result of the former process and the first one.
+    taken over with its name and the time in ms between the last result of the previous process and the first one.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ActionExecutor:
         self.swap_config: NodeConfig | None = None
         self.on_gap: Callable[[str, float], None] = _ignore_gap
         self._template = template
-        self._formers: dict[int, ServedProcess] = {}  # by key of the process that takes over
+        self._previous: dict[int, ServedProcess] = {}  # by key of the process that takes over
         self._processes = processes
         self._on_message = on_message
         self._on_start_failed = on_start_failed
@@ -101,16 +101,18 @@ class ActionExecutor:
             if isinstance(action, ConfigureProcess):
                 template = self._template
                 config = self.swap_config if action.swap and self.swap_config is not None else template.config
-                process.send(wire.Configure(config, action.dnns, template.build, action.in_background, judge=False))
+                process.send(
+                    wire.Configure(config, action.dnns, template.build, action.in_background, measure_capacity=False)
+                )
             elif isinstance(action, TakeOver):
-                self._formers[action.key] = self._processes[action.former]
+                self._previous[action.key] = self._processes[action.previous]
             elif isinstance(action, StartServing):
                 assert accounts is not None
                 for dnn, key in routes.items():
-                    if key == action.key:  # also one that its former process had disabled
+                    if key == action.key:  # also one that its previous process had disabled
                         accounts.enabled(dnn)
-                former = self._formers.pop(action.key, None)
-                outcomes = accounts if former is None else HandOver(accounts, former, self.on_gap)
+                previous = self._previous.pop(action.key, None)
+                outcomes = accounts if previous is None else HandOver(accounts, previous, self.on_gap)
                 process.start_serving(outcomes, {dnn: dict(values) for dnn, values in self.runtime.items()})
             elif isinstance(action, StopServing):
                 process.stop_serving(self.stop_timeout_s)

@@ -1,7 +1,7 @@
 """Which arriving images a DNN gets: the runtime parameters `enable` and `max_rate_hz`.
 
-An image that a DNN does not get counts as offered and is dropped at once with a reason of its own, so the counts of
-a stream always add up.
+An image that a DNN does not get counts as offered and is dropped at once with a reason of its own, so the counts
+of a DNN on a camera always add up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOLERANCE = 0.25
 
 #: Why an image is refused: the reason of the drop, and its message.
 Refusal = tuple[DropReason, str]
-DISABLED_BY_PARAMETER = "disabled by parameter"
+SWITCHED_OFF_MESSAGE = "switched off (parameter enable)"
 
 
 class RateLimit:
@@ -79,7 +79,7 @@ class Admission:
             self._of(dnn).limits.clear()
 
     def is_enabled(self, dnn: str) -> bool:
-        """Whether the DNN is enabled by its parameter."""
+        """Whether the parameter `enable` of the DNN is true."""
         with self._lock:
             return dnn not in self._dnns or self._dnns[dnn].enabled
 
@@ -92,7 +92,7 @@ class Admission:
                 if admission is None:
                     continue
                 if not admission.enabled:
-                    found[dnn] = DropReason.SWITCHED_OFF, DISABLED_BY_PARAMETER
+                    found[dnn] = DropReason.SWITCHED_OFF, SWITCHED_OFF_MESSAGE
                 elif admission.max_rate_hz:
                     limit = admission.limits.get(camera)
                     if limit is None:

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.common.opencv_threads import disable_opencv_threads
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.reports import guarded
+from multi_dnn_ros.engine.reports import call_and_log_errors
 from multi_dnn_ros.engine.task import DropReason, Timing
 from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.admission import DISABLED_BY_PARAMETER, Admission
-from multi_dnn_ros.serving.demand import Demand
+from multi_dnn_ros.serving.admission import SWITCHED_OFF_MESSAGE, Admission
+from multi_dnn_ros.serving.decode_timing import DecodeTiming
 from multi_dnn_ros.serving.host import Buffer, Host
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class _Arrival:
 
 
 class CameraDecoder(threading.Thread):
-    """Decodes the newest image when a DNN needs a frame (see :class:`Demand`); until then it waits undecoded.
+    """Decodes the newest image when a DNN needs a frame (see :class:`DecodeTiming`); until then it waits undecoded.
 
     host: started. accounts: those the host was started with; their `on_answered` must call :meth:`answered`.
     on_bad_image: called once for each image that cannot be decoded, in this thread. clock: nanoseconds, monotonic.
@@ -70,7 +70,7 @@ class CameraDecoder(threading.Thread):
         self._wake = threading.Condition()
         self._newest: _Arrival | None = None
         self._changes = 0  # arrivals and answers
-        self._demand = Demand()
+        self._decode_timing = DecodeTiming()
         self._closing = False
         self._offering = threading.Lock()  # held while a decoded frame is handed to the host
         self._abandoned = False
@@ -94,17 +94,17 @@ class CameraDecoder(threading.Thread):
             return
         refusals = self._admission.refusals(self._camera, dnns, now_ns)
         with self._wake:
-            self._demand.arrived(now_ns)
+            self._decode_timing.arrived(now_ns)
             replaced = self._newest
             waiting = () if replaced is None else self._enabled(replaced.dnns)
-            wanting = tuple(dnn for dnn in dnns if dnn not in refusals or dnn in waiting)
-            if wanting:
-                self._newest = _Arrival(frame, decode, wanting)
-            elif replaced is not None:  # the DNNs that it was for have been disabled since
+            recipients = tuple(dnn for dnn in dnns if dnn not in refusals or dnn in waiting)
+            if recipients:
+                self._newest = _Arrival(frame, decode, recipients)
+            elif replaced is not None:  # the DNNs that it was for have been switched off since
                 self._newest = None
             self._changed()
         for dnn, (reason, message) in refusals.items():
-            if dnn not in wanting:
+            if dnn not in recipients:
                 accounts.refused(frame, dnn, reason, message)
         if replaced is None:
             return
@@ -115,7 +115,7 @@ class CameraDecoder(threading.Thread):
         self._drop_for(replaced.frame, replaced.dnns, reason, message)
 
     def admission_changed(self) -> None:
-        """A DNN was enabled or disabled by its parameter; a waiting image may no longer be for any DNN."""
+        """A DNN was switched on or off by its parameter; a waiting image may no longer be for any DNN."""
         with self._wake:
             self._changed()
 
@@ -123,7 +123,7 @@ class CameraDecoder(threading.Thread):
         """A DNN has answered a frame that was handed to the engine at `handed_ns`. timing: None for a drop."""
         with self._wake:
             if timing is not None:
-                self._demand.answered(dnn, handed_ns, timing.finished_ns)
+                self._decode_timing.answered(dnn, handed_ns, timing.finished_ns)
             self._changed()
 
     def close(self, timeout_s: float) -> bool:
@@ -141,10 +141,10 @@ class CameraDecoder(threading.Thread):
             if self._offering.acquire(timeout=_LAST_OFFER_S):
                 self._offering.release()  # what was offered before is among the unanswered frames of the accounts
         with self._wake:
-            lost, self._newest = self._newest, None
-        if lost is not None:
+            waiting, self._newest = self._newest, None
+        if waiting is not None:
             message = "the node stopped before the image was decoded"
-            self._drop_for(lost.frame, lost.dnns, DropReason.SHUTDOWN, message)
+            self._drop_for(waiting.frame, waiting.dnns, DropReason.SHUTDOWN, message)
         return not self.is_alive()
 
     # -- the thread
@@ -155,7 +155,11 @@ class CameraDecoder(threading.Thread):
             while self._wait_until_needed():
                 self._decode_newest()
         except BaseException:  # an error of the host or the accounts; the camera must not stop in silence
-            log.exception("the decoding thread of camera %s ended", self._camera)
+            log.exception(
+                "the decoding thread of camera %s ended by an error; its images are no longer processed: restart the "
+                "node",
+                self._camera,
+            )
 
     def _changed(self) -> None:
         """Note a change. Without a waiting image the thread has nothing to decide and is not woken."""
@@ -199,7 +203,7 @@ class CameraDecoder(threading.Thread):
         """Seconds until the first of the DNNs needs the frame; the caller holds the lock."""
         arrived_ns = frame.received_ns
         due_ns = min(
-            self._demand.due_ns(dnn, arrived_ns, self._accounts.handed_ns((dnn, self._camera))) for dnn in dnns
+            self._decode_timing.due_ns(dnn, arrived_ns, self._accounts.handed_ns((dnn, self._camera))) for dnn in dnns
         )
         return (due_ns - self._clock()) / 1e9
 
@@ -214,10 +218,10 @@ class CameraDecoder(threading.Thread):
         if arrival is None or not dnns:  # dropped by close() meanwhile, or no longer for any DNN
             buffer.release()
             if arrival is not None:
-                self._drop_disabled(arrival.frame, arrival.dnns, ())
+                self._drop_switched_off(arrival.frame, arrival.dnns, ())
             return
         frame = arrival.frame
-        self._drop_disabled(frame, arrival.dnns, dnns)
+        self._drop_switched_off(frame, arrival.dnns, dnns)
         begin_ns = self._clock()
         try:
             image = arrival.decode(buffer.image)
@@ -225,14 +229,14 @@ class CameraDecoder(threading.Thread):
             buffer.release()
             bad = error if isinstance(error, FrameError) else FrameError(f"{type(error).__name__}: {error}")
             self._accounts.lost(frame, DropReason.BAD_IMAGE, str(bad), dnns)
-            guarded(self._on_bad_image, bad)
+            call_and_log_errors(self._on_bad_image, bad)
             return
         frame.set_image(image, decode_ns=self._clock() - begin_ns)
         self._offer(frame, buffer, dnns)
 
     def _offer(self, frame: Frame, buffer: Buffer, dnns: tuple[str, ...]) -> None:
         with self._wake:
-            self._demand.decoded(frame.decode_ns)
+            self._decode_timing.decoded(frame.decode_ns)
         with self._offering:
             if not self._abandoned:
                 self._hand_over(frame, buffer, dnns)
@@ -241,26 +245,28 @@ class CameraDecoder(threading.Thread):
         self._accounts.lost(frame, DropReason.SHUTDOWN, "the node stopped before the image was decoded", dnns)
 
     def _hand_over(self, frame: Frame, buffer: Buffer, dnns: tuple[str, ...]) -> None:
-        number = self._accounts.open(frame, buffer, dnns, wanting=dnns)
+        number = self._accounts.open(frame, buffer, dnns, recipients=dnns)
         try:
             self._host.offer(number, frame, buffer, dnns)
         except Exception as error:  # the host was stopped meanwhile, or has failed: settle the frame
-            log.exception("a frame of camera %s could not be offered", self._camera)
+            log.exception(
+                "a frame of camera %s could not be handed to the engine; it is dropped as engine_lost", self._camera
+            )
             for dnn in dnns:
                 self._accounts.drop(number, dnn, DropReason.ENGINE_LOST, f"{type(error).__name__}: {error}")
 
     def _enabled(self, dnns: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of the DNNs that are not disabled by their parameter."""
+        """Those of the DNNs that are not switched off by their parameter."""
         return tuple(dnn for dnn in dnns if self._admission.is_enabled(dnn))
 
     def _drop_for(self, frame: Frame, dnns: tuple[str, ...], reason: DropReason, message: str) -> None:
-        """Drop an undecoded image for these DNNs; those disabled by their parameter have that as the reason."""
+        """Drop an undecoded image for these DNNs; those switched off by their parameter have that as the reason."""
         enabled = self._enabled(dnns)
-        self._drop_disabled(frame, dnns, enabled)
+        self._drop_switched_off(frame, dnns, enabled)
         self._accounts.lost(frame, reason, message, enabled)
 
-    def _drop_disabled(self, frame: Frame, dnns: tuple[str, ...], enabled: tuple[str, ...]) -> None:
-        """Drop an undecoded image for those of `dnns` that are not in `enabled`: their parameter disables them."""
+    def _drop_switched_off(self, frame: Frame, dnns: tuple[str, ...], enabled: tuple[str, ...]) -> None:
+        """Drop an undecoded image for those of `dnns` that are not in `enabled`: their parameter switches them off."""
         for dnn in dnns:
             if dnn not in enabled:
-                self._accounts.refused(frame, dnn, DropReason.SWITCHED_OFF, DISABLED_BY_PARAMETER)
+                self._accounts.refused(frame, dnn, DropReason.SWITCHED_OFF, SWITCHED_OFF_MESSAGE)

@@ -26,10 +26,10 @@ def configure(
     build: Build,
     report: Callable[[Progress], None],
     *,
-    judge: bool = True,
+    measure_capacity: bool = True,
     timed: Sequence[str] = (),
 ) -> tuple[Pipeline, Description]:
-    """Load, cut and warm up the DNNs `dnns` of `config`; measure the capacity if `judge` is set.
+    """Load, cut and warm up the DNNs `dnns` of `config`.
 
     timed: DNNs whose time per frame is measured.
     report: called with each step. Raises what `build` raises (ValueError or OSError because of parameters and files),
@@ -41,7 +41,7 @@ def configure(
     progress = ProgressReport(dnns, read_durations(file), report)
     pipeline: Pipeline = build(part, progress)
     warm_up(pipeline.tasks, pipeline.device, progress)
-    fit = _measure_fit(part, pipeline, progress) if judge else None
+    fit = _measure_fit(part, pipeline, progress) if measure_capacity else None
     services = {task.name: time_on_black_ms(task, pipeline.device) for task in pipeline.tasks if task.name in timed}
     freeze_heap()
     keep_durations(file, progress.finished())

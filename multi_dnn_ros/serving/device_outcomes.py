@@ -10,50 +10,50 @@ from typing import Any
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Timing
 from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.frame_spreading import FrameSpreading
+from multi_dnn_ros.serving.frame_dispatcher import FrameDispatcher
 from multi_dnn_ros.serving.result_order import ResultOrder
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class SpreadDnns:
+class MultiDeviceDnns:
     """DNNs with several devices. devices: by DNN, their names."""
 
     devices: Mapping[str, tuple[str, ...]]
-    spreading: FrameSpreading
+    dispatcher: FrameDispatcher
     order: ResultOrder
 
 
 class DeviceOutcomes:
     """The :class:`multi_dnn_ros.serving.outcomes.Outcomes` of the processes of one device."""
 
-    def __init__(self, device: str, accounts: Accounts, spread: SpreadDnns | None) -> None:
+    def __init__(self, device: str, accounts: Accounts, multi_device: MultiDeviceDnns | None) -> None:
         self._device = device
         self._accounts = accounts
-        self._spread = spread
+        self._multi_device = multi_device
 
     def result(self, number: int, dnn: str, output: Any, timing: Timing) -> None:
-        spread = self._spread_of(dnn)
-        if spread is None:
+        multi_device = self._multi_device_of(dnn)
+        if multi_device is None:
             self._accounts.result(number, dnn, output, timing)
             return
-        spread.spreading.answered(number, dnn, self._device, timing)
-        spread.order.result(number, dnn, output, timing)
+        multi_device.dispatcher.answered(number, dnn, self._device, timing)
+        multi_device.order.result(number, dnn, output, timing)
 
     def drop(self, number: int, dnn: str, reason: DropReason, message: str) -> None:
-        spread = self._spread_of(dnn)
-        if spread is None:
+        multi_device = self._multi_device_of(dnn)
+        if multi_device is None:
             self._accounts.drop(number, dnn, reason, message)
             return
-        spread.spreading.answered(number, dnn, self._device, None)
-        spread.order.drop(number, dnn, reason, message)
+        multi_device.dispatcher.answered(number, dnn, self._device, None)
+        multi_device.order.drop(number, dnn, reason, message)
 
     def failure(self, failure: Failure) -> None:
         """A DNN with several devices is disabled only if it is disabled on all of them."""
-        spread = self._spread_of(failure.dnn)
-        if spread is not None and failure.disabled:
-            everywhere, retry_s = spread.spreading.disable(failure.dnn, self._device, failure.retry_s)
+        multi_device = self._multi_device_of(failure.dnn)
+        if multi_device is not None and failure.disabled:
+            everywhere, retry_s = multi_device.dispatcher.disable(failure.dnn, self._device, failure.retry_s)
             if everywhere:
                 failure = replace(failure, retry_s=retry_s)
             else:
@@ -67,11 +67,11 @@ class DeviceOutcomes:
         self._accounts.failure(failure)
 
     def enabled(self, dnn: str) -> None:
-        spread = self._spread_of(dnn)
-        if spread is not None:
-            spread.spreading.enable(dnn, self._device)
+        multi_device = self._multi_device_of(dnn)
+        if multi_device is not None:
+            multi_device.dispatcher.enable(dnn, self._device)
         self._accounts.enabled(dnn)
 
-    def _spread_of(self, dnn: str) -> SpreadDnns | None:
-        spread = self._spread
-        return spread if spread is not None and dnn in spread.devices else None
+    def _multi_device_of(self, dnn: str) -> MultiDeviceDnns | None:
+        multi_device = self._multi_device
+        return multi_device if multi_device is not None and dnn in multi_device.devices else None

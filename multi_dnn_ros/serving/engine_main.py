@@ -194,17 +194,19 @@ class EngineMain:
             self._channel.send(wire.Stopped(tuple(hanging)))
 
         # In a separate thread: this one has to notice the end of the node's process.
-        self._stopping = threading.Thread(target=self._guarded, args=(finish,), name="stop", daemon=True)
+        self._stopping = threading.Thread(target=self._run_or_exit, args=("stopping", finish), name="stop", daemon=True)
         self._stopping.start()
 
-    def _guarded(self, function: Callable[[], None]) -> None:
+    def _run_or_exit(self, activity: str, function: Callable[[], None]) -> None:
+        """Run a thread's function; an error in it ends the process."""
         try:
             function()
         except ConnectionError:
             os._exit(EXIT_ORPHANED)
         except BaseException as error:
             traceback.print_exc()
-            exit_with_cause(self._channel, f"{function.__name__}: {type(error).__name__}: {error}", EXIT_ERROR)
+            cause = f"an error while {activity}: {type(error).__name__}: {error}"
+            exit_with_cause(self._channel, cause, EXIT_ERROR)
 
     # -- the main thread
 
@@ -250,7 +252,7 @@ class EngineMain:
                 request.dnns,
                 request.build,
                 send_progress,
-                judge=request.judge,
+                measure_capacity=request.measure_capacity,
                 timed=request.timed,
             )
         except Exception as error:
@@ -285,8 +287,8 @@ class EngineMain:
             while True:
                 name_threads()
                 engine = self._engine
-                ended = tuple(engine.ended()) if engine is not None else ()
+                ended = tuple(engine.failed_threads()) if engine is not None else ()
                 self._channel.send(wire.Report(memory_use(self._device or cpu), ended))
                 time.sleep(_REPORT_S)
 
-        self._guarded(send_reports)
+        self._run_or_exit("reporting memory and threads", send_reports)

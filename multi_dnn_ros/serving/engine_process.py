@@ -67,7 +67,7 @@ class EngineProcess:
         self._on_end = on_end
         self._lock = threading.Lock()
         self._killed = ""
-        self._dying = ""
+        self._abort_cause = ""
         self._quit = False
         self._reaping = False  # from here on its process id may belong to another process
         self._reaped = threading.Event()
@@ -140,7 +140,7 @@ class EngineProcess:
         try:
             self._on_end(self, end)
         except Exception:
-            log.exception("%s: the callback for the end of the process failed", self.label)
+            log.exception("%s: handling the end of the process failed; it may not be replaced", self.label)
 
     def _start(self) -> None:
         status_fd = create_status_memory(self.dnns)
@@ -190,14 +190,16 @@ class EngineProcess:
             except Exception as error:
                 self.kill(f"it sent a message that cannot be unpickled: {type(error).__name__}: {error}")
                 return
-            if isinstance(message, wire.Dying):
-                self._dying = message.cause
+            if isinstance(message, wire.Aborting):
+                self._abort_cause = message.cause
             elif isinstance(message, wire.Report):  # about once a second: earlier OOM kills were of other processes
                 self._oom_kills.append(oom_kills())
             try:
                 self._on_message(self, message)
             except Exception:
-                log.exception("%s: the callback for message %s failed", self.label, type(message).__name__)
+                log.exception(
+                    "%s: handling message %s failed; the message is ignored", self.label, type(message).__name__
+                )
 
     def _end(self) -> End:
         code = self._process.returncode
@@ -206,7 +208,7 @@ class EngineProcess:
                 code,
                 self._tail,
                 killed=self._killed,
-                dying=self._dying,
+                abort_cause=self._abort_cause,
                 out_of_memory=oom_kills() > self._oom_kills[0],
             ),
             code if code >= 0 else None,

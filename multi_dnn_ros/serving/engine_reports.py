@@ -19,7 +19,7 @@ from multi_dnn_ros.serving.shared_status import SharedStatus
 from multi_dnn_ros.serving.slots import SlotMemory
 
 #: Longest time for sending the cause of the end.
-_DYING_S = 0.5
+_ABORT_S = 0.5
 
 
 class OutcomeSender:
@@ -109,11 +109,11 @@ class ChannelLogHandler(logging.Handler):
 
 def exit_with_cause(channel: Channel, cause: str, code: int) -> NoReturn:
     """Send the cause and exit at once, without cleaning up: after a fault any call into the driver may hang."""
-    timer = threading.Timer(_DYING_S, os._exit, (code,))  # another thread may hang while it holds the channel's lock
+    timer = threading.Timer(_ABORT_S, os._exit, (code,))  # another thread may hang while it holds the channel's lock
     timer.daemon = True
     try:
         timer.start()
-        channel.send(wire.Dying(cause))
+        channel.send(wire.Aborting(cause))
     except (OSError, RuntimeError):  # the node's process has ended; no thread can be started
         pass
     finally:

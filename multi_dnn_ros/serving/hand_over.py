@@ -14,28 +14,28 @@ from multi_dnn_ros.serving.served_process import ServedProcess
 
 
 class HandOver:
-    """The :class:`multi_dnn_ros.serving.outcomes.Outcomes` of a process that takes over DNNs from `former`.
+    """The :class:`multi_dnn_ros.serving.outcomes.Outcomes` of a process that takes over DNNs from `previous`.
 
-    A result of a DNN waits until `former` has answered all frames of this DNN. That takes at most until `former` has
-    ended: if it hangs it is killed, and its frames are dropped. Thread-safe.
+    A result of a DNN waits until `previous` has answered all frames of this DNN. That takes at most until `previous`
+    has ended: if it hangs it is killed, and its frames are dropped. Thread-safe.
 
-    accounts: receive the outcomes. on_gap: called once for each DNN that had a result of `former`, with the first
-    result that follows: name, and ms since the last result of `former`.
+    accounts: receive the outcomes. on_gap: called once for each DNN that had a result of `previous`, with the first
+    result that follows: name, and ms since the last result of `previous`.
     """
 
-    def __init__(self, accounts: Outcomes, former: ServedProcess, on_gap: Callable[[str, float], None]) -> None:
+    def __init__(self, accounts: Outcomes, previous: ServedProcess, on_gap: Callable[[str, float], None]) -> None:
         self._accounts = accounts
-        self._former = former
+        self._previous = previous
         self._on_gap = on_gap
         self._lock = threading.RLock()  # also held while waiting results are passed on, which keeps their order
         self._waiting: dict[str, list[tuple[int, Any, Timing]]] = {}
-        self._taken_over: set[str] = set()  # DNNs whose frames `former` has all answered
-        former.watch(self._on_answered)
+        self._taken_over: set[str] = set()  # DNNs whose frames `previous` has all answered
+        previous.watch(self._on_answered)
 
     def result(self, number: int, dnn: str, output: Any, timing: Timing) -> None:
         if dnn not in self._taken_over:
             with self._lock:
-                if dnn not in self._taken_over:  # otherwise `former` has given its last answer meanwhile
+                if dnn not in self._taken_over:  # otherwise `previous` has given its last answer meanwhile
                     self._waiting.setdefault(dnn, []).append((number, output, timing))
                     self._pass_on(dnn)
                     return
@@ -51,17 +51,17 @@ class HandOver:
         self._accounts.enabled(dnn)
 
     def _on_answered(self) -> None:
-        """Called in the reader thread of the former process."""
+        """Called in the reader thread of the previous process."""
         with self._lock:
             for dnn in list(self._waiting):
                 self._pass_on(dnn)
 
     def _pass_on(self, dnn: str) -> None:
         """Pass on the results of a DNN if no earlier ones can follow; the caller holds the lock."""
-        former = self._former
-        if former.may_answer(dnn):
+        previous = self._previous
+        if previous.may_answer(dnn):
             return
-        last_ns = former.last_results_ns.get(dnn)
+        last_ns = previous.last_results_ns.get(dnn)
         waiting = self._waiting.pop(dnn)
         for number, output, timing in waiting:
             self._accounts.result(number, dnn, output, timing)

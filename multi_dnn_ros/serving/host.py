@@ -147,7 +147,7 @@ class Swap(Protocol):
 
     @property
     def gaps_ms(self) -> Mapping[str, float]:
-        """After the commit, by DNN: time between its last result with the former settings and the first one with the
+        """After the commit, by DNN: time between its last result with the previous settings and the first one with the
         new ones.
         """
         ...

@@ -154,14 +154,18 @@ class LocalHost:
         pipeline, engine = self._pipeline, self._engine
         if pipeline is None:
             return []
-        self._hanging = [stopped for stopped in self._hanging if stopped.alive()]
+        self._hanging = [stopped for stopped in self._hanging if stopped.running_threads()]
         name = f"engine {pipeline.device}"
-        hanging = [thread for stopped in self._hanging for thread in stopped.alive()]
-        ended = engine.ended() if engine is not None else []
+        hanging = [thread for stopped in self._hanging for thread in stopped.running_threads()]
+        ended = engine.failed_threads() if engine is not None else []
         if self._device.failure:
             text = f"the device failed and cannot be used by this process any more: {self._device.failure}"
             return [
-                EngineStatus(name, Level.ERROR, f"{text}; with isolation: process the engine process would be replaced")
+                EngineStatus(
+                    name,
+                    Level.ERROR,
+                    f"{text}; restart the node, or set isolation to process, which replaces a failed engine process",
+                )
             ]
         if ended:
             return [EngineStatus(name, Level.ERROR, f"threads ended by an error: {', '.join(ended)}")]

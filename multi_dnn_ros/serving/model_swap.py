@@ -19,7 +19,7 @@ class ModelSwap:
 
     devices: the processes of each device; those without a changed DNN are not used. changes: new values. notify: called
     in any thread when `state` may have changed; must not block or call this object.
-    gaps_ms: by DNN that was taken over, time between the last result with the former settings and the first one with
+    gaps_ms: by DNN that was taken over, time between the last result with the previous settings and the first one with
     the new ones.
     """
 

@@ -42,7 +42,7 @@ class PinnedImages:
         if int(refusal):
             self._usable = False
             log.warning(
-                "images need another copy before their upload: cudaHostRegister of %d bytes failed: %s",
+                "cudaHostRegister of %d bytes failed (%s): each image is copied to pinned memory before its upload",
                 size,
                 refusal,
             )

@@ -65,7 +65,7 @@ class PreparedEngines:
                 self._start(f"engine {device}")
         except OSError as error:
             raise ConfigureError(f"an engine process cannot be started: {error}") from error
-        spread = tuple(dnn for dnn, names in devices.items() if len(names) > 1)
+        multi_device = tuple(dnn for dnn, names in devices.items() if len(names) > 1)
         total, ready = sum(len(part.dnns) for part in parts.values()), 0
         found = {}
         for number, ((device, part), client) in enumerate(zip(parts.items(), self._clients, strict=True), start=1):
@@ -73,7 +73,7 @@ class PreparedEngines:
             def report(step: Progress, before: int = ready, last: bool = number == len(parts)) -> None:
                 progress(replace(step, ready=before + step.ready, total=total, left_s=step.left_s if last else None))
 
-            timed = tuple(dnn for dnn in part.dnns if dnn in spread)
+            timed = tuple(dnn for dnn in part.dnns if dnn in multi_device)
             description = client.configure(part, build, report, timed)
             if device not in ("auto", "cuda"):
                 fits = description.fits.values()
@@ -90,7 +90,10 @@ class PreparedEngines:
             client.process.kill("configuring was cancelled or failed")
         for client in self._clients:
             if not client.process.wait(_KILL_S):
-                log.error("engine process %d did not end after SIGKILL", client.process.pid)
+                log.error(
+                    "engine process %d did not end after SIGKILL; its memory is not free until it ends",
+                    client.process.pid,
+                )
         for pool in self.pools.values():
             pool.close()
 

@@ -28,17 +28,17 @@ class End:
     output_tail: str
 
 
-def cause_of(code: int, output: Sequence[str], *, killed: str, dying: str, out_of_memory: bool) -> str:
+def cause_of(code: int, output: Sequence[str], *, killed: str, abort_cause: str, out_of_memory: bool) -> str:
     """Why a process ended.
 
     code: its exit code; negative: the signal that killed it. output: the last lines that it wrote. killed: why the
-    node's process killed it, or empty. dying: the cause that it sent before it ended itself, or empty.
+    node's process killed it, or empty. abort_cause: the cause that it sent before it ended itself, or empty.
     out_of_memory: the kernel's out-of-memory killer has killed a process meanwhile.
     """
     if killed and code == -signal.SIGKILL:
         return killed
-    if dying:
-        return dying
+    if abort_cause:
+        return abort_cause
     if out_of_memory and code == -signal.SIGKILL:
         return "killed by the kernel's out-of-memory killer"
     how = f"killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"

@@ -15,10 +15,10 @@ from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.action_executor import ProcessTemplate
-from multi_dnn_ros.serving.device_outcomes import DeviceOutcomes, SpreadDnns
+from multi_dnn_ros.serving.device_outcomes import DeviceOutcomes, MultiDeviceDnns
 from multi_dnn_ros.serving.device_parts import combine
 from multi_dnn_ros.serving.engine_process import EngineProcess
-from multi_dnn_ros.serving.frame_spreading import FrameSpreading
+from multi_dnn_ros.serving.frame_dispatcher import FrameDispatcher
 from multi_dnn_ros.serving.host import Buffer, Build, Changes, ConfigureError, Description, EngineStatus, Progress
 from multi_dnn_ros.serving.model_swap import ModelSwap
 from multi_dnn_ros.serving.prepared_engines import PreparedEngines
@@ -36,7 +36,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class _Spread:
+class _MultiDevice:
     """DNNs with several devices. devices: by DNN. service_ms: (DNN, device) -> time of a frame. reorder_ns: the
     parameter reorder_ms.
     """
@@ -48,11 +48,11 @@ class _Spread:
 
 @dataclass(frozen=True)
 class _Serving:
-    """From start to the next start. outcomes: by device. spread: None: no DNN has several devices."""
+    """From start to the next start. outcomes: by device. multi_device: None: no DNN has several devices."""
 
     accounts: Accounts
     outcomes: Mapping[str, DeviceOutcomes]
-    spread: SpreadDnns | None
+    multi_device: MultiDeviceDnns | None
 
 
 class ProcessHost:
@@ -78,7 +78,7 @@ class ProcessHost:
         self._checked: PreparedEngines | None = None
         self._pools: Mapping[str, SlotPool] = {}
         self._engines: Mapping[str, SupervisedProcesses] = {}  # by device, once configured
-        self._spread = _Spread()
+        self._multi_device = _MultiDevice()
         self._serving: _Serving | None = None
 
     # -- before serving
@@ -127,7 +127,7 @@ class ProcessHost:
             for device, (_, client, _) in found.items():
                 client.hand_over(engines[device].on_message)
             descriptions = {device: description for device, (_, _, description) in found.items()}
-            self._spread = _Spread(
+            self._multi_device = _MultiDevice(
                 {dnn: names for dnn, names in devices.items() if len(names) > 1},
                 {(dnn, device): ms for device, it in descriptions.items() for dnn, ms in it.service_ms.items()},
                 round(config.reorder_ms * 1e6),
@@ -149,16 +149,16 @@ class ProcessHost:
         if not self._engines:
             raise RuntimeError("the engine is not configured")
         self._close_order()
-        known, spread = self._spread, None
+        known, multi_device = self._multi_device, None
         if known.devices:
-            spread = SpreadDnns(
+            multi_device = MultiDeviceDnns(
                 known.devices,
-                FrameSpreading(known.devices, known.service_ms, known.reorder_ns),
+                FrameDispatcher(known.devices, known.service_ms, known.reorder_ns),
                 ResultOrder(accounts, known.reorder_ns),
             )
             accounts.set_devices({dnn: len(devices) for dnn, devices in known.devices.items()})
-        outcomes = {device: DeviceOutcomes(device, accounts, spread) for device in self._engines}
-        self._serving = _Serving(accounts, outcomes, spread)
+        outcomes = {device: DeviceOutcomes(device, accounts, multi_device) for device in self._engines}
+        self._serving = _Serving(accounts, outcomes, multi_device)
         for device, engines in self._engines.items():
             engines.start(outcomes[device])
 
@@ -181,27 +181,27 @@ class ProcessHost:
                 for dnn in served:
                     if dnn not in dnns:
                         continue
-                    if serving.spread is None or dnn not in serving.spread.devices:
+                    if serving.multi_device is None or dnn not in serving.multi_device.devices:
                         offers.setdefault(id(process), (device, process, []))[2].append(dnn)
                     elif not process.has_ended:
                         candidates.setdefault(dnn, {})[device] = process
             for dnn, reason, message in routes.lost:
                 if dnn in dnns:
                     lost.setdefault(dnn, (reason, message))
-        if serving.spread is not None:
+        if serving.multi_device is not None:
             for dnn, processes in candidates.items():
                 lost.pop(dnn, None)
-                device = serving.spread.spreading.choose(dnn, camera, number, tuple(processes))
-                serving.spread.order.expect(number, dnn, camera)
+                device = serving.multi_device.dispatcher.choose(dnn, camera, number, tuple(processes))
+                serving.multi_device.order.expect(number, dnn, camera)
                 process = processes[device]
                 offers.setdefault(id(process), (device, process, []))[2].append(dnn)
             missing = [
-                dnn for dnn in serving.spread.devices if dnn in dnns and dnn not in candidates and dnn not in lost
+                dnn for dnn in serving.multi_device.devices if dnn in dnns and dnn not in candidates and dnn not in lost
             ]
             lost |= dict.fromkeys(missing, (DropReason.ENGINE_LOST, "the engine processes have just ended"))
-        for device, process, wanting in offers.values():
-            if not process.offer(number, frame, buffer, tuple(wanting)):
-                for dnn, (reason, message) in self._offer_again(device, number, frame, buffer, wanting).items():
+        for device, process, recipients in offers.values():
+            if not process.offer(number, frame, buffer, tuple(recipients)):
+                for dnn, (reason, message) in self._offer_again(device, number, frame, buffer, recipients).items():
                     serving.outcomes[device].drop(number, dnn, reason, message)
         for dnn, (reason, message) in lost.items():
             serving.accounts.drop(number, dnn, reason, message)
@@ -219,9 +219,9 @@ class ProcessHost:
             return left
         routes = engines.routes(frame.camera)
         for process, served in routes.served:
-            wanting = tuple(dnn for dnn in left if dnn in served)
-            if wanting and process.offer(number, frame, buffer, wanting):
-                left = {dnn: why for dnn, why in left.items() if dnn not in wanting}
+            recipients = tuple(dnn for dnn in left if dnn in served)
+            if recipients and process.offer(number, frame, buffer, recipients):
+                left = {dnn: why for dnn, why in left.items() if dnn not in recipients}
         return left | {dnn: (reason, message) for dnn, reason, message in routes.lost if dnn in left}
 
     def swap(self, changes: Changes, notify: Callable[[], None]) -> ModelSwap:
@@ -244,7 +244,7 @@ class ProcessHost:
         self._close_order()
         if serving is not None and engines:
             message = "still in progress when the engine's stop timed out"
-            serving.accounts.drop_unanswered(serving.accounts.streams, DropReason.SHUTDOWN, message)
+            serving.accounts.drop_unanswered(serving.accounts.cameras_by_dnn, DropReason.SHUTDOWN, message)
         return list(dict.fromkeys(name for names in hanging for name in names))
 
     def close(self) -> None:
@@ -256,7 +256,7 @@ class ProcessHost:
             pools, self._pools = self._pools, {}
         if engines and self._serving is not None:
             accounts = self._serving.accounts
-            accounts.drop_unanswered(accounts.streams, DropReason.SHUTDOWN, "the engine was closed")
+            accounts.drop_unanswered(accounts.cameras_by_dnn, DropReason.SHUTDOWN, "the engine was closed")
         _at_once([partial(one.close, max(0.1, end - time.monotonic())) for one in engines])
         self._close_order()
         for pool in pools.values():
@@ -264,8 +264,8 @@ class ProcessHost:
 
     def _close_order(self) -> None:
         """Pass on the results that wait for earlier ones."""
-        if self._serving is not None and self._serving.spread is not None:
-            self._serving.spread.order.close()
+        if self._serving is not None and self._serving.multi_device is not None:
+            self._serving.multi_device.order.close()
 
     # -- queries
 

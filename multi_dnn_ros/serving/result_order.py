@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from multi_dnn_ros.engine.statistics import DnnCamera
 from multi_dnn_ros.engine.task import DropReason, Timing
-from multi_dnn_ros.serving.accounts import Accounts, Stream
+from multi_dnn_ros.serving.accounts import Accounts
 
 
 @dataclass
@@ -20,14 +21,14 @@ class _Entry:
     """
 
     number: int
-    stream: Stream
+    dnn_camera: DnnCamera
     result: tuple[Any, Timing] | None = None
     since_ns: int = 0
 
 
 @dataclass
 class _Frames:
-    """entries: of one stream, in the order of the frames. publishing: a thread is passing on its results."""
+    """entries: of one DNN and camera, in the order of the frames. publishing: a thread is passing on its results."""
 
     entries: list[_Entry] = field(default_factory=list)
     publishing: bool = False
@@ -45,7 +46,7 @@ class ResultOrder:
         self._hold_ns = hold_ns
         self._clock = clock
         self._changed = threading.Condition()
-        self._frames: dict[Stream, _Frames] = {}
+        self._frames: dict[DnnCamera, _Frames] = {}
         self._entries: dict[tuple[int, str], _Entry] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="result order", daemon=True)
@@ -56,7 +57,7 @@ class ResultOrder:
         entry = _Entry(number, (dnn, camera))
         with self._changed:
             self._entries[number, dnn] = entry
-            self._frames.setdefault(entry.stream, _Frames()).entries.append(entry)
+            self._frames.setdefault(entry.dnn_camera, _Frames()).entries.append(entry)
 
     def result(self, number: int, dnn: str, output: Any, timing: Timing) -> None:
         """A result has arrived; ignored if the frame was dropped already."""
@@ -65,18 +66,18 @@ class ResultOrder:
             if entry is None:
                 return
             entry.result, entry.since_ns = (output, timing), self._clock()
-            waits = self._frames[entry.stream].entries[0] is not entry
+            waits = self._frames[entry.dnn_camera].entries[0] is not entry
             self._changed.notify()
         if waits:
             self._accounts.computed(number, dnn)
-        self._pass_on(entry.stream)
+        self._pass_on(entry.dnn_camera)
 
     def drop(self, number: int, dnn: str, reason: DropReason, message: str) -> None:
         """A frame was dropped; ignored if that has happened already."""
         entry = self._remove(number, dnn)
         if entry is not None:
             self._accounts.drop(number, dnn, reason, message)
-            self._pass_on(entry.stream)
+            self._pass_on(entry.dnn_camera)
 
     def close(self) -> None:
         """No more results arrive: pass on those that wait, in their order."""
@@ -86,9 +87,9 @@ class ResultOrder:
             missing = [entry for entry in self._entries.values() if entry.result is None]
         self._thread.join()
         for entry in missing:
-            self._remove(entry.number, entry.stream[0])
-        for stream in list(self._frames):
-            self._pass_on(stream)
+            self._remove(entry.number, entry.dnn_camera[0])
+        for dnn_camera in list(self._frames):
+            self._pass_on(dnn_camera)
 
     def _remove(self, number: int, dnn: str) -> _Entry | None:
         """Remove a frame without a result."""
@@ -97,12 +98,12 @@ class ResultOrder:
             if entry is None or entry.result is not None:
                 return None
             del self._entries[number, dnn]
-            self._frames[entry.stream].entries.remove(entry)
+            self._frames[entry.dnn_camera].entries.remove(entry)
             return entry
 
-    def _pass_on(self, stream: Stream) -> None:
+    def _pass_on(self, dnn_camera: DnnCamera) -> None:
         """Pass on the results at the head; returns at once if another thread does."""
-        frames = self._frames[stream]
+        frames = self._frames[dnn_camera]
         with self._changed:
             if frames.publishing:
                 return
@@ -115,8 +116,8 @@ class ResultOrder:
                         frames.publishing = False
                         return
                     del frames.entries[0]
-                    del self._entries[entry.number, stream[0]]
-                self._accounts.result(entry.number, stream[0], *entry.result)
+                    del self._entries[entry.number, dnn_camera[0]]
+                self._accounts.result(entry.number, dnn_camera[0], *entry.result)
         except BaseException:
             frames.publishing = False
             raise
@@ -134,7 +135,7 @@ class ResultOrder:
                     return
             for entry in late:
                 message = f"no result {self._hold_ns / 1e6:g} ms after that of a later frame (parameter reorder_ms)"
-                self.drop(entry.number, entry.stream[0], DropReason.OUT_OF_ORDER, message)
+                self.drop(entry.number, entry.dnn_camera[0], DropReason.OUT_OF_ORDER, message)
 
     def _overdue(self) -> tuple[list[_Entry], int | None]:
         """The frames that results have waited for too long, and when there will be more; the caller holds the lock."""

@@ -95,13 +95,13 @@ class ServedEngine:
             self._pins.close()
         return hanging
 
-    def alive(self) -> list[str]:
+    def running_threads(self) -> list[str]:
         """Names of the running threads; after :meth:`stop`, those that hang."""
-        return self._engine.alive()
+        return self._engine.running_threads()
 
-    def ended(self) -> list[str]:
+    def failed_threads(self) -> list[str]:
         """Names of threads that ended by an error."""
-        return self._engine.ended()
+        return self._engine.failed_threads()
 
     def _on_result(self, result: Result) -> None:
         self._outcomes.result(_number(result.frame), result.dnn, result.output, result.timing)

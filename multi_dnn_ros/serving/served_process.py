@@ -98,13 +98,13 @@ class ServedProcess:
         """Let the process serve; its results and drops go to `accounts`. runtime: by DNN, its runtime parameters."""
         self._accounts = accounts
         self._results = 0
-        self._unanswered.unseal()
+        self._unanswered.start_accepting()
         self.send(wire.Start(runtime))
 
     def stop_serving(self, timeout_s: float) -> None:
         """Let the process finish its frames; from now on :meth:`offer` returns False."""
         with self._offering:
-            self._unanswered.seal()
+            self._unanswered.stop_accepting()
             self.send(wire.Stop(timeout_s))
 
     def may_answer(self, dnn: str) -> bool:
@@ -162,7 +162,7 @@ class ServedProcess:
             if self._accounts is not None:
                 # One that finishes its frames must not disable a DNN that another process has taken over.
                 failure = message.failure
-                self._accounts.failure(replace(failure, disabled=False) if self._unanswered.sealed else failure)
+                self._accounts.failure(replace(failure, disabled=False) if self._unanswered.is_draining else failure)
         elif isinstance(message, wire.Logged):
             logging.getLogger(message.name).log(message.level, "%s", message.text)
         elif isinstance(message, wire.Report):
@@ -179,7 +179,7 @@ class ServedProcess:
         try:
             output = unpack(result, buffer.output(result.dnn))
         except Exception as error:  # unpickling raises arbitrary errors
-            log.exception("a result of DNN %s cannot be unpickled", result.dnn)
+            log.exception("a result of DNN %s cannot be unpickled; the frame is dropped as bad_output", result.dnn)
             reason = f"the result cannot be unpickled: {type(error).__name__}: {error}"
             self._accounts.drop(result.number, result.dnn, DropReason.BAD_OUTPUT, reason)
         else:

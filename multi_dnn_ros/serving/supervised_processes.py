@@ -37,7 +37,7 @@ _TICK_S = 0.05
 _MAX_TICK_S = 0.25
 #: Part of the stop timeout in which a process finishes its frames; in the rest the last results arrive.
 _STOP_SHARE = 0.9
-_LEAVE_GRACE_S = 1.0
+_DRAIN_GRACE_S = 1.0
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "does not fit into the memory", "cannot allocate memory")
 
 
@@ -69,7 +69,7 @@ class SupervisedProcesses:
         self._hanging: list[str] = []
         self._closed = False
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._last_turn_s = time.monotonic()
+        self._last_check_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="engine supervision", daemon=True)
         self._thread.start()
 
@@ -146,8 +146,8 @@ class SupervisedProcesses:
         return total
 
     def supervision_age_s(self) -> float:
-        """Time since the supervising thread last ended a turn; takes no lock."""
-        return time.monotonic() - self._last_turn_s
+        """Time since the supervising thread last finished a check of the processes; takes no lock."""
+        return time.monotonic() - self._last_check_s
 
     def close(self, timeout_s: float) -> None:
         """End all processes."""
@@ -163,7 +163,9 @@ class SupervisedProcesses:
         self._events.put(_do_nothing)  # the thread ends at once
         for process in processes:
             if not process.wait(max(0.0, end - time.monotonic())):
-                log.error("engine process %d did not end after SIGKILL", process.pid)
+                log.error(
+                    "engine process %d did not end after SIGKILL; its memory is not free until it ends", process.pid
+                )
         self._thread.join(max(0.0, end - time.monotonic()))
         self._processes.clear()
 
@@ -184,7 +186,7 @@ class SupervisedProcesses:
                     self._execute(self._supervisor.tick())
                     self.swap.check()
                     self._changed.notify_all()
-                self._last_turn_s = time.monotonic()
+                self._last_check_s = time.monotonic()
             except Exception:  # without this thread no lost process would be replaced
                 log.exception("an error in the supervision of the engine processes; supervision continues")
 
@@ -215,7 +217,7 @@ class SupervisedProcesses:
         elif isinstance(message, wire.Stopped):
             self._hanging.extend(message.hanging)
             self._execute(supervisor.stopped(key, message.hanging))
-        elif isinstance(message, wire.Dying):
+        elif isinstance(message, wire.Aborting):
             # Do not wait for its end: after an illegal address the driver takes half a second for that (H100).
             self._replace(key, process, ProcessFault(message.cause, tuple(process.status.running_jobs())))
         elif isinstance(message, ThreadsEnded):
@@ -231,8 +233,8 @@ class SupervisedProcesses:
         for key, process in list(self._processes.items()):
             state = self._supervisor.processes[key]
             fault = self._hang_detector.check(state, process.pid, process.status)
-            leaving_s = (now_ns - state.since_ns) / 1e9 if state.phase is Phase.LEAVING else 0.0
-            if fault is None and leaving_s > self._executor.stop_timeout_s + _LEAVE_GRACE_S:
+            draining_s = (now_ns - state.since_ns) / 1e9 if state.phase is Phase.DRAINING else 0.0
+            if fault is None and draining_s > self._executor.stop_timeout_s + _DRAIN_GRACE_S:
                 fault = ProcessFault("hung: it did not finish its frames")
             if fault is not None:
                 self._replace(key, process, fault)
@@ -242,7 +244,7 @@ class SupervisedProcesses:
 
     def _finishing(self) -> list[ProcessState]:
         """The processes that finish their frames, also one that another has just replaced."""
-        phases = (Phase.STOPPING, Phase.LEAVING)
+        phases = (Phase.STOPPING, Phase.DRAINING)
         return [state for state in self._supervisor.processes.values() if state.phase in phases]
 
     def _on_start_failed(self, key: int, cause: str) -> None:

@@ -24,15 +24,15 @@ class UnansweredFrames:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[int, _Entry] = {}
-        self._closed = self._sealed = False
+        self._closed = self._is_draining = False
 
     def add(self, number: int, buffer: Buffer, dnns: Iterable[str]) -> bool:
-        """Add a frame before it is sent to the process; False if the process has ended, or after :meth:`seal`.
+        """Add a frame before it is sent to the process; False if the process has ended or accepts no more frames.
 
         A frame that was added for some DNNs may be added again for others.
         """
         with self._lock:
-            if self._closed or self._sealed:
+            if self._closed or self._is_draining:
                 return False
             entry = self._entries.get(number)
             if entry is None:
@@ -60,27 +60,27 @@ class UnansweredFrames:
             del self._entries[number]
         entry.buffer.release()
 
-    def seal(self) -> None:
-        """Accept no more frames, until :meth:`unseal`."""
+    def stop_accepting(self) -> None:
+        """Accept no more frames, until :meth:`start_accepting`."""
         with self._lock:
-            self._sealed = True
+            self._is_draining = True
 
-    def unseal(self) -> None:
+    def start_accepting(self) -> None:
         """Accept frames again."""
         with self._lock:
-            self._sealed = False
+            self._is_draining = False
 
     def may_answer(self, dnn: str) -> bool:
         """Whether the DNN has frames without an answer, or may still get some."""
         with self._lock:
-            if not self._closed and not self._sealed:
+            if not self._closed and not self._is_draining:
                 return True
             return any(dnn in entry.unanswered for entry in self._entries.values())
 
     @property
-    def sealed(self) -> bool:
+    def is_draining(self) -> bool:
         """Whether the process only finishes its frames."""
-        return self._sealed
+        return self._is_draining
 
     @property
     def closed(self) -> bool:

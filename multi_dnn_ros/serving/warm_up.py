@@ -23,7 +23,7 @@ def warm_up(tasks: Sequence[DnnTask], device: torch.device, progress: Callable[[
     for task in tasks:
         begin = time.perf_counter()
         try:
-            run_on_black(task, device, *task.enough((_HEIGHT, _WIDTH)))
+            run_on_black(task, device, *task.enlarge_to_min((_HEIGHT, _WIDTH)))
         except Exception as error:
             raise RuntimeError(f"DNN '{task.name}' fails on a black image: {type(error).__name__}: {error}") from error
         progress(f"DNN {task.name}: first run took {(time.perf_counter() - begin) * 1e3:.0f} ms")
@@ -47,6 +47,6 @@ def time_on_black_ms(task: DnnTask, device: torch.device) -> float:
     times = []
     for _ in range(_TIMED_RUNS):
         begin = time.perf_counter()
-        run_on_black(task, device, *task.enough((_HEIGHT, _WIDTH)))
+        run_on_black(task, device, *task.enlarge_to_min((_HEIGHT, _WIDTH)))
         times.append((time.perf_counter() - begin) * 1e3)
     return statistics.median(times)

@@ -29,15 +29,15 @@ class Check:
 class Configure:
     """Configure the DNNs `dnns` of `config`; answered by Progressed, then Configured or Refused.
 
-    in_background: at low CPU priority, because another engine process is serving. judge: measure the capacity. timed:
-    DNNs whose time per frame is measured.
+    in_background: at low CPU priority, because another engine process is serving. timed: DNNs whose time per frame is
+    measured.
     """
 
     config: NodeConfig
     dnns: tuple[str, ...]
     build: Build
     in_background: bool = False
-    judge: bool = True
+    measure_capacity: bool = True
     timed: tuple[str, ...] = ()
 
 
@@ -216,7 +216,7 @@ class Stopped:
 
 
 @dataclass(frozen=True)
-class Dying:
+class Aborting:
     """The process cannot continue (a CUDA fault, an internal error) and ends itself. cause: a phrase for messages."""
 
     cause: str

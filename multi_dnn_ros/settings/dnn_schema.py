@@ -352,9 +352,9 @@ class DnnConfig(Section):
     providers: list[Annotated[str, Field(pattern=_PROVIDER)]] = Field(
         default_factory=list,
         description="Execution providers of ONNX Runtime that backend onnxruntime tries, in this order "
-        "(docs/providers.md). On a GPU tensorrt, cuda; on a CPU openvino, cpu, where openvino:gpu or openvino:npu is a "
-        "processor beside the CPU. Empty: those of the device that are installed, in the order tensorrt, cuda, "
-        "openvino, cpu; with backend auto on a CPU only cpu.",
+        "(docs/providers.md). Allowed on a GPU: tensorrt, cuda. Allowed on a CPU: openvino, cpu; openvino:gpu and "
+        "openvino:npu compute on an integrated GPU or an NPU. Empty: those of the device that are installed, in the "
+        "order tensorrt, cuda, openvino, cpu; with backend auto on a CPU only cpu.",
         json_schema_extra={"allowed": "tensorrt, cuda, openvino, openvino:<cpu, gpu, gpu.<number>, npu>, cpu"},
     )
 

@@ -36,14 +36,14 @@ def to_config(flat: Mapping[str, Any]) -> NodeConfig:
     Raises ParameterError with every problem found: unknown names (with the most similar known one), wrong types, values
     out of range.
     """
-    reading = read_parameters(flat)
-    if reading.config is None or reading.problems:
-        raise ParameterError(reading.problems)
-    return reading.config
+    parsed = read_parameters(flat)
+    if parsed.config is None or parsed.problems:
+        raise ParameterError(parsed.problems)
+    return parsed.config
 
 
 @dataclass(frozen=True)
-class Reading:
+class ParsedParameters:
     """The valid part of flat parameters, and what is wrong with the rest.
 
     config: with defaults instead of invalid values, and without DNNs whose role or model is invalid; None: the names of
@@ -55,12 +55,12 @@ class Reading:
     wrong: frozenset[str] = frozenset()
 
 
-def read_parameters(flat: Mapping[str, Any]) -> Reading:
+def read_parameters(flat: Mapping[str, Any]) -> ParsedParameters:
     """As :func:`to_config`, but returns the problems together with the valid part, which can be checked further."""
     try:
         cameras, dnns, outputs = names_in(flat)
     except ParameterError as error:
-        return Reading(None, error.problems)
+        return ParsedParameters(None, error.problems)
     fields = parameter_fields(cameras, dnns, outputs)
     problems, _ = unknown_parameters(flat, cameras, dnns, outputs)
     values: dict[str, Any] = {}
@@ -74,9 +74,9 @@ def read_parameters(flat: Mapping[str, Any]) -> Reading:
             values[name] = field.default
     dnns = tuple(dnn for dnn in dnns if not {f"dnn.{dnn}.role", f"dnn.{dnn}.model"} & wrong)
     if not dnns:
-        return Reading(None, tuple(problems), frozenset(wrong))
+        return ParsedParameters(None, tuple(problems), frozenset(wrong))
     config = NodeConfig.model_validate(_nested(values, cameras, dnns, outputs), strict=True)
-    return Reading(config, tuple(problems), frozenset(wrong))
+    return ParsedParameters(config, tuple(problems), frozenset(wrong))
 
 
 def _nested(

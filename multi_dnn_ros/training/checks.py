@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from multi_dnn_ros.training import distributed
-from multi_dnn_ros.training.data import PARTS, Data, Part, Rows, subset
+from multi_dnn_ros.training.data import PART_TITLES, PARTS, Data, Part, Rows, subset
 from multi_dnn_ros.training.datasets import DatasetError
 from multi_dnn_ros.training.parts import CHOICE_ROWS
 
@@ -95,7 +95,7 @@ def _check(
             if part not in own:
                 continue
             rows = own[part]
-            digests = _digests(rows, f"check {name} {part}", progress)
+            digests = _digests(rows, f"check {name} {PART_TITLES[part]}", progress)
             faults = [*rows.unusable, *(found for found in digests if isinstance(found, str))]
             shared: list[str] = []
             kept[part] = []
@@ -107,10 +107,11 @@ def _check(
                 if other != part:
                     shared.append(f"{rows.name(k)} is also {where}")
                     continue
-                seen[image] = (part, f"{rows.name(k)} of {part}" + (f" of data '{name}'" if len(names) > 1 else ""))
+                found_in = f"{rows.name(k)} of {PART_TITLES[part]}"
+                seen[image] = (part, found_in + (f" of data '{name}'" if len(names) > 1 else ""))
                 kept[part].append(k)
                 content.update(image + truth)
-            where = f"data '{name}', part {part} ({len(rows)} images)"
+            where = f"data '{name}', part {PART_TITLES[part]} ({len(rows)} images)"
             _report(f"{where}: {len(faults)} unusable", faults, len(rows), max_faulty)
             _report(f"{where}: {len(shared)} duplicates of a later part, left out", shared, len(rows), max_faulty)
             if not kept[part]:

@@ -40,7 +40,7 @@ class Spread:
 @dataclass(frozen=True)
 class Controlled:
     """Results of the network and of its control (empty: none) by seed. best: number of the run whose weights are kept,
-    that with the best score on the choice part.
+    that with the best score on the validation part.
     """
 
     seeds: tuple[int, ...]

@@ -143,7 +143,7 @@ def _train(
 def _publish(
     settings: Settings, content: Mapping[str, Any], folder: Path, data: CheckedData, device: torch.device
 ) -> dict[str, Any]:
-    """Write the networks with the best choice scores to their folder, plain where possible, and score these files.
+    """Write the networks with the best validation scores to their folder, plain where possible, and score these files.
 
     The scores are those of the files, read again, so that a benchmark of the files is one of the scored networks.
     """

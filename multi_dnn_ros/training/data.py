@@ -36,6 +36,8 @@ from multi_dnn_ros.vision.preprocess import Preprocess
 Task = Literal["classes", "boxes", "lanes"]
 #: train: for training. choice: for selecting the best epoch. test: used by neither, scored once.
 Part = Literal["train", "choice", "test"]
+#: Names of the parts in messages.
+PART_TITLES: dict[Part, str] = {"train": "train", "choice": "validation", "test": "test"}
 PARTS: tuple[Part, ...] = get_args(Part)
 #: Seeds of the generated scenes of each part.
 SEEDS: dict[Part, int] = {"train": 1, "choice": 2, "test": 3}
@@ -202,7 +204,7 @@ def _shuffled(rows: ArrayRows) -> ArrayRows:
 
 
 class _Folders:
-    """DIR/train, DIR/val and, if it exists, DIR/test. Without it, val is the test part, and the choice part is held out
+    """DIR/train, DIR/val and, if it exists, DIR/test. Without it, val is the test part, and the validation part is held out
     of train.
     """
 
@@ -258,7 +260,7 @@ class _Coco:
         self.name, self.folder, self.framing, self.labels = name, folder, wanted.framing, wanted.labels
 
     def part(self, part: Part) -> Rows:
-        """val is the test part, because COCO does not publish the boxes of its own; the choice part is held out of
+        """val is the test part, because COCO does not publish the boxes of its own; the validation part is held out of
         train.
         """
         stem = "val" if part == "test" else "train"

@@ -1,4 +1,4 @@
-"""Divides rows into a training part and a choice part that share no recording.
+"""Divides rows into a training part and a validation part that share no recording.
 
 Neighbouring frames of a recording are nearly equal: a score on frames between those that were trained on says little
 about a road that the network has not seen.

@@ -107,7 +107,7 @@ def detector_setup(
     """Generated scenes, without objects of other classes.
 
     real: real images, repeated to a fifth of all rows; the best epoch is then selected by the mean of the scores on the
-    generated scenes and on the choice part of the real images.
+    generated scenes and on the validation part of the real images.
     """
     decoder = YoloDecoder(Preprocess(*recipe.input_size), recipe.labels, score_threshold=0.01, iou_threshold=0.6)
     loss = DetectionLoss(recipe.input_size, DetectorNet.STRIDES)

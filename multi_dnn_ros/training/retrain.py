@@ -69,7 +69,7 @@ def retrain(
     stop: Callable[[], bool] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
-    """Train `student.network` in place on all of `sets`, keep the weights that are best on their choice parts, and
+    """Train `student.network` in place on all of `sets`, keep the weights that are best on their validation parts, and
     score the test part.
 
     teacher: a network of the same task, framing and output, whose outputs count with `teacher_weight` (0..1) beside the
@@ -91,7 +91,7 @@ def retrain(
 
     def score(scored: nn.Module) -> dict[str, float]:
         each = [
-            _scores(student, scored, rows, f"data '{data.name}', part choice")
+            _scores(student, scored, rows, f"data '{data.name}', part validation")
             for data, rows in zip(checked, choice_rows, strict=True)
         ]
         # Mean over the sets, so that none is sacrificed for another.

@@ -61,17 +61,17 @@ class View:
         return self.columns * self.rows
 
     @property
-    def least_size(self) -> tuple[int, int]:
+    def min_size(self) -> tuple[int, int]:
         """(H, W) of the smallest image that contains the window and has a pixel for every tile."""
         if self.crop is None or _are_fractions(self.crop):
             return self.rows, self.columns
         x, y, width, height = (round(value) for value in self.crop)
         return y + height, x + width
 
-    def enough(self, size: tuple[int, int]) -> tuple[int, int]:
-        """`size`, (H, W), enlarged to :attr:`least_size` where it is smaller."""
-        least = self.least_size
-        return max(size[0], least[0]), max(size[1], least[1])
+    def enlarge_to_min(self, size: tuple[int, int]) -> tuple[int, int]:
+        """`size`, (H, W), enlarged to :attr:`min_size` where it is smaller."""
+        minimum = self.min_size
+        return max(size[0], minimum[0]), max(size[1], minimum[1])
 
     def window(self, size: tuple[int, int]) -> Window:
         """The window in an image of (H, W) pixels, at least one pixel in size.

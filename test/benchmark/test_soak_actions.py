@@ -95,7 +95,7 @@ def test_a_swap_is_done_when_the_diagnostics_say_that_it_took_over(config: NodeC
 
 def test_a_swap_that_does_not_take_over_has_failed(config: NodeConfig) -> None:
     rig, actions = _swapping(config)
-    failed = "failed, the former settings are served: no memory"
+    failed = "failed, the previous settings stay in use: no memory"
     for number in (1, 2):
         _swap(actions, "object_small")
         actions.observe()  # in the second turn the diagnostics still have the status of the first one

@@ -121,7 +121,7 @@ def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str], m
 
 def test_an_unexpected_error_says_how_to_get_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.describe(ZeroDivisionError("division by zero")) == (
-        "ZeroDivisionError: division by zero (unexpected; --debug shows where)"
+        "ZeroDivisionError: division by zero (unexpected error; `multi-dnn --debug COMMAND ...` shows the traceback)"
     )
     assert cli.describe(ValueError("two\nlines")) == "two lines"
     assert cli.describe(KeyError("name")).startswith("KeyError: 'name'")

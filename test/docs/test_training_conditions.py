@@ -64,7 +64,7 @@ def test_every_curve_has_its_training_beside_it() -> None:
               "mixed", "batch", "seed")  # fmt: skip
     expected = table(header, [curve_row(name) for name in curves()])
     page = PAGES["docs/measured.md"]
-    section = page[page.index("\n## Accuracy against MACs\n") : page.index("\n### Proofs of the decomposition\n")]
+    section = page[page.index("\n## Accuracy against MACs\n") : page.index("\n### Checks of the decomposition\n")]
     assert expected in section, f"docs/measured.md#accuracy-against-macs lacks this table:\n{expected}"
 
 

@@ -41,7 +41,7 @@ def test_waiting_frames_share_one_inference_and_get_their_own_results(start, rec
         ("front", 2.0, 1), ("left", 3.0, 3), ("rear", 4.0, 3), ("right", 5.0, 3),
     ]  # fmt: skip
     assert engine.wait_idle(WAIT)
-    streams = engine.statistics().streams
+    streams = engine.statistics().by_dnn_and_camera
     assert {camera: streams["a", camera].batch for camera in CAMERAS} == {"front": 1, "left": 3, "rear": 3, "right": 3}
     check_accounts(engine)
 
@@ -53,7 +53,7 @@ def test_statistics_include_reported_results_while_a_batch_is_being_reported(sta
 
     def on_result(result: Result) -> None:
         recorder.results.append(result)
-        seen.append(sum(stream.published for stream in engine.statistics().streams.values()))
+        seen.append(sum(stream.published for stream in engine.statistics().by_dnn_and_camera.values()))
         if result.frame.camera == "rear":
             hangs()
 
@@ -64,7 +64,7 @@ def test_statistics_include_reported_results_while_a_batch_is_being_reported(sta
     assert seen == [0, 1, 2]
     assert not engine.wait_idle(0.0)
     stop_while_one_hangs(engine, "dnn-a")
-    streams = engine.statistics().streams
+    streams = engine.statistics().by_dnn_and_camera
     assert [streams["a", camera].published for camera in CAMERAS] == [1, 1, 0, 0]
     assert [streams["a", camera].dropped for camera in CAMERAS[2:]] == [{DropReason.SHUTDOWN: 1}] * 2
     check_accounts(engine)

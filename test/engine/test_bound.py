@@ -254,7 +254,7 @@ def test_launching_callers_get_only_jobs_that_cannot_be_overtaken() -> None:
     lock = threading.Condition()
 
     def take(waits: bool) -> None:
-        while (found := queue.get(waits=waits)) is not None:
+        while (found := queue.get(waits_for_kernels=waits)) is not None:
             with lock:
                 taken.append((found.inference.task.name, "waits" if waits else "launches"))
                 lock.notify()
@@ -280,17 +280,17 @@ def test_with_all_waiting_callers_busy_only_an_important_job_is_taken() -> None:
     low, high = task("low"), task("high", priority=10)
     queue.bound_launches([low, high])
     queue.put(job(low, clock))
-    assert queue.get(waits=True) is not None  # and its kernels run
+    assert queue.get(waits_for_kernels=True) is not None  # and its kernels run
     queue.put(job(low, clock))
     found: list[Job | None] = []
-    launcher = threading.Thread(target=lambda: found.append(queue.get(waits=False)))
+    launcher = threading.Thread(target=lambda: found.append(queue.get(waits_for_kernels=False)))
     launcher.start()
     queue.put(job(high, clock))
     launcher.join(WAIT)
     assert [each.inference.task.name for each in found if each is not None] == ["high"]
     assert len(queue) == 1
     clock.now += 10 * AGING  # has waited for so long that no frame that comes now is more important
-    rest = queue.get(job_done=True, waits=False)
+    rest = queue.get(job_done=True, waits_for_kernels=False)
     assert rest is not None
     assert rest.inference.task is low
 
@@ -309,7 +309,7 @@ def test_a_changed_priority_wakes_the_caller_that_may_now_take_the_next_job(monk
 
     monkeypatch.setattr(queue._bounded, "wait", watched)
     found: list[Job | None] = []
-    waiting = threading.Thread(target=lambda: found.append(queue.get(waits=True)), daemon=True)
+    waiting = threading.Thread(target=lambda: found.append(queue.get(waits_for_kernels=True)), daemon=True)
     waiting.start()
     assert waits.wait(WAIT)
     first = job(high, clock)

@@ -37,7 +37,7 @@ def test_the_newest_frame_replaces_an_older_one_which_is_counted(start, recorder
     recorder.wait(lambda: len(recorder.results) == 2)
     assert [r.frame.stamp_ns for r in recorder.results] == [1, 3]
     assert [(d.frame.stamp_ns, d.reason) for d in recorder.drops] == [(2, DropReason.OVERWRITTEN)]
-    stream = engine.statistics().streams["a", "front"]
+    stream = engine.statistics().by_dnn_and_camera["a", "front"]
     assert (stream.offered, stream.published, stream.dropped) == (3, 2, {DropReason.OVERWRITTEN: 1})
 
 
@@ -56,7 +56,7 @@ def test_reading_statistics_delays_no_dnn(start, recorder, monkeypatch):
     assert engine.wait_idle(WAIT)
     gate.open()
     asking.join(WAIT)
-    (before,), (after,) = (each.streams.values() for each in (*seen, engine.statistics()))
+    (before,), (after,) = (each.by_dnn_and_camera.values() for each in (*seen, engine.statistics()))
     assert (before.offered, before.published, before.latencies["compute"].count) == (0, 0, 0)
     assert (after.offered, after.published, after.latencies["compute"].count) == (1, 1, 1)
 
@@ -129,8 +129,8 @@ def test_repeated_failures_disable_a_dnn(start, recorder):
     assert [(f.consecutive, f.disabled) for f in recorder.failures] == [(1, False), (2, False), (3, True)]
     statistics = engine.statistics()
     assert "no memory" in statistics.disabled["bad"]
-    assert statistics.streams["bad", "front"].dropped == {DropReason.DNN_ERROR: 3, DropReason.DISABLED: 2}
-    assert statistics.streams["good", "front"].published == 5
+    assert statistics.by_dnn_and_camera["bad", "front"].dropped == {DropReason.DNN_ERROR: 3, DropReason.DISABLED: 2}
+    assert statistics.by_dnn_and_camera["good", "front"].published == 5
 
 
 def test_a_disabled_dnn_is_retried_after_increasing_delays(start, recorder):
@@ -171,7 +171,7 @@ def test_a_disabled_dnn_is_retried_after_increasing_delays(start, recorder):
         assert not engine.statistics().disabled
         offer()
     assert "next retry in 10 s" in engine.statistics().disabled["bad"]
-    dropped = engine.statistics().streams["bad", "front"].dropped
+    dropped = engine.statistics().by_dnn_and_camera["bad", "front"].dropped
     assert dropped == {DropReason.DNN_ERROR: 10, DropReason.DISABLED: 5}
 
 
@@ -233,7 +233,7 @@ def test_timing_splits_the_latency_into_its_parts(start, recorder):
     assert engine.wait_idle(WAIT)
     timing = recorder.results[0].timing
     assert timing.end_to_end_ns == 10
-    stream = engine.statistics().streams["a", "front"]
+    stream = engine.statistics().by_dnn_and_camera["a", "front"]
     assert stream.deadline_misses == 1
     assert stream.latencies["end_to_end"].max == pytest.approx(10e-6)
     assert stream.latencies["compute"].count == 1

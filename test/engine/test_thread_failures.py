@@ -83,7 +83,7 @@ def test_an_error_of_the_engine_disables_its_dnn_and_the_others_serve(
     assert [(drop.dnn, drop.reason) for drop in recorder.drops] == [
         ("a", DropReason.DNN_ERROR), ("a", DropReason.DISABLED),
     ]  # fmt: skip
-    assert engine.ended() == ["dnn-a"]
+    assert engine.failed_threads() == ["dnn-a"]
     check_accounts(engine)
 
 
@@ -92,10 +92,10 @@ def test_an_error_in_a_dnn_thread_that_runs_jobs_leaves_the_slot_to_the_others(
 ) -> None:
     engine = start(task("a", jobs=2), task("b", jobs=1, cameras=("rear",)), workers=1)
     with monkeypatch.context() as patch:
-        patch.setattr(engine._queue, "may_keep", lambda job: 1 / 0)
+        patch.setattr(engine._queue, "may_run_successor", lambda job: 1 / 0)
         engine.offer(frame())
         recorder.wait(lambda: recorder.failures)
-    assert engine.ended() == ["dnn-a"]
+    assert engine.failed_threads() == ["dnn-a"]
     engine.offer(frame("rear"))
     recorder.wait(lambda: recorder.results)
     assert [result.dnn for result in recorder.results] == ["b"]
@@ -106,13 +106,13 @@ def test_a_worker_ended_by_an_error_is_named(
     start: Callable[..., Engine], recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(task("a", jobs=2), workers=2)
-    assert engine.ended() == []
+    assert engine.failed_threads() == []
     with monkeypatch.context() as patch:
         patch.setattr(engine._queue, "try_acquire", lambda job: False)  # a worker runs the jobs
         patch.setattr(engine._queue, "exchange", lambda job: 1 / 0)
         engine.offer(frame())
-        _wait(engine.ended)
-    assert len(engine.ended()) == 1
+        _wait(engine.failed_threads)
+    assert len(engine.failed_threads()) == 1
     engine.stop(0.1)
-    assert engine.ended() == []  # after stop() ended threads are not reported
+    assert engine.failed_threads() == []  # after stop() ended threads are not reported
     check_accounts(engine)

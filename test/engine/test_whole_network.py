@@ -145,7 +145,7 @@ def test_one_call_delays_no_queued_inference_exactly_if_all_have_as_many_jobs(jo
     whole = Turns(jobs).ends(whole=True)
     delayed = any(after > before for before, after in zip(turns, whole, strict=True))
     one = Turns(jobs)
-    assert one.queue.delays_none(one.successor) is not delayed
+    assert one.queue.delays_no_inference(one.successor) is not delayed
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(1, ["low 0", "low 1"]), (2, ["low whole"])])

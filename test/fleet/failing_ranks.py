@@ -10,7 +10,7 @@ import torch
 
 from multi_dnn_ros.fleet import rank_process
 from multi_dnn_ros.fleet.job_training import JobTraining
-from multi_dnn_ros.fleet.messages import Command, Ended, Held, Report
+from multi_dnn_ros.fleet.messages import Command, Ended, Paused, Report
 from multi_dnn_ros.fleet.shares import Shares
 
 #: Most tenths that fit unit 0 in these tests.
@@ -38,9 +38,9 @@ def without_training(setup: rank_process.RankSetup, connection: Connection[Any, 
         command: Command = connection.recv()
         steps = 0
         while not command.stop:
-            if setup.rank not in command.active[:1] or command.hold:
-                if command.hold and setup.rank == command.active[0]:
-                    connection.send(Held(command.number))
+            if setup.rank not in command.active[:1] or command.pause:
+                if command.pause and setup.rank == command.active[0]:
+                    connection.send(Paused(command.number))
                 command = connection.recv()
                 continue
             while not connection.poll(0.01):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.launcher import RankHandle, RankMain, UnitChange
-from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Held, Message, Report
+from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Message, Paused, Report
 from multi_dnn_ros.planning.batch_units import Unit
 
 _STEPS = 1000
@@ -49,8 +49,8 @@ class SimulatedRank(RankHandle):
             return
         if command.stop:
             self._messages.append(Ended(False, 10))
-        elif command.hold:
-            self._messages.append(Held(command.number))
+        elif command.pause:
+            self._messages.append(Paused(command.number))
         else:
             self._report = Report(command.number, 10, _STEPS, 10, 0.1, 1.0)
 

@@ -84,7 +84,7 @@ class Events:
             self.lines.append(line)
             print(f"{supervisor.seconds:.1f} s {self._done} {line}")
         jobs = list(supervisor.jobs.values())
-        if not jobs or not all(job.placed and job.memory.status == "running" for job in jobs):
+        if not jobs or not all(job.placed and job.state.status == "running" for job in jobs):
             return
         there = [job for job in jobs if job.shares[self.unit] and job.is_current]
         if self._done == 0 and there and (self._folder / there[0].name / "checkpoint.pt").is_file():
@@ -103,7 +103,7 @@ class Events:
         self._done += 1
 
     def _stop_if_used_again(self, jobs: Sequence[RunningJob]) -> None:
-        """A change that does not help is taken back in the turn in which its first report comes."""
+        """A change that does not help is reverted in the turn in which its first report comes."""
         if self._used_again is None:
             given = [(job, job.processes.number) for job in jobs if job.processes and job.shares[self.unit]]
             self._used_again = given[0] if given else None
@@ -129,7 +129,7 @@ def test_a_killed_rank_and_a_lost_host_change_no_loss(cluster: Any, job: FleetJo
     assert "was lost: " in text
     assert f"continues from the last checkpoint without unit {events.unit} (cpu:1 on " in text
     assert "can be used again" in text
-    assert all(job.memory.status != "failed" for job in supervisor.jobs.values()), text
+    assert all(job.state.status != "failed" for job in supervisor.jobs.values()), text
     for each in jobs:
         state = torch.load(tmp_path / "runs" / each.name / "checkpoint.pt", weights_only=True)
         alone = JobTraining(each, torch.device("cpu"))

@@ -15,7 +15,7 @@ from multi_dnn_ros.fleet.job_processes import JobProcesses, wait_for_messages
 from multi_dnn_ros.fleet.job_training import JobTraining
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.local_launcher import LocalLauncher
-from multi_dnn_ros.fleet.messages import Ended, Failed, Held, Message, Report
+from multi_dnn_ros.fleet.messages import Ended, Failed, Message, Paused, Report
 from multi_dnn_ros.planning.batch_units import parse_unit
 
 UNITS = (parse_unit("cpu:1"),) * 2
@@ -80,8 +80,8 @@ def test_shares_change_no_loss_and_a_rank_without_a_share_uses_no_cpu(
 def test_a_job_holds_and_the_end_of_a_rank_is_reported(ranks: JobProcesses) -> None:
     ranks.send((5, 5))
     wait_for(ranks, lambda m: isinstance(m, Report))
-    ranks.send((5, 5), hold=True)
-    wait_for(ranks, lambda m: isinstance(m, Held) and m.number == 2)
+    ranks.send((5, 5), pause=True)
+    wait_for(ranks, lambda m: isinstance(m, Paused) and m.number == 2)
     psutil.Process(ranks.pids[1]).send_signal(signal.SIGKILL)
     deadline = time.monotonic() + _PATIENCE_S
     found: list[tuple[int, Message]] = []

@@ -46,7 +46,7 @@ def test_a_fleet_with_an_added_a_cancelled_a_bad_and_a_too_large_job(job: FleetJ
     def watch(supervisor: Supervisor, line: str) -> None:
         if line:
             lines.append(line)
-        done = {name: each.done for name, each in supervisor.jobs.items()}
+        done = {name: each.has_ended for name, each in supervisor.jobs.items()}
         if supervisor.jobs["a"].placed and "c" not in done:
             write(path, a, b, bad, c)
         elif "c" in done and supervisor.jobs["c"].placed and not done["c"]:
@@ -54,9 +54,9 @@ def test_a_fleet_with_an_added_a_cancelled_a_bad_and_a_too_large_job(job: FleetJ
 
     supervisor = Supervisor(path, LocalLauncher(UNITS), tmp_path / "runs", watch=watch, rank_main=short_of_memory)
     assert supervisor.run() is False
-    status = {name: each.memory.status for name, each in supervisor.jobs.items()}
+    status = {name: each.state.status for name, each in supervisor.jobs.items()}
     assert status == {"a": "finished", "b": "finished", "bad": "failed", "c": "cancelled"}, lines
-    assert "none" in supervisor.jobs["bad"].memory.text
+    assert "none" in supervisor.jobs["bad"].state.text
     assert any(line.startswith("b: out of memory on unit 0 (cpu:1) with 10 tenths") for line in lines)
     assert "c: added" in lines
     assert "c: cancelled; its checkpoint is kept" in lines
@@ -66,8 +66,8 @@ def test_a_fleet_with_an_added_a_cancelled_a_bad_and_a_too_large_job(job: FleetJ
     figures = supervisor.figures()
     for decision in figures["decisions"]:
         assert all(sum(shares) == 10 for shares in decision["shares"].values())
-        assert decision["shares"].get("b", [0, 10])[0] <= supervisor.jobs["b"].memory.limits[0]
-    assert 0 < supervisor.jobs["b"].memory.limits[0] <= ROOM
+        assert decision["shares"].get("b", [0, 10])[0] <= supervisor.jobs["b"].state.limits[0]
+    assert 0 < supervisor.jobs["b"].state.limits[0] <= ROOM
     assert json.dumps(figures)
     assert "| a " in fleet_table(supervisor)
 

@@ -58,9 +58,9 @@ def test_an_added_job_with_an_invalid_state_fails_alone(job: FleetJob, tmp_path:
     supervisor = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs", watch=watch)
     with pytest.raises(KeyboardInterrupt):
         supervisor.run()
-    assert supervisor.jobs["b"].memory.status == "failed"
+    assert supervisor.jobs["b"].state.status == "failed"
     assert any(line.startswith(f"b: failed: {state}: not the state of a job") for line in watch.lines)
-    assert supervisor.jobs["a"].memory.status == "waiting"
+    assert supervisor.jobs["a"].state.status == "waiting"
     assert state.read_text() == "{"
 
 
@@ -87,8 +87,8 @@ def test_a_job_that_did_not_fit_into_memory_is_tried_again_without_limits(
         patch.setattr("multi_dnn_ros.fleet.supervisor._GRACE_S", 0.0)
         first = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs")
         assert not first.run()
-    assert sum(first.jobs["a"].memory.limits) < 10
-    assert run_until_placed(path).jobs["a"].memory.limits == (10, 10)
+    assert sum(first.jobs["a"].state.limits) < 10
+    assert run_until_placed(path).jobs["a"].state.limits == (10, 10)
 
 
 def test_a_finished_job_with_other_settings_is_an_error_that_lists_them(
@@ -106,24 +106,24 @@ def test_a_finished_job_with_other_settings_is_an_error_that_lists_them(
     write(path, job.model_copy(update={"steps": 90, "priority": 2.0}))
     other = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs", watch=watch)
     assert not other.run()
-    assert other.jobs["a"].memory.text.startswith(
+    assert other.jobs["a"].state.text.startswith(
         "finished before with other settings: steps is 60 there, 90 now. Use the same settings or another name"
     )
     assert any(line.startswith("a: failed: finished before with other settings") for line in watch.lines)
     write(path, job.model_copy(update={"priority": 2.0}))
     same = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs")
     assert same.run()
-    assert same.jobs["a"].memory.status == "finished"
+    assert same.jobs["a"].state.status == "finished"
 
 
 def test_times_of_other_settings_are_not_used(job: FleetJob, tmp_path: Path) -> None:
     path = write(tmp_path / "jobs.yaml", job)
-    assert run_until_placed(path).jobs["a"].memory.alone_s > 0.0
-    same = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs").jobs["a"].memory
+    assert run_until_placed(path).jobs["a"].state.alone_s > 0.0
+    same = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs").jobs["a"].state
     assert same.alone_s > 0.0
     assert same.elapsed_s > 0.0
     write(path, job.model_copy(update={"global_batch": 30}))
-    other = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs").jobs["a"].memory
+    other = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs").jobs["a"].state
     assert (other.alone_s, other.elapsed_s, other.limits) == (0.0, 0.0, (10, 10))
 
 
@@ -137,7 +137,7 @@ def test_a_job_that_is_removed_and_added_again_has_other_keys_in_the_store(job: 
             if len(launcher.prefixes[0]) > 2:
                 return True
             write(path, job)
-        elif found.memory.status == "cancelled":
+        elif found.state.status == "cancelled":
             write(path, job, b)
         return False
 

@@ -180,7 +180,7 @@ def test_decisions_settle_without_oscillation(demands: list[float], units: int) 
     assert max(slow_downs(allocation).values()) <= first * 1.0001
 
 
-def test_a_change_that_does_not_help_is_taken_back_and_not_repeated() -> None:
+def test_a_change_that_does_not_help_is_reverted_and_not_repeated() -> None:
     sharing = Sharing(THRESHOLDS)
     allocation: dict[str, Shares] = {"a": (10, 0), "b": (0, 10), "c": (10, 0)}
     slow = {"a": 4.0, "b": 2.0, "c": 3.0}
@@ -191,7 +191,7 @@ def test_a_change_that_does_not_help_is_taken_back_and_not_repeated() -> None:
         worse = {job: value * (1.2 if tried.allocation[job] != allocation[job] else 1.0) for job, value in slow.items()}
         back = sharing.decide(tried.allocation, worse, [0.5, 0.5])
         assert back.allocation == allocation
-        assert back.reason == "taken back"
+        assert back.reason == "reverted"
         tried = sharing.decide(back.allocation, slow, [0.5, 0.5])
         if tried.reason == "unchanged":
             break
@@ -218,7 +218,7 @@ def test_shares_of_the_baselines_do_not_change(policy: Policy, units: int, expec
     assert sharing.decide(allocation, slow_downs, use).allocation == allocation
     left = {"c": allocation["c"]}  # also when the others have ended
     assert sharing.decide(left, slow_downs, use).allocation == left
-    assert not sharing.on_trial
+    assert not sharing.has_trial
 
 
 def test_limits_hold_in_every_decision() -> None:

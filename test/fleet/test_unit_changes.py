@@ -105,7 +105,7 @@ def test_a_measurement_that_fails_is_made_again(job: FleetJob, tmp_path: Path) -
         failed = False
 
         def act(self, supervisor: Supervisor) -> bool:
-            if supervisor.measuring is not None and supervisor.jobs["a"].memory.alone_s and not self.failed:
+            if supervisor.measuring is not None and supervisor.jobs["a"].state.alone_s and not self.failed:
                 self.failed = True
                 launcher.ranks["a", 0].fail("crashed", lambda: None)
             return supervisor.jobs["a"].placed
@@ -185,7 +185,7 @@ def test_jobs_are_stopped_at_the_same_time(job: FleetJob, tmp_path: Path, monkey
     with pytest.raises(KeyboardInterrupt):
         supervisor.run()
     assert told_before_ends == [2] * 4  # two ranks of each job
-    assert all(each.memory.status == "waiting" for each in supervisor.jobs.values())
+    assert all(each.state.status == "waiting" for each in supervisor.jobs.values())
 
 
 @pytest.mark.parametrize("answer", [Failed("disk is full", False, True), None])

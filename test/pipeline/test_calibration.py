@@ -18,7 +18,7 @@ SEEN = WindowPreprocess(Preprocess(48, 32), VIEW)
 
 
 def test_the_images_of_the_package_are_enlarged_to_the_crop() -> None:
-    inputs = calibration_inputs("", SEEN, VIEW.enough)
+    inputs = calibration_inputs("", SEEN, VIEW.enlarge_to_min)
     assert len(inputs) >= LEAST
     assert {tuple(tensor.shape) for (tensor,) in inputs} == {(2, 3, 32, 48)}
 
@@ -29,4 +29,4 @@ def test_an_image_that_does_not_contain_the_crop_is_named(tmp_path: Path) -> Non
     with pytest.raises(
         CalibrationError, match=r"0\.png: parameter dnn\.far\.crop .* ends at 800 x 392; the image has 799"
     ):
-        calibration_inputs(str(tmp_path), SEEN, VIEW.enough)
+        calibration_inputs(str(tmp_path), SEEN, VIEW.enlarge_to_min)

@@ -256,7 +256,7 @@ def test_gaps_between_images_of_two_publishers_give_no_estimate() -> None:
     account = LossEstimator()
     for index in range(400):  # two cameras of 10 Hz, 5 ms apart
         stamp = index // 2 * SECOND // 10 + index % 2 * 5_000_000
-        account.arrived(stamp, stamp, alone=False)
+        account.arrived(stamp, stamp, single_publisher=False)
         if index % 20 == 19:
             assert account.losses(stamp, 60_000).lost is None
 
@@ -322,17 +322,17 @@ def test_the_period_of_irregular_stamps_is_not_learned_at_each_report(monkeypatc
     assert len(calls) <= 2 * (160 // 16 + 1)
 
 
-def judged(record: CameraRecord, now_ns: int) -> tuple[bytes, str]:
+def camera_level(record: CameraRecord, now_ns: int) -> tuple[bytes, str]:
     (status,) = DiagnosticsReport("n", "h", 2.0).cameras(Statistics({}, {}), {"front": record}, now_ns)
     return status.level, status.message
 
 
 def test_the_status_of_a_camera_has_no_empty_cause() -> None:
     record = CameraRecord("front", "/front/image_raw", 0, max_loss=0.2)
-    assert judged(record, 8 * SECOND) == (STALE, "no image on /front/image_raw since subscribing 8.0 s ago")
+    assert camera_level(record, 8 * SECOND) == (STALE, "no image on /front/image_raw since subscribing 8.0 s ago")
     record.arrived(9 * SECOND, "", 10, 0, None, 0)
     record.losses = Losses(10, 90, 0.9, "rate_hz", 0)
-    assert judged(record, 10 * SECOND) == (WARN, "90% of the images are missing")
-    assert judged(record, 17 * SECOND)[1].startswith("no image on /front/image_raw for 8.0 s; 90%")
+    assert camera_level(record, 10 * SECOND) == (WARN, "90% of the images are missing")
+    assert camera_level(record, 17 * SECOND)[1].startswith("no image on /front/image_raw for 8.0 s; 90%")
     record.losses = Losses(10, 0, 0.0, "rate_hz", 0)
-    assert judged(record, 10 * SECOND)[0] == OK
+    assert camera_level(record, 10 * SECOND)[0] == OK

@@ -27,7 +27,7 @@ def rig(bench: Bench) -> Rig:
 
 
 def test_the_new_model_takes_over_between_two_frames(rig: Rig) -> None:
-    former, begin = rig.pid(), time.monotonic()
+    previous, begin = rig.pid(), time.monotonic()
     rig.swap("1")
     rig.wait_class("1")
     rig.wait_results()
@@ -38,9 +38,9 @@ def test_the_new_model_takes_over_between_two_frames(rig: Rig) -> None:
         rig.until(lambda dnn=dnn: f"gap of {dnn} (ms)" in rig.status().by_key, "the gap")
         assert 0 <= float(rig.status().by_key[f"gap of {dnn} (ms)"]) < (time.monotonic() - begin) * 1e3
     classes = rig.classes()
-    assert classes == sorted(classes), "the former model, then the new one"
+    assert classes == sorted(classes), "the previous model, then the new one"
     assert set(rig.classes("pedestrian")) == {"0"}
-    rig.until(lambda: rig.pid() != former and engine_pids() == [rig.pid()], "the end of the former process")
+    rig.until(lambda: rig.pid() != previous and engine_pids() == [rig.pid()], "the end of the previous process")
     rig.check_accounts()
     assert rig.drops("object") | rig.drops("pedestrian") <= {"overwritten"}
     assert rig.value("dnn.object.model") == "1"
@@ -56,13 +56,13 @@ def test_the_new_model_takes_over_between_two_frames(rig: Rig) -> None:
     ],
 )
 def test_a_model_that_fails_leaves_the_former_one(rig: Rig, word: str, reason: str) -> None:
-    former = rig.pid()
+    previous = rig.pid()
     rig.swap(f"1,{word}")
-    status = rig.wait_status("failed, the former settings are served")
+    status = rig.wait_status("failed, the previous settings stay in use")
     assert status.level == WARN
     assert reason in status.message
     assert rig.value("dnn.object.model") == "builtin:object", "the parameter is that of the model that is served"
-    rig.until(lambda: engine_pids() == [former], "the end of the new process")
+    rig.until(lambda: engine_pids() == [previous], "the end of the new process")
     rig.wait_results()
     assert set(rig.classes()) == {"0"}
     rig.check_accounts()
@@ -125,7 +125,7 @@ def test_parameters_of_one_request_are_one_swap(rig: Rig) -> None:
 
 
 def test_a_later_change_replaces_the_swap_under_way(rig: Rig) -> None:
-    former = rig.pid()
+    previous = rig.pid()
     rig.swap("1,long")
     rig.wait_status("preparing object: DNN 1 of 2, compiling job")
     rig.swap("1", "pedestrian")
@@ -139,22 +139,22 @@ def test_a_later_change_replaces_the_swap_under_way(rig: Rig) -> None:
     rig.swap("1")
     rig.wait_status("cancelled: the parameters are those that are served")
     rig.until(lambda: engine_pids() == [rig.pid()], "the end of the cancelled process")
-    assert rig.pid() != former
+    assert rig.pid() != previous
     rig.check_accounts()
 
 
 def test_setting_present_values_again_does_not_restart_the_swap(rig: Rig) -> None:
-    former = rig.pid()
+    previous = rig.pid()
     rig.swap(rig.held("1"))  # the call does not wait for the swap
     rig.wait_status("preparing")
     rig.until(lambda: len(engine_pids()) == 2, "the new process")
-    (new,) = set(engine_pids()) - {former}
+    (new,) = set(engine_pids()) - {previous}
     rig.swap(rig.held("1"))
     jobs = rig.node.get_parameter("dnn.pedestrian.jobs").value
     assert rig.bench.set("dnn.pedestrian.jobs", jobs) == (True, "")
     rig.release()
     rig.wait_status("took over")
-    rig.until(lambda: rig.pid() != former, "the status of the new process")
+    rig.until(lambda: rig.pid() != previous, "the status of the new process")
     assert rig.pid() == new
     rig.check_accounts()
 
@@ -163,7 +163,7 @@ def test_runtime_parameters_reach_both_processes(rig: Rig) -> None:
     rig.swap(rig.held("1"))
     rig.wait_status("preparing")
     assert rig.bench.set("dnn.object.score_threshold", 0.9) == (True, "")
-    rig.until(lambda: rig.classes()[-1] == "", "no boxes of the former process")
+    rig.until(lambda: rig.classes()[-1] == "", "no boxes of the previous process")
     assert "preparing" in rig.status().message
     rig.release()
     rig.wait_status("took over")
@@ -175,23 +175,23 @@ def test_runtime_parameters_reach_both_processes(rig: Rig) -> None:
     rig.check_accounts()
 
 
-@pytest.mark.parametrize("which", ["new", "former", "both"])
+@pytest.mark.parametrize("which", ["new", "previous", "both"])
 def test_processes_that_are_killed_during_a_swap(rig: Rig, which: str) -> None:
-    former = rig.pid()
+    previous = rig.pid()
     rig.swap(rig.held("1"))
     rig.wait_status("preparing")
     rig.until(lambda: len(engine_pids()) == 2, "the new process")
-    (new,) = set(engine_pids()) - {former}
-    for pid in {"new": [new], "former": [former], "both": [former, new]}[which]:
+    (new,) = set(engine_pids()) - {previous}
+    for pid in {"new": [new], "previous": [previous], "both": [previous, new]}[which]:
         os.kill(pid, signal.SIGKILL)
     rig.release()
-    if which == "former":
+    if which == "previous":
         rig.wait_status("took over")
         rig.wait_class("1")
     else:
         status = rig.wait_status("failed")
         assert "the new engine process was lost: killed by SIGKILL" in status.message
-        rig.until(lambda: rig.pid() in engine_pids() and rig.pid() != new, "a process with the former model")
+        rig.until(lambda: rig.pid() in engine_pids() and rig.pid() != new, "a process with the previous model")
         rig.wait_results()
         assert set(rig.classes()) == {"0"}
     rig.until(lambda: engine_pids() == [rig.pid()], "a single engine process")

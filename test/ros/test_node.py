@@ -20,7 +20,7 @@ from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
-from multi_dnn_ros.settings.flat_parameters import Reading
+from multi_dnn_ros.settings.flat_parameters import ParsedParameters
 from multi_dnn_ros.settings.schema import NodeConfig
 
 OUT = "/multi_dnn/front/object/detections"
@@ -319,10 +319,10 @@ def test_a_runtime_parameter_that_changes_just_after_all_were_read_takes_effect(
     """Before the thread of the transition continues."""
     checked = NodeParameters.checked
 
-    def change_first(reading: Reading, check: Callable[[NodeConfig], Sequence[str]]) -> NodeConfig:
+    def change_first(parsed: ParsedParameters, check: Callable[[NodeConfig], Sequence[str]]) -> NodeConfig:
         (result,) = node.set_parameters([Parameter("dnn.object.score_threshold", value=0.9)])
         assert result.successful
-        return checked(reading, check)
+        return checked(parsed, check)
 
     monkeypatch.setattr(NodeParameters, "checked", staticmethod(change_first))
     node = bench.node()

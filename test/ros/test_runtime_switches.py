@@ -49,7 +49,7 @@ def test_a_dnn_is_disabled_and_enabled_between_two_frames(active: Bench) -> None
     send(active, camera, dnns, range(1, 3))
     assert active.set("dnn.object.enable", False) == (True, "")
     send(active, camera, dnns, range(3, 6))
-    active.until(lambda: active.status("object on front").message == "disabled by parameter", "the status")
+    active.until(lambda: active.status("object on front").message == "switched off (parameter enable)", "the status")
     assert active.status("object on front").level == 0
     assert active.status("pedestrian on front").level == 0
     response = active.call(SetBool, "/multi_dnn/object/enable", SetBool.Request(data=True))

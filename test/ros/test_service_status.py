@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.common.sd_notify import ServiceManager
-from multi_dnn_ros.ros.service_status import Life, ServiceStatus
+from multi_dnn_ros.ros.service_status import NodeState, ServiceStatus
 
 WAIT_S = 120.0
 
@@ -166,14 +166,14 @@ class Service:
 
     def __init__(self, systemd: Systemd, *, autostart: bool = True, watchdog_s: float | None = 4.0) -> None:
         self.now = 100.0
-        self.life = Life("unconfigured", "unconfigured")
+        self.node_state = NodeState("unconfigured", "unconfigured")
         self.systemd = systemd
         manager = ServiceManager(systemd.address, watchdog_s)
-        self.status = ServiceStatus(manager, lambda: self.life, autostart=autostart, clock=lambda: self.now)
+        self.status = ServiceStatus(manager, lambda: self.node_state, autostart=autostart, clock=lambda: self.now)
 
-    def turn(self, after_s: float = 0.1, **life: object) -> list[dict[str, str]]:
+    def turn(self, after_s: float = 0.1, **node_state: object) -> list[dict[str, str]]:
         """Let the executor turn every 0.1 s for this time; returns the messages."""
-        self.life = dataclasses.replace(self.life, **life)
+        self.node_state = dataclasses.replace(self.node_state, **node_state)
         for _ in range(round(after_s / 0.1)):
             self.now += 0.1
             self.status.update()
@@ -231,11 +231,11 @@ def test_heartbeats_end_with_a_fault_and_return_after_it(
 ) -> None:
     service = Service(systemd, watchdog_s=4.0)
     service.turn(4.1, state="active", text="active", supervision_age_s=0.05)
-    before = service.life
+    before = service.node_state
     assert service.turn(20.0, **fault) == []
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert words in caplog.text
-    service.life = before
+    service.node_state = before
     assert {"WATCHDOG": "1"} in service.turn(4.0)
 
 
@@ -253,9 +253,9 @@ def test_a_heartbeat_that_is_omitted_follows_as_soon_as_the_fault_has_ended(syst
 def test_a_message_that_is_lost_is_sent_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """systemd may start to listen late, or not have room."""
     address = str(tmp_path / "late")
-    life = Life("active", "active")
+    node_state = NodeState("active", "active")
     now = [0.0]
-    status = ServiceStatus(ServiceManager(address), lambda: life, autostart=True, clock=lambda: now[0])
+    status = ServiceStatus(ServiceManager(address), lambda: node_state, autostart=True, clock=lambda: now[0])
     with caplog.at_level(logging.WARNING):
         status.update()
     systemd = Systemd(address)

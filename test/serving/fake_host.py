@@ -64,7 +64,7 @@ class FakeHost:
         self.buffers = self.free = buffers
         self.serving = True
         self.offered: list[tuple[int, Frame]] = []
-        self.wanting: list[tuple[str, ...]] = []
+        self.recipients: list[tuple[str, ...]] = []
         self.fails: Exception | None = None
 
     def serves(self, camera: str) -> bool:
@@ -82,7 +82,7 @@ class FakeHost:
             raise self.fails
         with self.changed:
             self.offered.append((number, frame))
-            self.wanting.append(tuple(dnns))
+            self.recipients.append(tuple(dnns))
             self.changed.notify_all()
 
     # -- called by the test

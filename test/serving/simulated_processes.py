@@ -57,7 +57,7 @@ class Simulation:
                 }
             elif isinstance(action, TakeOver):
                 assert self.state[action.key] == "configured"
-                assert self.state[action.former] == "serving"
+                assert self.state[action.previous] == "serving"
             elif isinstance(action, StartServing):
                 assert self.state[action.key] == "configured"
                 self.state[action.key] = "serving"
@@ -84,7 +84,7 @@ class Simulation:
         for dnn, key in supervisor.routes.items():
             assert self.state[key] == "serving", f"{dnn} is routed to a process that is {self.state[key]}"
             assert dnn in self.configured_for[key]
-            assert self.settings_of[key][dnn] == self.settings[dnn], f"{dnn} has former settings"
+            assert self.settings_of[key][dnn] == self.settings[dnn], f"{dnn} has previous settings"
             assert dnn not in self.disabled
         roles = [supervisor.standby.key, supervisor.merging.key, *supervisor.swapping.keys]
         for group in supervisor.groups:

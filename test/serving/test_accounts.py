@@ -144,7 +144,7 @@ def test_every_arrived_frame_is_answered_exactly_once(seed: int) -> None:
     bench.accounts.drop_unanswered(("lane", "object"), DropReason.SHUTDOWN, "")
     assert bench.accounts.wait_idle(0)
     published = dropped = 0
-    for stream in bench.accounts.statistics().streams.values():
+    for stream in bench.accounts.statistics().by_dnn_and_camera.values():
         assert stream.offered == stream.published + sum(stream.dropped.values())
         published, dropped = published + stream.published, dropped + sum(stream.dropped.values())
     assert (published, dropped) == (len(bench.ends.results), len(bench.ends.drops))

@@ -58,7 +58,7 @@ def test_a_tiny_rate_is_a_valid_rate() -> None:
 def test_each_camera_has_a_limit_of_its_own_and_disabling_comes_first() -> None:
     admission = Admission({"off": False}, {"slow": 1.0, "off": 1.0})
     dnns = ("slow", "fast", "off")
-    off = {"off": (DropReason.SWITCHED_OFF, "disabled by parameter")}
+    off = {"off": (DropReason.SWITCHED_OFF, "switched off (parameter enable)")}
     slow = {"slow": (DropReason.RATE_LIMITED, "max_rate_hz is 1")}
     assert admission.refusals("front", dnns, 5 * S) == off
     assert admission.refusals("rear", dnns, 5 * S + 1) == off

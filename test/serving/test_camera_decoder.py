@@ -71,7 +71,7 @@ class Bench:
 
     def check(self) -> None:
         """Every DNN has answered every arrived image, and every buffer is free."""
-        for stream in self.accounts.statistics().streams.values():
+        for stream in self.accounts.statistics().by_dnn_and_camera.values():
             assert stream.offered == stream.published + sum(stream.dropped.values()) + stream.pending
             assert stream.pending == 0
         assert self.host.free == self.host.buffers
@@ -108,7 +108,7 @@ def test_an_image_that_arrives_behind_a_later_one_is_counted_as_overwritten(make
     """While two subscriptions of a camera overlap, the old one may still deliver."""
     bench = make(dnns=("object", "lane"))
     bench.decoder.arrived(Frame("front", 1, context=1), bench.decoded.append, late=True)  # type: ignore[arg-type]
-    for stream in bench.accounts.statistics().streams.values():
+    for stream in bench.accounts.statistics().by_dnn_and_camera.values():
         assert (stream.offered, stream.dropped) == (1, {DropReason.OVERWRITTEN: 1})
     assert bench.decoded == []
     bench.check()
@@ -208,7 +208,7 @@ def test_without_a_free_buffer_newer_images_replace_the_waiting_one(make: Callab
     bench = make(buffers=1)
     bench.send(1)
     bench.host.wait_offered(1)
-    bench.decoder._demand.due_ns = lambda dnn, arrived_ns, handed_ns: 0  # type: ignore[method-assign]
+    bench.decoder._decode_timing.due_ns = lambda dnn, arrived_ns, handed_ns: 0  # type: ignore[method-assign]
     for number in (2, 3):
         bench.send(number)
     assert bench.ends.lost() == [(2, "object", DropReason.OVERWRITTEN)]
@@ -440,7 +440,7 @@ def test_every_image_is_counted_with_fast_and_slow_dnns(seed: int) -> None:
             worker.wake.notify()
         worker.join(WAIT_S)
         assert not worker.is_alive()
-    for stream in accounts.statistics().streams.values():
+    for stream in accounts.statistics().by_dnn_and_camera.values():
         assert stream.offered == 300 == stream.published + sum(stream.dropped.values())
     assert sorted(host.pool.free) == list(range(slots_needed(len(workers))))
     assert not [drop for drop in ends.drops if drop.reason is DropReason.PUBLISH_ERROR]
@@ -461,7 +461,7 @@ def test_an_image_is_handed_only_to_the_dnns_that_want_it(make: Callable[..., Be
     bench = make(dnns=("lane", "object"), admission=Admission({"lane": False}))
     bench.send(1)
     assert bench.host.wait_offered(1) == [1]
-    assert bench.host.wanting == [("object",)]
+    assert bench.host.recipients == [("object",)]
     bench.host.answer("object")
     assert bench.ends.lost() == [(1, "lane", DropReason.SWITCHED_OFF)]
     bench.check()
@@ -477,7 +477,7 @@ def test_a_limited_dnn_gets_the_image_that_replaced_its_own(make: Callable[..., 
     bench.send(3)  # too early for lane, but it replaces its image
     bench.permits.release(2)
     assert bench.host.wait_offered(2) == [1, 3]
-    assert bench.host.wanting == [("lane", "object")] * 2
+    assert bench.host.recipients == [("lane", "object")] * 2
     assert bench.ends.lost() == [(2, dnn, DropReason.OVERWRITTEN) for dnn in ("lane", "object")]
 
 
@@ -509,22 +509,22 @@ def test_the_accounts_stay_exact_while_dnns_are_switched_and_limited(make: Calla
         if numbers.random() < 0.5:
             time.sleep(0.0005)
         for index in range(len(bench.host.offered)):
-            for dnn in bench.host.wanting[index]:
+            for dnn in bench.host.recipients[index]:
                 bench.host.answer(dnn, index)
     for dnn in ("lane", "object"):
         admission.set_enabled(dnn, False)
     bench.decoder.admission_changed()
 
     def answered() -> bool:
-        for index, dnns in enumerate(list(bench.host.wanting)):
+        for index, dnns in enumerate(list(bench.host.recipients)):
             for dnn in dnns:
                 bench.host.answer(dnn, index)
-        return all(not stream.pending for stream in bench.accounts.statistics().streams.values())
+        return all(not stream.pending for stream in bench.accounts.statistics().by_dnn_and_camera.values())
 
     deadline = time.monotonic() + WAIT_S
     while not answered():  # the last image may be dropped, which the host is not told
         assert time.monotonic() < deadline, "not every image was answered in time"
         time.sleep(0.001)
     bench.check()
-    reasons = {reason for stream in bench.accounts.statistics().streams.values() for reason in stream.dropped}
+    reasons = {reason for stream in bench.accounts.statistics().by_dnn_and_camera.values() for reason in stream.dropped}
     assert {DropReason.SWITCHED_OFF, DropReason.RATE_LIMITED} <= reasons

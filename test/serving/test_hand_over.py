@@ -100,7 +100,19 @@ class FakeProcess:
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["offer", "offer", "former", "former", "new", "new", "drop former", "drop new", "route", "stop", "end"]
+            [
+                "offer",
+                "offer",
+                "previous",
+                "previous",
+                "new",
+                "new",
+                "drop previous",
+                "drop new",
+                "route",
+                "stop",
+                "end",
+            ]
         ),
         st.integers(0, 7),
     ),
@@ -118,8 +130,8 @@ def test_every_frame_is_answered_once_and_in_order(before: int, steps: list[tupl
         lambda: 0,
     )
     gaps: dict[str, float] = {}
-    former, former_process = _serve(lambda process: accounts)
-    new, new_process = _serve(lambda process: HandOver(accounts, former, gaps.__setitem__))
+    previous, previous_process = _serve(lambda process: accounts)
+    new, new_process = _serve(lambda process: HandOver(accounts, previous, gaps.__setitem__))
     buffers: list[Buffer] = []
     routed_to_new: set[str] = set()  # cameras
 
@@ -128,7 +140,7 @@ def test_every_frame_is_answered_once_and_in_order(before: int, steps: list[tupl
         frame, buffer = Frame(camera, 0, np.zeros((1, 1, 3), np.uint8)), Buffer()
         buffers.append(buffer)
         number = accounts.open(frame, buffer, DNNS)
-        target = new if camera in routed_to_new else former
+        target = new if camera in routed_to_new else previous
         if not target.offer(number, frame, buffer, DNNS) and not new.offer(number, frame, buffer, DNNS):
             raise AssertionError("nothing serves")
 
@@ -139,20 +151,20 @@ def test_every_frame_is_answered_once_and_in_order(before: int, steps: list[tupl
             offer(CAMERAS[pick % 2])
         elif kind == "route":
             routed_to_new.add(CAMERAS[pick % 2])
-        elif kind == "stop" and not former_process.stopped:
-            former.stop_serving(1.0)
+        elif kind == "stop" and not previous_process.stopped:
+            previous.stop_serving(1.0)
         elif kind == "end":
-            former_process.end()
-        elif kind.endswith("former"):
-            former_process.answer(pick, drops=kind.startswith("drop"))
+            previous_process.end()
+        elif kind.endswith("previous"):
+            previous_process.answer(pick, drops=kind.startswith("drop"))
         elif kind.endswith("new"):
             new_process.answer(pick, drops=kind.startswith("drop"))
-    former.stop_serving(1.0)
-    for process in (former_process, new_process):
+    previous.stop_serving(1.0)
+    for process in (previous_process, new_process):
         while process.waiting and not process.ended:
             process.answer(0, drops=False)
-    former_process.end()
-    for (dnn, camera), figures in accounts.statistics().streams.items():
+    previous_process.end()
+    for (dnn, camera), figures in accounts.statistics().by_dnn_and_camera.items():
         assert figures.offered == figures.published + sum(figures.dropped.values())
         numbers = [number for name, where, number in results if (name, where) == (dnn, camera)]
         assert numbers == sorted(numbers)
@@ -167,20 +179,20 @@ def test_the_gap_is_reported_once_if_a_result_arrives_while_others_are_passed_on
 
     def on_result(result: Result) -> None:
         results.append(result.output)
-        if result.output == 2:  # of the new process; it has waited for the former one
+        if result.output == 2:  # of the new process; it has waited for the previous one
             later.start()
             later.join(0.2)  # until the next result of the new process waits for the lock
 
     accounts = Accounts({"lane": ("front",)}, Callbacks(on_result, _ignore, _ignore), lambda: 0)
-    former, former_process = _serve(lambda process: accounts)
-    new, new_process = _serve(lambda process: HandOver(accounts, former, lambda dnn, gap_ms: gaps.append(dnn)))
+    previous, previous_process = _serve(lambda process: accounts)
+    new, new_process = _serve(lambda process: HandOver(accounts, previous, lambda dnn, gap_ms: gaps.append(dnn)))
     later = threading.Thread(target=new_process.answer, args=(0,), kwargs={"drops": False})
-    for process in (former, new, new):
+    for process in (previous, new, new):
         _offer(accounts, process)
-    former.stop_serving(1.0)
+    previous.stop_serving(1.0)
     new_process.answer(0, drops=False)
     assert results == []
-    former_process.answer(0, drops=False)
+    previous_process.answer(0, drops=False)
     later.join()
     assert results == [1, 2, 3]
     assert gaps == ["lane"]
@@ -191,9 +203,9 @@ def test_a_failure_of_a_process_that_finishes_its_frames_disables_no_dnn(finishe
     """Another process has taken over the DNN, and may serve it with another model."""
     failures: list[Failure] = []
     accounts = Accounts({"lane": ("front",)}, Callbacks(_ignore, _ignore, failures.append), lambda: 0)
-    former, process = _serve(lambda process: accounts)
+    previous, process = _serve(lambda process: accounts)
     if finishes:
-        former.stop_serving(1.0)
+        previous.stop_serving(1.0)
     process.fail(Failure("lane", "it raised", 5, disabled=True, retry_s=600.0))
     assert [failure.message for failure in failures] == ["it raised"]
     assert accounts.enabled_dnns("front") == (("lane",) if finishes else ())
@@ -288,7 +300,7 @@ class OfferRig:
 
     def counts(self) -> dict[str, tuple[int, dict[DropReason, int]]]:
         """By DNN, the results and drops."""
-        streams = self.accounts.statistics().streams.items()
+        streams = self.accounts.statistics().by_dnn_and_camera.items()
         return {dnn: (it.published, {why: n for why, n in it.dropped.items() if n}) for (dnn, _), it in streams}
 
 

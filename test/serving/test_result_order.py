@@ -16,12 +16,12 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Callbacks, Failure
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.device_outcomes import DeviceOutcomes, SpreadDnns
-from multi_dnn_ros.serving.frame_spreading import FrameSpreading
+from multi_dnn_ros.serving.device_outcomes import DeviceOutcomes, MultiDeviceDnns
+from multi_dnn_ros.serving.frame_dispatcher import FrameDispatcher
 from multi_dnn_ros.serving.result_order import ResultOrder
 
 MS = 1_000_000
-STREAM = "object", "front"
+DNN_CAMERA = "object", "front"
 DEVICES = ("cpu:1", "cpu:2")
 
 
@@ -43,9 +43,9 @@ class _Bench:
             time.monotonic_ns,
         )
         self.order = ResultOrder(self.accounts, round(hold_ms * MS))
-        self.spreading = FrameSpreading({"object": DEVICES}, {}, 100 * MS)
-        spread = SpreadDnns({"object": DEVICES}, self.spreading, self.order)
-        self.outcomes = {device: DeviceOutcomes(device, self.accounts, spread) for device in DEVICES}
+        self.dispatcher = FrameDispatcher({"object": DEVICES}, {}, 100 * MS)
+        multi_device = MultiDeviceDnns({"object": DEVICES}, self.dispatcher, self.order)
+        self.outcomes = {device: DeviceOutcomes(device, self.accounts, multi_device) for device in DEVICES}
         self.device: dict[int, str] = {}
 
     def _on_result(self, result: Result) -> None:
@@ -58,7 +58,7 @@ class _Bench:
         self.accounts.arrived("front")
         frame = Frame("front", context, np.zeros((1, 1, 3), np.uint8), context)
         number = self.accounts.open(frame, _Buffer(), ["object"])
-        self.device[number] = self.spreading.choose("object", "front", number, DEVICES)
+        self.device[number] = self.dispatcher.choose("object", "front", number, DEVICES)
         self.order.expect(number, "object", "front")
         return number
 
@@ -89,7 +89,7 @@ def test_results_leave_in_order_and_every_frame_is_counted_once(data: st.DataObj
     bench.order.close()
     assert bench.published == [context for context, number in enumerate(numbers) if number not in lost]
     assert set(bench.dropped) == {context for context, number in enumerate(numbers) if number in lost}
-    figures = bench.accounts.statistics().streams[STREAM]
+    figures = bench.accounts.statistics().by_dnn_and_camera[DNN_CAMERA]
     assert figures.offered == count == figures.published + sum(figures.dropped.values())
 
 
@@ -103,7 +103,7 @@ def test_a_frame_that_others_have_waited_for_too_long_is_dropped_and_its_result_
     assert bench.dropped == {0: DropReason.OUT_OF_ORDER}
     bench.result(numbers[0])
     assert bench.published == [1, 2]
-    assert bench.accounts.unanswered(STREAM) == 0
+    assert bench.accounts.unanswered(DNN_CAMERA) == 0
     bench.order.close()
 
 
@@ -114,7 +114,7 @@ def test_closing_publishes_what_waits_in_order() -> None:
     bench.result(numbers[1])
     bench.order.close()
     assert bench.published == [1, 3]
-    assert bench.accounts.unanswered(STREAM) == 2  # left to the host, which counts them as shutdown
+    assert bench.accounts.unanswered(DNN_CAMERA) == 2  # left to the host, which counts them as shutdown
 
 
 def test_two_threads_do_not_change_the_order() -> None:
@@ -154,34 +154,34 @@ class _Clock:
         return self.now_ns
 
 
-def _spreading(clock: _Clock, fast_ms: float, slow_ms: float, allowance_ms: float = 100.0) -> FrameSpreading:
+def _dispatcher(clock: _Clock, fast_ms: float, slow_ms: float, allowance_ms: float = 100.0) -> FrameDispatcher:
     service = {("object", "fast"): fast_ms, ("object", "slow"): slow_ms}
-    return FrameSpreading({"object": ("slow", "fast")}, service, round(allowance_ms * MS), clock)
+    return FrameDispatcher({"object": ("slow", "fast")}, service, round(allowance_ms * MS), clock)
 
 
 def test_an_idle_slower_device_is_used_once_the_faster_one_is_busy_for_longer() -> None:
     clock = _Clock()
-    spreading = _spreading(clock, 10.0, 15.0)
-    assert spreading.choose("object", "front", 1, ("slow", "fast")) == "fast"  # 10 ms against 15
-    assert spreading.choose("object", "front", 2, ("slow", "fast")) == "slow"  # 10 + 10 against 15
+    dispatcher = _dispatcher(clock, 10.0, 15.0)
+    assert dispatcher.choose("object", "front", 1, ("slow", "fast")) == "fast"  # 10 ms against 15
+    assert dispatcher.choose("object", "front", 2, ("slow", "fast")) == "slow"  # 10 + 10 against 15
     clock.now_ns += 6 * MS
-    spreading.answered(1, "object", "fast", None)
-    assert spreading.choose("object", "front", 3, ("slow", "fast")) == "fast"
+    dispatcher.answered(1, "object", "fast", None)
+    assert dispatcher.choose("object", "front", 3, ("slow", "fast")) == "fast"
 
 
 def test_a_much_slower_device_gets_no_frames_that_would_be_late() -> None:
     clock = _Clock()
-    spreading = _spreading(clock, 5.0, 500.0)
-    assert {spreading.choose("object", "front", number, ("slow", "fast")) for number in range(6)} == {"fast"}
-    patient = _spreading(clock, 5.0, 500.0, allowance_ms=1000.0)
+    dispatcher = _dispatcher(clock, 5.0, 500.0)
+    assert {dispatcher.choose("object", "front", number, ("slow", "fast")) for number in range(6)} == {"fast"}
+    patient = _dispatcher(clock, 5.0, 500.0, allowance_ms=1000.0)
     assert "slow" in {patient.choose("object", "front", number, ("slow", "fast")) for number in range(6)}
 
 
 def test_a_device_that_does_not_answer_gets_no_more_frames() -> None:
     clock = _Clock()
-    spreading = _spreading(clock, 10.0, 15.0)
-    assert spreading.choose("object", "front", 1, ("slow", "fast")) == "fast"
+    dispatcher = _dispatcher(clock, 10.0, 15.0)
+    assert dispatcher.choose("object", "front", 1, ("slow", "fast")) == "fast"
     clock.now_ns += 200 * MS
     for number in range(2, 10):
-        assert spreading.choose("object", "front", number, ("slow", "fast")) == "slow"
-        spreading.answered(number, "object", "slow", None)
+        assert dispatcher.choose("object", "front", number, ("slow", "fast")) == "slow"
+        dispatcher.answered(number, "object", "slow", None)

@@ -26,20 +26,20 @@ def prepare(simulation: Simulation, *dnns: str) -> int:
 def test_the_new_process_takes_over_and_the_standby_gets_the_new_settings(mode: str) -> None:
     simulation = Simulation(mode)
     simulation.wait(5)
-    former = simulation.common
+    previous = simulation.common
     key = prepare(simulation, "object")
-    assert simulation.common == former, "until the commit"
+    assert simulation.common == previous, "until the commit"
     assert sum(state in ("configuring", "configured", "serving") for state in simulation.state.values()) == 2
     simulation.commit_swap()
     assert simulation.common == key
-    assert simulation.state[former] == "finishing"
+    assert simulation.state[previous] == "finishing"
     simulation.wait(5)
-    assert former not in simulation.state
+    assert previous not in simulation.state
     if mode != "none":
         assert simulation.supervisor.standby.state_text() == f"{mode}, ready"
     simulation.end(simulation.common, "killed by SIGKILL", "lane")
     simulation.wait(5)
-    assert simulation.common not in (former, key)
+    assert simulation.common not in (previous, key)
 
 
 def test_a_warm_standby_becomes_the_new_process() -> None:
@@ -54,7 +54,7 @@ def test_a_warm_standby_becomes_the_new_process() -> None:
 def test_a_new_process_that_is_lost_leaves_the_former_one(how: str) -> None:
     simulation = Simulation()
     simulation.wait(5)
-    former = simulation.common
+    previous = simulation.common
     simulation.begin_swap("object")
     (key,) = simulation.supervisor.swapping.keys
     simulation.step(key)
@@ -64,8 +64,8 @@ def test_a_new_process_that_is_lost_leaves_the_former_one(how: str) -> None:
     assert simulation.supervisor.swapping.failure == reasons[how]
     assert not simulation.supervisor.swapping.is_active
     simulation.wait(5)
-    assert simulation.common == former
-    assert list(simulation.state) == [former]
+    assert simulation.common == previous
+    assert list(simulation.state) == [previous]
 
 
 def test_a_loss_after_the_preparation_is_notified() -> None:
@@ -107,7 +107,7 @@ def test_a_loss_of_the_former_process_does_not_end_the_swap() -> None:
     simulation.commit_swap()
     assert simulation.common == key
     simulation.wait(5)
-    assert list(simulation.state) == [key], "the process that was to replace the former one is not needed"
+    assert list(simulation.state) == [key], "the process that was to replace the previous one is not needed"
 
 
 def test_dnns_that_are_divided_after_faults_end_the_swap() -> None:
@@ -149,19 +149,19 @@ def test_a_disabled_dnn_is_tried_at_once_with_new_settings() -> None:
     lost_at = simulation.time_s
     while simulation.serving("lane") is None:
         simulation.wait(0.5)
-    assert simulation.time_s - lost_at <= 3, "not only when the pause of the former settings would have ended"
+    assert simulation.time_s - lost_at <= 3, "not only when the pause of the previous settings would have ended"
 
 
 def test_a_swap_while_inactive_is_served_after_the_activation() -> None:
     simulation = Simulation()
     simulation.wait(5)
-    former = simulation.common
+    previous = simulation.common
     simulation.do(simulation.supervisor.deactivate())
     simulation.wait(1)
     key = prepare(simulation, "object", "lane")
     simulation.commit_swap()
     simulation.wait(1)
-    assert former not in simulation.state
+    assert previous not in simulation.state
     simulation.do(simulation.supervisor.activate())
     assert simulation.common == key
 

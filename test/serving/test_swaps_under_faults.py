@@ -85,7 +85,7 @@ def test_frames_of_the_former_process_are_finished_and_no_frame_is_lost(rig: _Ri
         assert set(lost) <= {"overwritten"}, f"{dnn} on {camera}"
     for found in (rig.traffic.published["object", camera] for camera in ("front", "rear")):
         classes = [index for _, index in found]
-        assert classes == sorted(classes), "no result of a former model after one of a later model"
+        assert classes == sorted(classes), "no result of a previous model after one of a later model"
     assert set(rig.classes("pedestrian")) == {0}
 
 
@@ -150,7 +150,7 @@ def test_accounts_are_exact_with_random_swaps_and_kills(rig: _Rig, seed: int) ->
         assert not committed or word not in (",abort", ",wrong")
         rig.wait_results()
         for dnn in dnns:
-            if committed:  # results of frames that the former process still has come first
+            if committed:  # results of frames that the previous process still has come first
                 rig.until(lambda dnn=dnn, index=index: rig.classes(dnn)[-1] == index, "the new model")
             else:
                 assert index not in rig.classes(dnn)

@@ -160,10 +160,10 @@ class WatchedLock:
 def stop_while_one_hangs(engine: Engine, name: str, timeout_s: float = 0.1, *, drain: bool = False) -> None:
     """Stop an engine whose thread of this name hangs. The others end, on a busy machine also after the timeout."""
     assert name in engine.stop(timeout_s, drain=drain)
-    until(lambda: engine.alive() == [name], "the end of the other threads", told=engine.alive)
+    until(lambda: engine.running_threads() == [name], "the end of the other threads", told=engine.running_threads)
 
 
 def check_accounts(engine: Engine) -> None:
     """Every offered frame is counted exactly once."""
-    for stream in engine.statistics().streams.values():
+    for stream in engine.statistics().by_dnn_and_camera.values():
         assert stream.offered == stream.published + sum(stream.dropped.values()) + stream.pending

@@ -115,16 +115,16 @@ def test_images_of_two_sets_are_kept_in_the_later_part(
     assert [len(second.part(part)) for part in PARTS[:2]] == [20, 21]
     assert f"data 'classes:{other}', part train (22 images): 2 duplicates of a later part" in caplog.text
     assert f"a/copy.png is also {folder}/test/b/3.png of test of data 'classes:{folder}'" in caplog.text
-    assert f"a/5.png is also {other}/val/a/copy.png of choice of data 'classes:{other}'" in caplog.text
+    assert f"a/5.png is also {other}/val/a/copy.png of validation of data 'classes:{other}'" in caplog.text
     assert check_sets([first, second]) == [first, second]
 
 
 def test_a_part_of_duplicates_only_is_an_error(folder: Path) -> None:
     shutil.rmtree(folder / "val")
     shutil.copytree(folder / "test", folder / "val")
-    with pytest.raises(DatasetError, match=r"part choice \(20 images\): 20 duplicates"):
+    with pytest.raises(DatasetError, match=r"part validation \(20 images\): 20 duplicates"):
         checked(folder)
-    with pytest.raises(DatasetError, match=r"part choice \(20 images\): no usable image"):
+    with pytest.raises(DatasetError, match=r"part validation \(20 images\): no usable image"):
         checked(folder, 1.0)
 
 

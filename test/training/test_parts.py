@@ -1,4 +1,4 @@
-"""Parts of a data set share no recording, and the choice part is large enough where the data allow it."""
+"""Parts of a data set share no recording, and the validation part is large enough where the data allow it."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_lane_lines_of_a_crop_are_in_pixels_of_the_image() -> None:
 
 def test_a_window_beyond_the_image_names_the_parameter_and_both_sizes() -> None:
     view = View((0, 288, 1280, 432), where="parameter dnn.far.crop")
-    assert view.least_size == (720, 1280)
+    assert view.min_size == (720, 1280)
     assert view.windows((720, 1280)) == (Window(0, 288, 1280, 432),)
     with pytest.raises(
         ValueError, match=r"dnn.far.crop is \[0, 288, 1280, 432\], which ends at 1280 x 720; .* 640 x 480"

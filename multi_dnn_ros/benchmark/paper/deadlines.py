@@ -203,7 +203,7 @@ class Bench:
         try:
             late_s = _feed(engine, frames, 1.0 / (rate_hz * len(CAMERAS)))
             _await_idle(engine, failures)
-            streams = engine.statistics().streams
+            streams = engine.statistics().by_dnn_and_camera
         finally:
             engine.stop(2.0)
         accounts: dict[str, dict[str, Any]] = {}

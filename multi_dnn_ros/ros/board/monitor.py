@@ -34,6 +34,7 @@ class BoardMonitor:
         period_s: float = PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._warn = warn
         self._faults = Faults(warn)
         self._root = root
         self._find = sources or self._all_sources
@@ -52,7 +53,7 @@ class BoardMonitor:
         """
         being_read = self._being_read
         if being_read is not None and self._clock() - being_read[1] > BLOCKED_S:
-            self._faults.add(being_read[0], f"no answer for {BLOCKED_S:g} s; the other sensors wait for it")
+            self._faults.add(being_read[0], f"no answer for {BLOCKED_S:g} s; all sensors are left out until it answers")
             return _NOTHING
         return self._latest
 
@@ -69,7 +70,7 @@ class BoardMonitor:
         try:
             sources = self._find(self._faults)
         except Exception as error:
-            self._faults.add("search", error)
+            self._warn(f"the sensors of this computer cannot be listed, so there is no status board: {error}")
         while sources and not self._stop.wait(self._period_s):
             self._latest = merged([self._read(source) for source in sources])
 

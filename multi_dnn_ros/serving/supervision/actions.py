@@ -34,10 +34,10 @@ class StartServing:
 
 @dataclass(frozen=True)
 class TakeOver:
-    """Precedes StartServing: results of the process `key` wait until the process `former` has answered its frames."""
+    """Precedes StartServing: results of the process `key` wait until the process `previous` has answered its frames."""
 
     key: int
-    former: int
+    previous: int
 
 
 @dataclass(frozen=True)

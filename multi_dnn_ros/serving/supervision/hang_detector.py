@@ -19,7 +19,7 @@ class Status(Protocol):
 
 
 #: Phases in which a heartbeat is required, because nothing is imported or compiled.
-_HEARTBEAT_PHASES = (Phase.CONFIGURED, Phase.SERVING, Phase.STOPPING, Phase.LEAVING)
+_HEARTBEAT_PHASES = (Phase.CONFIGURED, Phase.SERVING, Phase.STOPPING, Phase.DRAINING)
 _LOADING_PHASES = (Phase.STARTING, Phase.READY, Phase.CONFIGURING)
 #: A longer interval between two calls of `tick` means that the supervising process itself did not run.
 _OWN_DELAY_NS = 1_000_000_000

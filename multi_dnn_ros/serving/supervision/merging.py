@@ -59,7 +59,7 @@ class Merging:
         names = {dnn for group in healthy for dnn in group.dnns} | set(common.dnns if common else ())
         self.dnns = tuple(dnn for dnn in table.dnns if dnn in names)
         present = None if common is None or common.process is None else table.processes[common.process]
-        if present is not None and present.covers(self.dnns):  # a former hot standby, configured for all of them
+        if present is not None and present.covers(self.dnns):  # an earlier hot standby, configured for all of them
             self._merge(present.key)
         elif table.clock() >= self._spare.next_attempt_ns:
             self._prepare_process()

@@ -122,7 +122,7 @@ class Recovery:
 
     def _disable(self, group: Group, cause: str) -> None:
         """Disable the only DNN of a group, which is at fault. Its next process is ready when the pause ends."""
-        self._table.enable(group)  # replaces the former reason
+        self._table.enable(group)  # replaces the previous reason
         pause_ns = group.retry.failed()
         ahead_ns = round(self._table.times.prepare_ahead_s * 1e9)
         group.isolated = True

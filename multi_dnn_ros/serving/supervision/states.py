@@ -16,7 +16,7 @@ class Phase(Enum):
     CONFIGURED = "configured"
     SERVING = "serving"
     STOPPING = "stopping"  # finishes its frames, then it is CONFIGURED again
-    LEAVING = "leaving"  # finishes its frames, then it is killed
+    DRAINING = "draining"  # finishes its frames, then it is killed
     KILLED = "killed"  # not reaped yet
 
 

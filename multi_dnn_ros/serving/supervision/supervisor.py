@@ -134,7 +134,7 @@ class Supervisor:
     def stopped(self, key: int, hanging: Sequence[str] = ()) -> list[Action]:
         """The process has finished its frames. hanging: names of threads that did not end."""
         process = self._table.live_process(key)
-        if process is not None and process.phase is Phase.LEAVING:
+        if process is not None and process.phase is Phase.DRAINING:
             self._table.kill(process, "it is no longer needed")
         elif process is not None and process.phase is Phase.STOPPING:
             if hanging:
@@ -265,11 +265,11 @@ class Supervisor:
         used = {self.standby.key, self.merging.key, *self.swapping.keys}
         used.update(key for group in table.groups for key in (group.process, group.replacement))
         for process in table.processes.values():
-            if process.key in used or process.phase in (Phase.LEAVING, Phase.KILLED):
+            if process.key in used or process.phase in (Phase.DRAINING, Phase.KILLED):
                 continue
             if process.phase in COMPUTING_PHASES:
                 if process.phase is Phase.SERVING:
                     table.append(StopServing(process.key))
-                table.set_phase(process, Phase.LEAVING)
+                table.set_phase(process, Phase.DRAINING)
             else:
                 table.kill(process, "it is no longer needed")

@@ -1,4 +1,4 @@
-"""Replaces the process of a group of DNNs by one with other settings, while the former one serves."""
+"""Replaces the process of a group of DNNs by one with other settings, while the previous one serves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Preparation:
 class Swapping:
     """At most one swap at a time. It ends by :meth:`commit`, by :meth:`cancel`, or with `failure`.
 
-    A group has at most two engines in memory: a hot standby, which has the former settings, is ended first. A standby
+    A group has at most two engines in memory: a hot standby, which has the previous settings, is ended first. A standby
     that is not bound to DNNs yet is used. No other standby is prepared, and no groups are merged, until the swap has
     ended.
 
@@ -36,7 +36,7 @@ class Swapping:
         self._merging = merging
         self._prepared: dict[int, _Preparation] = {}  # by key of the process
         self._changed: frozenset[str] = frozenset()  # DNNs whose settings change
-        self._formers: frozenset[int] = frozenset()  # processes that were serving at the latest commit
+        self._previous: frozenset[int] = frozenset()  # processes that were serving at the latest commit
         self.failure = ""
 
     @property
@@ -53,13 +53,13 @@ class Swapping:
     def is_prepared(self) -> bool:
         """Whether :meth:`commit` is possible now.
 
-        Not before the former processes of the previous swap have ended: results of at most one process wait for those
-        of another one (:class:`TakeOver`).
+        Not before the processes that the previous swap replaced have ended: results of at most one process wait for
+        those of another one (:class:`TakeOver`).
         """
         processes = self._table.processes
         return (
             self.is_active
-            and self._formers.isdisjoint(processes)
+            and self._previous.isdisjoint(processes)
             and all(processes[key].phase is Phase.CONFIGURED for key in self._prepared)
         )
 
@@ -86,27 +86,27 @@ class Swapping:
             table.configure(table.processes[key], dnns, in_background=serving, swap=True)
 
     def commit(self) -> None:
-        """The prepared processes serve from now on; the former ones finish their frames and end."""
+        """The prepared processes serve from now on; the previous ones finish their frames and end."""
         table = self._table
         prepared, self._prepared = self._prepared, {}
-        formers = []
+        previous = []
         for key, preparation in prepared.items():
             group = preparation.group
             if table.is_serving(group):
                 assert group.process is not None
                 table.append(TakeOver(key, group.process))
-                formers.append(group.process)
+                previous.append(group.process)
             group.retry_ns = 0  # the new settings get a first attempt
             if table.enable(group):
                 group.retry.reset()
             table.assign(group, key)
-        self._formers = frozenset(formers)
+        self._previous = frozenset(previous)
         for key, process in table.processes.items():
-            if key not in prepared:  # no other process has the new settings; a former hot standby may cover these DNNs
+            if key not in prepared:  # no other process has the new settings; an earlier hot standby may cover the DNNs
                 process.dnns = tuple(dnn for dnn in process.dnns if dnn not in self._changed)
 
     def cancel(self, cause: str) -> None:
-        """End the processes that are being prepared; the former ones go on."""
+        """End the processes that are being prepared; the previous ones go on."""
         prepared, self._prepared = self._prepared, {}
         for key in prepared:
             process = self._table.live_process(key)

@@ -70,7 +70,7 @@ def test_results_equal_the_cpu_under_load(backend: Backend):
             for number in range(0, 100, 7):
                 expected = model(*preprocess(torch.from_numpy(frames[number]))).numpy()
                 np.testing.assert_allclose(results[f"dnn{n}", number], expected, atol=2e-3)
-    for stream in statistics.streams.values():
+    for stream in statistics.by_dnn_and_camera.values():
         assert stream.published == 100
         assert stream.latencies["compute"].p50 > 0  # GPU time, from events
 

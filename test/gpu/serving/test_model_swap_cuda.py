@@ -1,4 +1,4 @@
-"""A model swap on a GPU: no frame is lost, the gap is short, and the memory of the former engine is freed."""
+"""A model swap on a GPU: no frame is lost, the gap is short, and the memory of the previous engine is freed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_swap_loses_no_frame_and_frees_the_former_engine() -> None:
             until(lambda swap=swap: set(swap.gaps_ms) == set(DNNS), "results of the new process")
             print(model, {dnn: round(gap_ms) for dnn, gap_ms in swap.gaps_ms.items()}, "ms")
             assert max(swap.gaps_ms.values()) < 500
-            until(lambda: len(engine_pids()) == 1, "the end of the former process")
+            until(lambda: len(engine_pids()) == 1, "the end of the previous process")
         until(lambda: host.memory()[ALLOCATED] <= 1.1 * before, "the memory of one engine")
         traffic.stop()
         for (dnn, _), figures in traffic.streams().items():

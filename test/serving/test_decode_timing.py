@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.serving.demand import Demand
+from multi_dnn_ros.serving.decode_timing import DecodeTiming
 
 MS = 1_000_000
 PERIOD, DECODE, SERVICE = 33 * MS, 5 * MS, 200 * MS
 
 
-def experienced() -> Demand:
+def experienced() -> DecodeTiming:
     """A camera at 30 Hz, a decode of 5 ms, a DNN of 200 ms whose last result was at 1 s."""
-    demand = Demand()
+    timing = DecodeTiming()
     for number in range(5):
-        demand.arrived(number * PERIOD)
-        demand.decoded(DECODE)
+        timing.arrived(number * PERIOD)
+        timing.decoded(DECODE)
     for finished in (600 * MS, 800 * MS, 1000 * MS):
-        demand.answered("object", finished - SERVICE, finished)
-    return demand
+        timing.answered("object", finished - SERVICE, finished)
+    return timing
 
 
 def test_a_dnn_without_a_frame_gets_the_newest_at_once() -> None:
@@ -31,10 +31,10 @@ def test_a_dnn_without_a_frame_gets_the_newest_at_once() -> None:
 
 
 def test_without_history_every_image_is_decoded() -> None:
-    demand = Demand()
-    assert demand.due_ns("object", 10 * MS, 5 * MS) == 10 * MS
-    demand.answered("object", 0, SERVICE)
-    assert demand.due_ns("object", SERVICE, SERVICE) == SERVICE  # the camera's period is not known
+    timing = DecodeTiming()
+    assert timing.due_ns("object", 10 * MS, 5 * MS) == 10 * MS
+    timing.answered("object", 0, SERVICE)
+    assert timing.due_ns("object", SERVICE, SERVICE) == SERVICE  # the camera's period is not known
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ def test_a_busy_dnn_needs_the_last_image_that_is_ready_before_it(arrived_ms: int
 
 
 def test_one_slow_frame_delays_no_later_image() -> None:
-    demand = experienced()
-    demand.answered("object", 1000 * MS, 9000 * MS)  # 8 s
-    assert demand.due_ns("object", 9010 * MS, 9005 * MS) <= 9205 * MS
+    timing = experienced()
+    timing.answered("object", 1000 * MS, 9000 * MS)  # 8 s
+    assert timing.due_ns("object", 9010 * MS, 9005 * MS) <= 9205 * MS
 
 
 # -- in simulated time
@@ -83,7 +83,7 @@ class Simulation:
     def __init__(self, period: int, camera_jitter: float, decode: int, dnns: list[Dnn], seed: int) -> None:
         self.random = random.Random(seed)
         self.period, self.camera_jitter, self.decode, self.dnns = period, camera_jitter, decode, dnns
-        self.demand = Demand()
+        self.timing = DecodeTiming()
         self.waiting: int | None = None  # arrival
         self.decoding: tuple[int, int] | None = None  # arrival, until
         self.decodes = self.images = 0
@@ -111,7 +111,7 @@ class Simulation:
             self.now = later
             for dnn in self.dnns:
                 if dnn.running and dnn.running[2] <= self.now:
-                    self.demand.answered(dnn.name, dnn.running[1], self.now)
+                    self.timing.answered(dnn.name, dnn.running[1], self.now)
                     dnn.running = None
                     self.start(dnn)
             if self.decoding and self.decoding[1] <= self.now:
@@ -122,17 +122,17 @@ class Simulation:
             if next_image <= self.now:
                 self.images += 1
                 self.waiting = self.now
-                self.demand.arrived(self.now)
+                self.timing.arrived(self.now)
                 next_image += self.vary(self.period, self.camera_jitter)
             if self.waiting is not None and not self.decoding and self.due() <= self.now:
                 took = self.vary(self.decode, 0.2)
                 self.decoding, self.waiting = (self.waiting, self.now + took), None
                 self.decodes += 1
-                self.demand.decoded(took)
+                self.timing.decoded(took)
 
     def due(self) -> int:
         assert self.waiting is not None
-        return min(self.demand.due_ns(dnn.name, self.waiting, dnn.handed) for dnn in self.dnns)
+        return min(self.timing.due_ns(dnn.name, self.waiting, dnn.handed) for dnn in self.dnns)
 
     def start(self, dnn: Dnn) -> None:
         if dnn.mail and not dnn.running:

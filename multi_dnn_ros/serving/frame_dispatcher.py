@@ -55,7 +55,7 @@ class _Queue:
         return set(list(self.frames.values())[1:])
 
 
-class FrameSpreading:
+class FrameDispatcher:
     """Thread-safe. devices: by DNN, its devices. service_ms: (DNN, device) -> time of a frame, measured beforehand.
 
     allowance_ns: how much later than elsewhere a device may finish a frame that would replace a waiting one elsewhere.

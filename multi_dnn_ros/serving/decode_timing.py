@@ -23,7 +23,7 @@ _DECODE_QUANTILE = 0.875
 _MARGIN_NS = 2_000_000
 
 
-class Demand:
+class DecodeTiming:
     """The estimates for one camera. Times: nanoseconds on the monotonic clock. Not thread-safe."""
 
     def __init__(self) -> None:
