@@ -204,8 +204,8 @@ def _shuffled(rows: ArrayRows) -> ArrayRows:
 
 
 class _Folders:
-    """DIR/train, DIR/val and, if it exists, DIR/test. Without it, val is the test part, and the validation part is held out
-    of train.
+    """DIR/train, DIR/val and, if it exists, DIR/test. Without it, val is the test part, and the validation part is held
+    out of train.
     """
 
     def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
