@@ -155,7 +155,7 @@ class DnnThread(threading.Thread):
             self._serve()
         except BaseException as error:  # an error in the engine itself, which must be reported as well
             log.exception(
-                "the thread of DNN %s ended by an error; the DNN is disabled, and its engine process is replaced "
+                "the thread of DNN %s ended with an error; the DNN is disabled, and its engine process is replaced "
                 "(isolation: process)",
                 self.task.name,
             )

@@ -21,7 +21,7 @@ class NodeView:
     """The data of the node's status.
 
     progress: only while configuring. config, description: only while configured. failure: why the last transition
-    failed; empty: it did not. hung: threads that did not end when they should. ended: threads that ended by an error.
+    failed; empty: it did not. hung: threads that did not end when they should. ended: threads that ended with an error.
     memory: bytes by name.
     """
 
@@ -92,7 +92,7 @@ def _level_and_text(view: NodeView) -> tuple[bytes, str]:
     if view.hung:
         return ERROR, f"threads hang: {', '.join(view.hung)}"
     if view.ended:
-        return ERROR, f"threads ended by an error: {', '.join(view.ended)}"
+        return ERROR, f"threads ended with an error: {', '.join(view.ended)}"
     if view.progress is not None:
         return WARN, f"configuring: {progress_text(view.progress)}"
     return (OK if view.description is not None else WARN), view.state

@@ -26,7 +26,7 @@ class NodeState:
     """The state of the node for the service manager.
 
     state: of the life cycle, as the diagnostics name it. text: the text of the node's diagnostic status. ended: threads
-    that ended by an error while the node is active. supervision_age_s: time since the supervision of the engine
+    that ended with an error while the node is active. supervision_age_s: time since the supervision of the engine
     processes last ran; 0 if there is none.
     """
 
@@ -91,7 +91,7 @@ class ServiceStatus:
         """Why no heartbeat is sent; empty: one is sent."""
         fault = ""
         if node.ended:
-            fault = f"threads ended by an error: {', '.join(node.ended)}"
+            fault = f"threads ended with an error: {', '.join(node.ended)}"
         elif node.supervision_age_s > self._beat_period_s:
             fault = f"the supervision of the engine processes has not run for more than {self._beat_period_s:g} s"
         if fault and fault != self._fault:

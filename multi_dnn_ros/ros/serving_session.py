@@ -138,7 +138,7 @@ class ServingSession:
                 decoder.admission_changed()
 
     def failed_threads(self) -> list[str]:
-        """Names of its threads that ended by an error; the log has the traceback."""
+        """Names of its threads that ended with an error; the log has the traceback."""
         if self._stopped:
             return []
         return [thread.name for thread in (*self._decoders.values(), self._overlay.thread) if not thread.is_alive()]

@@ -156,7 +156,7 @@ class CameraDecoder(threading.Thread):
                 self._decode_newest()
         except BaseException:  # an error of the host or the accounts; the camera must not stop in silence
             log.exception(
-                "the decoding thread of camera %s ended by an error; its images are no longer processed: restart the "
+                "the decoding thread of camera %s ended with an error; its images are no longer processed: restart the "
                 "node",
                 self._camera,
             )

@@ -168,7 +168,7 @@ class LocalHost:
                 )
             ]
         if ended:
-            return [EngineStatus(name, Level.ERROR, f"threads ended by an error: {', '.join(ended)}")]
+            return [EngineStatus(name, Level.ERROR, f"threads ended with an error: {', '.join(ended)}")]
         if hanging:
             return [EngineStatus(name, Level.ERROR, f"threads hang: {', '.join(hanging)}")]
         state = "serving" if engine else "idle"

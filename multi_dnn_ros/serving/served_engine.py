@@ -100,7 +100,7 @@ class ServedEngine:
         return self._engine.running_threads()
 
     def failed_threads(self) -> list[str]:
-        """Names of threads that ended by an error."""
+        """Names of threads that ended with an error."""
         return self._engine.failed_threads()
 
     def _on_result(self, result: Result) -> None:

@@ -46,7 +46,7 @@ class FirstResult:
 
 
 class ThreadsEnded:
-    """Message: threads of the process's engine, of these names, ended by an error."""
+    """Message: threads of the process's engine, of these names, ended with an error."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names

@@ -221,7 +221,7 @@ class SupervisedProcesses:
             # Do not wait for its end: after an illegal address the driver takes half a second for that (H100).
             self._replace(key, process, ProcessFault(message.cause, tuple(process.status.running_jobs())))
         elif isinstance(message, ThreadsEnded):
-            self._replace(key, process, ProcessFault(f"threads ended by an error: {', '.join(message.names)}"))
+            self._replace(key, process, ProcessFault(f"threads ended with an error: {', '.join(message.names)}"))
         elif isinstance(message, End):
             del self._processes[key]
             self._execute(supervisor.ended(key, message.cause, message.running, process.last_result_ns))

@@ -202,7 +202,7 @@ class Logged:
 
 @dataclass(frozen=True)
 class Report:
-    """Sent about once a second. memory: bytes, by name. ended_threads: names of threads that ended by an error."""
+    """Sent about once a second. memory: bytes, by name. ended_threads: names of threads that ended with an error."""
 
     memory: Mapping[str, int]
     ended_threads: tuple[str, ...] = ()

@@ -206,7 +206,7 @@ def test_a_decoding_thread_that_ended_is_an_error(
     monkeypatch.setattr(CameraDecoder, "_decode_newest", lambda decoder: 1 / 0)
     camera.publish(image())
     bench.until(lambda: bench.status("node").level == ERROR, "the error in the diagnostics")
-    assert bench.status("node").message == "threads ended by an error: decode-front"
+    assert bench.status("node").message == "threads ended with an error: decode-front"
     assert "ZeroDivisionError" in caplog.text
     assert heard == []
     monkeypatch.undo()

@@ -223,7 +223,7 @@ def test_heartbeats_have_half_the_period_of_the_watchdog(systemd: Systemd) -> No
     ("fault", "words"),
     [
         ({"supervision_age_s": 2.1}, "the supervision of the engine processes has not run for more than 2 s"),
-        ({"ended": ("decoder front",)}, "threads ended by an error: decoder front"),
+        ({"ended": ("decoder front",)}, "threads ended with an error: decoder front"),
     ],
 )
 def test_heartbeats_end_with_a_fault_and_return_after_it(
