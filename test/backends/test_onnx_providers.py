@@ -37,7 +37,7 @@ from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage, OnnxRuntimeOnGpu,
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage, make_sessions
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.pipeline.choices import automatic_providers, backend_name, choose_backend
-from multi_dnn_ros.planning.batch_units import UnitError, parse_unit
+from multi_dnn_ros.planning.batch_units import UnitError, check_installation, parse_unit
 from multi_dnn_ros.settings.schema import DnnConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
@@ -332,9 +332,10 @@ def test_a_unit_of_openvino_needs_its_provider(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(
         UnitError, match=r"unit 'openvino:gpu' cannot be used: onnxruntime .* was built without OpenVINO"
     ):
-        parse_unit("openvino:gpu")
+        check_installation(parse_unit("openvino:gpu"))
     with pytest.raises(UnitError, match=r"unit 'openvino:tpu' is invalid; allowed: openvino:cpu\|gpu\|npu"):
         parse_unit("openvino:tpu")
     Installed(monkeypatch, "openvino")
     unit = parse_unit("openvino:gpu.1")
+    check_installation(unit)
     assert (unit.device, unit.backend, unit.process) == ("cpu", "onnxruntime", "openvino:gpu.1")

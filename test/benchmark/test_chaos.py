@@ -38,5 +38,5 @@ def test_every_device_has_one_process_and_its_standby(
         return count
 
     host: Any = SimpleNamespace(statuses=lambda: statuses)
-    traffic: Any = SimpleNamespace(results=results, accounts=SimpleNamespace(streams={"lane": ("front",)}))
+    traffic: Any = SimpleNamespace(results=results, accounts=SimpleNamespace(cameras_by_dnn={"lane": ("front",)}))
     assert chaos._Watch(host, "hot").wait_settled(traffic) is settled

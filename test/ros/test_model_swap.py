@@ -89,7 +89,7 @@ def test_impossible_changes_are_refused_at_once(rig: Rig) -> None:
     for name, value, reason in (
         ("dnn.object.model", "missing.onnx", "parameter dnn.object.model is 'missing.onnx': there is no such file"),
         ("dnn.object.model", "", "allowed: not empty"),
-        ("dnn.object.track", True, "dnn.object.track is read-only while the node is configured; `ros2 lifecycle"),
+        ("dnn.object.track", True, "dnn.object.track is read-only while the node is configured; first `ros2 life"),
         ("dnn.object.cameras", ["front", "rear"], "read-only while the node is configured"),
         ("policy", "edf", "read-only while the node is configured"),
         ("dnn.object.check_images", "missing", "there is no such folder"),
