@@ -33,7 +33,9 @@ class Worker(threading.Thread):
         try:
             self._serve()
         except BaseException:  # an error of the engine itself; Engine.failed_threads() reports the thread
-            log.exception("thread %s ended with an error; its engine process is replaced (isolation: process)", self.name)
+            log.exception(
+                "thread %s ended with an error; its engine process is replaced (isolation: process)", self.name
+            )
 
     def _serve(self) -> None:
         # Gradient mode is per thread in PyTorch.
