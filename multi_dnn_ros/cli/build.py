@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 _DETAILS = """\
 Configures the DNNs of a parameter file exactly as the node does, in engine processes and without ROS, and stores all
-results that take long to compute in ~/.cache/multi_dnn_ros (docs/providers.md lists the folders). Then it configures
-again, from the caches, to show how long the node will take.
+results that take long to compute in ~/.cache/multi_dnn_ros (docs/providers.md lists the folders). For DNNs with backend
+auto it also measures which backend is the fastest; the node then uses that one. Afterwards it configures again, from
+the caches, to show how long the node will take.
 
 Run it on the robot, because the results depend on the machine and on the versions of its libraries. Entries of another
 machine or version are never used; the summary names them, and they can be deleted. Stop other programs while backends

@@ -13,10 +13,10 @@ from multi_dnn_ros.backends.inductor import cache_directory
 from multi_dnn_ros.backends.onnx_providers import ENGINES, hardware_facts
 from multi_dnn_ros.common.machine_cache import MachineCache
 from multi_dnn_ros.common.resources import cache_folder
-from multi_dnn_ros.pipeline.measured_backend import CHOICES
+from multi_dnn_ros.pipeline.measured_backend import CHOICES, MEASURED
 from multi_dnn_ros.planning.layer_times import LAYER_TIMES
 from multi_dnn_ros.serving.host import Description, Host, Progress
-from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
 #: Time and size of a file, by path.
 Snapshot = Mapping[Path, tuple[int, int]]
@@ -79,17 +79,25 @@ def kinds() -> tuple[CacheKind, ...]:
 def build_caches(
     config: NodeConfig, make_host: Callable[[], Host], report: Callable[[str], None], clock: Callable[[], float]
 ) -> Built:
-    """Configure twice, each time in new processes. Raises what Host.configure raises.
+    """Configure twice, each time in new processes; the first time `backend: auto` is measured, so that the second time,
+    and afterwards the node, reads the choice. Raises what Host.configure raises.
 
     make_host: a host for `config`. report: called with a line per step. clock: seconds.
     """
     before = {kind.path: snapshot(kind.path) for kind in kinds()}
-    first_s, first, _ = _configure(config, make_host, report, clock)
+    measured = config.model_copy(update={"dnns": {name: _measured(dnn) for name, dnn in config.dnns.items()}})
+    first_s, first, _ = _configure(measured, make_host, report, clock)
+    if config.placement == "auto" and measured != config:  # the costs of `auto`, which are now those of the choices
+        _configure(config, make_host, report, clock)
     made = tuple(_made(kind, before[kind.path]) for kind in kinds())
     report("configuring again, from the caches")
     again_s, again, description = _configure(config, make_host, lambda line: None, clock)
     by_dnn = {name: (first[name], again.get(name, 0.0)) for name in first}
     return Built(first_s, again_s, by_dnn, made, description)
+
+
+def _measured(settings: DnnConfig) -> DnnConfig:
+    return settings.model_copy(update={"backend": MEASURED}) if settings.backend == "auto" else settings
 
 
 def _configure(

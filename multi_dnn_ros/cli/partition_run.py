@@ -11,7 +11,14 @@ from multi_dnn_ros.cli.arguments import positive, positive_float
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.network_arguments import add_loading
 from multi_dnn_ros.cli.options import add_plot, add_seed, check_files
-from multi_dnn_ros.cli.partition_arguments import add_model, add_search, add_units, network_request, stored_tables
+from multi_dnn_ros.cli.partition_arguments import (
+    add_model,
+    add_search,
+    add_units,
+    network_request,
+    stored_tables,
+    units,
+)
 from multi_dnn_ros.cli.partition_report import image_counts, plan_json, plan_table, run_json, run_table
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.planning.batch_units import oversubscription_warning
@@ -56,6 +63,8 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     add("--timeout", type=positive_float, default=600.0, metavar="S",
         help="seconds that one run may take before a unit counts as failed (default: %(default)g)")  # fmt: skip
     add("--compare", action="store_true", help="also run every subset of the units and compare their outputs")
+    add("--subset", type=units, action="append", default=[], metavar="UNIT,...",
+        help="also run this subset of the units and compare its outputs; can be given several times")  # fmt: skip
     add_plot(parser, "a Gantt chart of predicted and measured times")
     add("--output", type=Path, metavar="NPZ", help="write the outputs to this file: output_0, output_1, ...")
     add("--report", type=Path, metavar="JSON", help="write times, utilization and versions to this file")
@@ -80,7 +89,10 @@ def _run(args: argparse.Namespace) -> int:
             f"--output needs --weights for {args.model}: a name such as IMAGENET1K_V1, a file, or random if the "
             "outputs do not matter"
         )
-    units, tables = stored_tables(args, check=True)
+    chosen, tables = stored_tables(args, check=True)
+    subsets = [tuple(unit.name for unit in subset) for subset in args.subset]
+    if unknown := sorted({name for subset in subsets for name in subset} - tables.keys()):
+        raise UsageError(f"--subset names {', '.join(unknown)}; allowed: {', '.join(tables)}")
     shape = next(iter(tables.values())).shape
     images = _input(args, shape) if args.input is not None else None
     if images is None and args.batch is None:
@@ -88,16 +100,22 @@ def _run(args: argparse.Namespace) -> int:
     plan = SEARCHES[args.search](tables, args.batch if images is None else len(images))
     if images is None:  # made only once it is known that the units hold them
         images = random_images(shape, args.batch, args.seed)
-    warning = oversubscription_warning([unit for unit in units if plan.images[unit.name]], cpu_count())
+    warning = oversubscription_warning([unit for unit in chosen if plan.images[unit.name]], cpu_count())
     if warning:
         print(f"warning: {warning}")
     print(plan_table(plan, tables))
-    with BatchSession(units, tables, plan, network_request(args), args.precision, timeout_s=args.timeout) as session:
-        _run_on(session, args, tables, images)
+    with BatchSession(chosen, tables, plan, network_request(args), args.precision, timeout_s=args.timeout) as session:
+        _run_on(session, args, tables, subsets, images)
     return 0
 
 
-def _run_on(session: BatchSession, args: argparse.Namespace, tables: Mapping[str, BatchTable], images: Array) -> None:
+def _run_on(
+    session: BatchSession,
+    args: argparse.Namespace,
+    tables: Mapping[str, BatchTable],
+    subsets: Sequence[tuple[str, ...]],
+    images: Array,
+) -> None:
     """Run the plan of the session, compare outputs, print tables and write files."""
     from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.partition.run import run_rounds
@@ -120,8 +138,8 @@ def _run_on(session: BatchSession, args: argparse.Namespace, tables: Mapping[str
         _write_outputs(args.output, done.outputs)
         print(f"outputs of {batch} images written to {args.output}")
     compared: list[dict[str, Any]] = []
-    if args.compare:
-        others = plan_subsets(tables, batch, args.search)
+    if args.compare or subsets:
+        others = plan_subsets(tables, batch, args.search, None if args.compare else subsets)
         compared = _compare(session, others, images, done, args.rounds)
     if args.plot is not None:
         from multi_dnn_ros.partition.plots import plan_bars, run_bars, write_gantt
@@ -192,7 +210,7 @@ def _compare(
     first: BatchRun,
     rounds: int,
 ) -> list[dict[str, Any]]:
-    """Run the plans of all subsets of the units, print a table of times, and return the figures."""
+    """Run the plans of these subsets of the units, print a table of times, and return the figures."""
     from multi_dnn_ros.common.reporting import table
     from multi_dnn_ros.partition.run import disagreement, run_rounds
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
@@ -18,15 +20,23 @@ from multi_dnn_ros.cli.partition_arguments import (
     row_table,
     stored_tables,
     tables_folder,
+    units,
 )
-from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.errors import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.planning.batch_table import BatchTable
 
 _DETAILS = """\
-Prints the tables of a network. --merge, --drop and --refresh change the stored tables first, in this order.
+Prints the tables of a network. --merge, --drop, --refresh and --copy-to change the stored tables first, in this order.
+
+Equal GPUs need to be measured only once: --copy-to stores the table of one unit for others that are the same model of
+GPU, with the same number of SMs, backend and versions.
 """
 _EXAMPLES = """\
 multi-dnn partition table torchvision:resnet18 --csv times.csv --plot times.png
 multi-dnn partition table torchvision:resnet18 --units cpu:1 --refresh 8 16
+multi-dnn partition table torchvision:resnet18 --units cuda:0 --copy-to cuda:1,cuda:2,cuda:3
 """
 
 
@@ -43,6 +53,8 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
         help="add the rows of these tables; of two rows with one batch size the newer one is kept")  # fmt: skip
     add("--drop", type=positive, nargs="+", default=[], metavar="N", help="remove the rows of these batch sizes")
     add("--refresh", type=positive, nargs="+", default=[], metavar="N", help="measure these batch sizes again")
+    add("--copy-to", type=units, default=(), metavar="UNIT,...",
+        help="store the table of --units, which is one unit, for these equal units too")  # fmt: skip
     add("--csv", type=Path, metavar="CSV", help="write all rows to this file")
     add_plot(parser, "times and rates by batch size")
 
@@ -56,14 +68,17 @@ def _run(args: argparse.Namespace) -> int:
     folder = tables_folder(args)
     for file in args.merge:
         _merge(args, file, folder)
-    units, tables = stored_tables(args, check=False, failed=True)
-    for unit in units:
+    chosen, tables = stored_tables(args, check=False, failed=True)
+    if args.copy_to and len(chosen) != 1:
+        raise UsageError("--copy-to needs one unit whose table is copied, such as --units cuda:0")
+    for unit in chosen:
         if args.drop:
             tables[unit.name] = tables[unit.name].without(args.drop)
             write_table(table_path(folder, args.model, unit.name, args.precision), tables[unit.name])
         if args.refresh:
             tables[unit.name] = profile_unit(unit, network_request(args), args.precision, args.refresh, folder,
                                              refresh=True, provenance=provenance())  # fmt: skip
+    tables |= _copied(args, folder, tables)
     for table in tables.values():
         print(f"\n{table.model} on {table.unit}, precision {table.precision}: {table.device}\n")
         print(row_table(table))
@@ -76,6 +91,28 @@ def _run(args: argparse.Namespace) -> int:
 
         write_table_plot(args.plot, tables.values())
     return 0
+
+
+def _copied(args: argparse.Namespace, folder: Path, tables: Mapping[str, BatchTable]) -> dict[str, BatchTable]:
+    """The copies of --copy-to by unit, after they were stored. Raises CommandError for a unit that is not equal."""
+    from multi_dnn_ros.partition.executor import identity
+    from multi_dnn_ros.planning.batch_table import table_path, write_table
+
+    copies = {}
+    for unit in args.copy_to:
+        (table,) = tables.values()
+        if unit.name == table.unit:
+            continue
+        if (device := identity(unit, args.precision)) != table.device:
+            raise CommandError(
+                f"--copy-to {unit.name}: it is '{device}', but the table of {table.unit} was measured on "
+                f"'{table.device}'; no table was copied"
+            )
+        copies[unit.name] = table.model_copy(update={"unit": unit.name, "provenance": {
+            **table.provenance, "copied_from": table.unit}})  # fmt: skip
+    for name, copy in copies.items():
+        write_table(table_path(folder, args.model, name, args.precision), copy)
+    return copies
 
 
 def _merge(args: argparse.Namespace, file: Path, folder: Path) -> None:

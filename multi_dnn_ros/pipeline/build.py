@@ -34,7 +34,7 @@ from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_inp
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend, timing_target
 from multi_dnn_ros.pipeline.devices import devices_in_use, torch_device, workers_and_threads
 from multi_dnn_ros.pipeline.image_check import checked_on_images, on_cpu
-from multi_dnn_ros.pipeline.measured_backend import MEASURED, with_measured_backend
+from multi_dnn_ros.pipeline.measured_backend import MEASURED, with_cached_backend, with_measured_backend
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.pipeline.shared_inputs import share_inputs
@@ -78,6 +78,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         try:
             if settings.backend == MEASURED:
                 settings = with_measured_backend(dnns[name], settings, device, progress)
+            elif settings.backend == "auto":
+                settings = with_cached_backend(dnns[name], settings, device, progress)
             backend = _backend(dnns[name], settings, device, progress, single_launch)
             plan, task = with_own_cudnn_plans(
                 settings.sms,

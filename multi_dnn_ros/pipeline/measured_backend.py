@@ -1,6 +1,7 @@
 """`backend: measured`: the fastest backend of a DNN on this machine, among those whose results agree with eager.
 
-Not the default, because it prepares a DNN once more for each candidate. Afterwards the choice is read from the cache.
+Not the default, because it prepares a DNN once more for each candidate. Afterwards the choice is read from the cache,
+also by `auto`.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def with_measured_backend(
         return settings.model_copy(update={"backend": automatic})
     rows = _candidates(settings, device)
     key = _key(dnn, settings, device, rows)
-    found = _cached(key, rows)
+    found, source = _cached(key, rows), _cache_text(key)
     if found is None:
         progress(f"measuring {sum(not row.reason for row in rows)} backends for {dnn.name}")
         found, complete = _measured(dnn, settings, device, rows)
@@ -92,8 +93,34 @@ def with_measured_backend(
                 f"the choice for {dnn.name} is not cached: a backend ran out of memory, which may be free next time"
             )
         source = "measured now"
-    else:
-        source = f"from {CHOICES.folder / key.name}"
+    return _with_fastest(dnn, settings, found, automatic, source, progress)
+
+
+def with_cached_backend(
+    dnn: Dnn, settings: DnnConfig, device: torch.device, progress: Callable[[str], None]
+) -> DnnConfig:
+    """`settings` with the backend and execution provider that were measured earlier on this machine, instead of `auto`.
+
+    The same settings if nothing was measured for them. progress: called with the table of all backends.
+    """
+    if settings.precision == "int8" or next(CHOICES.entries(), None) is None:
+        return settings
+    rows = _candidates(settings, device)
+    key = _key(dnn, settings, device, rows)
+    found = _cached(key, rows)
+    if found is None:
+        return settings
+    automatic = backend_name("auto", device, dnn.name, settings.precision)
+    return _with_fastest(dnn, settings, found, automatic, _cache_text(key), progress)
+
+
+def _cache_text(key: Key) -> str:
+    return f"from {CHOICES.folder / key.name}"
+
+
+def _with_fastest(
+    dnn: Dnn, settings: DnnConfig, found: Sequence[Row], automatic: str, source: str, progress: Callable[[str], None]
+) -> DnnConfig:
     best = choose(found, automatic)
     progress(f"dnn.{dnn.name}: backend {best.name}, {source}:\n{as_table(found)}")
     providers = [best.provider] if best.provider else []

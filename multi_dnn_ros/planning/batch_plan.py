@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Protocol
@@ -122,24 +122,29 @@ SEARCHES: Mapping[str, Callable[[Mapping[str, UnitTimes], int], Plan]] = {"exact
 
 
 def plan_subsets(
-    units: Mapping[str, UnitTimes], batch: int, search: str = "exact"
+    units: Mapping[str, UnitTimes],
+    batch: int,
+    search: str = "exact",
+    subsets: Iterable[tuple[str, ...]] | None = None,
 ) -> dict[tuple[str, ...], Plan | None]:
-    """The plan of every subset of the units, single units first; None if the batch is too large for the subset.
+    """The plans of subsets of the units; None if the batch is too large for the subset.
 
-    With more than MOST_UNITS_FOR_SUBSETS units: only single units and all units.
+    subsets: None: all of them, single units first; with more than MOST_UNITS_FOR_SUBSETS units only single units and
+    all units.
     """
-    names = list(units)
-    counts: Sequence[int] = range(1, len(names) + 1)
-    if len(names) > MOST_UNITS_FOR_SUBSETS:
-        counts = (1, len(names))
     plans: dict[tuple[str, ...], Plan | None] = {}
-    for count in counts:
-        for subset in combinations(names, count):
-            try:
-                plans[subset] = SEARCHES[search]({name: units[name] for name in subset}, batch)
-            except PlanError:
-                plans[subset] = None
+    for subset in _all_subsets(list(units)) if subsets is None else subsets:
+        try:
+            plans[subset] = SEARCHES[search]({name: units[name] for name in subset}, batch)
+        except PlanError:
+            plans[subset] = None
     return plans
+
+
+def _all_subsets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    few = len(names) <= MOST_UNITS_FOR_SUBSETS
+    for count in range(1, len(names) + 1) if few else (1, len(names)):
+        yield from combinations(names, count)
 
 
 def capacity(units: Mapping[str, UnitTimes]) -> int:

@@ -149,11 +149,11 @@ class DnnConfig(Section):
     )
     backend: BackendName = Field(
         "auto",
-        description="How the jobs run. auto: cuda_graph on a GPU; onnxruntime on a CPU, or torchscript with precision "
-        "bf16 and for DNNs that cannot be exported. measured: the fastest of those that work here, measured when the "
-        "DNN is first configured and then cached (docs/providers.md). inductor compiles the jobs with TorchInductor "
-        "and captures them "
-        "on a GPU; the first compilation takes minutes and is cached in ~/.cache/multi_dnn_ros/inductor.",
+        description="How the jobs run. auto: the fastest of those that `multi-dnn build` has measured on this machine "
+        "(docs/providers.md); if it has not, cuda_graph on a GPU, and onnxruntime on a CPU, or torchscript with "
+        "precision bf16 and for DNNs that cannot be exported. measured: the same choice, measured when the DNN is "
+        "first configured. inductor compiles the jobs with TorchInductor and captures them on a GPU; the first "
+        "compilation takes minutes and is cached in ~/.cache/multi_dnn_ros/inductor.",
     )
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = Field(
         "auto",

@@ -65,6 +65,23 @@ def test_caches_are_made_once_and_those_of_another_machine_are_named(
     assert files["measured backends"] == 0
 
 
+def test_auto_is_measured_here_and_read_by_the_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "robot.yaml"
+    config.write_text(
+        CONFIG.replace(", backend: measured", "").replace("device: cpu", "device: cpu\n    placement: auto")
+    )
+    export(TinyMap(), tmp_path / "lane.onnx")
+    assert main(["build", str(config)]) == 0
+    first = capsys.readouterr().out
+    assert first.count("measuring 3 backends for lane") == 1
+    choice = f"from {tmp_path / 'multi_dnn_ros' / 'backends'}"
+    assert choice in first
+    assert main(["build", str(config)]) == 0
+    again = capsys.readouterr().out
+    assert "measuring" not in again
+    assert choice in again
+
+
 @pytest.mark.parametrize(
     ("text", "arguments", "code", "expected"),
     [

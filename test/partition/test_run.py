@@ -137,6 +137,17 @@ def test_the_command_writes_outputs_report_and_plot(
     assert started == ["fake:a/ms=1", "fake:b/ms=1"]  # once, for all subsets: loading a network can take a minute
 
 
+def test_the_command_runs_the_named_subsets(stored, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin = [*stored("fake:a", "fake:b", "fake:c"), "--batch", "6", "--report", str(tmp_path / "run.json")]
+    assert main([*begin, "--subset", "fake:b", "--subset", "fake:c,fake:a"]) == 0
+    entries = json.loads((tmp_path / "run.json").read_text())["subsets"]
+    assert [entry["units"] for entry in entries] == [["fake:b"], ["fake:c", "fake:a"]]
+    assert all(entry["difference"] < 1e-6 for entry in entries)
+    capsys.readouterr()
+    assert main([*begin, "--subset", "fake:d"]) == 2
+    assert "--subset names fake:d; allowed: fake:a, fake:b, fake:c" in capsys.readouterr().err
+
+
 def test_the_command_writes_nothing_when_outputs_are_wrong_or_missing(
     stored, tmp_path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from partition_fakes import row, table
+from partition_fakes import FakeExecutor, row, table
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.partition import measure
@@ -26,7 +26,7 @@ from multi_dnn_ros.planning.batch_table import (
     table_path,
     write_table,
 )
-from multi_dnn_ros.planning.batch_units import parse_unit
+from multi_dnn_ros.planning.batch_units import Unit, parse_unit
 from multi_dnn_ros.planning.profile import ProfileError
 
 FAKE = NetworkRequest("fake")
@@ -198,6 +198,29 @@ def test_the_command_measures_given_batch_sizes(tmp_path, capsys: pytest.Capture
     with pytest.raises(SystemExit):
         main([*begin, "--batches", "6", "--max-batch", "8"])
     assert "not allowed with argument --batches" in capsys.readouterr().err
+
+
+def test_a_table_is_copied_to_equal_units_alone(
+    tmp_path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_table(table_path(tmp_path, "fake", "fake:a", "auto"), table("fake:a", 2.0))
+    begin = ["partition", "table", "fake", "--tables", str(tmp_path)]
+    assert main([*begin, "--copy-to", "fake:a,fake:b,fake:c"]) == 0
+    assert capsys.readouterr().out.count("fake on fake:") == 3
+    for name in ("fake:b", "fake:c"):
+        copy = read_table(table_path(tmp_path, "fake", name, "auto"))
+        assert (copy.unit, copy.predict_ms(1), copy.provenance["copied_from"]) == (name, 2.0, "fake:a")
+    assert main(["partition", "plan", "fake", "--tables", str(tmp_path), "--batch", "3"]) == 0  # they are used together
+
+    def identity(unit: Unit, precision: str) -> str:
+        return f"{unit.name}; {precision}; version 1"
+
+    monkeypatch.setattr(FakeExecutor, "identity", staticmethod(identity))
+    assert main([*begin, "--units", "fake:a", "--copy-to", "fake:d"]) == 1
+    assert "--copy-to fake:d: it is 'fake:d; auto; version 1', but the table of fake:a" in capsys.readouterr().err
+    assert not table_path(tmp_path, "fake", "fake:d", "auto").exists()
+    assert main([*begin, "--copy-to", "fake:d"]) == 2
+    assert "--copy-to needs one unit" in capsys.readouterr().err
 
 
 def test_the_command_measures_transfers_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -248,22 +248,43 @@ def test_the_checksum_is_of_structure_and_parameters(dnn: Dnn) -> None:
     assert network_checksum(activations[0]) != network_checksum(activations[1])
 
 
-def test_a_pipeline_runs_the_measured_backend(ms: Callable[[dict[str, float]], None], dnn: Dnn) -> None:
-    ms({"eager": 3.0, "torchscript": 2.0, "onnxruntime/cpu": 1.0})
+def _stages(backend: str, lines: list[str]) -> Sequence[Any]:
+    """The stages that a pipeline with this parameter `backend` runs."""
+    settings = SETTINGS.model_copy(update={"backend": backend})
     flat = {
-        f"dnn.lane.{name}": value for name, value in SETTINGS.model_dump(include={*SETTINGS.model_fields_set}).items()
+        f"dnn.lane.{name}": value for name, value in settings.model_dump(include={*settings.model_fields_set}).items()
     }
     config = to_config({"cameras": ["front"], "dnns": ["lane"], "device": "cpu", **flat})
-    lines: list[str] = []
     (task,) = build_module.build(config, lines.append).tasks
+    return task.stages
+
+
+def _kind(stages: Sequence[Any]) -> str:
+    return type(stages[0]).__name__
+
+
+def test_a_pipeline_runs_the_measured_backend(ms: Callable[[dict[str, float]], None], dnn: Dnn) -> None:
+    ms({"eager": 3.0, "torchscript": 2.0, "onnxruntime/cpu": 1.0})
+    lines: list[str] = []
+    stages = _stages("measured", lines)
     assert MEASURING in lines
-    assert type(task.stages[0]).__name__ == "SessionStage"
+    assert _kind(stages) == "SessionStage"
     image = noise_like(dnn.example_inputs())
     with torch.inference_mode():
         outputs = dnn.module(*image)
         expected = tuple(outputs.values()) if isinstance(outputs, dict) else outputs
         expected = expected if isinstance(expected, tuple) else (expected,)
-        check_agreement(run_stages(task.stages, image), expected, 1e-3)
+        check_agreement(run_stages(stages, image), expected, 1e-3)
+
+
+def test_auto_uses_what_was_measured_and_measures_nothing(ms: Callable[[dict[str, float]], None]) -> None:
+    usual, lines = _kind(_stages("auto", [])), list[str]()
+    ms({"eager": 1.0, "torchscript": 2.0, "onnxruntime/cpu": 3.0})
+    measured = _kind(_stages("measured", []))
+    assert measured != usual == "SessionStage"
+    assert _kind(_stages("auto", lines)) == measured
+    assert MEASURING not in lines
+    assert any(line.startswith(f"dnn.lane: backend eager, from {CHOICES.folder}") for line in lines)
 
 
 def test_rows_survive_the_cache() -> None:
