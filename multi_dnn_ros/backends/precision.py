@@ -102,7 +102,7 @@ class InPrecision:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Cast the stages, compare each with float32 on the CPU, and prepare them by the wrapped backend."""
+        """Cast the stages, compare each with float32, and prepare them by the wrapped backend."""
         if self.precision.dtype is torch.float32:
             with float32_products(self.precision.tf32 if device.type == "cuda" else None):
                 return self.backend.prepare(stages, inputs, device, shared)
@@ -118,7 +118,7 @@ class InPrecision:
         carried = tuple(tensor.cpu() for tensor in inputs)
         with torch.no_grad():  # not inference_mode: a compiler could not trace its tensors afterwards
             for index, stage in enumerate(stages):
-                expected = stage(carried)
+                expected = _float32_results(stage, carried, device)
                 try:
                     own: nn.Module = self._cast_stage(stage, copies[self.precision.dtype], device)
                     results = own.to(device)(tuple(tensor.to(device) for tensor in carried))
@@ -145,6 +145,33 @@ class InPrecision:
     def _cast_stage(self, stage: nn.Module, converted: dict[int, torch.Tensor], device: torch.device) -> _Cast:
         channels_last = device.type == "cuda" and not _reads_strides(stage)
         return cast_stage(stage, self.precision.dtype, channels_last=channels_last, converted=converted)
+
+
+def _float32_results(stage: nn.Module, carried: Tensors, device: torch.device) -> Tensors:
+    """Of a stage whose weights are on the CPU and stay there.
+
+    Computed on the device, where a large batch takes a second instead of a minute, or on the CPU if that fails, for
+    example for lack of memory.
+    """
+    if device.type == "cuda":
+        try:
+            with float32_products(False):
+                found: Tensors = _copy_on(device, stage)(tuple(tensor.to(device) for tensor in carried))
+                return found
+        except Exception as error:
+            log.debug("a stage is compared with float32 on the CPU: %s", summarize_error(error))
+        torch.cuda.empty_cache()
+    results: Tensors = stage(tuple(tensor.cpu() for tensor in carried))
+    return results
+
+
+def _copy_on(device: torch.device, stage: nn.Module) -> nn.Module:
+    """A copy of the stage on the device, without a second copy of its weights on the CPU."""
+    memo: dict[int, object] = {id(buffer): buffer.to(device, copy=True) for buffer in stage.buffers()}
+    for weight in stage.parameters():
+        memo[id(weight)] = nn.Parameter(weight.detach().to(device, copy=True), weight.requires_grad)
+    own: nn.Module = copy.deepcopy(stage, memo)
+    return own.to(device)
 
 
 def cast_stage(

@@ -86,9 +86,9 @@ def with_measured_backend(
     if found is None:
         progress(f"measuring {sum(not row.reason for row in rows)} backends for {dnn.name}")
         found, complete = _measured(dnn, settings, device, rows)
-        if complete:
+        if complete and any(row.ms is not None for row in found):
             CHOICES.write(key, [asdict(row) for row in found])
-        else:
+        elif not complete:
             progress(
                 f"the choice for {dnn.name} is not cached: a backend ran out of memory, which may be free next time"
             )
@@ -219,8 +219,8 @@ def _prepared(
         branches=str(settings.branches or "auto"),
         providers=[row.provider] if row.provider else (),
     )
-    own: Any = copy.deepcopy(list(stages))
     with CapturedWarnings("multi_dnn_ros.backends") as warnings, torch.inference_mode(False):
+        own: Any = copy.deepcopy(list(stages))  # copies made in inference mode could not be moved to a GPU
         ready = backend.prepare(own, inputs, device)
     if instead := [text for text in warnings.messages if "stays float32" not in text]:
         raise ValueError(instead[0])

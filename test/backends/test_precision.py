@@ -12,7 +12,14 @@ import torchvision
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions, cast_stage, float32_products
+from multi_dnn_ros.backends.precision import (
+    PRECISIONS,
+    InPrecision,
+    _copy_on,
+    allowed_precisions,
+    cast_stage,
+    float32_products,
+)
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
@@ -128,6 +135,23 @@ def test_a_stage_that_cannot_be_cast_stays_float32(caplog: pytest.LogCaptureFixt
     prepared = InPrecision(PRECISIONS["bf16"], Eager(), "lane").prepare([WantsFloat32()], (torch.zeros(2),), CPU)
     assert "job 1 of lane stays float32, because bf16 fails: float32 only" in caplog.text
     torch.testing.assert_close(through(prepared, (torch.ones(2),))[0], torch.full((2,), 2.0))
+
+
+def test_a_copy_on_a_device_has_the_results_of_the_stage_and_leaves_it_unchanged() -> None:
+    """The float32 results are computed with such a copy on a GPU; here the device is the CPU."""
+    torch.manual_seed(0)
+    example = (torch.rand(1, 3, 8, 8),)
+    (stage,) = cut(MakesFloat32().eval(), example, 1)
+    before = {name: (id(tensor), tensor.clone()) for name, tensor in stage.state_dict(keep_vars=True).items()}
+    own = _copy_on(CPU, stage)
+    torch.testing.assert_close(own(example), stage(example), rtol=0.0, atol=0.0)
+    with torch.no_grad():
+        for tensor in own.state_dict(keep_vars=True).values():
+            tensor.zero_()
+    after = stage.state_dict(keep_vars=True)
+    assert {name: id(tensor) for name, tensor in after.items()} == {name: key for name, (key, _) in before.items()}
+    for name, (_, value) in before.items():
+        torch.testing.assert_close(after[name].data, value.data, rtol=0.0, atol=0.0)
 
 
 class MakesFloat32(torch.nn.Module):

@@ -193,6 +193,24 @@ def test_a_backend_that_does_not_work_here_is_not_chosen(
     assert reason in row
 
 
+class _Moved(Eager):
+    def prepare(self, stages: Sequence[Any], *rest: Any) -> Any:
+        for stage in stages:
+            stage.to(torch.float64).to(torch.float32)  # as moving to a GPU: it assigns to the parameters
+        return super().prepare(stages, *rest)
+
+
+def test_a_backend_can_move_the_stages(dnn: Dnn, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = [BackendSpec("toy", lambda request: _Moved()), *BACKENDS.usable()]
+    monkeypatch.setattr(BACKENDS, "usable", lambda: specs)
+    monkeypatch.setattr(BACKENDS, "get", {spec.name: spec for spec in specs}.__getitem__)
+    lines: list[str] = []
+    chosen(dnn, lines=lines)
+    (row,) = [line for line in lines[-1].splitlines() if line.startswith("| toy ")]
+    assert "Inference tensors" not in row
+    assert " - " not in row
+
+
 class _NeedsMemory(Eager):
     def prepare(self, *rest: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")

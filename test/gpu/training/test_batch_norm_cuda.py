@@ -44,6 +44,9 @@ def test_two_processes_compute_what_one_does(tmp_path: Path, precision: torch.dt
     parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     expected = one_pass(network(), 0, _BATCH, precision)
     gradients = len(expected) - 2
+    # A bias before a batch norm has no influence: its gradient is rounding noise, small against that of the weights.
+    least = 0.1 * max(float(whole.abs().max()) for whole in expected[:gradients])
     for number, whole in enumerate(expected):
         found = parts[0][number] + parts[1][number] if number < gradients else parts[0][number]
-        assert float((found - whole).abs().max()) <= tolerance * float(whole.abs().max().clamp(min=1e-3)), number
+        scale = max(float(whole.abs().max()), least if number < gradients else 1e-3)
+        assert float((found - whole).abs().max()) <= tolerance * scale, number

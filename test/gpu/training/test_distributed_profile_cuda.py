@@ -51,7 +51,7 @@ def test_both_reductions_on_streams() -> None:
 
 
 def test_one_gpu_with_a_given_link(tmp_path: Path) -> None:
-    options = ["--gpus", "1", "--batch", "32", "--repeats", "5", "--link", "19:290", "--output", str(tmp_path / "out")]
+    options = ["--gpus", "1", "--batch", "128", "--repeats", "5", "--link", "19:290", "--output", str(tmp_path / "out")]
     assert main(["profile", "training", "torchvision:resnet50", *options]) == 0
     content = json.loads((tmp_path / "out" / "training.json").read_text())
     assert list(content["methods"]) == ["alone"]
