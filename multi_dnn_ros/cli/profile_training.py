@@ -73,10 +73,11 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     add("--per-host", type=positive, metavar="N",
         help="processes per host in predictions; several hosts need --host-link (default: all on one)")  # fmt: skip
     add("--link", type=_link, metavar="US:GB/S",
-        help="predict with this latency (microseconds) and bandwidth (GB per second) inside a host "
-        "(default: the measured one)")  # fmt: skip
+        help="predict with this latency (microseconds, of an all-reduce between GPUs, of a step of the ring between "
+        "processes on a CPU) and bandwidth (GB per second) inside a host (default: the measured one)")  # fmt: skip
     add("--host-link", type=_link, metavar="US:GB/S",
-        help="predict with this latency and bandwidth between hosts (default: only one host)")  # fmt: skip
+        help="predict with this latency, of a step of the ring, and bandwidth between hosts "
+        "(default: only one host)")  # fmt: skip
 
 
 def _training(args: argparse.Namespace) -> int:
@@ -121,8 +122,11 @@ def _training(args: argparse.Namespace) -> int:
             measured = run_processes(measure_training, request, processes, device, progress)
     if measured is None:  # another process prints
         return 0
+    # With gloo and over a network each step of the ring has a latency; between GPUs of a host see interconnect.py.
+    on_cpu, several_hosts = device.type == "cpu", measured[0].processes > measured[0].per_host
     profile = make_profile(
-        args.model, args.batch, measured, inside=_as_link(args.link, Link), between=_as_link(args.host_link, Link),
+        args.model, args.batch, measured, inside=_as_link(args.link, Link, on_cpu),
+        between=_as_link(args.host_link, Link, True), per_step=on_cpu or several_hosts,
         per_host=args.per_host, predict_to=args.predict_to, bucket_mib=args.bucket_mib,
     )  # fmt: skip
     print(f"{profile.model}: {profile.processes} processes, {profile.batch} images each, {profile.target}\n")
@@ -154,5 +158,5 @@ def _link(text: str) -> tuple[float, float]:
     return values
 
 
-def _as_link(values: tuple[float, float] | None, link: type[Link]) -> Link | None:
-    return link(values[0] * 1e-6, values[1] * 1e9) if values is not None else None
+def _as_link(values: tuple[float, float] | None, link: type[Link], per_step: bool) -> Link | None:
+    return link(values[0] * 1e-6, values[1] * 1e9, per_step) if values is not None else None

@@ -30,11 +30,12 @@ _NOT_IN_FILES = {
     "on-a-cpu": {"1613"},
     "three-cameras-and-one-of-them-flooding": {"56,578", "170,650"},
     "engine-processes": {"262", "267"},
-    "heavy-networks": {"225", "188", "262", "270"},
+    "heavy-networks": {"225", "188", "270", "1.22"},
     "shared-weights-decomposed": {"0.328"},
     "one-kernel-for-a-convolution-and-its-relu": {"4,700", "9,600"},
     "an-important-dnn-among-heavy-ones": {"106", "105", "8,100", "2.16"},
     "a-batch-on-two-gpus": {"1.84", "1.91"},
+    "a-batch-on-four-gpus": {"3.31", "4.00"},
     "the-profiler-on-a-gpu": {"224", "120"},
     "accuracy-against-macs": {"92.4"},
 }
@@ -126,6 +127,18 @@ def _time(result: Any, other: str) -> float:
     return times["engine"]["p50"] / times[other]["p50"]
 
 
+def _cores(result: Any) -> float:
+    """CPU time of the node and its engine process per second, of the case with raw images."""
+    (case,) = (of for name, of in result["cases"].items() if name.endswith("bgr8"))
+    return float(case["cpu_ms_per_result"] * case["results_hz"] / 1e3)
+
+
+def _all_of(result: Any) -> float:
+    """Time of one unit alone over that of the plan, all units."""
+    alone = [of["measured_ms"] for of in result["subsets"] if len(of["units"]) == 1]
+    return float(min(alone) / result["measured_ms"])
+
+
 def _speedup(result: Any) -> float:
     """Time of the better unit alone over that of all units."""
     times = {len(subset["units"]): [] for subset in result["subsets"]}
@@ -146,6 +159,9 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("heavy-networks", "225", "heavy_gpu_fp16.json", _results_hz),
     ("heavy-networks", "88", "heavy_gpu_fp16.json", lambda it: it["latency"]["all"]["last_window_ms"]["p99"]),
     ("heavy-networks", "101", "heavy_gpu.json", lambda it: it["latency"]["all"]["last_window_ms"]["p99"]),
+    ("heavy-networks", "1.22", "host_heavy_gpu_h200.json", _cores),
+    ("a-batch-on-four-gpus", "3.31", "partition_resnet50_4gpus.json", _all_of),
+    ("a-batch-on-four-gpus", "4.00", "partition_vgg16_4gpus.json", _all_of),
     ("a-batch-on-two-gpus", "1.84", "partition_resnet50_2gpus.json", _speedup),
     ("a-batch-on-two-gpus", "1.91", "partition_vgg16_2gpus.json", _speedup),
     *(

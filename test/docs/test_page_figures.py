@@ -125,9 +125,10 @@ COMPUTED: list[tuple[str, str, str, str, Callable[[Any], float]]] = [
     ("scheduling", "On a GPU", "2.43", "important_gpu", lambda it: _p99_ratio(it, "priority")),
     ("isolation", _STANDBY, "0.08", "gpu_faults", lambda it: min(_gaps(it, "1: assert"))),
     ("isolation", _STANDBY, "0.12", "gpu_faults", lambda it: max(_gaps(it, "1: assert"))),
-    ("isolation", _STANDBY, "0.43", "gpu_faults", lambda it: min(_gaps(it, "2: illegal address"))),
+    ("isolation", _STANDBY, "0.40", "gpu_faults", lambda it: min(_gaps(it, "2: illegal address"))),
+    ("isolation", _STANDBY, "0.43", "gpu_faults", lambda it: max(_gaps({"hot": it["hot"][-1:]}, "2: illegal address"))),
     ("isolation", _STANDBY, "0.57", "gpu_faults", lambda it: max(_gaps(it, "2: illegal address"))),
-    ("isolation", _STANDBY, "5", "gpu_faults", lambda it: it["warm"][0]["longest_gap_s"]["lane"]),
+    ("isolation", _STANDBY, "4", "gpu_faults", lambda it: it["warm"][-1]["longest_gap_s"]["lane"]),
     ("isolation", _STANDBY, "7", "gpu_faults", lambda it: it["warm"][1]["longest_gap_s"]["lane"]),
     *(
         ("decomposition", "In three commands", "45", "demo_comparison", lambda it, dnn=dnn: _macs_gone(it, dnn))

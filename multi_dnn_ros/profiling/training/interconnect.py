@@ -1,8 +1,10 @@
 """The interconnect of training processes: its all-reduce measured over message sizes, and latency and bandwidth fitted.
 
 Model: a ring all-reduce of n bytes between N processes takes 2 (N - 1) steps of latency a, and moves 2 (N - 1) / N n
-bytes at bandwidth b (Hockney 1994; Thakur, Rabenseifner, Gropp 2005). Between K hosts of G processes each, the ring
-runs inside each host, and between the hosts on one G-th per process; the processes of a host share its link.
+bytes at bandwidth b (Hockney 1994; Thakur, Rabenseifner, Gropp 2005). Between GPUs of a host the latency is that of
+one all-reduce instead, because most of it is the launch of NCCL's kernel (46 us for 4 kB on two H200s, and on four).
+Between K hosts of G processes each, the ring runs inside each host, and between the hosts on one G-th per process; the
+processes of a host share its link.
 """
 
 from __future__ import annotations
@@ -36,16 +38,18 @@ class Sample:
 
 @dataclass(frozen=True)
 class Link:
-    """latency_s: of one step of the ring. bytes_per_s: in one direction, of one process."""
+    """latency_s: of one step of the ring, or of an all-reduce. bytes_per_s: in one direction, of one process."""
 
     latency_s: float
     bytes_per_s: float
+    per_step: bool = True
 
     def seconds(self, count: float, processes: int) -> float:
         """Duration of an all-reduce of `count` bytes between `processes`; 0 for one."""
         if processes < 2 or count <= 0:
             return 0.0
-        return 2 * (processes - 1) * (self.latency_s + count / processes / self.bytes_per_s)
+        steps = 2 * (processes - 1)
+        return self.latency_s * (steps if self.per_step else 1) + steps * count / processes / self.bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -102,16 +106,19 @@ def measure_all_reduce(sizes: Sequence[int], device: torch.device, progress: Cal
     return samples
 
 
-def fit_link(samples: Sequence[Sample]) -> Link:
+def fit_link(samples: Sequence[Sample], *, per_step: bool = True) -> Link:
     """Least squares of the relative error; latency and bandwidth are not negative. Exact for samples of one Link.
 
-    Raises ValueError for fewer than two sizes or one process.
+    per_step: of the link, see there. Raises ValueError for fewer than two sizes or one process.
     """
     if len({sample.bytes for sample in samples}) < 2 or any(sample.processes < 2 for sample in samples):
         raise ValueError("latency and bandwidth need all-reduces of two sizes between at least two processes")
-    # seconds = latency * steps + inverse bandwidth * moved; each equation divided by its seconds
+    # seconds = latency * (steps or 1) + inverse bandwidth * moved; each equation divided by its seconds
     rows = [
-        (2 * (of.processes - 1) / of.seconds, 2 * (of.processes - 1) / of.processes * of.bytes / of.seconds)
+        (
+            (2 * (of.processes - 1) if per_step else 1) / of.seconds,
+            2 * (of.processes - 1) / of.processes * of.bytes / of.seconds,
+        )
         for of in samples
     ]
     aa, bb = sum(a * a for a, _ in rows), sum(b * b for _, b in rows)
@@ -121,7 +128,7 @@ def fit_link(samples: Sequence[Sample]) -> Link:
     inverse = (b1 * aa - a1 * ab) / determinant if determinant > 0 else 0.0
     if latency < 0.0 or inverse <= 0.0:
         latency, inverse = 0.0, b1 / bb
-    return Link(latency, 1.0 / inverse)
+    return Link(latency, 1.0 / inverse, per_step)
 
 
 def measure_overlap(

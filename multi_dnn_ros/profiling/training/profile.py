@@ -124,18 +124,20 @@ def make_profile(
     *,
     inside: Link | None = None,
     between: Link | None = None,
+    per_step: bool = True,
     per_host: int | None = None,
     predict_to: int = 64,
     bucket_mib: float = 25.0,
     progress: Callable[[], None] = lambda: None,
 ) -> TrainingProfile:
-    """measured: of all processes. inside, between: links to predict with, in place of the measured one.
+    """measured: of all processes. inside, between: links to predict with, in place of the measured one. per_step: of
+    the measured one, see Link.
 
     The measured link is that between hosts if the processes ran on several, where `inside` must be given to predict
     more processes per host; without `between`, predictions are for one host.
     """
     first = measured[0]
-    fitted = fit_link(first.messages) if first.messages else None
+    fitted = fit_link(first.messages, per_step=per_step) if first.messages else None
     given = tuple(name for name, link in (("link", inside), ("host link", between)) if link is not None)
     main: Method = "layers" if first.processes > 1 else "alone"
     link = inside or fitted

@@ -75,8 +75,9 @@ def closing_lines(profile: TrainingProfile) -> list[str]:
     link, errors = profile.link, profile.fit_errors()
     if link is not None:
         how = "given" if "link" in profile.given else "fitted"
+        per = "step of the ring" if link.per_step else "all-reduce"
         lines.append(
-            f"interconnect ({how}): {link.latency_s * 1e6:.1f} us per step of the ring, "
+            f"interconnect ({how}): {link.latency_s * 1e6:.1f} us per {per}, "
             f"{link.bytes_per_s / 1e9:.2f} GB/s"
             + (f"; error of the fit up to {max(map(abs, errors)):.0%}" if errors and how == "fitted" else "")
         )
