@@ -168,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_options(args: argparse.Namespace) -> None:
     """UsageError for an option that does not apply with, or without, --live."""
     if args.live:
-        for name in ("units", "batch", "tables", "cluster"):
+        for name in ("units", "batch", "tables", "cluster", "cpus", "gpus", "retries"):
             if getattr(args, name) is not None:
                 raise UsageError(f"--{name} does not use a running node; it cannot be used with --live")
         if args.params_file is not None:

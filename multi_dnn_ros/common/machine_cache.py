@@ -24,7 +24,9 @@ from multi_dnn_ros.common.resources import cache_folder
 log = logging.getLogger(__name__)
 
 _FORMAT = "multi_dnn_ros cache entry 1"
-_FACTS, _CONTENT = "facts.json", "content.json"
+_FACTS = "facts.json"
+#: File of an entry with what write() stored.
+CONTENT = "content.json"
 #: Hexadecimal digits of a checksum in the name of an entry.
 _DIGITS = 16
 
@@ -115,7 +117,7 @@ class MachineCache:
             log.warning("%s in %s are not used: %s does not match the folder", self._what, folder, _FACTS)
             return None
         try:
-            return json.loads((folder / _CONTENT).read_text(encoding="utf-8"))
+            return json.loads((folder / CONTENT).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             log.warning("%s in %s are not used: %s", self._what, folder, summarize_error(error))
             return None
@@ -126,7 +128,7 @@ class MachineCache:
         if folder is None:
             return
         try:
-            _write_json(folder / _CONTENT, content)
+            _write_json(folder / CONTENT, content)
         except OSError as error:
             log.warning("%s of %s are not cached: %s cannot be written: %s", self._what, key.title, folder, error)
 

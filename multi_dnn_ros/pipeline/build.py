@@ -65,6 +65,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     torch.set_num_threads(threads)
     dnns = _load_all(config)
     tasks: list[DnnTask] = []
+    chosen: dict[str, DnnConfig] = {}
     planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3, keep=True)
     # With fewer workers than DNNs, a whole network in one call would occupy a worker for longer than blocking_ms.
     single_launch = not (config.blocking_ms and device.type == "cpu" and workers < len(config.dnns))
@@ -80,6 +81,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 settings = with_measured_backend(dnns[name], settings, device, progress)
             elif settings.backend == "auto":
                 settings = with_cached_backend(dnns[name], settings, device, progress)
+            if settings.backend != config.dnns[name].backend:
+                chosen[name] = settings
             backend = _backend(dnns[name], settings, device, progress, single_launch)
             plan, task = with_own_cudnn_plans(
                 settings.sms,
@@ -112,14 +115,14 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
             f"{len(tasks[-1].stages)} jobs{_batch_text(tasks[-1])} after {time.perf_counter() - begin:.1f} s"
         )
         progress(DnnReady(line))
-    _finish_backends(config, device)
+    _finish_backends({**config.dnns, **chosen}, device)
     if shortage:  # raised only here, because inside the except block the traceback would keep the memory allocated
         dnns.clear()
         tasks.clear()
         gc.collect()
         torch.cuda.empty_cache()
         raise ConfigError(shortage)
-    return Pipeline(device, workers, share_inputs(tasks, dnns, device), dnns, predictor)
+    return Pipeline(device, workers, share_inputs(tasks, dnns, device), dnns, predictor, chosen)
 
 
 def _only_device(units: Mapping[str, tuple[Unit, ...]]) -> Unit:
@@ -133,8 +136,8 @@ def _only_device(units: Mapping[str, tuple[Unit, ...]]) -> Unit:
     return devices[0]
 
 
-def _finish_backends(config: NodeConfig, device: torch.device) -> None:
-    names = {backend_name(dnn.backend, device, name, dnn.precision) for name, dnn in config.dnns.items()}
+def _finish_backends(dnns: Mapping[str, DnnConfig], device: torch.device) -> None:
+    names = {backend_name(dnn.backend, device, name, dnn.precision) for name, dnn in dnns.items()}
     for spec in map(BACKENDS.get, sorted(names)):
         if spec.finish is not None:
             spec.finish()

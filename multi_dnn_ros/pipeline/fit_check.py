@@ -94,7 +94,8 @@ def service_times(
     """
     unpredicted: Sequence[str] = ()
     if predictor is not None:
-        targets = {name: timing_target(name, settings, pipeline.device) for name, settings in config.dnns.items()}
+        chosen = {**config.dnns, **pipeline.backends}
+        targets = {name: timing_target(name, settings, pipeline.device) for name, settings in chosen.items()}
         of_dnns = {task.name: images[task.cameras[0]] if isinstance(images, Mapping) else images
                    for task in pipeline.tasks}  # fmt: skip
         streams = {task.name: [streams_of(stage) for stage in task.stages] for task in pipeline.tasks}

@@ -9,22 +9,26 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.graph.live_memory import peak_bytes, weight_bytes
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline.choices import timing_target
+from multi_dnn_ros.pipeline.measured_backend import MEASURED, choices_digest, with_cached_backend
 from multi_dnn_ros.planning.placement import Cost
 from multi_dnn_ros.planning.predictor import read_predictor
 from multi_dnn_ros.planning.service import predicted_services
 from multi_dnn_ros.planning.timing import TimingCache
+from multi_dnn_ros.settings.dnn_schema import OutputConfig
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
 log = logging.getLogger(__name__)
 
-#: Parameters of a DNN that change neither its time nor its memory.
-_IRRELEVANT = ("device", "cameras", "labels", "keep", "deadline_ms", "batch_delay_ms", "outputs")
+#: Parameters of a DNN, and of its outputs, that change neither its time nor its memory.
+_IRRELEVANT = {"device", "cameras", "labels", "keep", "deadline_ms", "batch_delay_ms", "outputs"}
+_IRRELEVANT_OF_OUTPUTS = {"labels", "keep"}
 _BYTES_PER_MB = 1e6
 #: TimingCache holds positive numbers; a DNN whose memory could not be noticed needs this much.
 _LEAST_MB = 1e-3
@@ -61,16 +65,18 @@ class CostCache:
 
 
 def cost_key(name: str, config: NodeConfig, device: torch.device) -> str:
-    """Key of a DNN's cost on a device. Raises ConfigError if the backend cannot run there."""
+    """Key of a DNN's cost on a device. Raises ConfigError if the backend cannot run there.
+
+    With backend auto or measured it changes with every cached choice of a backend, because a DNN's own choice is known
+    only when the DNN is loaded.
+    """
     settings = config.dnns[name]
-    runtime = {
-        key for key, field in DnnConfig.model_fields.items()
-        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("runtime")
-    }  # fmt: skip
-    own = settings.model_dump(mode="json", exclude={*_IRRELEVANT, *runtime})
+    own = settings.model_dump(mode="json", exclude=_IRRELEVANT | _runtime(DnnConfig))
+    of_outputs = _IRRELEVANT_OF_OUTPUTS | _runtime(OutputConfig)
     cameras = len(set(settings.cameras or config.cameras))
     parts = {
         "dnn": own,
+        "outputs": {output: of.model_dump(mode="json", exclude=of_outputs) for output, of in settings.outputs.items()},
         "largest_batch": min(settings.max_batch, cameras),
         "files": {field: _digest(str(own[field])) for field in ("model", "weights")},
         "node": {
@@ -81,8 +87,17 @@ def cost_key(name: str, config: NodeConfig, device: torch.device) -> str:
         },
         "target": timing_target(name, settings, device).name(),
         "backend": timing_target(name, settings, device).served_by,
+        "choices": choices_digest() if settings.backend in ("auto", MEASURED) else "",
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _runtime(section: type[BaseModel]) -> set[str]:
+    """Names of the parameters that can be changed while the node serves."""
+    return {
+        key for key, field in section.model_fields.items()
+        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("runtime")
+    }  # fmt: skip
 
 
 def predicted_cost(name: str, config: NodeConfig, device: torch.device) -> tuple[Cost | None, str]:
@@ -94,8 +109,10 @@ def predicted_cost(name: str, config: NodeConfig, device: torch.device) -> tuple
     """
     settings = config.dnns[name]
     predictor = read_predictor(Path(config.predictor))
-    target = timing_target(name, settings, device)
     dnn = load_dnn(name, settings)
+    if settings.backend in ("auto", MEASURED):
+        settings = with_cached_backend(dnn, settings, device)
+    target = timing_target(name, settings, device)
     image = np.zeros((*dnn.view.enlarge_to_min((_HEIGHT, _WIDTH)), 3), np.uint8)
     with torch.inference_mode():
         services, unpredicted = predicted_services({name: dnn}, predictor, {name: target}, 1, {name: image})

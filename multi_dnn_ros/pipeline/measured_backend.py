@@ -6,8 +6,10 @@ also by `auto`.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
+import hashlib
 import logging
 import statistics
 import time
@@ -30,7 +32,7 @@ from multi_dnn_ros.backends.precision import PRECISIONS, allowed_precisions
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.captured_warnings import CapturedWarnings
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.machine_cache import Key, MachineCache
+from multi_dnn_ros.common.machine_cache import CONTENT, Key, MachineCache
 from multi_dnn_ros.common.reporting import table, three_digits
 from multi_dnn_ros.graph.checksum import network_checksum
 from multi_dnn_ros.graph.cut import cut
@@ -97,7 +99,7 @@ def with_measured_backend(
 
 
 def with_cached_backend(
-    dnn: Dnn, settings: DnnConfig, device: torch.device, progress: Callable[[str], None]
+    dnn: Dnn, settings: DnnConfig, device: torch.device, progress: Callable[[str], None] = lambda text: None
 ) -> DnnConfig:
     """`settings` with the backend and execution provider that were measured earlier on this machine, instead of `auto`.
 
@@ -112,6 +114,17 @@ def with_cached_backend(
         return settings
     automatic = backend_name("auto", device, dnn.name, settings.precision)
     return _with_fastest(dnn, settings, found, automatic, _cache_text(key), progress)
+
+
+def choices_digest() -> str:
+    """Checksum of all cached choices; "" if there are none."""
+    digest = hashlib.sha256()
+    entries = list(CHOICES.entries())
+    for entry in entries:
+        digest.update(entry.folder.name.encode())
+        with contextlib.suppress(OSError):  # removed meanwhile, or unreadable and therefore not used
+            digest.update((entry.folder / CONTENT).read_bytes())
+    return digest.hexdigest() if entries else ""
 
 
 def _cache_text(key: Key) -> str:

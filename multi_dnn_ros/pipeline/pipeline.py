@@ -7,7 +7,7 @@ builders.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +17,7 @@ from multi_dnn_ros.engine.task import DnnTask
 if TYPE_CHECKING:
     from multi_dnn_ros.models.dnn import Dnn
     from multi_dnn_ros.planning.predictor import Predictor
+    from multi_dnn_ros.settings.schema import DnnConfig
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Pipeline:
     """Everything that the configuration builds.
 
     dnns: by name, for labels and thresholds. predictor: of layer times, from parameter `predictor`; None: none.
+    backends: the parameters of the DNNs whose backend auto or measured was replaced by a measured one.
     """
 
     device: torch.device
@@ -31,6 +33,7 @@ class Pipeline:
     tasks: tuple[DnnTask, ...]
     dnns: Mapping[str, Dnn]
     predictor: Predictor | None = None
+    backends: Mapping[str, DnnConfig] = field(default_factory=dict)
 
     @property
     def servers(self) -> int:

@@ -58,6 +58,11 @@ def rmem_max_bytes() -> int | None:
         return None
 
 
+def limit_text(limit: int | None) -> str:
+    """The result of rmem_max_bytes(), for messages."""
+    return "unknown" if limit is None else str(limit)
+
+
 def _free_shared_memory_bytes() -> int:
     try:
         return shutil.disk_usage(_SHARED_MEMORY).free
@@ -104,7 +109,8 @@ def _configure_fast(name: str, environment: MutableMapping[str, str], folder: Pa
             return Middleware(name, f"middleware: {name} with your {folder / own}")
     if not _is_fast_dds_2():
         return Middleware(name, f"middleware: {name} with Fast DDS 3; this package does not change its settings")
-    rmem_max = rmem_max_bytes() or 0
+    limit = rmem_max_bytes()
+    rmem_max = limit or 0
     free = _free_shared_memory_bytes()
     if rmem_max < FAST_UDP_MIN_BYTES and free < _SHARED_MEMORY_BYTES:
         return Middleware(
@@ -117,7 +123,7 @@ def _configure_fast(name: str, environment: MutableMapping[str, str], folder: Pa
     return Middleware(
         name,
         f"middleware: {name} with {file}, because {_FAST_VARIABLES[0]} and {_FAST_USER_VARIABLES[-1]} are not set; "
-        f"net.core.rmem_max is {rmem_max}",
+        f"net.core.rmem_max is {limit_text(limit)}",
         file,
     )
 

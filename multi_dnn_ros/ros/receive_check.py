@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from multi_dnn_ros.ros.losses import Losses
-from multi_dnn_ros.ros.middleware import CYCLONE, Middleware, rmem_max_bytes
+from multi_dnn_ros.ros.middleware import CYCLONE, Middleware, limit_text, rmem_max_bytes
 from multi_dnn_ros.ros.socket_drops import receive_buffer_bytes
 
 #: Payload that fits a receive buffer, as a share of its size as the kernel counts it. Measured: 0.884 with datagrams of
@@ -78,8 +78,8 @@ class ReceiveCheck:
         buffer = self._buffer()
         if raw_cameras and buffer is not None and not self._fits(_EXAMPLE[1], buffer) and self.middleware.name:
             self._info(
-                f"receive buffers: {buffer} bytes, net.core.rmem_max is {self._limit()}: raw images of more than "
-                f"{math.floor(buffer * _PAYLOAD_SHARE)} bytes do not fit (cameras: {', '.join(raw_cameras)}); "
+                f"receive buffers: {buffer} bytes, net.core.rmem_max is {limit_text(self._limit())}: raw images of more "
+                f"than {math.floor(buffer * _PAYLOAD_SHARE)} bytes do not fit (cameras: {', '.join(raw_cameras)}); "
                 "see docs/cameras.md"
             )
 
@@ -98,10 +98,10 @@ class ReceiveCheck:
 
     def cause(self, losses: Losses, image_bytes: int, reliable: bool, camera: str, transport: str = "raw") -> str:
         """The most likely reason for missing images, and what helps; for the status of the camera."""
-        buffer, limit = self._buffer(), self._limit() or 0
+        buffer, limit = self._buffer(), self._limit()
         needed = needed_rmem_max(image_bytes or _EXAMPLE[1])
         if buffer is not None and not self._fits(image_bytes or _EXAMPLE[1], buffer) and (losses.drops or not reliable):
-            if limit < needed:
+            if limit is not None and limit < needed:
                 return (
                     f"net.core.rmem_max is {limit}, an image needs {needed}: "
                     f"sysctl -w net.core.rmem_max={recommended_rmem_max(image_bytes)}, or {_smaller(transport)}; "

@@ -78,7 +78,7 @@ def _known_cost(
             name, config.device, config.predictor, reason,
         )  # fmt: skip
     cost = _cost(name, config, build, device, progress)
-    cache.put(key, cost)
+    cache.put(cost_key(name, config, device), cost)  # backend measured has made a choice meanwhile, which changes it
     return cost
 
 

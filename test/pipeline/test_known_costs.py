@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+from multi_dnn_ros.common.machine_cache import Key
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.graph.live_memory import peak_bytes, weight_bytes
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.pipeline.choices import timing_target
 from multi_dnn_ros.pipeline.known_costs import CostCache, cost_key
+from multi_dnn_ros.pipeline.measured_backend import CHOICES
 from multi_dnn_ros.planning.device import device_name
 from multi_dnn_ros.planning.features import LINEAR_FEATURES
 from multi_dnn_ros.planning.measure import trace_for
@@ -101,6 +103,43 @@ def test_what_the_cost_depends_on_is_measured_again(exported: Path, change: str)
         assert cost_key("lane", config_of(exported), CPU) != before
     else:
         assert cost_key("lane", config_of(exported, **{change: values[change]}), CPU) != before
+
+
+def test_a_new_choice_of_a_backend_changes_the_cost_of_backend_auto_alone(exported: Path) -> None:
+    """Otherwise the costs of the former backend would be used for `placement: auto`."""
+
+    def keys() -> tuple[str, ...]:
+        names = ("auto", "measured", "eager")
+        return tuple(cost_key("lane", config_of(exported, **{"dnn.lane.backend": name}), CPU) for name in names)
+
+    before = keys()
+    key = Key("0" * 64, {"device": "cpu"}, {"cpu": "this one"})
+    CHOICES.write(key, [{"backend": "eager", "ms": 1.0}])
+    first = keys()
+    CHOICES.write(key, [{"backend": "eager", "ms": 2.0}])
+    for changed in (first, keys()):
+        assert changed[0] != before[0]
+        assert changed[1] != before[1]
+        assert changed[2] == before[2]
+    assert first[0] != keys()[0]
+
+
+def test_the_cost_of_backend_measured_is_kept_under_its_choice(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(exported, **{"dnn.lane.backend": "measured"})
+    assert measured(config).source == "measured"
+    monkeypatch.setattr(measure_costs, "time_on_black_ms", lambda *args: pytest.fail("measured"))
+    assert measured(config).source == "measured earlier"
+
+
+def test_the_decoder_of_an_output_counts_and_its_class_names_do_not(exported: Path) -> None:
+    def key(**output: object) -> str:
+        given = {f"dnn.lane.output.mask.{name}": value for name, value in {"decoder": "lane", **output}.items()}
+        config = config_of(exported, **{"dnn.lane.decoder": "auto", "dnn.lane.outputs": ["mask"], **given})
+        return cost_key("lane", config, CPU)
+
+    assert key(decoder="drivable") != key()
+    assert key(raw_outputs=["0"]) != key()
+    assert key(score_threshold=0.7, labels=["line"]) == key()
 
 
 def test_a_model_of_another_name_and_equal_content_counts_as_another(exported: Path, tmp_path: Path) -> None:

@@ -266,14 +266,16 @@ def test_the_checksum_is_of_structure_and_parameters(dnn: Dnn) -> None:
     assert network_checksum(activations[0]) != network_checksum(activations[1])
 
 
-def _stages(backend: str, lines: list[str]) -> Sequence[Any]:
-    """The stages that a pipeline with this parameter `backend` runs."""
+def _stages(backend: str, lines: list[str], expected: str = "") -> Sequence[Any]:
+    """The stages that a pipeline with this parameter `backend` runs. expected: the measured backend, which it keeps."""
     settings = SETTINGS.model_copy(update={"backend": backend})
     flat = {
         f"dnn.lane.{name}": value for name, value in settings.model_dump(include={*settings.model_fields_set}).items()
     }
     config = to_config({"cameras": ["front"], "dnns": ["lane"], "device": "cpu", **flat})
-    (task,) = build_module.build(config, lines.append).tasks
+    pipeline = build_module.build(config, lines.append)
+    assert {name: of.backend for name, of in pipeline.backends.items()} == ({"lane": expected} if expected else {})
+    (task,) = pipeline.tasks
     return task.stages
 
 
@@ -284,7 +286,7 @@ def _kind(stages: Sequence[Any]) -> str:
 def test_a_pipeline_runs_the_measured_backend(ms: Callable[[dict[str, float]], None], dnn: Dnn) -> None:
     ms({"eager": 3.0, "torchscript": 2.0, "onnxruntime/cpu": 1.0})
     lines: list[str] = []
-    stages = _stages("measured", lines)
+    stages = _stages("measured", lines, "onnxruntime")
     assert MEASURING in lines
     assert _kind(stages) == "SessionStage"
     image = noise_like(dnn.example_inputs())
@@ -298,9 +300,9 @@ def test_a_pipeline_runs_the_measured_backend(ms: Callable[[dict[str, float]], N
 def test_auto_uses_what_was_measured_and_measures_nothing(ms: Callable[[dict[str, float]], None]) -> None:
     usual, lines = _kind(_stages("auto", [])), list[str]()
     ms({"eager": 1.0, "torchscript": 2.0, "onnxruntime/cpu": 3.0})
-    measured = _kind(_stages("measured", []))
+    measured = _kind(_stages("measured", [], "eager"))
     assert measured != usual == "SessionStage"
-    assert _kind(_stages("auto", lines)) == measured
+    assert _kind(_stages("auto", lines, "eager")) == measured
     assert MEASURING not in lines
     assert any(line.startswith(f"dnn.lane: backend eager, from {CHOICES.folder}") for line in lines)
 

@@ -165,3 +165,14 @@ def test_jpeg_is_not_recommended_for_a_compressed_camera() -> None:
         assert "smaller images or a lower JPEG quality" in text
         assert "transport: compressed" not in text
         assert "JPEG images" not in text
+
+
+def test_a_limit_that_cannot_be_read_is_not_blamed_for_losses() -> None:
+    """As in a container without /proc/sys."""
+    said = Said(OWN, limit=None)
+    losses = Losses(5, 5, 0.5, "rate_hz", 3)
+    text = said.check.cause(losses, HD, reliable=False, camera="front")
+    assert "net.core.rmem_max is" not in text
+    assert "the sockets' receive buffer is" in text
+    said.check.configured(["front"])
+    assert "net.core.rmem_max is unknown" in said.infos[0]
