@@ -78,8 +78,8 @@ class ReceiveCheck:
         buffer = self._buffer()
         if raw_cameras and buffer is not None and not self._fits(_EXAMPLE[1], buffer) and self.middleware.name:
             self._info(
-                f"receive buffers: {buffer} bytes, net.core.rmem_max is {limit_text(self._limit())}: raw images of more "
-                f"than {math.floor(buffer * _PAYLOAD_SHARE)} bytes do not fit (cameras: {', '.join(raw_cameras)}); "
+                f"receive buffers: {buffer} bytes, net.core.rmem_max is {limit_text(self._limit())}: raw images of "
+                f"more than {math.floor(buffer * _PAYLOAD_SHARE)} bytes do not fit (cameras: {', '.join(raw_cameras)}); "
                 "see docs/cameras.md"
             )
 
