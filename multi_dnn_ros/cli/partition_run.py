@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from multi_dnn_ros.planning.batch_table import BatchTable
 
 _DETAILS = """\
-The batch is divided as by `multi-dnn partition plan`; each unit runs in its own process. Outputs are in the order of
-the inputs. The outputs of each unit's first and last image are compared with those of another unit, if there is one.
+The batch is divided as by `multi-dnn partition plan`. Each CPU unit runs in its own process; the units of one GPU are
+threads of one process. Outputs are in the order of the inputs. The outputs of each unit's first and last image are
+compared with those of another unit, if there is one.
 
 If a unit fails during the run, the others compute its images. Outputs are written only if they are complete; otherwise
 the exit code is 1.

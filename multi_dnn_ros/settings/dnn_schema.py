@@ -93,8 +93,8 @@ class DnnConfig(Section):
     model: str = Field(
         min_length=1,
         description="Model to run. `builtin:lane`, `builtin:object` or `builtin:pedestrian`, each also with `_small` "
-        "appended (decomposed); `torchvision:<builder>`; or a .pt2, .onnx or .safetensors file. The last one is "
-        "written by `multi-dnn decompose`.",
+        "appended (decomposed); `torchvision:<builder>`; or a .pt2, .onnx or .safetensors file. A .safetensors file "
+        "is written by `multi-dnn decompose`, `retrain` or `fleet`.",
         json_schema_extra={"allowed": f"not empty: {', '.join(extensions.model_forms())}"},
     )
     weights: str = Field(
@@ -149,11 +149,12 @@ class DnnConfig(Section):
     )
     backend: BackendName = Field(
         "auto",
-        description="How the jobs run. auto: the fastest of those that `multi-dnn build` has measured on this machine "
-        "(docs/providers.md); if it has not, cuda_graph on a GPU, and onnxruntime on a CPU, or torchscript with "
-        "precision bf16 and for DNNs that cannot be exported. measured: the same choice, measured when the DNN is "
-        "first configured. inductor compiles the jobs with TorchInductor and captures them on a GPU; the first "
-        "compilation takes minutes and is cached in ~/.cache/multi_dnn_ros/inductor.",
+        description="How the jobs run. auto: the fastest of those that were measured on this machine earlier, by "
+        "`multi-dnn build` or with backend measured (docs/providers.md); if there are none, cuda_graph on a GPU, and "
+        "onnxruntime on a CPU, or torchscript with precision bf16 and for DNNs that cannot be exported. measured: the "
+        "same choice, measured when the DNN is first configured. inductor compiles the jobs with TorchInductor and "
+        "captures them on a GPU; the first compilation takes minutes and is cached in "
+        "~/.cache/multi_dnn_ros/inductor.",
     )
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = Field(
         "auto",
@@ -205,7 +206,8 @@ class DnnConfig(Section):
         ge=0.0,
         le=1.0,
         description="Minimum score of a published result. 0: the threshold that the model defines (built-in models, "
-        "docs/models.md), otherwise 0.4.",
+        "docs/models.md), otherwise 0.4; decoders drivable and yolop_drivable: 0.5; segmentation: no threshold, with "
+        "one class 0.5.",
         json_schema_extra=RUNTIME,
     )
     iou_threshold: float = Field(
@@ -254,8 +256,9 @@ class DnnConfig(Section):
     merge_siblings: Literal["never", "measured", "always"] = Field(
         "never",
         description="Whether convolutions or linear layers of the DNN that read the same tensor with the same geometry "
-        "become one. measured: compared while configuring, and merged where that is at least 2 % faster; the choice is "
-        "cached in ~/.cache/multi_dnn_ros/siblings. Results are compared with those of the separate operations.",
+        "become one. measured: compared while configuring, and merged if that makes the DNN at least 2 % faster; the "
+        "choice is cached in ~/.cache/multi_dnn_ros/siblings. Results are compared with those of the separate "
+        "operations.",
     )
     crop: Annotated[list[float], AfterValidator(checked_crop)] = Field(
         default_factory=list,
@@ -354,7 +357,8 @@ class DnnConfig(Section):
         description="Execution providers of ONNX Runtime that backend onnxruntime tries, in this order "
         "(docs/providers.md). Allowed on a GPU: tensorrt, cuda. Allowed on a CPU: openvino, cpu; openvino:gpu and "
         "openvino:npu compute on an integrated GPU or an NPU. Empty: those of the device that are installed, in the "
-        "order tensorrt, cuda, openvino, cpu; with backend auto on a CPU only cpu.",
+        "order tensorrt, cuda, openvino, cpu; with backend auto on a CPU only cpu, unless another one was measured to "
+        "be the fastest.",
         json_schema_extra={"allowed": "tensorrt, cuda, openvino, openvino:<cpu, gpu, gpu.<number>, npu>, cpu"},
     )
 

@@ -81,7 +81,8 @@ class NodeConfig(Section):
         ge=0,
         le=64,
         description="On a GPU under policy priority or edf: maximum number of launched, unfinished jobs of less "
-        "important DNNs that a frame may have to wait for. Each job is then launched separately. 0: no limit.",
+        "important DNNs that a frame may have to wait for. Jobs that such a frame could overtake are then launched "
+        "separately. 0: no limit.",
     )
     max_failures: int = Field(
         5,
@@ -117,7 +118,7 @@ class NodeConfig(Section):
         2.0,
         ge=0.2,
         le=600.0,
-        description="Maximum time in s without a heartbeat of an engine process that serves. One that exceeds it is "
+        description="Maximum time in s without a heartbeat of a configured engine process. One that exceeds it is "
         "replaced.",
     )
     fault_window_s: float = Field(
