@@ -66,7 +66,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         type=fraction,
         default=0.0,
         metavar="X",
-        help="score threshold, 0..1; 0: the model's own, otherwise 0.4 (default: %(default)s)",
+        help="score threshold, 0..1; 0: the model's own, otherwise that of the decoder (default: %(default)s)",
     )
 
 
