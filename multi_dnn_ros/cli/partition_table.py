@@ -53,7 +53,7 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
         help="add the rows of these tables; of two rows with one batch size the newer one is kept")  # fmt: skip
     add("--drop", type=positive, nargs="+", default=[], metavar="N", help="remove the rows of these batch sizes")
     add("--refresh", type=positive, nargs="+", default=[], metavar="N", help="measure these batch sizes again")
-    add("--copy-to", type=units, default=(), metavar="UNIT,...",
+    add("--copy-to", type=units, default=[], metavar="UNIT,...",
         help="store the table of --units, which is one unit, for these equal units too")  # fmt: skip
     add("--csv", type=Path, metavar="CSV", help="write all rows to this file")
     add_plot(parser, "times and rates by batch size")

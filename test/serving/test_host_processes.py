@@ -76,7 +76,7 @@ def test_a_failed_configure_reports_the_reason_and_frees_everything(build: Any, 
     assert words in caught.value.text
     assert caught.value.expected is expected
     assert not engine_pids()
-    assert descriptors() == before
+    assert descriptors() <= before  # one of an earlier test may be closed meanwhile
     assert host.statuses() == []
     host.close()
 
