@@ -79,8 +79,8 @@ class ReceiveCheck:
         if raw_cameras and buffer is not None and not self._fits(_EXAMPLE[1], buffer) and self.middleware.name:
             self._info(
                 f"receive buffers: {buffer} bytes, net.core.rmem_max is {limit_text(self._limit())}: raw images of "
-                f"more than {math.floor(buffer * _PAYLOAD_SHARE)} bytes do not fit (cameras: {', '.join(raw_cameras)}); "
-                "see docs/cameras.md"
+                f"more than {math.floor(buffer * _PAYLOAD_SHARE)} bytes do not fit (cameras: "
+                f"{', '.join(raw_cameras)}); see docs/cameras.md"
             )
 
     def first_image(self, camera: str, image: str, image_bytes: int, reliable: bool, transport: str = "raw") -> None:
