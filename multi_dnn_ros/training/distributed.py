@@ -101,6 +101,12 @@ def world() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def wait_for_all() -> None:
+    """Wait until all processes of the group have called this."""
+    # NCCL without a device uses the current one, with a warning.
+    dist.barrier(device_ids=[torch.cuda.current_device()] if dist.get_backend() == "nccl" else None)
+
+
 def replicated(network: nn.Module, unused: bool = False) -> nn.Module:
     """A network whose backward pass averages the gradients over all processes; `network` itself for one process.
 

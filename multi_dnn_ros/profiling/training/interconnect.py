@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from multi_dnn_ros.profiling.training.launch_delay import LaunchDelay
+from multi_dnn_ros.training.distributed import wait_for_all
 
 _REPEATS = 5
 _BLOCK_BYTES = 1 << 22
@@ -94,7 +95,7 @@ def measure_all_reduce(sizes: Sequence[int], device: torch.device, progress: Cal
         calls = max(1, min(_MOST_CALLS, _BLOCK_BYTES // size))
         times = []
         for _ in range(_REPEATS + 1):
-            dist.barrier()
+            wait_for_all()
             _synchronize(device)
             started = time.perf_counter()
             for _ in range(calls):
@@ -165,7 +166,7 @@ def _medians(run: Callable[[], tuple[float, float]]) -> tuple[float, float]:
     """Of :data:`_OVERLAPS` runs after one for warming up, each begun by all processes at once."""
     found = []
     for _ in range(1 + _OVERLAPS):
-        dist.barrier()
+        wait_for_all()
         found.append(run())
     return statistics.median(each for each, _ in found[1:]), statistics.median(each for _, each in found[1:])
 

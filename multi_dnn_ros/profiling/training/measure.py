@@ -30,6 +30,7 @@ from multi_dnn_ros.profiling.training.processes import Member, Report
 from multi_dnn_ros.profiling.training.step import Batch, Method, Replica, loss_in, make_batch
 from multi_dnn_ros.profiling.training.trace import Timeline, exposed_by_message
 from multi_dnn_ros.profiling.training.work import Work, WorkCounter
+from multi_dnn_ros.training.distributed import wait_for_all
 
 _WARM_UP = 2
 _Step = TypeVar("_Step")
@@ -231,7 +232,7 @@ def measure_steps(
 
 def _together() -> None:
     if dist.is_initialized():
-        dist.barrier()
+        wait_for_all()
 
 
 def _times(plain: Sequence[float], walls: Sequence[float], traced: Sequence[Timeline], method: Method) -> Times:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.parent_watch import end_with_parent
-from multi_dnn_ros.training.distributed import PROCESS_LOST
+from multi_dnn_ros.training.distributed import PROCESS_LOST, wait_for_all
 
 _TIMEOUT = timedelta(minutes=10)
 #: After the first failure the others are given this long to end by themselves: the cause may be one of them.
@@ -188,7 +188,7 @@ def _serve(work: Work, argument: Any, member: Member, port: int, pipe: Any) -> N
 
         result = work(member, argument, report)
         pipe.send(("result", result if member.rank == 0 else None))
-        dist.barrier()
+        wait_for_all()
         dist.destroy_process_group()
     except Exception as error:
         if os.environ.get("MULTI_DNN_DEBUG", "") not in ("", "0"):
