@@ -162,8 +162,8 @@ class Captured:
     """A stage as one graph.
 
     inputs, outputs: the memory that it reads and writes. before: outputs of the previous captured stage, which become
-    its inputs. single_launch: of a first stage, all stages as one graph. streams: on which its branches run.
-    expected_of: the stage whose results the graph must have; None: `stage` itself.
+    its inputs. single_launch: of a first stage, all stages as one graph. streams: number of streams on which its
+    branches run. expected_of: the stage whose results the graph must have; None: `stage` itself.
     """
 
     def __init__(

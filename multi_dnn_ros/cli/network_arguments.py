@@ -36,6 +36,7 @@ data (KIND:PATH):
   road:DIR       generated road with exact truth, rendered once into DIR; `road` alone: into the user's cache
   drive:DIR      DIR/*.mp4 with DIR/lane_masks/VIDEO_<frame>.png: scored on the last video, or on the second half of
                  a single one
+
 Without DIR/test/, the val part is the test part, and images for choosing the best epoch are held out of train: 5 %, at
 least 50, and whole recordings (NAME of NAME_<frame>.jpg) where there are several.
 """

@@ -28,6 +28,7 @@ of the device's roofline, and the time in which the step only waited for the lay
 
 From the layer times without communication and a fit of the interconnect the step is predicted, here and for more
 processes. Processes on several hosts are started by torchrun:
+
   torchrun --nnodes 2 --nproc-per-node N ... -m multi_dnn_ros.cli.main profile training MODEL
 """
 _EXAMPLES = """\

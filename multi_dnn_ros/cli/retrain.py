@@ -39,6 +39,7 @@ is given again, and produces the same weights as a run without interruption.
 
 {DATA_HELP}
 Several processes, on several GPUs or on a CPU:
+
   torchrun --nproc-per-node N -m multi_dnn_ros.cli.main retrain ...
 """
 _EXAMPLES = """\

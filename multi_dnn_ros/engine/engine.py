@@ -50,7 +50,8 @@ class Engine:
 
     workers: number of threads that run jobs, and on a CPU the maximum number of jobs that run at the same time.
     policy: fifo, priority, edf, or a :class:`Policy`. max_launched: None: no bound.
-    on_result, on_drop, on_failure: called in the DNN's thread; an exception in one of them drops that frame at most.
+    on_result, on_failure: called in the DNN's thread; on_drop also in the thread that offers a frame or stops the
+    engine. An exception in one of them drops that frame at most.
     max_failures: consecutive failures that disable a DNN. clock: nanoseconds, monotonic. observer: see
     :class:`Observer`.
 

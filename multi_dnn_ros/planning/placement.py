@@ -66,7 +66,7 @@ class Placement:
 
 def choose_placement(loads: Sequence[Load], memory_bytes: Mapping[str, int]) -> Placement:
     """The best placement by these criteria, in this order: the fewest DNNs that miss their deadlines; not slower than
-    the baseline; the smallest largest utilization of a device; the smallest sum of utilizations. Deterministic. Exact
+    the baseline; the smallest maximum utilization of a device; the smallest sum of utilizations. Deterministic. Exact
     (branch and bound) up to 8 DNNs on 4 devices.
 
     memory_bytes: by device, in order of preference, what its DNNs may use together. Raises PlacementError if a DNN can

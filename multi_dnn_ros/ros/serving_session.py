@@ -148,7 +148,7 @@ class ServingSession:
         return {pair: figures.published for pair, figures in self._accounts.statistics().by_dnn_and_camera.items()}
 
     def statuses(self, report: DiagnosticsReport) -> Iterator[DiagnosticStatus]:
-        """The statuses of each DNN on each camera, of each camera, and of the ground that it sees."""
+        """The statuses of each DNN on each camera, of each camera, and of each camera's projection onto the ground."""
         statistics, now_ns = self._accounts.statistics(), time.monotonic_ns()
         for source in self._inputs.values():
             source.update_losses()

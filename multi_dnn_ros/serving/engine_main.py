@@ -6,7 +6,7 @@ shared memory (:mod:`multi_dnn_ros.serving.slots`) and writes its running jobs t
 
 Threads: the main thread configures, because torch.export crashes in a second thread of a process. `receive` handles
 messages, and ends the process when the node's process has ended. `heartbeat` writes the heartbeat. `report` sends the
-memory use. The other threads are the engine's.
+memory use. `stop` stops the engine. The other threads are the engine's.
 """
 
 from __future__ import annotations

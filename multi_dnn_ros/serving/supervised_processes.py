@@ -251,7 +251,10 @@ class SupervisedProcesses:
         self._events.put(lambda: self._execute(self._supervisor.ended(key, cause)))
 
     def _execute(self, actions: Iterable[Action]) -> None:
-        """Execute the actions and update the table of routes. Then no new frame reaches a process that is to stop."""
+        """Execute the actions and update the table of routes.
+
+        StopServing comes last, so that no new frame reaches that process.
+        """
         if self._closed:  # no process may be started any more
             return
         supervisor = self._supervisor
