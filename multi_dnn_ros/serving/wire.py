@@ -100,11 +100,6 @@ class Stop:
     timeout_s: float
 
 
-@dataclass(frozen=True)
-class Quit:
-    """End the process."""
-
-
 # -- engine process to node
 
 

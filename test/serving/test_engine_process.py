@@ -40,12 +40,12 @@ def test_the_whole_life_of_a_process(rig: Make) -> None:
     _check_updates(engine)
     _check_stop_and_start(engine)
     _check_isolation(engine)
-    engine.process.send(wire.Quit())
+    engine.process.kill("the engine was closed")
     end = engine.end()
-    assert (end.exit_code, end.signal, end.requested, end.running) == (0, None, True, ())
+    assert (end.cause, end.exit_code, end.signal, end.running) == ("the engine was closed", None, signal.SIGKILL, ())
     assert engine.process.wait(0)
     assert not psutil.pid_exists(engine.process.pid)
-    engine.process.send(wire.Quit())  # no effect
+    engine.process.send(wire.Start({}))  # no effect
     engine.process.kill("too late")
     assert engine.ends == [end]
 
@@ -173,7 +173,7 @@ def test_configuring_in_the_background_at_low_priority_and_its_output(
     _check_priorities(engine)
     (logged,) = (message for message in engine.all(wire.Logged) if "logged" in message.text)
     assert (logged.level, logged.name) == (logging.WARNING, "multi_dnn_ros.test")
-    engine.process.send(wire.Quit())
+    engine.process.kill("the engine was closed")
     tail = engine.end().output_tail.splitlines()
     place = tail.index("printed")
     assert tail[place + 1] == "written to stderr"

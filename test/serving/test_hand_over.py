@@ -94,7 +94,7 @@ class FakeProcess:
     def end(self) -> None:
         if not self.ended:
             self.ended = True
-            self._on_end(self, End("killed by SIGKILL", None, 9, False, (), ""))
+            self._on_end(self, End("killed by SIGKILL", None, 9, (), ""))
 
 
 STEPS = st.lists(
