@@ -54,8 +54,8 @@ def open_target(args: argparse.Namespace, threads: int = 0) -> Iterator[Target]:
     from multi_dnn_ros.planning.timing import Target
 
     check_backend(args)
-    device = choose_device(args.device)
-    name = backend_name(args.backend, device, precision=args.precision)
+    device = choose_device(args.device, "--device is")
+    name = backend_name(args.backend, device, precision=args.precision, backend_from="--backend")
     wanted = threads if args.threads is None else args.threads
     threads = wanted or (cpu_count() if device.type == "cpu" else torch.get_num_threads())
     make_backend = partial(choose_backend, name, device, providers=automatic_providers(args.backend, device))

@@ -100,7 +100,7 @@ def _training(args: argparse.Namespace) -> int:
         write_profile,
     )
 
-    device = choose_device(args.device)
+    device = choose_device(args.device, "--device is")
     processes = local_processes() or args.processes or _default_processes(device)
     check_processes(processes, device)
     if args.per_host is not None and args.per_host < args.predict_to and args.host_link is None:
