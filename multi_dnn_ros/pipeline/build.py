@@ -22,6 +22,7 @@ from multi_dnn_ros.backends.static_stages import single_launches, streams_of
 from multi_dnn_ros.common.cpu_features import has_bf16_products
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.progress_lines import DnnReady
+from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.graph.trace import TraceError
@@ -235,13 +236,13 @@ def make_task(
         decode=dnn.results if parts is None else parts.decode,
         priority=settings.priority,
         sms=settings.sms,
-        deadline_ns=milliseconds(settings.deadline_ms) or None,
-        max_age_ns=milliseconds(settings.max_age_ms) or None,
+        deadline_ns=ms_to_ns(settings.deadline_ms) or None,
+        max_age_ns=ms_to_ns(settings.max_age_ms) or None,
         specialize=graph.specialize if graph else None,
         in_place=graph is not None,
         remaining_ns=plan.remaining_ns(stages, [streams_of(stage) for stage in ready]),
         batches=batches,
-        batch_delay_ns=milliseconds(settings.batch_delay_ms),
+        batch_delay_ns=ms_to_ns(settings.batch_delay_ms),
         condense=condense,
         single_launch=single_launch,
         min_size=dnn.view.min_size,
@@ -312,8 +313,3 @@ def _preprocess_graph(dnn: Dnn, settings: DnnConfig, first: Stage, device: torch
 def _allocated_bytes(device: torch.device) -> int:
     """Bytes that this process has allocated on a GPU; 0 on a CPU."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
-def milliseconds(value: float) -> int:
-    """Milliseconds to nanoseconds."""
-    return round(value * 1e6)

@@ -13,6 +13,7 @@ from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 
 from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.ros.camera_input import CameraInput, image_topic
@@ -251,4 +252,4 @@ class ServingSession:
 
 def deadline_ns(deadline_ms: float) -> int | None:
     """The value of the parameter deadline_ms in nanoseconds; None for 0."""
-    return round(deadline_ms * 1e6) or None
+    return ms_to_ns(deadline_ms) or None
