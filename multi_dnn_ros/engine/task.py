@@ -118,7 +118,7 @@ class Timing(NamedTuple):
         return self.started_ns - self.received_ns - self.decode_ns
 
     @property
-    def end_to_end_ns(self) -> int:
+    def arrival_to_result_ns(self) -> int:
         return self.finished_ns - self.received_ns
 
 

@@ -89,7 +89,7 @@ def _check_results(engine: Rig) -> None:
     assert answers["mask"].large == (720 * 1280,)
     assert answers["object"].large == ()
     assert answers["object"].timing.decode_ns == 2_000_000
-    assert answers["object"].timing.end_to_end_ns > 3_000_000
+    assert answers["object"].timing.arrival_to_result_ns > 3_000_000
     assert len(engine.outcomes(fake.MANY)["object"]) == 10_000  # too large for the slot
     for _ in range(30):  # more than there are slots
         assert len(engine.outcomes(100)["object"]) == 1
