@@ -239,10 +239,7 @@ class ServingSession:
 
     def _on_failure(self, failure: Failure) -> None:
         if failure.disabled:
-            retry = "" if failure.retry_s is None else f"; next retry in {failure.retry_s:.0f} s"
-            self._log.error(
-                f"DNN {failure.dnn} is disabled ({failure.consecutive} consecutive failures): {failure.message}{retry}"
-            )
+            self._log.error(f"DNN {failure.dnn} is {failure.reason or failure.message}")  # both begin with "disabled"
 
     def _on_overlay_failure(self, message: str) -> None:
         more = self._throttle.passes("overlay")

@@ -234,8 +234,12 @@ class SupervisedProcesses:
             state = self._supervisor.processes[key]
             fault = self._hang_detector.check(state, process.pid, process.status)
             draining_s = (now_ns - state.since_ns) / 1e9 if state.phase is Phase.DRAINING else 0.0
-            if fault is None and draining_s > self._executor.stop_timeout_s + _DRAIN_GRACE_S:
-                fault = ProcessFault("hung: it did not finish its frames")
+            drain_timeout_s = self._executor.stop_timeout_s + _DRAIN_GRACE_S
+            if fault is None and draining_s > drain_timeout_s:
+                fault = ProcessFault(
+                    f"hung: it did not finish its frames within {drain_timeout_s:g} s (parameter stop_timeout_s plus "
+                    f"{_DRAIN_GRACE_S:g} s)"
+                )
             if fault is not None:
                 self._replace(key, process, fault)
 
