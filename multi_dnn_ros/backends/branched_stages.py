@@ -17,7 +17,7 @@ from multi_dnn_ros.backends.branch_choice import (
     choose_streams,
     measure_in_turn,
 )
-from multi_dnn_ros.backends.branched_graph import Streams, branched, graph_key
+from multi_dnn_ros.backends.branched_graph import BranchStreams, branched, graph_key
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.graph.branches import SerialGraphError
 
@@ -37,7 +37,7 @@ class BranchedStages:
     def __init__(
         self,
         setting: str,
-        make_streams: Callable[[int], Streams],
+        make_streams: Callable[[int], BranchStreams],
         capture: Callable[[Stage], Stage],
         ms: Callable[[Callable[[], object]], float],
         cache: ChoiceCache | None = None,
@@ -73,7 +73,7 @@ class BranchedStages:
         for count in counts:
             used_here: list[int] = []
 
-            def make_streams(needed: int, used_here: list[int] = used_here) -> Streams:
+            def make_streams(needed: int, used_here: list[int] = used_here) -> BranchStreams:
                 used_here.append(needed)
                 return self._make_streams(needed)
 

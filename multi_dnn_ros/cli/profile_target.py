@@ -15,7 +15,7 @@ from multi_dnn_ros.cli.options import add_device, add_seed
 from multi_dnn_ros.common import extensions
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.planning.measure import Progress
+    from multi_dnn_ros.planning.measure import ReportProgress
     from multi_dnn_ros.planning.timing import Target
 
 
@@ -64,7 +64,7 @@ def open_target(args: argparse.Namespace, threads: int = 0) -> Iterator[Target]:
 
 
 @contextmanager
-def progress_bar(what: str, unit: str = "round") -> Iterator[Progress]:
+def progress_bar(what: str, unit: str = "round") -> Iterator[ReportProgress]:
     """A progress bar on the terminal; yields the function that updates it."""
     from tqdm import tqdm
 

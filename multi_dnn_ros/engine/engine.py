@@ -10,7 +10,7 @@ import torch
 
 from multi_dnn_ros.backends.green_contexts import make_stream
 from multi_dnn_ros.backends.stream_priority import stream_priorities
-from multi_dnn_ros.engine.dnn_frames import Limits
+from multi_dnn_ros.engine.dnn_frames import FailureLimits
 from multi_dnn_ros.engine.dnn_thread import DnnThread
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.job import Job
@@ -82,7 +82,7 @@ class Engine:
         self._policy = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
         device = device or torch.device("cpu")
         self._queue = JobQueue(self._policy, clock, workers if device.type == "cpu" else None)
-        limits = Limits(max_failures=max_failures, window_ns=window_ns)
+        limits = FailureLimits(max_failures=max_failures, window_ns=window_ns)
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._device = device
         in_dnn_threads = device.type == "cpu" or len(tasks) == 1

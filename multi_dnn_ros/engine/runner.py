@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from multi_dnn_ros.backends.device_errors import is_device_failure
-from multi_dnn_ros.backends.stream_priority import Streams
+from multi_dnn_ros.backends.stream_priority import ThreadStreams
 from multi_dnn_ros.engine.job import Job, drop_cause_from_error
 from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.queue import JobQueue
@@ -44,7 +44,7 @@ class Runner:
         self._finished = torch.cuda.Event(blocking=True) if waits_for_kernels else None  # see EventPool
         self._device = device
         self._single_call = single_call
-        self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
+        self._streams = ThreadStreams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
         self.launch_ns = 0
 
     def enter_device(self) -> None:

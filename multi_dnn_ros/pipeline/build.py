@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from multi_dnn_ros.backends import Backend, Stage, StaticStage, Tensors
-from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, repeat_inputs
+from multi_dnn_ros.backends.batches import BatchError, prepare_batches, repeat_inputs, sizes_to_prepare
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.green_contexts import computing_on, with_own_cudnn_plans
@@ -219,7 +219,7 @@ def make_task(
     inputs = dnn.example_inputs()
     stages = cut(dnn.module, inputs, plan.jobs, costs=plan.costs, limit_s=plan.limit_s, fold_batch_norm=True)
     chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
-    for size in batch_sizes(min(settings.max_batch, len(cameras)), device)[1:]:
+    for size in sizes_to_prepare(min(settings.max_batch, len(cameras)), device)[1:]:
         chains[size] = _cut_for_batch(dnn, settings, size, len(stages))
     with computing_on(device, settings.sms):
         batches = _prepare(dnn, settings, chains, backend, device)
