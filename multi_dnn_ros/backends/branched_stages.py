@@ -14,7 +14,7 @@ from multi_dnn_ros.backends.branch_choice import (
     ChoiceCache,
     check_repeatable,
     choice_key,
-    choose_streams,
+    choose_fastest,
     measure_in_turn,
 )
 from multi_dnn_ros.backends.branched_graph import BranchStreams, branched, graph_key
@@ -97,7 +97,7 @@ class BranchedStages:
                 captured[count] = own
         calls = {count: _call(own, inputs) for count, own in captured.items()}
         times = measure_in_turn(calls, self._ms)
-        choice = choose_streams(times)
+        choice = choose_fastest(times)
         if len(captured) == 1 + len(candidates):  # a failure may be temporary
             self._cache.put(key, choice, times)
         medians = ", ".join(f"{count}: {statistics.median(ms):.3f} ms" for count, ms in times.items())

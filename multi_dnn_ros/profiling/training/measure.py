@@ -214,12 +214,12 @@ def measure_steps(
     for turn in range(-_WARM_UP, repeats):
         for method in methods:
             replica = replicas["ddp" if method == "ddp" else "layers"]
-            _together()
+            _wait_for_all()
             seconds = wall = replica.step(batch, method)
             if replica.device.type == "cuda":
-                _together()
+                _wait_for_all()
                 wall = replica.wall_step(batch, method)
-            _together()
+            _wait_for_all()
             timeline = replica.traced_step(batch, method)
             if turn >= 0:
                 plain[method].append(seconds)
@@ -229,7 +229,7 @@ def measure_steps(
     return {method: _times(plain[method], walls[method], traced[method], method) for method in methods}
 
 
-def _together() -> None:
+def _wait_for_all() -> None:
     if dist.is_initialized():
         dist.barrier()
 
