@@ -15,7 +15,7 @@ class BatchError(ValueError):
     """The results of a batch differ from those of its images alone; the message names the image and output."""
 
 
-def batch_sizes(most: int, device: torch.device) -> tuple[int, ...]:
+def sizes_to_prepare(most: int, device: torch.device) -> tuple[int, ...]:
     """Batch sizes to prepare for a DNN that takes up to `most` images.
 
     On a CPU every size; on a GPU powers of two and `most`, because padding costs little time there and every size costs

@@ -1,4 +1,4 @@
-"""Chooses on how many streams the branches of a captured stage run: by measurement, cached on disk."""
+"""Chooses between variants of a stage, such as numbers of streams for its branches: by measurement, cached on disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 #: Numbers of streams that are tried beside one if the parameter `dnn.<dnn>.branches` is 0.
 TRIED = (2, 4, 8)
 
-#: Largest time relative to one stream at which more streams are used: smaller gains may be noise.
+#: Largest time relative to choice 1 at which another one is used: smaller gains may be noise.
 _WORTH = 0.98
 _ROUNDS = 9
 #: Comparisons of two runs with the same input, each after a run with another input.
@@ -46,24 +46,25 @@ def check_repeatable(stage: Callable[[Tensors], Tensors], inputs: Tensors, repea
                 raise ValueError(f"result {index} differs between two runs with the same input")
 
 
-def choose_streams(times: Mapping[int, Sequence[float]]) -> int:
-    """The number of streams with the smallest median time; 1 unless another one is clearly faster.
+def choose_fastest(times: Mapping[int, Sequence[float]]) -> int:
+    """The choice with the smallest median time; 1 unless another one is clearly faster.
 
-    times: milliseconds by number of streams, 1 among them. At equal times fewer streams.
+    times: milliseconds by choice, such as the number of streams; 1, the stage as it is, among them. At equal times the
+    smallest choice.
     """
-    medians = {streams: statistics.median(ms) for streams, ms in times.items()}
-    best = min(medians, key=lambda streams: (medians[streams], streams))
+    medians = {choice: statistics.median(ms) for choice, ms in times.items()}
+    best = min(medians, key=lambda choice: (medians[choice], choice))
     return best if medians[best] <= _WORTH * medians[1] else 1
 
 
 def measure_in_turn(
     candidates: Mapping[int, Callable[[], object]], ms: Callable[[Callable[[], object]], float], rounds: int = _ROUNDS
 ) -> dict[int, list[float]]:
-    """Milliseconds of each candidate in each round; in a round every candidate is measured once by `ms`."""
-    times: dict[int, list[float]] = {streams: [] for streams in candidates}
+    """Milliseconds of each candidate, by choice, in each round; `ms` measures every candidate once per round."""
+    times: dict[int, list[float]] = {choice: [] for choice in candidates}
     for _ in range(rounds):
-        for streams, call in candidates.items():
-            times[streams].append(ms(call))
+        for choice, call in candidates.items():
+            times[choice].append(ms(call))
     return times
 
 
@@ -88,23 +89,23 @@ class ChoiceCache:
             content: Any = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(content, dict) or content.get("format") != self._format:
                 raise ValueError(f"it is not of format '{self._format}'")
-            streams, allowed = content["choice"], self._allowed
-            if streams not in allowed:
-                raise ValueError(f"choice is {streams}; allowed: {', '.join(map(str, allowed))}")
-            return int(streams)
+            choice, allowed = content["choice"], self._allowed
+            if choice not in allowed:
+                raise ValueError(f"choice is {choice}; allowed: {', '.join(map(str, allowed))}")
+            return int(choice)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("the cached choice in %s is not used, and is measured again: %s", path, summarize_error(error))
             return None
 
-    def put(self, key: str, streams: int, times: Mapping[int, Sequence[float]]) -> None:
+    def put(self, key: str, choice: int, times: Mapping[int, Sequence[float]]) -> None:
         """Store a choice with the median times that it was made by."""
-        medians = {str(count): statistics.median(ms) for count, ms in times.items()}
+        medians = {str(each): statistics.median(ms) for each, ms in times.items()}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with atomic_write(self._folder / f"{key}.json") as temporary:
-                text = json.dumps({"format": self._format, "choice": streams, "ms": medians}, indent=1)
+                text = json.dumps({"format": self._format, "choice": choice, "ms": medians}, indent=1)
                 temporary.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             log.warning("the choice is not cached: %s cannot be written: %s", self._folder, error)

@@ -20,7 +20,7 @@ from multi_dnn_ros.graph.planned_graph import PlannedGraph, arguments, compute
 from multi_dnn_ros.graph.stream_plan import StreamPlan, plan_streams
 
 
-class Streams(Protocol):
+class BranchStreams(Protocol):
     """Several streams, numbered from 0. Stream 0 is the one that the stage is called on."""
 
     def begin(self) -> None:
@@ -68,7 +68,7 @@ class BranchedGraph(nn.Module):
     after the last use.
     """
 
-    def __init__(self, graph_module: fx.GraphModule, plan: StreamPlan, streams: Streams) -> None:
+    def __init__(self, graph_module: fx.GraphModule, plan: StreamPlan, streams: BranchStreams) -> None:
         """Parameters are read here, so the graph must already be on its device."""
         super().__init__()
         self.plan = plan
@@ -127,7 +127,7 @@ class _Run:
                 del self.values[source]
 
 
-def branched(stage: nn.Module, streams: int, make_streams: Callable[[int], Streams]) -> nn.Module | None:
+def branched(stage: nn.Module, streams: int, make_streams: Callable[[int], BranchStreams]) -> nn.Module | None:
     """A copy of the stage that runs its branches on at most `streams` streams and shares its tensors.
 
     make_streams: called with the number of streams that are used. None if the stage has no branches that are worth a

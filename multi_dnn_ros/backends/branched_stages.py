@@ -14,10 +14,10 @@ from multi_dnn_ros.backends.branch_choice import (
     ChoiceCache,
     check_repeatable,
     choice_key,
-    choose_streams,
+    choose_fastest,
     measure_in_turn,
 )
-from multi_dnn_ros.backends.branched_graph import Streams, branched, graph_key
+from multi_dnn_ros.backends.branched_graph import BranchStreams, branched, graph_key
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.graph.branches import SerialGraphError
 
@@ -37,7 +37,7 @@ class BranchedStages:
     def __init__(
         self,
         setting: str,
-        make_streams: Callable[[int], Streams],
+        make_streams: Callable[[int], BranchStreams],
         capture: Callable[[Stage], Stage],
         ms: Callable[[Callable[[], object]], float],
         cache: ChoiceCache | None = None,
@@ -73,7 +73,7 @@ class BranchedStages:
         for count in counts:
             used_here: list[int] = []
 
-            def make_streams(needed: int, used_here: list[int] = used_here) -> Streams:
+            def make_streams(needed: int, used_here: list[int] = used_here) -> BranchStreams:
                 used_here.append(needed)
                 return self._make_streams(needed)
 
@@ -97,7 +97,7 @@ class BranchedStages:
                 captured[count] = own
         calls = {count: _call(own, inputs) for count, own in captured.items()}
         times = measure_in_turn(calls, self._ms)
-        choice = choose_streams(times)
+        choice = choose_fastest(times)
         if len(captured) == 1 + len(candidates):  # a failure may be temporary
             self._cache.put(key, choice, times)
         medians = ", ".join(f"{count}: {statistics.median(ms):.3f} ms" for count, ms in times.items())

@@ -15,7 +15,7 @@ import torch
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.branch_choice import check_repeatable
-from multi_dnn_ros.backends.branched_graph import CudaStreams, Streams, streams_used
+from multi_dnn_ros.backends.branched_graph import BranchStreams, CudaStreams, streams_used
 from multi_dnn_ros.backends.branched_stages import BranchedStages
 from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
@@ -129,7 +129,7 @@ class CudaGraph:
             pool = torch.cuda.graph_pool_handle()  # a separate one, so that a rejected candidate frees its memory
             return Captured(candidate, carried, None, pool, stream, self._tolerance, expected_of=stage)
 
-        def make_streams(count: int) -> Streams:
+        def make_streams(count: int) -> BranchStreams:
             return CudaStreams(stream, count)
 
         device = stream.device
@@ -162,8 +162,8 @@ class Captured:
     """A stage as one graph.
 
     inputs, outputs: the memory that it reads and writes. before: outputs of the previous captured stage, which become
-    its inputs. single_launch: of a first stage, all stages as one graph. streams: on which its branches run.
-    expected_of: the stage whose results the graph must have; None: `stage` itself.
+    its inputs. single_launch: of a first stage, all stages as one graph. streams: number of streams on which its
+    branches run. expected_of: the stage whose results the graph must have; None: `stage` itself.
     """
 
     def __init__(

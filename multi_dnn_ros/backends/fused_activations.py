@@ -81,9 +81,9 @@ class FusedActivations:
             own = fuse(stage)
             if own is not stage and carried and carried[0].is_cuda:
                 log.info("job %d of %s: timing fused and separate convolution kernels", index + 1, self._dnn)
-                with torch.cuda.device(carried[0].device), _Race() as race:
+                with torch.cuda.device(carried[0].device), _FusionTiming() as timing:
                     own(tuple(tensor.clone() for tensor in carried))
-                own = fuse(stage, but=race.lost)
+                own = fuse(stage, without=timing.slower)
             if own is not stage:
                 check_agreement(own(tuple(tensor.clone() for tensor in carried)), expected, self._tolerance)
         except Exception as error:  # whatever the fused operation raises, the separate ones still work
@@ -97,17 +97,17 @@ class FusedActivations:
         return own
 
 
-def fuse(stage: nn.Module, but: Collection[int] = ()) -> nn.Module:
+def fuse(stage: nn.Module, without: Collection[int] = ()) -> nn.Module:
     """A copy of the stage that shares its tensors and has fused operations; the stage itself if there are none to fuse.
 
-    but: numbers of the possible fusions to leave out, counted from 0 in execution order.
+    without: numbers of the possible fusions to leave out, counted from 0 in execution order.
     """
-    if all(number in but for number, _ in enumerate(_patterns(stage))):
+    if all(number in without for number, _ in enumerate(_patterns(stage))):
         return stage
     memo: dict[int, Any] = {id(each): each for each in itertools.chain(stage.parameters(), stage.buffers())}
     own = copy.deepcopy(stage, memo)
     for number, pattern in enumerate(_patterns(own)):
-        if number not in but:
+        if number not in without:
             pattern.fuse()
     for graph_module in _graph_modules(own):
         graph_module.graph.lint()
@@ -130,16 +130,16 @@ def fused_operations(graph_module: fx.GraphModule) -> frozenset[str]:
     )
 
 
-class _Race(TorchDispatchMode):
+class _FusionTiming(TorchDispatchMode):
     """Inside the block each fused operation that runs on a GPU is timed against the separate operations.
 
-    For some, such as grouped convolutions, cuDNN's fused kernel takes ten times as long. lost: numbers of the fused
+    For some, such as grouped convolutions, cuDNN's fused kernel takes ten times as long. slower: numbers of the fused
     operations that are slower or rejected, in execution order.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.lost: list[int] = []
+        self.slower: list[int] = []
         self._run = 0
         self._known: dict[tuple[Any, ...], bool] = {}
 
@@ -154,7 +154,7 @@ class _Race(TorchDispatchMode):
         if key not in self._known:
             self._known[key] = _is_slower(args)
         if self._known[key]:
-            self.lost.append(self._run)
+            self.slower.append(self._run)
         self._run += 1
         return unfused(*args)
 
@@ -216,7 +216,7 @@ def _pattern(relu: fx.Node) -> _Pattern | None:
         found = _sum_pattern(relu, source)
     else:
         found = _Pattern(relu, source) if _is_fusible(source) else None
-    return found if found is not None and _is_contiguous(found) else None
+    return found if found is not None and _can_be_moved(found) else None
 
 
 def _sum_pattern(relu: fx.Node, total: fx.Node) -> _Pattern | None:
@@ -247,7 +247,7 @@ def _are_alike(left: fx.Node, right: fx.Node) -> bool:
     return one is not None and other is not None and (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
-def _is_contiguous(pattern: _Pattern) -> bool:
+def _can_be_moved(pattern: _Pattern) -> bool:
     """Whether the operations between the convolution and the ReLU only read, so that moving the fusion is safe."""
     node = pattern.convolution.next
     while node is not pattern.relu:

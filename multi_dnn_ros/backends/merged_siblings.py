@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.branch_choice import ChoiceCache, choice_key, choose_streams, measure_in_turn
+from multi_dnn_ros.backends.branch_choice import ChoiceCache, choice_key, choose_fastest, measure_in_turn
 from multi_dnn_ros.backends.branched_graph import graph_key, only_graph, with_graph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.gpu_time import gpu_ms
@@ -120,7 +120,7 @@ class MergedSiblings:
         with torch.inference_mode():
             calls = {number: _call(chain, own_inputs) for number, chain in both.items()}
             times = measure_in_turn(calls, self._ms or (gpu_ms if device.type == "cuda" else _cpu_ms))
-        choice = choose_streams(times)
+        choice = choose_fastest(times)
         self._cache.put(key, choice, times)
         medians = {number: statistics.median(ms) for number, ms in times.items()}
         log.info(

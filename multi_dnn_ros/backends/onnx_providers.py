@@ -136,7 +136,7 @@ PROVIDERS: Mapping[str, Provider] = {
 CPU = PROVIDERS["cpu"]
 
 #: What providers compile.
-ENGINES = MachineCache("onnx_providers", "compiled networks")
+COMPILED = MachineCache("onnx_providers", "compiled networks")
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ def _library_problem(choice: Choice) -> str:
     return ""
 
 
-def engine_folder(model: Any, choice: Choice, request: SessionRequest, dnn: str) -> Path | None:
+def compiled_folder(model: Any, choice: Choice, request: SessionRequest, dnn: str) -> Path | None:
     """Folder for what the provider compiles from this model; None if it compiles nothing, or the folder fails."""
     if not choice.provider.compiles:
         return None
@@ -307,7 +307,7 @@ def engine_folder(model: Any, choice: Choice, request: SessionRequest, dnn: str)
         machine["tensorrt"] = _tensorrt_version()
     if request.device.type == "cpu":
         setup["threads"] = str(request.threads)
-    return ENGINES.entry(Key(checksum, setup, machine, dnn))
+    return COMPILED.entry(Key(checksum, setup, machine, dnn))
 
 
 def hardware_facts(device: torch.device) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 Static quantization in the QDQ format: weights as int8 with a scale per output channel, activations as uint8 with a
 scale and a zero point per tensor. The range of each tensor is from its smallest to its largest value on the calibration
-images. The 99.99th percentile gave no smaller error (builtin:lane 0.087 against 0.096, ResNet50 0.024
-against 0.024 of the outputs' standard deviation), took three times as long and fails for constant tensors.
+images. The 99.99th percentile changes the error little and takes two to three times as long. Root mean square error,
+relative to the standard deviation of the outputs: builtin:lane 0.086 with the extremes, 0.084 with the percentile;
+ResNet50 with random weights 0.026 and 0.024 (ONNX Runtime 1.31, quantization simulated in float32).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     return stream
 
 
-class Streams(Generic[KeyT, StreamT]):
+class ThreadStreams(Generic[KeyT, StreamT]):
     """Sets the current stream of one thread.
 
     get: returns the present stream of a key, and keeps it alive. use: makes a stream the calling thread's current one.

@@ -55,8 +55,9 @@ def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_device
 
     try:
-        device = choose_device(args.device)
-        check_backend("cuda_graph" if device.type == "cuda" else "eager", device, args.precision, "<dnn>")
+        device = choose_device(args.device, "--device is")
+        backend = "cuda_graph" if device.type == "cuda" else "eager"
+        check_backend(backend, device, args.precision, precision_from="--precision")
     except ConfigError as error:
         raise CommandError(str(error)) from None
     measured: list[dict[str, Any]] = []

@@ -44,7 +44,7 @@ def _run(args: argparse.Namespace) -> int:
 
     try:
         for precision in args.precisions:
-            check_backend("auto", torch.device("cpu"), precision)
+            check_backend("auto", torch.device("cpu"), precision, precision_from="--precisions")
     except ConfigError as error:
         raise CommandError(str(error)) from None
     networks: list[dict[str, Any]] = []

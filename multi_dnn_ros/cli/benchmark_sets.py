@@ -69,7 +69,7 @@ def chosen_device(args: argparse.Namespace) -> torch.device:
     from multi_dnn_ros.benchmark.paper.partition import check_partition
     from multi_dnn_ros.pipeline.choices import choose_device
 
-    device = choose_device(args.device)
+    device = choose_device(args.device, "--device is")
     check_partition(device, args.sms)
     return device
 

@@ -49,10 +49,10 @@ def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_device
 
     try:
-        device = choose_device(args.device)
+        device = choose_device(args.device, "--device is")
         backends = args.backends or (("cuda_graph",) if device.type == "cuda" else ("onnxruntime", "torchscript"))
         for backend in backends:
-            check_backend(backend, device, args.precision)
+            check_backend(backend, device, args.precision, backend_from="--backends", precision_from="--precision")
     except ConfigError as error:
         raise CommandError(str(error)) from None
     measured: list[dict[str, Any]] = []

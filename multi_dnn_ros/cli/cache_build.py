@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from multi_dnn_ros.backends.inductor import cache_directory
-from multi_dnn_ros.backends.onnx_providers import ENGINES, hardware_facts
+from multi_dnn_ros.backends.onnx_providers import COMPILED, hardware_facts
 from multi_dnn_ros.common.machine_cache import MachineCache
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.pipeline.measured_backend import CHOICES, MEASURED
@@ -71,7 +71,7 @@ def kinds() -> tuple[CacheKind, ...]:
         CacheKind("costs of the DNNs on each device (placement)", own / "placement.json"),
         CacheKind("layer times (blocking_ms)", LAYER_TIMES.folder, LAYER_TIMES),
         CacheKind("measured backends", CHOICES.folder, CHOICES),
-        CacheKind("networks compiled by execution providers (TensorRT engines, OpenVINO)", ENGINES.folder, ENGINES),
+        CacheKind("networks compiled by execution providers (TensorRT engines, OpenVINO)", COMPILED.folder, COMPILED),
         CacheKind("kernels compiled by Inductor and Triton", cache_directory()),
     )
 

@@ -26,7 +26,7 @@ from multi_dnn_ros.common.extras import require
 if TYPE_CHECKING:
     from torch import nn
 
-    from multi_dnn_ros.compression.decompose import Outcome, Progress
+    from multi_dnn_ros.compression.decompose import Outcome, ReportProgress
     from multi_dnn_ros.compression.layers import Layer
     from multi_dnn_ros.compression.ranks import RankPolicy, Rounding
     from multi_dnn_ros.planning.timing import Target
@@ -276,7 +276,7 @@ def _bytes(network: nn.Module) -> int:
 
 
 @contextmanager
-def _bar() -> Iterator[Progress]:
+def _bar() -> Iterator[ReportProgress]:
     from tqdm import tqdm
 
     with tqdm(unit="step", desc="decompose", disable=None) as bar:

@@ -27,6 +27,7 @@ Written to the output folder, and for the decomposed DNNs to its subfolder `deco
   bag/                       a rosbag2 recording of images (JPEG), truth, results and diagnostics
   node.log, camera.log       output of the two processes
   comparison.json            figures of both drives (in the output folder only)
+
 Those of an earlier demo are replaced; a recording or results of something else in their place are an error.
 
 With --video every frame of a video goes through the DNNs of --model, each as NAME=MODEL; a NAME of lane, object or

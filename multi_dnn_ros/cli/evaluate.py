@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     check_built(args, args.models)
     if args.report is not None:
         check_writable("--report", args.report / JSON_NAME)
-    device = choose_device(args.device)
+    device = choose_device(args.device, "--device is")
     networks = [read_trainable(args, model) for model in args.models]
     if args.thresholds and networks[0].task == "classes":
         raise UsageError(f"--thresholds is for detectors and lane networks; {networks[0].model} is a classifier")

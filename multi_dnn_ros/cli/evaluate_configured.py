@@ -41,7 +41,7 @@ def evaluate_configured(args: argparse.Namespace) -> int:
     if args.report is not None:
         check_writable("--report", args.report / JSON_NAME)
     name, config = read_configured(args)
-    device = choose_device(args.device)
+    device = choose_device(args.device, "--device is")
     dnn = load_dnn(name, config.dnns[name])
     results: list[dict[str, Any]] = []
     # All are opened first, so that a mistake in the last one is reported before the others are scored.

@@ -105,7 +105,7 @@ def _units(text: str) -> tuple[Unit, ...]:
     if len(set(gpus)) < len(gpus):
         raise argparse.ArgumentTypeError(f"units '{text}' name a GPU twice")
     if len({unit.device.partition(":")[0] for unit in units}) > 1:
-        raise argparse.ArgumentTypeError(f"units '{text}' mix CPUs and GPUs; gradients are exchanged among equals")
+        raise argparse.ArgumentTypeError(f"units '{text}' mix CPUs and GPUs; allowed: only CPUs, or only GPUs")
     return units
 
 

@@ -36,6 +36,7 @@ data (KIND:PATH):
   road:DIR       generated road with exact truth, rendered once into DIR; `road` alone: into the user's cache
   drive:DIR      DIR/*.mp4 with DIR/lane_masks/VIDEO_<frame>.png: scored on the last video, or on the second half of
                  a single one
+
 Without DIR/test/, the val part is the test part, and images for choosing the best epoch are held out of train: 5 %, at
 least 50, and whole recordings (NAME of NAME_<frame>.jpg) where there are several.
 """
@@ -199,16 +200,18 @@ def read_target(
             "--precision int8 is calibrated on images of the network that is served; use `multi-dnn evaluate --served`"
         )
     from multi_dnn_ros.benchmark.paper.partition import check_partition
-    from multi_dnn_ros.pipeline.choices import backend_name, choose_backend, choose_device
+    from multi_dnn_ros.pipeline import choices
     from multi_dnn_ros.planning.timing import Target
 
     check_backend(args)
-    device = choose_device(args.device)
-    name = backend_name(args.backend, device, precision=args.precision)
+    device = choices.choose_device(args.device, "--device is")
+    name = choices.check_backend(
+        args.backend, device, args.precision, backend_from="--backend", precision_from="--precision"
+    )
     check_partition(device, args.sms)
 
     def make_backend() -> Backend:
-        return choose_backend(args.backend, device, args.precision, calibration=calibration)
+        return choices.choose_backend(args.backend, device, args.precision, calibration=calibration)
 
     return Target(device, name, make_backend, args.precision, batch, sms=args.sms or 0)
 

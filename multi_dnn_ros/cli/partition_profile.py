@@ -76,7 +76,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 def _profile(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.partition.measure import Sampling, profile_unit
-    from multi_dnn_ros.planning.batch_table import batch_sizes, table_path
+    from multi_dnn_ros.planning.batch_table import sizes_to_measure, table_path
 
     folder, request = tables_folder(args), network_request(args)
     for unit in args.units:
@@ -87,7 +87,7 @@ def _profile(args: argparse.Namespace) -> int:
                 unit,
                 request,
                 args.precision,
-                args.batches or batch_sizes(args.max_batch),
+                args.batches or sizes_to_measure(args.max_batch),
                 folder,
                 sampling=Sampling(args.samples, args.limit),
                 replace=args.replace,

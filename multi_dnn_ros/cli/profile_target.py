@@ -15,7 +15,7 @@ from multi_dnn_ros.cli.options import add_device, add_seed
 from multi_dnn_ros.common import extensions
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.planning.measure import Progress
+    from multi_dnn_ros.planning.measure import ReportProgress
     from multi_dnn_ros.planning.timing import Target
 
 
@@ -54,8 +54,8 @@ def open_target(args: argparse.Namespace, threads: int = 0) -> Iterator[Target]:
     from multi_dnn_ros.planning.timing import Target
 
     check_backend(args)
-    device = choose_device(args.device)
-    name = backend_name(args.backend, device, precision=args.precision)
+    device = choose_device(args.device, "--device is")
+    name = backend_name(args.backend, device, precision=args.precision, backend_from="--backend")
     wanted = threads if args.threads is None else args.threads
     threads = wanted or (cpu_count() if device.type == "cpu" else torch.get_num_threads())
     make_backend = partial(choose_backend, name, device, providers=automatic_providers(args.backend, device))
@@ -64,7 +64,7 @@ def open_target(args: argparse.Namespace, threads: int = 0) -> Iterator[Target]:
 
 
 @contextmanager
-def progress_bar(what: str, unit: str = "round") -> Iterator[Progress]:
+def progress_bar(what: str, unit: str = "round") -> Iterator[ReportProgress]:
     """A progress bar on the terminal; yields the function that updates it."""
     from tqdm import tqdm
 

@@ -28,6 +28,7 @@ of the device's roofline, and the time in which the step only waited for the lay
 
 From the layer times without communication and a fit of the interconnect the step is predicted, here and for more
 processes. Processes on several hosts are started by torchrun:
+
   torchrun --nnodes 2 --nproc-per-node N ... -m multi_dnn_ros.cli.main profile training MODEL
 """
 _EXAMPLES = """\
@@ -99,7 +100,7 @@ def _training(args: argparse.Namespace) -> int:
         write_profile,
     )
 
-    device = choose_device(args.device)
+    device = choose_device(args.device, "--device is")
     processes = local_processes() or args.processes or _default_processes(device)
     check_processes(processes, device)
     if args.per_host is not None and args.per_host < args.predict_to and args.host_link is None:

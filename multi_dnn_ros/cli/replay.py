@@ -54,7 +54,8 @@ replay sets its cameras to reliable QoS, configures and activates it, and publis
 the next one when all results of the last one have arrived. At the end the node is unconfigured again. The new recording
 is the same as without --live; the last line printed is `N of M frames`, the frames with results of every DNN.
 
-Exit codes: 0 every frame was replayed; 1 the recording is damaged or, with --live, N is less than M; 2 wrong usage.
+Exit codes: 0 every frame was replayed; 1 a recording is damaged or, with --cluster, failed or, with --live, N is less
+than M; 2 wrong usage.
 """
 _EXAMPLES = """\
 multi-dnn replay drive/ results/
@@ -166,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """UsageError for an option that does not apply with, or without, --live."""
+    """UsageError for options that need, or exclude, one another."""
     if args.live:
         for name in ("units", "batch", "tables", "cluster", "cpus", "gpus", "retries"):
             if getattr(args, name) is not None:

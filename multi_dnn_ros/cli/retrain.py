@@ -39,6 +39,7 @@ is given again, and produces the same weights as a run without interruption.
 
 {DATA_HELP}
 Several processes, on several GPUs or on a CPU:
+
   torchrun --nproc-per-node N -m multi_dnn_ros.cli.main retrain ...
 """
 _EXAMPLES = """\
@@ -155,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
         args.epochs, args.lr, args.optimizer, args.weight_decay, warmup_epochs=args.warm_up, ema=args.average,
         patience=args.patience, precision=args.precision, seed=args.seed, mix=args.mix,
     )  # fmt: skip
-    with distributed.process_group(str(choose_device(args.device))) as device:
+    with distributed.process_group(str(choose_device(args.device, "--device is"))) as device:
         first = distributed.rank() == 0
 
         def say(text: str) -> None:

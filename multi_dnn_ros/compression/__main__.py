@@ -19,7 +19,7 @@ from multi_dnn_ros.common.reporting import provenance, table, write_json
 from multi_dnn_ros.compression.decompose import decompose, output_difference
 from multi_dnn_ros.compression.layers import Layer, list_layers
 from multi_dnn_ros.compression.macs import cost
-from multi_dnn_ros.compression.ranks import Choice, Progress, Ratio, Rounding
+from multi_dnn_ros.compression.ranks import Choice, Ratio, ReportProgress, Rounding
 from multi_dnn_ros.models.decomposed import TuckerPlan, apply_plan
 from multi_dnn_ros.models.sources import load_network
 
@@ -52,7 +52,7 @@ NETWORKS = (
 class FullRank:
     """Every layer at full rank, as a chain of three: lossless."""
 
-    def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
+    def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
         """See RankPolicy."""
         return {
             layer.name: Choice(TuckerPlan(in_rank=layer.channels[0], out_rank=layer.channels[1]), "")

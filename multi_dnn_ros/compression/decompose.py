@@ -18,7 +18,7 @@ from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, replace_layer
 from multi_dnn_ros.models.errors import ModelError
 
 #: Called with (number of finished layers, number of layers, current step).
-Progress = Callable[[int, int, str], None]
+ReportProgress = Callable[[int, int, str], None]
 
 
 class NothingToDecompose(ModelError):
@@ -52,7 +52,7 @@ def decompose(
     linear: bool = False,
     iterations: int = ITERATIONS,
     may_keep_all: bool = False,
-    progress: Progress = lambda done, total, what: None,
+    progress: ReportProgress = lambda done, total, what: None,
 ) -> list[Outcome]:
     """Replace the layers of `network` (eval mode, CPU) that `policy` selects, in place; returns the outcome of each
     layer.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from multi_dnn_ros.compression.layers import Layer
-from multi_dnn_ros.compression.ranks import Choice, Progress, RankPolicy, Rounding, plan_of
+from multi_dnn_ros.compression.ranks import Choice, RankPolicy, ReportProgress, Rounding, plan_of
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, apply_plan, empty_chain
 from multi_dnn_ros.planning.timing import Target, TimingCache, compare
 
@@ -72,7 +72,7 @@ class Measured:
         if self.instances < 1:
             raise ValueError(f"instances is {self.instances}; allowed: at least 1")
 
-    def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
+    def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
         """See RankPolicy; takes at most log2(layers) + 2 measurements of the whole network."""
         wanted = self.base.choose(layers)
         choices: dict[str, Choice] = {}

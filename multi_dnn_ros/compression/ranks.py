@@ -16,7 +16,7 @@ from multi_dnn_ros.compression.layers import Layer
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan
 
 #: Called after each layer.
-Progress = Callable[[], None]
+ReportProgress = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Choice:
 class RankPolicy(Protocol):
     """Selects the ranks of all layers at once, because some policies divide a budget among the layers."""
 
-    def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
+    def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
         """By layer name, a choice for each layer that may be decomposed (its `kept` is empty).
 
         Raises ValueError if no choice meets the policy's parameters.
@@ -110,7 +110,7 @@ class Ratio:
     def __post_init__(self) -> None:
         _fraction("ratio", self.ratio)
 
-    def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
+    def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
         return _each(layers, progress, self._choice)
 
     def _choice(self, layer: Layer) -> Choice:
@@ -132,7 +132,7 @@ class Energy:
     def __post_init__(self) -> None:
         _fraction("energy", self.energy)
 
-    def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
+    def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
         return _each(layers, progress, self._choice)
 
     def _choice(self, layer: Layer) -> Choice:
@@ -151,7 +151,7 @@ class Evbmf:
 
     rounding: Rounding = Rounding()
 
-    def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
+    def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
         return _each(layers, progress, self._choice)
 
     def _choice(self, layer: Layer) -> Choice:
@@ -181,7 +181,7 @@ class Budget:
     def __post_init__(self) -> None:
         _fraction("macs_cut", self.macs_cut)
 
-    def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
+    def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
         wanted = self.macs_cut * self.total_macs
         choices: dict[str, Choice] = {}
         steps: list[tuple[float, int, str, TuckerPlan | SvdPlan]] = []
@@ -265,7 +265,7 @@ def _rounded_up(layer: Layer, ranks: tuple[int, int], rounding: Rounding) -> tup
     return rounding.rank(aligned[0], inputs), rounding.rank(aligned[1], outputs)
 
 
-def _each(layers: Sequence[Layer], progress: Progress, choose: Callable[[Layer], Choice]) -> dict[str, Choice]:
+def _each(layers: Sequence[Layer], progress: ReportProgress, choose: Callable[[Layer], Choice]) -> dict[str, Choice]:
     choices = {}
     for layer in candidates(layers):
         choices[layer.name] = choose(layer)

@@ -1,4 +1,4 @@
-"""The online scheduler: frames in, results out. Knows neither ROS nor the DNNs' tasks.
+"""The online scheduler: frames in, results out. Knows neither ROS nor what a DNN detects.
 
 Frames, results, drops and statistics are free of PyTorch, because the node's process uses them and must not import it.
 Only :class:`Engine` and what it runs need PyTorch.

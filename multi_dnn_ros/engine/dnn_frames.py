@@ -19,7 +19,7 @@ FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT)
 
 
 @dataclass(frozen=True)
-class Limits:
+class FailureLimits:
     """max_failures: consecutive failures that disable the DNN. window_ns: length of the statistics window."""
 
     max_failures: int = 5
@@ -34,7 +34,7 @@ class DnnFrames:
     dnn: its name. clock: nanoseconds, monotonic.
     """
 
-    def __init__(self, dnn: str, cameras: Sequence[str], limits: Limits, clock: Callable[[], int]) -> None:
+    def __init__(self, dnn: str, cameras: Sequence[str], limits: FailureLimits, clock: Callable[[], int]) -> None:
         self._dnn = dnn
         self._mail = Mailboxes(cameras)
         self._recorders = {camera: DnnCameraRecorder(limits.window_ns) for camera in cameras}

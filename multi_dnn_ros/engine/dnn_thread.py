@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from multi_dnn_ros.engine.batch_delay import BatchDelay
-from multi_dnn_ros.engine.dnn_frames import DnnFrames, Limits
+from multi_dnn_ros.engine.dnn_frames import DnnFrames, FailureLimits
 from multi_dnn_ros.engine.events import EventPool
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.job import DropCause, Inference, Item, Job
@@ -41,7 +41,7 @@ class DnnThread(threading.Thread):
         self,
         task: DnnTask,
         queue: JobQueue,
-        limits: Limits,
+        limits: FailureLimits,
         callbacks: Callbacks,
         clock: Callable[[], int],
         runner: Runner | None = None,

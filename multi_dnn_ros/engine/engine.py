@@ -10,7 +10,7 @@ import torch
 
 from multi_dnn_ros.backends.green_contexts import make_stream
 from multi_dnn_ros.backends.stream_priority import stream_priorities
-from multi_dnn_ros.engine.dnn_frames import Limits
+from multi_dnn_ros.engine.dnn_frames import FailureLimits
 from multi_dnn_ros.engine.dnn_thread import DnnThread
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.job import Job
@@ -50,7 +50,8 @@ class Engine:
 
     workers: number of threads that run jobs, and on a CPU the maximum number of jobs that run at the same time.
     policy: fifo, priority, edf, or a :class:`Policy`. max_launched: None: no bound.
-    on_result, on_drop, on_failure: called in the DNN's thread; an exception in one of them drops that frame at most.
+    on_result, on_failure: called in the DNN's thread; on_drop also in the thread that offers a frame or stops the
+    engine. An exception in one of them drops that frame at most.
     max_failures: consecutive failures that disable a DNN. clock: nanoseconds, monotonic. observer: see
     :class:`Observer`.
 
@@ -81,7 +82,7 @@ class Engine:
         self._policy = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
         device = device or torch.device("cpu")
         self._queue = JobQueue(self._policy, clock, workers if device.type == "cpu" else None)
-        limits = Limits(max_failures=max_failures, window_ns=window_ns)
+        limits = FailureLimits(max_failures=max_failures, window_ns=window_ns)
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._device = device
         in_dnn_threads = device.type == "cpu" or len(tasks) == 1

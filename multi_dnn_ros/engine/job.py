@@ -173,9 +173,9 @@ class Job:
                     tensor.record_stream(stream)
             inference.stream = stream
         begin = record(stream)
-        fused = inference.task.single_launch.get(inference.batch) if self.index == 0 else None
-        if fused is not None and may_continue(self.successor()):
-            inference.carried = fused(inference.carried)
+        single = inference.task.single_launch.get(inference.batch) if self.index == 0 else None
+        if single is not None and may_continue(self.successor()):
+            inference.carried = single(inference.carried)
             self.index = len(inference.stages) - 1
         else:
             inference.carried = inference.stages[self.index](inference.carried)
@@ -209,7 +209,7 @@ class Job:
                 item.drop_cause = drop_cause_from_error(error, self.index)
         if not images:
             raise ValueError("no image of the batch could be preprocessed")
-        return self._together(images)
+        return self._stack(images)
 
     def _input(self, frame: Frame, device: torch.device) -> Tensors:
         task = self.inference.task
@@ -217,7 +217,7 @@ class Job:
             return task.preprocess(frame.tensor(device))
         return frame.inputs(task.input_key, lambda: task.preprocess(frame.tensor(device)))
 
-    def _together(self, images: list[Tensors]) -> Tensors:
+    def _stack(self, images: list[Tensors]) -> Tensors:
         """Concatenate the images, padded to the next available batch size."""
         inference = self.inference
         inference.batch, inference.stages = inference.task.stages_for(len(images))

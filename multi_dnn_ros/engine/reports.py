@@ -32,7 +32,7 @@ class Failure:
 @dataclass(frozen=True)
 class Callbacks:
     """Receivers of results, drops and failures; called in the DNN's thread (on_drop also in the thread that offers a
-    frame).
+    frame or stops the engine).
     """
 
     on_result: Callable[[Result], None]

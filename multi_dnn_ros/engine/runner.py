@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from multi_dnn_ros.backends.device_errors import is_device_failure
-from multi_dnn_ros.backends.stream_priority import Streams
+from multi_dnn_ros.backends.stream_priority import ThreadStreams
 from multi_dnn_ros.engine.job import Job, drop_cause_from_error
 from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.queue import JobQueue
@@ -22,7 +22,7 @@ class Runner:
 
     If a job raises, only its frames are dropped.
 
-    observer: called before and after each job. stream_of: shared by all threads; not called on a CPU.
+    observer: see :class:`Observer`. stream_of: shared by all threads; not called on a CPU.
     waits_for_kernels: on a GPU, whether to wait (sleeping) for the kernels of a job that may be overtaken, see
     JobQueue.
     single_call: whether a frame on a CPU runs as one call; called with its second job.
@@ -44,7 +44,7 @@ class Runner:
         self._finished = torch.cuda.Event(blocking=True) if waits_for_kernels else None  # see EventPool
         self._device = device
         self._single_call = single_call
-        self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
+        self._streams = ThreadStreams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
         self.launch_ns = 0
 
     def enter_device(self) -> None:
@@ -56,7 +56,8 @@ class Runner:
         """Run a job that is not queued if no other job waits and a slot is free, which saves waking a worker.
 
         On a CPU also the next jobs of the inference, until the queue has one that comes before them; the rest is then
-        queued. Returns the job to queue: the job itself, its successor, or None if nothing is left.
+        queued. Returns the job that the caller has to queue: the job itself if it was not run, its successor if the
+        queue is closed, otherwise None.
         """
         if not self._queue.try_acquire(job):
             return job

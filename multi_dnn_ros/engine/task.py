@@ -88,11 +88,12 @@ class DropReason(str, Enum):
     DNN_ERROR = "dnn_error"  # preprocessing or a layer raised
     BAD_OUTPUT = "bad_output"  # the raw outputs could not be decoded (NaN, wrong shape)
     PUBLISH_ERROR = "publish_error"  # the on_result callback raised
-    DISABLED = "disabled"  # the DNN was disabled after too many failures in a row
+    # The DNN is disabled: too many failures in a row, its engine process was lost, or its thread ended.
+    DISABLED = "disabled"
     SWITCHED_OFF = "switched_off"  # the DNN is switched off by its parameter enable
     RATE_LIMITED = "rate_limited"  # arrived sooner after another image than max_rate_hz allows
     SHUTDOWN = "shutdown"  # the engine stopped before the frame was finished
-    ENGINE_LOST = "engine_lost"  # the engine process ended while the frame was in progress
+    ENGINE_LOST = "engine_lost"  # no engine process served the DNN, or it ended while the frame was in progress
     OUT_OF_ORDER = "out_of_order"  # another device had finished a later frame too long before
 
 
@@ -117,7 +118,7 @@ class Timing(NamedTuple):
         return self.started_ns - self.received_ns - self.decode_ns
 
     @property
-    def end_to_end_ns(self) -> int:
+    def arrival_to_result_ns(self) -> int:
         return self.finished_ns - self.received_ns
 
 

@@ -22,7 +22,7 @@ _ROUNDS, _TOLERANCE = 500, 1e-6
 
 
 @dataclass(frozen=True)
-class Load:
+class JobLoad:
     """A training as the model sees it. batch: images per step, over all units."""
 
     times: NetworkTimes
@@ -38,7 +38,7 @@ class Rates:
 
 
 def predict(
-    loads: Mapping[str, Load], allocation: Mapping[str, Shares], units: int, interconnect: Interconnect
+    loads: Mapping[str, JobLoad], allocation: Mapping[str, Shares], units: int, interconnect: Interconnect
 ) -> Rates:
     """Step times and use while all jobs of `allocation` run."""
     jobs = list(allocation)
@@ -56,7 +56,7 @@ def predict(
     return Rates(dict(zip(jobs, step.tolist(), strict=True)), np.minimum(use, 1.0).tolist())
 
 
-def alone_s(load: Load, units: int, interconnect: Interconnect) -> float:
+def alone_s(load: JobLoad, units: int, interconnect: Interconnect) -> float:
     """Seconds of a step if the job has the units for itself: the faster of one unit and even shares of all."""
     candidates: Sequence[Shares] = (whole(0, units), even(range(units), units))
     return min(predict({"job": load}, {"job": shares}, units, interconnect).step_s["job"] for shares in candidates)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from multi_dnn_ros.fleet.contention import Load, alone_s
+from multi_dnn_ros.fleet.contention import JobLoad, alone_s
 from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFile
 from multi_dnn_ros.fleet.plot import Points
 from multi_dnn_ros.fleet.sharing import POLICIES
@@ -32,7 +32,7 @@ class Scenario:
 
 def simulated_jobs(file: JobsFile, times: StepTimes, scenario: Scenario) -> list[SimulatedJob]:
     """Raises ValueError for a job without `steps`, or a model without step times."""
-    loads = {job.name: Load(times.of(job.model), job.global_batch) for job in file.jobs}
+    loads = {job.name: JobLoad(times.of(job.model), job.global_batch) for job in file.jobs}
     if not scenario.copies:
         return [
             SimulatedJob(job.name, loads[job.name], _steps(job), job.start_after_s, job.priority) for job in file.jobs

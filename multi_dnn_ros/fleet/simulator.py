@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from multi_dnn_ros.fleet.contention import Load, Rates, alone_s, predict
+from multi_dnn_ros.fleet.contention import JobLoad, Rates, alone_s, predict
 from multi_dnn_ros.fleet.shares import Allocation, Shares, Thresholds, used
 from multi_dnn_ros.fleet.sharing import POLICIES, TRIAL_PART, Decision, Sharing, first_shares
 from multi_dnn_ros.fleet.slowdown import Progress
@@ -24,7 +24,7 @@ class SimulatedJob:
     """load: its network and batch. steps: in all. arrives_s: when it is added. priority: weight of its slow-down."""
 
     name: str
-    load: Load
+    load: JobLoad
     steps: int
     arrives_s: float = 0.0
     priority: float = 1.0
@@ -109,7 +109,7 @@ class _Simulation:
         self.policy = policy
         self.sharing = Sharing(fleet.thresholds, fleet.gain)
         self.running: dict[str, _Running] = {}
-        self.loads: dict[str, Load] = {}
+        self.loads: dict[str, JobLoad] = {}
         self.now = 0.0
         self.arrived = 0
         self.changes = self.reverted = 0

@@ -16,7 +16,7 @@ from multi_dnn_ros.planning.batch_units import Unit
 
 #: Minimum number of samples, for batch sizes that exceed the time limit.
 LEAST_SAMPLES = 3
-Progress = Callable[[int, int, str], None]
+ReportProgress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def profile_unit(
     replace: bool = False,
     refresh: bool = False,
     provenance: Mapping[str, Any] | None = None,
-    progress: Progress = lambda done, total, what: None,
+    progress: ReportProgress = lambda done, total, what: None,
 ) -> BatchTable:
     """Measure the batch sizes that are missing from the unit's table, in a process of the unit.
 
@@ -92,7 +92,7 @@ def measure_transfers(
     batches: Iterable[int],
     *,
     sampling: Sampling = Sampling(),
-    progress: Progress = lambda done, total, what: None,
+    progress: ReportProgress = lambda done, total, what: None,
 ) -> tuple[tuple[int, int, int], str, list[Row]]:
     """Time copying images to the unit and back, without running the network: (shape of an image, device, rows).
 

@@ -161,8 +161,10 @@ def _target(unit: Unit, precision: str) -> Target:
             f"unit '{unit.name}': backend '{unit.backend}' is not known; allowed: {', '.join(BACKENDS.names())}"
         )
     try:
-        device = choose_device(unit.device)
-        backend = check_backend(unit.backend, device, precision)
+        device = choose_device(unit.device, "its device is")
+        backend = check_backend(
+            unit.backend, device, precision, backend_from="its backend", precision_from="the precision"
+        )
     except ConfigError as error:
         raise UnitError(f"unit '{unit.name}': {error}") from None
     if unit.sms:

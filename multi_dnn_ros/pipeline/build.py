@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from multi_dnn_ros.backends import Backend, Stage, StaticStage, Tensors
-from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, repeat_inputs
+from multi_dnn_ros.backends.batches import BatchError, prepare_batches, repeat_inputs, sizes_to_prepare
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.green_contexts import computing_on, with_own_cudnn_plans
@@ -22,6 +22,7 @@ from multi_dnn_ros.backends.static_stages import single_launches, streams_of
 from multi_dnn_ros.common.cpu_features import has_bf16_products
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.progress_lines import DnnReady
+from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.graph.trace import TraceError
@@ -221,7 +222,7 @@ def make_task(
     inputs = dnn.example_inputs()
     stages = cut(dnn.module, inputs, plan.jobs, costs=plan.costs, limit_s=plan.limit_s, fold_batch_norm=True)
     chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
-    for size in batch_sizes(min(settings.max_batch, len(cameras)), device)[1:]:
+    for size in sizes_to_prepare(min(settings.max_batch, len(cameras)), device)[1:]:
         chains[size] = _cut_for_batch(dnn, settings, size, len(stages))
     with computing_on(device, settings.sms):
         batches = _prepare(dnn, settings, chains, backend, device)
@@ -238,13 +239,13 @@ def make_task(
         decode=dnn.results if parts is None else parts.decode,
         priority=settings.priority,
         sms=settings.sms,
-        deadline_ns=milliseconds(settings.deadline_ms) or None,
-        max_age_ns=milliseconds(settings.max_age_ms) or None,
+        deadline_ns=ms_to_ns(settings.deadline_ms) or None,
+        max_age_ns=ms_to_ns(settings.max_age_ms) or None,
         specialize=graph.specialize if graph else None,
         in_place=graph is not None,
         remaining_ns=plan.remaining_ns(stages, [streams_of(stage) for stage in ready]),
         batches=batches,
-        batch_delay_ns=milliseconds(settings.batch_delay_ms),
+        batch_delay_ns=ms_to_ns(settings.batch_delay_ms),
         condense=condense,
         single_launch=single_launch,
         min_size=dnn.view.min_size,
@@ -315,8 +316,3 @@ def _preprocess_graph(dnn: Dnn, settings: DnnConfig, first: Stage, device: torch
 def _allocated_bytes(device: torch.device) -> int:
     """Bytes that this process has allocated on a GPU; 0 on a CPU."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
-def milliseconds(value: float) -> int:
-    """Milliseconds to nanoseconds."""
-    return round(value * 1e6)

@@ -56,44 +56,59 @@ def default_workers(device: torch.device, dnns: int, cores: int = 0) -> int:
     return 1 if device.type == "cuda" else max(1, min(dnns, cores or cpu_count()))
 
 
-def backend_name(name: str, device: torch.device, dnn: str = "<dnn>", precision: str = "auto") -> str:
+def backend_name(
+    name: str, device: torch.device, dnn: str = "<dnn>", precision: str = "auto", *, backend_from: str = ""
+) -> str:
     """The backend for parameter `dnn.<dnn>.backend` on this device. Raises ConfigError if it cannot run there.
 
     precision: parameter `dnn.<dnn>.precision`, on which the meaning of `auto` depends, because not every backend has
-    every precision. `measured` is as `auto` until it was measured.
+    every precision. `measured` is as `auto` until it was measured. backend_from: where `name` is from, for messages,
+    such as an option of a command; empty: that parameter.
     """
+    backend_from = backend_from or f"parameter dnn.{dnn}.backend"
     if name in ("auto", "measured"):
         automatic = AUTOMATIC[device.type]
         return next(
-            (each for each in automatic if precision in _spec(each, dnn).precisions[device.type]), automatic[-1]
+            (each for each in automatic if precision in _spec(each, backend_from).precisions[device.type]),
+            automatic[-1],
         )
-    if device.type not in _spec(name, dnn).precisions:
+    if device.type not in _spec(name, backend_from).precisions:
         others = (spec.name for spec in BACKENDS.usable() if device.type in spec.precisions)
-        raise ConfigError(
-            f"parameter dnn.{dnn}.backend is '{name}', but the device is {device}; allowed: auto, {', '.join(others)}"
-        )
+        raise ConfigError(f"{backend_from} is '{name}', but the device is {device}; allowed: auto, {', '.join(others)}")
     return name
 
 
-def _spec(name: str, dnn: str) -> BackendSpec:
+def _spec(name: str, backend_from: str) -> BackendSpec:
     try:
         return BACKENDS.get(name)
     except ExtensionError as error:
-        raise ConfigError(f"parameter dnn.{dnn}.backend: {error}") from None
+        raise ConfigError(f"{backend_from}: {error}") from None
 
 
-def check_backend(name: str, device: torch.device, precision: str = "auto", dnn: str = "<dnn>") -> str:
-    """As backend_name, and raises ConfigError if the backend does not have `precision` on this device."""
-    name = backend_name(name, device, dnn, precision)
+def check_backend(
+    name: str,
+    device: torch.device,
+    precision: str = "auto",
+    dnn: str = "<dnn>",
+    *,
+    backend_from: str = "",
+    precision_from: str = "",
+) -> str:
+    """As backend_name, and raises ConfigError if the backend does not have `precision` on this device.
+
+    precision_from: as backend_from, for `precision`.
+    """
+    backend_from = backend_from or f"parameter dnn.{dnn}.backend"
+    name = backend_name(name, device, dnn, precision, backend_from=backend_from)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and precision != "auto" else None
     allowed = allowed_precisions(device.type, name, capability)
     if precision not in allowed:
         reason = ""
-        if precision == "int8" and precision in _spec(name, dnn).precisions[device.type] and not has_int8_products():
+        if precision == "int8" and precision in BACKENDS.get(name).precisions[device.type] and not has_int8_products():
             reason = "; int8 needs 8-bit dot products (AVX512-VNNI, AVX-VNNI; asimddp on aarch64), which this CPU lacks"
         raise ConfigError(
-            f"parameter dnn.{dnn}.precision is '{precision}'; allowed with backend {name} on {device}: "
-            f"{', '.join(allowed)}{reason}"
+            f"{precision_from or f'parameter dnn.{dnn}.precision'} is '{precision}'; allowed with backend {name} on "
+            f"{device}: {', '.join(allowed)}{reason}"
         )
     return name
 
@@ -126,7 +141,7 @@ def choose_backend(
         raise ConfigError(
             f"dnn.{dnn}: precision int8 needs a whole DNN and calibration images, which this command does not have"
         )
-    spec, chosen = _spec(name, dnn), PRECISIONS[precision]
+    spec, chosen = BACKENDS.get(name), PRECISIONS[precision]
     request = BackendRequest(
         device, chosen.tolerance(device), chosen.dtype, dnn, progress, precision, calibration, single_launch,
         branches if device.type in spec.branches else "1", tuple(providers), required,
@@ -162,7 +177,7 @@ def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Targe
     layer takes minutes; and instead of int8, which is calibrated for whole DNNs, float32, whose times are longer.
     """
     serves = backend_name(settings.backend, device, name, settings.precision)
-    compiles = _spec(serves, name).compiles
+    compiles = BACKENDS.get(serves).compiles
     times = backend_name("auto", device, name, settings.precision) if compiles else serves
     precision = "auto" if settings.precision == "int8" else settings.precision
     make_backend = partial(

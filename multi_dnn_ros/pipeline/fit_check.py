@@ -12,8 +12,8 @@ import numpy as np
 
 from multi_dnn_ros.backends.static_stages import streams_of
 from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine import DnnTask, Engine
-from multi_dnn_ros.pipeline.build import milliseconds
 from multi_dnn_ros.pipeline.choices import timing_target
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.planning.fit import Demand
@@ -139,6 +139,6 @@ def engine_factory(config: NodeConfig, pipeline: Pipeline) -> MakeEngine:
         workers=pipeline.workers,
         policy=config.policy,
         device=pipeline.device,
-        aging_ns=milliseconds(config.aging_ms),
+        aging_ns=ms_to_ns(config.aging_ms),
         max_launched=config.max_launched or None,
     )

@@ -45,7 +45,8 @@ def import_registries() -> None:
 
 @dataclass(frozen=True)
 class Findings:
-    """problems: one line each, with parameter or file, value and what is allowed. warnings: values without effect.
+    """problems: one line each, with parameter or file, value and what is allowed. warnings: values that have no effect,
+    are slow, or prevent a check.
 
     units: the devices of each DNN; empty: invalid. predictor: from the parameter of this name; None: invalid or not
     set.

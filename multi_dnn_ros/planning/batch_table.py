@@ -146,7 +146,7 @@ def _total(row: Row) -> float:
     return row.total.p50
 
 
-def batch_sizes(most: int) -> tuple[int, ...]:
+def sizes_to_measure(most: int) -> tuple[int, ...]:
     """Batch sizes to measure: 1, then 2^n - 1, 2^n, 2^n + 1 for n >= 1, and `most`: where times change most."""
     sizes = {1, most}
     power = 2

@@ -37,7 +37,7 @@ _SIZES = {"cpu": (1024, (128, 56), 128), "cuda": (8192, (512, 112), 1024)}
 BUSY = 0.10
 
 
-class Limits(FileModel):
+class DeviceLimits(FileModel):
     """Limits of one device at one precision and number of threads.
 
     flops_per_s: the better of a matrix product and a 3x3 convolution. bytes_per_s: of a copy much larger than the
@@ -72,7 +72,7 @@ def measure_limits(
     clock: Clock | None = None,
     scale: float = 1.0,
     hold: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Limits:
+) -> DeviceLimits:
     """Measure the target's device; takes a second or two. scale: factor on the sizes, for tests. hold: context manager
     entered around each round.
     """
@@ -89,7 +89,7 @@ def measure_limits(
         product_s = fastest_s(lambda: torch.mm(a, b), clock, hold)
         convolution_s = fastest_s(lambda: functional.conv2d(image, weight, padding=1), clock, hold)
         copy_s = fastest_s(lambda: destination.copy_(source), clock, hold)
-    return Limits(
+    return DeviceLimits(
         name=device_name(target),
         kind="cuda" if device.type == "cuda" else "cpu",
         precision=target.precision,
@@ -100,8 +100,8 @@ def measure_limits(
 
 
 def limits_of(
-    target: Target, path: Path | None, *, keep: bool = True, measure: Callable[[Target], Limits] = measure_limits
-) -> Limits:
+    target: Target, path: Path | None, *, keep: bool = True, measure: Callable[[Target], DeviceLimits] = measure_limits
+) -> DeviceLimits:
     """Read the device's limits from the file at `path`, or measure them and, with `keep`, write them there.
 
     keep: False while the device is busy, because the measured limits are then too low. A file that is invalid, or
@@ -183,18 +183,18 @@ def fastest_s(
     return max(best, 1e-9)
 
 
-def _read(path: Path) -> dict[str, Limits]:
+def _read(path: Path) -> dict[str, DeviceLimits]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ValueError("not a file of device limits")
-        return {str(key): Limits.model_validate(value) for key, value in content["devices"].items()}
+        return {str(key): DeviceLimits.model_validate(value) for key, value in content["devices"].items()}
     except (OSError, ValueError, ValidationError, TypeError, KeyError, AttributeError, RecursionError) as error:
         log.warning("device limits in %s are not used: %s", path, summarize_error(error))
         return {}
 
 
-def _write(path: Path, known: dict[str, Limits]) -> None:
+def _write(path: Path, known: dict[str, DeviceLimits]) -> None:
     devices = {key: limits.model_dump() for key, limits in known.items()}
     try:
         with atomic_write(path) as temporary:

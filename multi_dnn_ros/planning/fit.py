@@ -31,7 +31,8 @@ class Demand:
     priority: when the set does not fit, the DNN of lowest priority is advised to be reduced.
     shared_ms: time per frame on resources that all DNNs share without waiting for a worker: a GPU's execution units and
     the GIL.
-    wait_ms: further latency from a frame's arrival to its result while the DNN is idle: image decoding.
+    wait_ms: further latency from a frame's arrival to its result while the DNN is idle: image decoding and
+    waiting for the rest of a batch.
     batch: frames per inference, whose results arrive together. The other times are per frame.
     """
 

@@ -60,7 +60,7 @@ class JobPlan:
     def remaining_ns(self, jobs: Sequence[GraphStage], streams: Sequence[int] = ()) -> tuple[int, ...] | None:
         """For each job, the time from its start to the end of the last job while nothing else runs; None: unknown.
 
-        streams: of each job, on which its branches run at the same time; empty: one for each job.
+        streams: for each job, the number of streams on which its branches run at the same time; empty: one for each.
         """
         if self.costs is None:
             return None

@@ -22,7 +22,7 @@ from multi_dnn_ros.planning.clock import Clock, clock_for
 from multi_dnn_ros.planning.marks import MarkedNetwork, jobs_run, layers_run
 from multi_dnn_ros.planning.timing import Target
 
-Progress = Callable[[int, int], None]
+ReportProgress = Callable[[int, int], None]
 _WARM_UP_ROUNDS = 2
 #: Preempted rounds are repeated; at most this many times the requested number of rounds is run.
 _MOST_ROUNDS = 4
@@ -91,7 +91,7 @@ def measure(
     make_clock: Callable[[], Clock] | None = None,
     preemptions: Callable[[], int] | None = None,
     now: Callable[[], float] = time.monotonic,
-    progress: Progress = lambda done, total: None,
+    progress: ReportProgress = lambda done, total: None,
 ) -> Times:
     """Run the network `target.rounds` times as served, in `jobs` jobs, and as often with its layers marked.
 

@@ -33,7 +33,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Load:
+class DnnLoad:
     """One DNN. hz: frames per second of all its cameras. costs: by device on which it can run; at least one.
 
     deadline_ms: None: no deadline. impossible: by device on which it cannot run, the reason.
@@ -64,9 +64,9 @@ class Placement:
         return max(self.utilization.values())
 
 
-def choose_placement(loads: Sequence[Load], memory_bytes: Mapping[str, int]) -> Placement:
+def choose_placement(loads: Sequence[DnnLoad], memory_bytes: Mapping[str, int]) -> Placement:
     """The best placement by these criteria, in this order: the fewest DNNs that miss their deadlines; not slower than
-    the baseline; the smallest largest utilization of a device; the smallest sum of utilizations. Deterministic. Exact
+    the baseline; the smallest maximum utilization of a device; the smallest sum of utilizations. Deterministic. Exact
     (branch and bound) up to 8 DNNs on 4 devices.
 
     memory_bytes: by device, in order of preference, what its DNNs may use together. Raises PlacementError if a DNN can
@@ -87,7 +87,11 @@ def choose_placement(loads: Sequence[Load], memory_bytes: Mapping[str, int]) -> 
 
 
 def evaluate(
-    loads: Sequence[Load], devices: Mapping[str, str], names: Sequence[str] | Mapping[str, int], *, exact: bool = True
+    loads: Sequence[DnnLoad],
+    devices: Mapping[str, str],
+    names: Sequence[str] | Mapping[str, int],
+    *,
+    exact: bool = True,
 ) -> Placement:
     """The figures of a given placement. names: of all devices. Raises KeyError if a DNN cannot run on its device."""
     busy = dict.fromkeys(names, 0.0)
@@ -104,7 +108,7 @@ def evaluate(
 class _Search:
     """Branch and bound: DNNs in order of their smallest utilization, largest first; devices in the given order."""
 
-    def __init__(self, loads: Sequence[Load], memory_bytes: Mapping[str, int]) -> None:
+    def __init__(self, loads: Sequence[DnnLoad], memory_bytes: Mapping[str, int]) -> None:
         self._loads = loads
         self._memory = memory_bytes
         least = {load.dnn: min(load.hz * cost.ms / 1e3 for cost in load.costs.values()) for load in loads}
@@ -177,7 +181,7 @@ class _Search:
         return sum(deadline_ms is not None and ms > deadline_ms * (1 + 1e-12) for deadline_ms, ms in deadlines)
 
 
-def _baseline_ms(loads: Sequence[Load], memory_bytes: Mapping[str, int]) -> float:
+def _baseline_ms(loads: Sequence[DnnLoad], memory_bytes: Mapping[str, int]) -> float:
     """Predicted latency with all DNNs on the first device that can hold them; infinite if it cannot serve the rates, or
     if there is none.
     """
@@ -190,7 +194,7 @@ def _baseline_ms(loads: Sequence[Load], memory_bytes: Mapping[str, int]) -> floa
     return float("inf")
 
 
-def _memory_text(loads: Sequence[Load], memory_bytes: Mapping[str, int]) -> str:
+def _memory_text(loads: Sequence[DnnLoad], memory_bytes: Mapping[str, int]) -> str:
     needs = "; ".join(
         f"{load.dnn} needs " + " or ".join(f"{_mb(c.memory_bytes)} on {device}" for device, c in load.costs.items())
         for load in loads
@@ -203,7 +207,7 @@ def _mb(size: int) -> str:
     return f"{size / 1e6:,.0f} MB"
 
 
-def placement_table(loads: Sequence[Load], memory_bytes: Mapping[str, int], chosen: Placement) -> str:
+def placement_table(loads: Sequence[DnnLoad], memory_bytes: Mapping[str, int], chosen: Placement) -> str:
     """The figures that the placement was decided from, and the decision; one line per DNN, device and alternative."""
     devices = list(memory_bytes)
     rows = [["DNN", "Hz", "deadline", *(f"{device}: ms, memory, load" for device in devices), "device", "latency"]]

@@ -13,7 +13,7 @@ from torch import fx
 from multi_dnn_ros.graph.cut import NodeCost
 from multi_dnn_ros.graph.operations import Counts, Operation, counter, total
 from multi_dnn_ros.planning.checked_file import ProfileError as ProfileError
-from multi_dnn_ros.planning.device import Limits
+from multi_dnn_ros.planning.device import DeviceLimits
 from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.planning.measure import Times, Traced
 from multi_dnn_ros.planning.timing import Target
@@ -124,7 +124,7 @@ class Profile(FileModel):
     model: str
     target: str
     backend: str
-    limits: Limits
+    limits: DeviceLimits
     batch: int = Field(ge=1)
     shape: tuple[int, ...]
     layers: tuple[LayerProfile, ...]
@@ -181,7 +181,7 @@ def profile(
     traced: Traced,
     times: Times,
     target: Target,
-    limits: Limits,
+    limits: DeviceLimits,
     *,
     warnings: Sequence[str] = (),
     **origin: Any,

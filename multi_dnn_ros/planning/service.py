@@ -135,8 +135,10 @@ def _saturate(
             if time.monotonic() < next_check:
                 continue
             next_check = time.monotonic() + _CHECK_INTERVAL_S
-            if engine.statistics().disabled:
-                raise ProfileError(f"a DNN failed while it was measured: {engine.statistics().disabled}")
+            if disabled := engine.statistics().disabled:
+                raise ProfileError(
+                    "; ".join(f"DNN {dnn} failed while it was measured: {reason}" for dnn, reason in disabled.items())
+                )
             if time.monotonic() > end:
                 raise ProfileError(f"{frames} frames of {', '.join(times)} were not served within {_TIMEOUT_S:g} s")
             for name in cameras:

@@ -15,7 +15,7 @@ from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.graph.cut import split
 from multi_dnn_ros.planning.clock import clock_for
-from multi_dnn_ros.planning.device import Limits, measure_limits
+from multi_dnn_ros.planning.device import DeviceLimits, measure_limits
 from multi_dnn_ros.planning.marks import layers_run
 from multi_dnn_ros.planning.measure import Traced, trace_for
 from multi_dnn_ros.planning.profile import Distribution, LayerShape, ProfileError, describe
@@ -41,12 +41,12 @@ def loads_of(kinds: Sequence[LoadKind], levels: Sequence[int]) -> list[Load]:
 def measure_contention(
     networks: Sequence[Network],
     target: Target,
-    limits: Limits,
+    limits: DeviceLimits,
     loads: Sequence[Load],
     *,
     load_network: Network | None = None,
     slices: Sequence[int] = (0,),
-    limits_of_slice: Callable[[Target], Limits] = measure_limits,
+    limits_of_slice: Callable[[Target], DeviceLimits] = measure_limits,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
     background: Callable[..., Any] = BackgroundLoad,
@@ -117,7 +117,7 @@ def _layer_times(
     return shapes, times
 
 
-def setting_of(target: Target, limits: Limits, sms: int = 0) -> Setting:
+def setting_of(target: Target, limits: DeviceLimits, sms: int = 0) -> Setting:
     """The setting as named in samples and predictors. limits: of the slice of `sms` SMs; 0: of the whole device."""
     cores = cpu_count() if target.device.type == "cpu" else 0
     return Setting(

@@ -29,7 +29,7 @@ MEASURED = ("fp32", "tf32", "fp16", "bf16", "int8")
 #: Factor on the sizes for a CPU that converts each bf16 number in software.
 _EMULATED_SCALE = 0.25
 
-Progress = Callable[[int, int, str], None]
+ReportProgress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def steps(devices: Sequence[Device]) -> int:
 
 
 def measure_devices(
-    devices: Sequence[Device], progress: Progress = lambda done, total, what: None, scale: float = 1.0
+    devices: Sequence[Device], progress: ReportProgress = lambda done, total, what: None, scale: float = 1.0
 ) -> tuple[list[Device], list[Link]]:
     """Measure each device alone, one after another, then the links between GPUs.
 

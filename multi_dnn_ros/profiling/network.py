@@ -11,8 +11,8 @@ import torch
 from torch import fx, nn
 
 from multi_dnn_ros.graph.cut import NodeCost
-from multi_dnn_ros.planning.device import Limits
-from multi_dnn_ros.planning.measure import Progress, Times, Traced, measure, trace_for
+from multi_dnn_ros.planning.device import DeviceLimits
+from multi_dnn_ros.planning.measure import ReportProgress, Times, Traced, measure, trace_for
 from multi_dnn_ros.planning.profile import Profile, describe, node_costs, profile
 from multi_dnn_ros.planning.timing import Target
 
@@ -51,14 +51,14 @@ def load(model: str, *, weights: str = "", num_classes: int = 0, size: tuple[int
 def profile_network(
     network: Network,
     target: Target,
-    limits: Limits,
+    limits: DeviceLimits,
     *,
     jobs: int,
     cut_by: CutBy = "estimate",
     costs: Callable[[Traced], NodeCost] | None = None,
     seed: int = 0,
     warnings: tuple[str, ...] = (),
-    progress: Progress = lambda done, total: None,
+    progress: ReportProgress = lambda done, total: None,
     hold: Callable[[], AbstractContextManager[None]] = nullcontext,
     timed: Callable[..., Times] = measure,
     **origin: Any,

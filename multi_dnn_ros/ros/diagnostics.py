@@ -29,7 +29,7 @@ _MIN_SERVED = 0.5
 #: Reasons that make the status ERROR.
 _FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT, DropReason.PUBLISH_ERROR)
 #: Reasons that alone do not make the status WARN: a DNN slower than its camera overwrites frames all the time, and
-#: deactivating drops the frames in progress, and some are not wanted (parameters enable and max_rate_hz).
+#: deactivating drops the frames in progress, and the parameters enable and max_rate_hz refuse images.
 _EXPECTED = (
     DropReason.OVERWRITTEN,
     DropReason.SHUTDOWN,

@@ -20,9 +20,9 @@ _LEVELS = {Level.OK: OK, Level.WARN: WARN, Level.ERROR: ERROR}
 class NodeView:
     """The data of the node's status.
 
-    progress: only while configuring. config, description: only while configured. failure: why the last transition
-    failed; empty: it did not. hung: threads that did not end when they should. ended: threads that ended with an error.
-    memory: bytes by name.
+    progress: only while configuring. config: from the start of configuring. description: only while configured.
+    failure: why the last transition failed; empty: it did not. hung: threads that did not end when they should. ended:
+    threads that ended with an error. memory: bytes by name.
     """
 
     state: str

@@ -101,7 +101,7 @@ class OverlayPublisher:
 
     def add(self, result: Result) -> None:
         """Add a result; to be called before the memory of the frame's image is released. Does not draw."""
-        latency_ms = result.timing.end_to_end_ns / 1e6
+        latency_ms = result.timing.arrival_to_result_ns / 1e6
         layers = tuple(
             Layer(name, self._kinds[name], output, latency_ms)
             for name, output in results_by_name(result.dnn, result.output).items()

@@ -30,7 +30,8 @@ from multi_dnn_ros.settings.params_sections import files_in, read_sections, requ
 _POLL_S = 0.1
 #: Maximum time to send pending responses of services before exit.
 _RESPONSE_S = 0.2
-#: Period of returning free memory to the system. The pages needed again are mapped again, a millisecond per minute.
+#: Period of returning free memory to the system. Mapping the pages that are needed again takes about a millisecond per
+#: minute.
 _FREE_MEMORY_S = 60.0
 #: Consecutive failing callbacks after which the node ends.
 _MAX_ERRORS = 100

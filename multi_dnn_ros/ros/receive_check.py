@@ -122,9 +122,8 @@ class ReceiveCheck:
             return "the network, or the camera's shared-memory segment (Fast DDS), loses images; see docs/cameras.md"
         if self.middleware.name.startswith("rmw_fastrtps"):
             return (
-                "its shared-memory segment is too small for the camera's images at this load: "
-                "config/fastdds_shared_memory.xml for the camera's process, or a larger net.core.rmem_max; "
-                "see docs/cameras.md"
+                "the shared-memory segment of the camera's process is too small for its images at this load: use "
+                "config/fastdds_shared_memory.xml for that process, or raise net.core.rmem_max; see docs/cameras.md"
             )
         return f"the camera skipped frames, or its queue or the subscription's queue (camera.{camera}.depth) overflowed"
 

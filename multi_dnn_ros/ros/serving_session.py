@@ -13,6 +13,7 @@ from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 
 from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.ros.camera_input import CameraInput, image_topic
@@ -148,7 +149,7 @@ class ServingSession:
         return {pair: figures.published for pair, figures in self._accounts.statistics().by_dnn_and_camera.items()}
 
     def statuses(self, report: DiagnosticsReport) -> Iterator[DiagnosticStatus]:
-        """The statuses of each DNN on each camera, of each camera, and of the ground that it sees."""
+        """The statuses of each DNN on each camera, of each camera, and of each camera's projection onto the ground."""
         statistics, now_ns = self._accounts.statistics(), time.monotonic_ns()
         for source in self._inputs.values():
             source.update_losses()
@@ -238,10 +239,7 @@ class ServingSession:
 
     def _on_failure(self, failure: Failure) -> None:
         if failure.disabled:
-            retry = "" if failure.retry_s is None else f"; next retry in {failure.retry_s:.0f} s"
-            self._log.error(
-                f"DNN {failure.dnn} is disabled ({failure.consecutive} consecutive failures): {failure.message}{retry}"
-            )
+            self._log.error(f"DNN {failure.dnn} is {failure.reason or failure.message}")  # both begin with "disabled"
 
     def _on_overlay_failure(self, message: str) -> None:
         more = self._throttle.passes("overlay")
@@ -251,4 +249,4 @@ class ServingSession:
 
 def deadline_ns(deadline_ms: float) -> int | None:
     """The value of the parameter deadline_ms in nanoseconds; None for 0."""
-    return round(deadline_ms * 1e6) or None
+    return ms_to_ns(deadline_ms) or None

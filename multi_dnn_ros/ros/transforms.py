@@ -29,7 +29,7 @@ class Transforms:
         self._error = "TF is not subscribed to yet"
 
     def open(self) -> None:
-        """Start to listen, if it does not listen yet. Without tf2_ros, :meth:`pose` raises."""
+        """Start listening, if it has not started yet. Without tf2_ros, :meth:`pose` raises."""
         if self._listener is not None:
             return
         try:
@@ -45,7 +45,7 @@ class Transforms:
         self._listener = tf2_ros.TransformListener(self._buffer, self._node, spin_thread=False)
 
     def close(self) -> None:
-        """Stop to listen."""
+        """Stop listening."""
         if self._listener is not None:
             self._listener.unregister()
         self._listener = self._buffer = None

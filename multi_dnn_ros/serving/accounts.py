@@ -177,7 +177,7 @@ class Accounts:
         with self._lock:
             self._disabled.pop(dnn, None)
 
-    # -- queries
+    # -- settings and queries
 
     def set_deadline(self, dnn: str, deadline_ns: int | None) -> None:
         """Set the deadline of a DNN, from arrival, for results from now on; None: no deadline."""

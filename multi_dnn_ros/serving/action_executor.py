@@ -53,7 +53,8 @@ class ActionExecutor:
     accounts: None until frames are served for the first time. stop_timeout_s: sent with StopServing.
     runtime: by DNN, the current runtime parameters, sent when a process begins to serve.
     swap_config: the settings of the swap in preparation; None: there is none. on_gap: called once for each DNN that is
-    taken over with its name and the time in ms between the last result of the previous process and the first one.
+    taken over; arguments: its name, and the ms between the last result of the previous process and the first result of
+    the next one.
     """
 
     def __init__(

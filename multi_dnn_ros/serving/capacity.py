@@ -35,7 +35,7 @@ class CapacityForImages:
         self._lock = threading.Lock()
         self._sizes = {device: ObservedSizes(fit) for device, fit in fits.items()}
         self._parts = {device: capacity_of(fit.verdict()) for device, fit in fits.items()}
-        self.current = _together(self._parts)
+        self.current = _combine(self._parts)
 
     def observe(self, camera: str, size: Size) -> Capacity | None:
         """Call it with the (width, height) of each image. Returns a new verdict, or None if it has not changed."""
@@ -48,11 +48,11 @@ class CapacityForImages:
             if not changed:
                 return None
             self._parts |= changed
-            self.current = _together(self._parts)
+            self.current = _combine(self._parts)
             return self.current
 
 
-def _together(parts: Mapping[str, Capacity]) -> Capacity | None:
+def _combine(parts: Mapping[str, Capacity]) -> Capacity | None:
     """One verdict of all devices; their names are part of the texts if there are several."""
     if len(parts) <= 1:
         return next(iter(parts.values()), None)

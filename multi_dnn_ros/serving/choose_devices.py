@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from multi_dnn_ros.planning.placement import Load, PlacementError, choose_placement, placement_table
+from multi_dnn_ros.planning.placement import DnnLoad, PlacementError, choose_placement, placement_table
 from multi_dnn_ros.serving.device_parts import Devices
 from multi_dnn_ros.serving.host import ConfigureError, DeviceCosts
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -28,10 +28,10 @@ def choose_devices(config: NodeConfig, measured: Mapping[str, DeviceCosts]) -> D
     return {dnn: (device,) for dnn, device in placement.devices.items()}
 
 
-def _load(config: NodeConfig, dnn: str, measured: Mapping[str, DeviceCosts]) -> Load:
+def _load(config: NodeConfig, dnn: str, measured: Mapping[str, DeviceCosts]) -> DnnLoad:
     settings = config.dnns[dnn]
     cameras = dict.fromkeys(settings.cameras or config.cameras)
-    return Load(
+    return DnnLoad(
         dnn,
         sum(settings.limited_hz(config.cameras[camera].rate_hz or ASSUMED_HZ) for camera in cameras),
         {device: costs.costs[dnn] for device, costs in measured.items() if dnn in costs.costs},

@@ -58,7 +58,7 @@ class DeviceSwap:
         self.descriptions, self.progress = [], None
         self._notify, self._notified = notify, (False, "")
         executor.on_gap = on_gap
-        executor.swap_config = _with(_with(executor.config, executor.runtime), changes)
+        executor.swap_config = _copy_with(_copy_with(executor.config, executor.runtime), changes)
         self._execute(self._supervisor.begin_swap([dnn for dnn in changes if dnn in self.dnns]))
         return self.number
 
@@ -101,7 +101,7 @@ class DeviceSwap:
         return self.is_prepared, self.failure
 
 
-def _with(config: NodeConfig, changes: Changes) -> NodeConfig:
+def _copy_with(config: NodeConfig, changes: Changes) -> NodeConfig:
     """A copy of the settings with these values; those of DNNs that it does not have are ignored."""
     changed = config.model_copy(deep=True)
     for dnn, values in changes.items():

@@ -6,7 +6,7 @@ shared memory (:mod:`multi_dnn_ros.serving.slots`) and writes its running jobs t
 
 Threads: the main thread configures, because torch.export crashes in a second thread of a process. `receive` handles
 messages, and ends the process when the node's process has ended. `heartbeat` writes the heartbeat. `report` sends the
-memory use. The other threads are the engine's.
+memory use. `stop` stops the engine. The other threads are the engine's.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _BACKGROUND_NICE = 19
 
 
 def main(argument: str) -> NoReturn:
-    """Run until the node's process sends Quit or ends. argument: ProcessArguments as JSON."""
+    """Run until the node's process ends this one or itself ends. argument: ProcessArguments as JSON."""
     arguments = ProcessArguments.from_json(argument)
     faulthandler.enable(all_threads=False)  # writes the stack of a crash to stderr
     threading.current_thread().name = "configure"
@@ -98,7 +98,7 @@ class EngineMain:
     def run(self) -> NoReturn:
         """The main thread."""
         threading.Thread(target=self._write_heartbeats, name="heartbeat", daemon=True).start()
-        # Before the imports: the node's process may end, or send Quit, during them.
+        # Before the imports: the node's process may end during them.
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
         log = logging.getLogger("multi_dnn_ros")
         log.addHandler(ChannelLogHandler(self._channel))
@@ -128,7 +128,6 @@ class EngineMain:
             wire.Place: lambda message: self._tasks.put(lambda: self._place(message)),
             wire.Measure: lambda message: self._tasks.put(lambda: self._measure(message)),
             wire.Configure: lambda message: self._tasks.put(lambda: self._configure(message)),
-            wire.Quit: lambda message: os._exit(0),
         }
         try:
             while True:

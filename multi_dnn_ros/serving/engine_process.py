@@ -68,7 +68,6 @@ class EngineProcess:
         self._lock = threading.Lock()
         self._killed = ""
         self._abort_cause = ""
-        self._quit = False
         self._reaping = False  # from here on its process id may belong to another process
         self._reaped = threading.Event()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -88,8 +87,6 @@ class EngineProcess:
 
         A process that receives nothing for that time is killed. Messages to a process that has ended are discarded.
         """
-        if isinstance(message, wire.Quit):
-            self._quit = True
         try:
             self._channel.send(message)
         except BlockingIOError:
@@ -213,7 +210,6 @@ class EngineProcess:
             ),
             code if code >= 0 else None,
             -code if code < 0 else None,
-            self._quit,
             tuple(self.status.running_jobs()),
             "\n".join(self._tail),
         )

@@ -20,7 +20,9 @@ class ProcessFigures:
 
 
 def group_status(supervisor: Supervisor, group: Group, figures: ProcessFigures, now_ns: int) -> EngineStatus:
-    """ERROR while no process serves the group; WARN for fault_window_s after a loss, or while its DNN is suspected."""
+    """ERROR while no process serves the group or its DNN is disabled; WARN for fault_window_s after a loss, while its
+    DNN is suspected, or while the standby is missing.
+    """
     level, text = _level_and_text(supervisor, group, now_ns)
     values: dict[str, object] = {
         "DNNs": ", ".join(group.dnns),

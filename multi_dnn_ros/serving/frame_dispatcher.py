@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.task import Timing
 
 #: Times of frames that an estimate is the median of; with fewer recent ones, the time measured when configuring counts.
@@ -70,7 +71,7 @@ class FrameDispatcher:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._queues = {
-            dnn: {device: _Queue(round(service_ms.get((dnn, device), 0.0) * 1e6)) for device in names}
+            dnn: {device: _Queue(ms_to_ns(service_ms.get((dnn, device), 0.0))) for device in names}
             for dnn, names in devices.items()
         }
         self._allowance_ns = allowance_ns

@@ -233,7 +233,9 @@ class Host(Protocol):
         ...
 
     def swap(self, changes: Changes, notify: Callable[[], None]) -> Swap:
-        """Begin to change the settings of DNNs, which continue to serve. A swap of the same DNNs in progress ends.
+        """Begin to change the settings of DNNs, which continue to serve.
+
+        A swap in progress on any device of these DNNs is cancelled.
 
         notify: called in any thread when the state of the swap may have changed; must not block or use the swap.
         Raises ConfigureError if the host cannot do that.

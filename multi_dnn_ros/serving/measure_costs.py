@@ -46,7 +46,7 @@ def measure_costs(config: NodeConfig, build: Build, report: Callable[[Progress],
 
     for name in config.dnns:
         try:
-            costs[name] = _known_cost(name, config, build, device, progress)
+            costs[name] = _find_cost(name, config, build, device, progress)
         except Exception as error:  # whatever a model raises on this device
             if is_device_failure(error):
                 raise
@@ -55,11 +55,11 @@ def measure_costs(config: NodeConfig, build: Build, report: Callable[[Progress],
     return DeviceCosts(costs, impossible, limit)
 
 
-def _known_cost(
+def _find_cost(
     name: str, config: NodeConfig, build: Build, device: torch.device, progress: Callable[[str], None]
 ) -> Cost:
     if build is not default_build.build:  # what another build makes of the parameters is not known
-        return _cost(name, config, build, device, progress)
+        return _measure_cost(name, config, build, device, progress)
     from multi_dnn_ros.pipeline.known_costs import CostCache, cost_key, predicted_cost
 
     alone = config.model_copy(update={"dnns": {name: config.dnns[name]}})
@@ -77,12 +77,14 @@ def _known_cost(
             "dnn.%s is measured on %s, because the predictor %s does not cover it: %s",
             name, config.device, config.predictor, reason,
         )  # fmt: skip
-    cost = _cost(name, config, build, device, progress)
+    cost = _measure_cost(name, config, build, device, progress)
     cache.put(cost_key(name, config, device), cost)  # backend measured has made a choice meanwhile, which changes it
     return cost
 
 
-def _cost(name: str, config: NodeConfig, build: Build, device: torch.device, progress: Callable[[str], None]) -> Cost:
+def _measure_cost(
+    name: str, config: NodeConfig, build: Build, device: torch.device, progress: Callable[[str], None]
+) -> Cost:
     before = _used_bytes(device)
     pipeline: Pipeline = build(config.model_copy(update={"dnns": {name: config.dnns[name]}}), progress)
     (task,) = pipeline.tasks

@@ -16,14 +16,13 @@ _CUDA_ERROR = re.compile(r"(CUDA error: .*|CUDA driver error: .*)")
 class End:
     """How an engine process ended.
 
-    cause: a phrase for messages. exit_code, signal: one of them is None. requested: its end was requested.
-    running: DNNs whose jobs were running. output_tail: the last lines of its stdout and stderr.
+    cause: a phrase for messages. exit_code, signal: one of them is None. running: DNNs whose jobs were
+    running. output_tail: the last lines of its stdout and stderr.
     """
 
     cause: str
     exit_code: int | None
     signal: int | None
-    requested: bool
     running: tuple[str, ...]
     output_tail: str
 

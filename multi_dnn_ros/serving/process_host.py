@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import default_build
@@ -130,7 +131,7 @@ class ProcessHost:
             self._multi_device = _MultiDevice(
                 {dnn: names for dnn, names in devices.items() if len(names) > 1},
                 {(dnn, device): ms for device, it in descriptions.items() for dnn, ms in it.service_ms.items()},
-                round(config.reorder_ms * 1e6),
+                ms_to_ns(config.reorder_ms),
             )
             self._pools, self._engines = prepared.pools, engines
             return combine(config, descriptions)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.engine import Engine
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.observer import NullObserver, Observer
@@ -52,7 +53,7 @@ class ServedEngine:
             policy=config.policy,
             device=pipeline.device,
             max_failures=config.max_failures,
-            aging_ns=_nanoseconds(config.aging_ms),
+            aging_ns=ms_to_ns(config.aging_ms),
             max_launched=config.max_launched or None,
             observer=observer or NullObserver(),
         )
@@ -84,9 +85,9 @@ class ServedEngine:
         if name == "priority":
             self._engine.update(dnn, priority=value)
         elif name == "deadline_ms":
-            self._engine.update(dnn, deadline_ns=_nanoseconds(value))
+            self._engine.update(dnn, deadline_ns=ms_to_ns(value))
         elif name == "max_age_ms":
-            self._engine.update(dnn, max_age_ns=_nanoseconds(value))
+            self._engine.update(dnn, max_age_ns=ms_to_ns(value))
 
     def stop(self, timeout_s: float) -> list[str]:
         """Finish the frames that are waiting or in progress; the names of threads that hang."""
@@ -130,10 +131,6 @@ def _with_settings(task: DnnTask, settings: DnnConfig) -> DnnTask:
     return replace(
         task,
         priority=settings.priority,
-        deadline_ns=_nanoseconds(settings.deadline_ms) or None,
-        max_age_ns=_nanoseconds(settings.max_age_ms) or None,
+        deadline_ns=ms_to_ns(settings.deadline_ms) or None,
+        max_age_ns=ms_to_ns(settings.max_age_ms) or None,
     )
-
-
-def _nanoseconds(milliseconds: float) -> int:
-    return round(milliseconds * 1e6)

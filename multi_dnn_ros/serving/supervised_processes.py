@@ -234,8 +234,12 @@ class SupervisedProcesses:
             state = self._supervisor.processes[key]
             fault = self._hang_detector.check(state, process.pid, process.status)
             draining_s = (now_ns - state.since_ns) / 1e9 if state.phase is Phase.DRAINING else 0.0
-            if fault is None and draining_s > self._executor.stop_timeout_s + _DRAIN_GRACE_S:
-                fault = ProcessFault("hung: it did not finish its frames")
+            drain_timeout_s = self._executor.stop_timeout_s + _DRAIN_GRACE_S
+            if fault is None and draining_s > drain_timeout_s:
+                fault = ProcessFault(
+                    f"hung: it did not finish its frames within {drain_timeout_s:g} s (parameter stop_timeout_s plus "
+                    f"{_DRAIN_GRACE_S:g} s)"
+                )
             if fault is not None:
                 self._replace(key, process, fault)
 
@@ -251,7 +255,10 @@ class SupervisedProcesses:
         self._events.put(lambda: self._execute(self._supervisor.ended(key, cause)))
 
     def _execute(self, actions: Iterable[Action]) -> None:
-        """Execute the actions and update the table of routes. Then no new frame reaches a process that is to stop."""
+        """Execute the actions and update the table of routes.
+
+        StopServing comes last, so that no new frame reaches that process.
+        """
         if self._closed:  # no process may be started any more
             return
         supervisor = self._supervisor

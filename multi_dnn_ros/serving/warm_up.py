@@ -1,4 +1,7 @@
-"""Runs every DNN once before the first frame, so that allocations and errors of a model do not meet a frame."""
+"""Runs every DNN once before the first frame.
+
+Then the first frame is not delayed by allocations or lost to an error of the model.
+"""
 
 from __future__ import annotations
 

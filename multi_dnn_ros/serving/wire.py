@@ -100,17 +100,12 @@ class Stop:
     timeout_s: float
 
 
-@dataclass(frozen=True)
-class Quit:
-    """End the process."""
-
-
 # -- engine process to node
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Imports are done; the process accepts Check and Configure. versions: of libraries, by name."""
+    """Imports are done; the process accepts Check, Place, Measure and Configure. versions: of libraries, by name."""
 
     versions: Mapping[str, str]
 
@@ -138,7 +133,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Progressed:
-    """Configuring has made progress."""
+    """Place, Measure or Configure has made progress."""
 
     progress: Progress
 
@@ -152,7 +147,7 @@ class Configured:
 
 @dataclass(frozen=True)
 class Refused:
-    """Configuring failed. expected: because of parameters or files; otherwise `text` is a traceback."""
+    """Place, Measure or Configure failed. expected: because of parameters or files; otherwise `text` is a traceback."""
 
     text: str
     expected: bool

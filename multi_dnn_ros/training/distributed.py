@@ -103,8 +103,9 @@ def world() -> int:
 
 def wait_for_all() -> None:
     """Wait until all processes of the group have called this."""
-    # NCCL without a device uses the current one, with a warning.
-    dist.barrier(device_ids=[torch.cuda.current_device()] if dist.get_backend() == "nccl" else None)
+    if dist.is_initialized():
+        # NCCL without a device uses the current one, with a warning.
+        dist.barrier(device_ids=[torch.cuda.current_device()] if dist.get_backend() == "nccl" else None)
 
 
 def replicated(network: nn.Module, unused: bool = False) -> nn.Module:

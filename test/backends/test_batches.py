@@ -14,7 +14,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
-from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, repeat_inputs
+from multi_dnn_ros.backends.batches import BatchError, prepare_batches, repeat_inputs, sizes_to_prepare
 from multi_dnn_ros.backends.cuda_graph import Captured
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
@@ -69,8 +69,8 @@ def through(stages: tuple, carried: Tensors) -> Tensors:
 
 def test_batch_sizes_are_all_on_a_cpu_and_powers_of_two_on_a_gpu() -> None:
     gpu = torch.device("cuda")
-    assert [batch_sizes(most, CPU) for most in (1, 3)] == [(1,), (1, 2, 3)]
-    assert [batch_sizes(most, gpu) for most in (1, 2, 6, 16)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8, 16)]
+    assert [sizes_to_prepare(most, CPU) for most in (1, 3)] == [(1,), (1, 2, 3)]
+    assert [sizes_to_prepare(most, gpu) for most in (1, 2, 6, 16)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8, 16)]
 
 
 @pytest.mark.parametrize(

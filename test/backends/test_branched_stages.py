@@ -14,7 +14,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import noise_like
-from multi_dnn_ros.backends.branch_choice import ChoiceCache, check_repeatable, choose_streams, measure_in_turn
+from multi_dnn_ros.backends.branch_choice import ChoiceCache, check_repeatable, choose_fastest, measure_in_turn
 from multi_dnn_ros.backends.branched_graph import streams_used
 from multi_dnn_ros.backends.branched_stages import BranchedStages
 
@@ -124,7 +124,7 @@ def test_candidates_are_measured_in_turn():
 
 
 def test_at_equal_times_fewer_streams_are_chosen():
-    assert choose_streams({1: [2.0], 4: [1.0], 2: [1.0], 8: [1.0]}) == 2
+    assert choose_fastest({1: [2.0], 4: [1.0], 2: [1.0], 8: [1.0]}) == 2
 
 
 def test_a_cache_that_cannot_be_written_or_read_is_reported(tmp_path, caplog):

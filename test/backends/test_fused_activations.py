@@ -345,15 +345,15 @@ def test_slower_fusions_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
         return functional.conv2d(convolved(image).relu_(), narrow, groups=2).relu()
 
     stage = stage_of(function)
-    with torch.no_grad(), fused_activations._Race() as race:
+    with torch.no_grad(), fused_activations._FusionTiming() as timing:
         results = fuse(stage)((IMAGE,))
-    assert race.lost == [1, 3]
-    rest = fuse(stage, but=race.lost)
+    assert timing.slower == [1, 3]
+    rest = fuse(stage, without=timing.slower)
     assert fusions(rest) == (2, 0)
     with torch.no_grad():
         check_agreement(results, stage((IMAGE,)), 1e-5)
         check_agreement(rest((IMAGE,)), stage((IMAGE,)), 1e-5)
-    assert fuse(stage, but=range(4)) is stage
+    assert fuse(stage, without=range(4)) is stage
 
 
 def test_backends_fuse_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

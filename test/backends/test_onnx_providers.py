@@ -28,7 +28,7 @@ from multi_dnn_ros.backends.onnx_providers import (
     ProviderError,
     SessionRequest,
     candidates,
-    engine_folder,
+    compiled_folder,
     forms,
     parse,
 )
@@ -64,7 +64,7 @@ def network() -> Network:
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.ENGINES._folder", tmp_path / "engines")
+    monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.COMPILED._folder", tmp_path / "engines")
 
 
 class Installed:
@@ -287,14 +287,14 @@ def test_compiled_networks_are_found_again_and_those_of_another_machine_are_name
     form = [onnx.helper.make_tensor_value_info(name, 1, [1, 4]) for name in "xy"]
     model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", form[:1], form[1:]))
     choice = Choice(PROVIDERS["openvino"])
-    folder: Callable[..., Path | None] = lambda precision="auto": engine_folder(  # noqa: E731
+    folder: Callable[..., Path | None] = lambda precision="auto": compiled_folder(  # noqa: E731
         model, choice, SessionRequest(CPU, precision), "lane"
     )
     first = folder()
     assert first is not None
     assert first == folder()
     assert first != folder("fp32")
-    assert engine_folder(model, Choice(PROVIDERS["cpu"]), SessionRequest(CPU), "lane") is None
+    assert compiled_folder(model, Choice(PROVIDERS["cpu"]), SessionRequest(CPU), "lane") is None
     with caplog.at_level(logging.WARNING):
         monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.cpu_model", lambda: "Board 9000")
         elsewhere = folder()
@@ -318,7 +318,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.ENGINES._folder", tmp_path / "file" / "below")
+    monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.COMPILED._folder", tmp_path / "file" / "below")
     installed = Installed(monkeypatch, "openvino", loads=("openvino",))
     ready = make_sessions(
         [stage.eval() for stage in cut(network(), IMAGE, 1)], IMAGE, 1e-4, choice=parse("openvino"), dnn="lane"

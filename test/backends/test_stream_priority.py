@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from multi_dnn_ros.backends.stream_priority import Streams, stream_priorities
+from multi_dnn_ros.backends.stream_priority import ThreadStreams, stream_priorities
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_the_current_stream_is_set_only_when_it_changes() -> None:
         made.append(kind)
         return f"stream {kind}"
 
-    streams = Streams(cache(make), used.append)  # keeps streams alive, as the engine does
+    streams = ThreadStreams(cache(make), used.append)  # keeps streams alive, as the engine does
     for kind in ((0, 0), (0, 0), (0, -1), (0, 0), (16, 0), (16, 0)):
         streams.enter(kind)
     assert made == [(0, 0), (0, -1), (16, 0)]
@@ -41,6 +41,6 @@ def test_a_new_stream_of_a_key_becomes_the_current_one() -> None:
     """For example when another DNN's priority changes, and with it the order of all."""
     streams_of_a_kind = iter(["first", "first", "second"])
     used: list[str] = []
-    streams = Streams(lambda kind: next(streams_of_a_kind), used.append)
+    streams = ThreadStreams(lambda kind: next(streams_of_a_kind), used.append)
     assert [streams.enter("a") for _ in range(3)] == ["first", "first", "second"]
     assert used == ["first", "second"]

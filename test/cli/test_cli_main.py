@@ -111,6 +111,45 @@ def test_failure_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evaluate", "builtin:lane", "--data", "road"],
+        ["evaluate", "--params-file", "config/multi_dnn.yaml", "--dnn", "lane", "--data", "road"],
+        ["retrain", "builtin:lane", "--output", "out.safetensors", "--data", "road"],
+        ["profile", "layers", "builtin:lane"],
+        ["profile", "training", "builtin:lane"],
+        ["benchmark", "branches", "torchvision:squeezenet1_1"],
+        ["benchmark", "siblings", "torchvision:squeezenet1_1"],
+        ["benchmark", "paper"],
+    ],
+    ids=" ".join,
+)
+def test_a_missing_device_is_reported_as_the_option(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--device", "cuda:99"]) == 1
+    assert ": error: --device is 'cuda:99', but PyTorch sees" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["profile", "layers", "builtin:lane", "--backend", "cuda_graph"],
+         "--backend is 'cuda_graph', but the device is cpu; allowed: auto, "),
+        (["evaluate", "builtin:lane", "--data", "road", "--served", "--precision", "fp16"],
+         "--precision is 'fp16'; allowed with backend torchscript on cpu: auto, "),
+        (["benchmark", "branches", "--precision", "fp16"],
+         "--precision is 'fp16'; allowed with backend eager on cpu: auto, "),
+        (["benchmark", "siblings", "--precision", "fp16"],
+         "--precision is 'fp16'; allowed with backend onnxruntime on cpu: auto, "),
+    ],
+)  # fmt: skip
+def test_an_impossible_backend_or_precision_is_reported_as_the_option(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--device", "cpu"]) == 1
+    assert f": error: {text}" in capsys.readouterr().err
+
+
 def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["--debug", "camera", "nowhere"]) == 1
     assert "Traceback" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from multi_dnn_ros.benchmark.paper.loops import EngineLoop, make_task
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.tally import Window
 from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame
-from multi_dnn_ros.engine.dnn_frames import Limits
+from multi_dnn_ros.engine.dnn_frames import FailureLimits
 from multi_dnn_ros.engine.dnn_thread import DnnThread
 from multi_dnn_ros.engine.job import Inference, Item, Job
 from multi_dnn_ros.engine.policies import make_policy
@@ -61,7 +61,7 @@ class Setup:
         return DnnThread(
             task(name, jobs=JOBS, on_job=on_job),
             self.queue,
-            Limits(),
+            FailureLimits(),
             Callbacks(**self.recorder.callbacks()),
             FakeClock(),
             self.runner(),

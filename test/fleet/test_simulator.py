@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from multi_dnn_ros.fleet.contention import Load, alone_s, predict
+from multi_dnn_ros.fleet.contention import JobLoad, alone_s, predict
 from multi_dnn_ros.fleet.shares import Shares, used
 from multi_dnn_ros.fleet.sharing import POLICIES
 from multi_dnn_ros.fleet.simulator import Fleet, Simulated, SimulatedJob, simulate
@@ -26,7 +26,9 @@ def network(fixed_ms: float, image_ms: float, idle_ms: float, megabytes: int = 5
     )  # fmt: skip
 
 
-def every_step(loads: dict[str, Load], allocation: dict[str, Shares], units: int, seconds: float) -> dict[str, float]:
+def every_step(
+    loads: dict[str, JobLoad], allocation: dict[str, Shares], units: int, seconds: float
+) -> dict[str, float]:
     """Step times by processor sharing in small time slices: computing parts get equal slices of a unit, then a job
     waits for its slowest part, exchanges gradients and is idle.
     """
@@ -67,9 +69,9 @@ def every_step(loads: dict[str, Load], allocation: dict[str, Shares], units: int
 )
 def test_predicted_steps_are_those_of_time_slices_within_15_percent(allocation: dict[str, Shares]) -> None:
     loads = {
-        "a": Load(network(1.0, 0.1, 1.0), 100),
-        "b": Load(network(2.0, 0.05, 0.5), 100),
-        "c": Load(network(0.5, 0.2, 3.0), 60),
+        "a": JobLoad(network(1.0, 0.1, 1.0), 100),
+        "b": JobLoad(network(2.0, 0.05, 0.5), 100),
+        "c": JobLoad(network(0.5, 0.2, 3.0), 60),
     }
     predicted = predict(loads, allocation, 2, LINK).step_s
     simulated = every_step(loads, allocation, 2, 1.5)
@@ -77,7 +79,7 @@ def test_predicted_steps_are_those_of_time_slices_within_15_percent(allocation: 
 
 
 def test_equal_jobs_on_one_unit_share_it() -> None:
-    loads = {name: Load(network(0.0, 0.1, 0.0), 100) for name in "abcd"}
+    loads = {name: JobLoad(network(0.0, 0.1, 0.0), 100) for name in "abcd"}
     rates = predict(loads, dict.fromkeys(loads, (10,)), 1, LINK)
     assert rates.step_s == pytest.approx(dict.fromkeys(loads, 0.04), rel=0.01)
     assert rates.use == pytest.approx([1.0], rel=0.01)
@@ -99,7 +101,7 @@ def jobs(count: int) -> list[SimulatedJob]:
     kinds = [network(8, 0.2, 3), network(2, 0.03, 4, 240), network(5, 0.05, 8, 9), network(15, 0.35, 6)]
     found = []
     for k in range(count):
-        load = Load(kinds[k % len(kinds)], 100)
+        load = JobLoad(kinds[k % len(kinds)], 100)
         steps = round(dice.uniform(600, 1800) / alone_s(load, 1, LINK))
         found.append(SimulatedJob(f"job{k}", load, steps, k * 200.0))
     return found

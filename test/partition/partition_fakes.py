@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from multi_dnn_ros.partition.executor import OutputForm, RunTimes
-from multi_dnn_ros.planning.batch_table import BatchTable, Row, Spread, batch_sizes
+from multi_dnn_ros.planning.batch_table import BatchTable, Row, Spread, sizes_to_measure
 from multi_dnn_ros.planning.batch_units import Unit, UnitError, UnitKind
 
 SHAPE = (3, 4, 4)
@@ -90,7 +90,7 @@ def table(unit: str, ms_per_image: float, most: int = 64, offset_ms: float = 0.0
         "model": "fake", "shape": SHAPE, "parameters": 7, "unit": unit, "precision": "auto",
         "device": "fake device; auto; version 1",
     }  # fmt: skip
-    rows = tuple(row(batch, offset_ms + ms_per_image * batch) for batch in batch_sizes(most))
+    rows = tuple(row(batch, offset_ms + ms_per_image * batch) for batch in sizes_to_measure(most))
     return BatchTable(**{**given, "rows": rows, **fields})
 
 

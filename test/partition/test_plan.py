@@ -12,7 +12,7 @@ from partition_fakes import row, table
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.planning.batch_plan import PlanError, capacity, plan_exact, plan_greedy, plan_subsets
-from multi_dnn_ros.planning.batch_table import BatchTable, Row, batch_sizes, read_table, table_path, write_table
+from multi_dnn_ros.planning.batch_table import BatchTable, Row, read_table, sizes_to_measure, table_path, write_table
 
 TIMES = st.floats(0.01, 50.0)
 
@@ -22,7 +22,7 @@ def tables(draw, most_units: int = 4, most: int = 40) -> dict[str, BatchTable]:
     """Arbitrary times; a larger batch may take less time than a smaller one."""
     found = {}
     for number in range(draw(st.integers(1, most_units))):
-        sizes = batch_sizes(draw(st.integers(1, most)))
+        sizes = sizes_to_measure(draw(st.integers(1, most)))
         rows = tuple(row(batch, draw(TIMES)) for batch in sizes)
         found[f"fake:u{number}"] = table(f"fake:u{number}", 1.0, rows=rows)
     return found
@@ -162,12 +162,12 @@ def test_the_command_changes_tables(stored, capsys: pytest.CaptureFixture[str]) 
     begin = ["partition", "table", "fake", "--tables", str(stored)]
     csv, plot, other = stored / "t.csv", stored / "t.png", stored / "other.json"
     assert main([*begin, "--csv", str(csv), "--plot", str(plot)]) == 0
-    assert len(csv.read_text().splitlines()) == 1 + 2 * len(batch_sizes(32))
+    assert len(csv.read_text().splitlines()) == 1 + 2 * len(sizes_to_measure(32))
     assert plot.read_bytes().startswith(b"\x89PNG")
     units = ["--units", "fake:a/ms=1"]
     assert main([*begin, *units, "--drop", "16", "17"]) == 0
     assert main([*begin, *units, "--csv", str(csv)]) == 0
-    assert len(csv.read_text().splitlines()) == 1 + len(batch_sizes(32)) - 2
+    assert len(csv.read_text().splitlines()) == 1 + len(sizes_to_measure(32)) - 2
     write_table(other, table("fake:a/ms=1", 1.0, rows=(row(16, 99.0),)))
     assert main([*begin, *units, "--merge", str(other), "--refresh", "2", "--csv", str(csv)]) == 0
     lines = {line.split(",")[3]: line.split(",") for line in csv.read_text().splitlines()[1:]}

@@ -20,9 +20,9 @@ from multi_dnn_ros.planning.batch_table import (
     BatchTable,
     Row,
     TableError,
-    batch_sizes,
     csv_rows,
     read_table,
+    sizes_to_measure,
     table_path,
     write_table,
 )
@@ -34,15 +34,15 @@ FAST = Sampling(3, 1.0)
 
 
 def test_sizes_are_powers_of_two_and_their_neighbours() -> None:
-    assert batch_sizes(1) == (1,)
-    assert batch_sizes(20) == (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 20)
-    assert batch_sizes(32)[-3:] == (17, 31, 32)
-    assert {127, 128, 129} <= set(batch_sizes(129))
+    assert sizes_to_measure(1) == (1,)
+    assert sizes_to_measure(20) == (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 20)
+    assert sizes_to_measure(32)[-3:] == (17, 31, 32)
+    assert {127, 128, 129} <= set(sizes_to_measure(129))
 
 
 @given(st.integers(1, 5000))
 def test_sizes_increase_up_to_the_largest(most: int) -> None:
-    sizes = batch_sizes(most)
+    sizes = sizes_to_measure(most)
     assert sizes[0] == 1
     assert sizes[-1] == most
     assert list(sizes) == sorted(set(sizes))
@@ -105,7 +105,7 @@ def test_csv_has_a_line_for_each_size() -> None:
 def test_profiling_measures_every_size_and_stores_it(tmp_path) -> None:
     seen: list[tuple[int, int, str]] = []
     unit = parse_unit("fake:a/ms=2")
-    of = profile_unit(unit, FAKE, "auto", batch_sizes(5), tmp_path, sampling=FAST, provenance={"by": "test"},
+    of = profile_unit(unit, FAKE, "auto", sizes_to_measure(5), tmp_path, sampling=FAST, provenance={"by": "test"},
                       progress=lambda *step: seen.append(step))  # fmt: skip
     assert [row.batch for row in of.rows] == [1, 2, 3, 4, 5]
     # Asleep for so long at least, whatever else runs here.
@@ -125,12 +125,12 @@ def test_an_interrupted_profile_is_continued(tmp_path, monkeypatch: pytest.Monke
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        profile_unit(unit, FAKE, "auto", batch_sizes(9), tmp_path, sampling=FAST, progress=interrupted)
+        profile_unit(unit, FAKE, "auto", sizes_to_measure(9), tmp_path, sampling=FAST, progress=interrupted)
     path = table_path(tmp_path, "fake", unit.name, "auto")
     first = read_table(path)
     assert [row.batch for row in first.rows] == [1, 2, 3]
     monkeypatch.setattr(measure, "_now", lambda: "later")
-    rest = profile_unit(unit, FAKE, "auto", batch_sizes(9), tmp_path, sampling=FAST)
+    rest = profile_unit(unit, FAKE, "auto", sizes_to_measure(9), tmp_path, sampling=FAST)
     assert rest.rows[:3] == first.rows
     assert {row.measured_at for row in rest.rows[3:]} == {"later"}
     again = profile_unit(unit, FAKE, "auto", [2], tmp_path, sampling=FAST, refresh=True)
@@ -159,10 +159,10 @@ def test_rows_that_were_to_be_measured_again_stay_if_that_is_interrupted(tmp_pat
 
 def test_running_out_of_memory_is_recorded_and_ends_the_profile(tmp_path) -> None:
     unit = parse_unit("fake:small/most=4")
-    of = profile_unit(unit, FAKE, "auto", batch_sizes(32), tmp_path, sampling=FAST)
+    of = profile_unit(unit, FAKE, "auto", sizes_to_measure(32), tmp_path, sampling=FAST)
     assert of.largest == 4
     assert (of.rows[-1].batch, of.rows[-1].failure) == (5, "ran out of memory: 5 images do not fit")
-    assert profile_unit(unit, FAKE, "auto", batch_sizes(32), tmp_path, sampling=FAST) == of
+    assert profile_unit(unit, FAKE, "auto", sizes_to_measure(32), tmp_path, sampling=FAST) == of
 
 
 def test_a_killed_process_counts_as_out_of_memory_and_a_failing_one_does_not(tmp_path) -> None:

@@ -83,7 +83,7 @@ def test_the_automatic_backend_of_a_cpu_computes_on_the_provider_of_the_node(mon
     """Whichever build of ONNX Runtime is installed: OpenVINO would be preferred to the CPU's own provider."""
     requests: list[BackendRequest] = []
     monkeypatch.setattr(
-        choices, "_spec", lambda name, dnn, real=choices._spec: replace(real(name, dnn), factory=requests.append)
+        choices.BACKENDS, "get", lambda name, real=choices.BACKENDS.get: replace(real(name), factory=requests.append)
     )
     for unit in ("cpu", "cpu:1/onnxruntime"):
         torch_executor._target(parse_unit(unit), "auto").make_backend()
@@ -103,17 +103,18 @@ def test_cpu_units_with_more_threads_than_cores_are_warned_about() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "said"),
+    ("unit", "precision", "said"),
     [
-        ("cuda:99", "unit 'cuda:99': parameter device is 'cuda:99', but PyTorch sees"),
-        ("cpu:1000", "has 1000 threads; this process may use"),
-        ("cpu/cuda_graph", "unit 'cpu/cuda_graph': parameter dnn.<dnn>.backend is 'cuda_graph'"),
-        ("cpu/nothing", "backend 'nothing' is not known; allowed: eager"),
+        ("cuda:99", "auto", "unit 'cuda:99': its device is 'cuda:99', but PyTorch sees"),
+        ("cpu:1000", "auto", "has 1000 threads; this process may use"),
+        ("cpu/cuda_graph", "auto", "unit 'cpu/cuda_graph': its backend is 'cuda_graph', but the device is cpu"),
+        ("cpu/eager", "fp16", "unit 'cpu/eager': the precision is 'fp16'; allowed with backend eager on cpu: auto, "),
+        ("cpu/nothing", "auto", "backend 'nothing' is not known; allowed: eager"),
     ],
 )
-def test_a_unit_that_the_machine_does_not_have_is_named(unit: str, said: str) -> None:
+def test_a_unit_that_the_machine_does_not_have_is_named(unit: str, precision: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        identity(parse_unit(unit), "auto")
+        identity(parse_unit(unit), precision)
 
 
 def test_a_table_of_an_openvino_unit_is_read_where_openvino_is_missing(

@@ -188,7 +188,7 @@ def test_with_a_predictor_nothing_is_built_or_measured(
 ) -> None:
     config = config_of(exported)
     file = taught(config, tmp_path / "p.json")
-    monkeypatch.setattr(measure_costs, "_cost", lambda *args: pytest.fail("measured"))
+    monkeypatch.setattr(measure_costs, "_measure_cost", lambda *args: pytest.fail("measured"))
     cost = measured(config_of(exported, predictor=str(file)))
     layers = [layer for layer in layers_of(trace_for(Small(), (1, 3, 16, 16), timing_target(
         "lane", config.dnns["lane"], CPU))) if LayerCounts.of(layer).kind != "view"]  # fmt: skip

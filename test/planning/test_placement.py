@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from multi_dnn_ros.planning.placement import (
     Cost,
-    Load,
+    DnnLoad,
     Placement,
     PlacementError,
     choose_placement,
@@ -27,12 +27,12 @@ NAMES = ("cuda:0", "cuda:1", "cpu", "cpu:2")
 
 
 @st.composite
-def problems(draw: st.DrawFn, dnns: int = 4, devices: int = 3) -> tuple[list[Load], dict[str, int]]:
+def problems(draw: st.DrawFn, dnns: int = 4, devices: int = 3) -> tuple[list[DnnLoad], dict[str, int]]:
     names = NAMES[: draw(st.integers(1, devices))]
     memory = {name: draw(st.integers(50, 400)) for name in names}
     cost = st.builds(Cost, st.floats(0.1, 100.0), st.integers(0, 150))
     loads = [
-        Load(
+        DnnLoad(
             f"dnn{number}",
             draw(st.floats(0.5, 60.0)),
             {name: draw(cost) for name in names if name == names[0] or draw(st.booleans())},
@@ -43,7 +43,7 @@ def problems(draw: st.DrawFn, dnns: int = 4, devices: int = 3) -> tuple[list[Loa
     return loads, memory
 
 
-def all_placements(loads: list[Load], memory: dict[str, int]) -> list[Placement]:
+def all_placements(loads: list[DnnLoad], memory: dict[str, int]) -> list[Placement]:
     """Every possible one."""
     found = []
     for choice in itertools.product(memory, repeat=len(loads)):
@@ -53,14 +53,14 @@ def all_placements(loads: list[Load], memory: dict[str, int]) -> list[Placement]
     return found
 
 
-def fits(loads: list[Load], devices: dict[str, str], memory: dict[str, int]) -> bool:
+def fits(loads: list[DnnLoad], devices: dict[str, str], memory: dict[str, int]) -> bool:
     return all(
         sum(load.costs[name].memory_bytes for load in loads if devices[load.dnn] == name) <= limit
         for name, limit in memory.items()
     )
 
 
-def baseline_ms(loads: list[Load], memory: dict[str, int]) -> float:
+def baseline_ms(loads: list[DnnLoad], memory: dict[str, int]) -> float:
     """Latency with all DNNs on the first device that can hold them, if it can serve the rates."""
     for name in memory:
         devices = {load.dnn: name for load in loads}
@@ -72,7 +72,7 @@ def baseline_ms(loads: list[Load], memory: dict[str, int]) -> float:
 
 @given(problems())
 @settings(max_examples=150, deadline=None)
-def test_no_other_placement_is_better(problem: tuple[list[Load], dict[str, int]]) -> None:
+def test_no_other_placement_is_better(problem: tuple[list[DnnLoad], dict[str, int]]) -> None:
     loads, memory = problem
     every = all_placements(loads, memory)
     if not every:
@@ -94,7 +94,7 @@ def test_no_other_placement_is_better(problem: tuple[list[Load], dict[str, int]]
 
 @given(problems(dnns=8, devices=4))
 @settings(max_examples=50, deadline=None)
-def test_it_is_never_worse_than_all_dnns_on_the_first_device(problem: tuple[list[Load], dict[str, int]]) -> None:
+def test_it_is_never_worse_than_all_dnns_on_the_first_device(problem: tuple[list[DnnLoad], dict[str, int]]) -> None:
     loads, memory = problem
     first = dict.fromkeys((load.dnn for load in loads), NAMES[0])
     assume(fits(loads, first, memory))
@@ -105,7 +105,7 @@ def test_it_is_never_worse_than_all_dnns_on_the_first_device(problem: tuple[list
 @given(problems(dnns=5, devices=4))
 @settings(max_examples=200, deadline=None)
 def test_no_dnn_is_predicted_slower_than_on_the_first_device_except_to_meet_deadlines(
-    problem: tuple[list[Load], dict[str, int]],
+    problem: tuple[list[DnnLoad], dict[str, int]],
 ) -> None:
     loads, memory = problem
     first = dict.fromkeys((load.dnn for load in loads), NAMES[0])
@@ -120,19 +120,19 @@ def test_no_dnn_is_predicted_slower_than_on_the_first_device_except_to_meet_dead
 def test_a_lower_utilization_is_no_reason_to_be_slower_than_on_the_first_gpu() -> None:
     """With a on the CPU, no device would be used for more than 15 % instead of 20 %, but a would take 12 ms, not 10."""
     loads = [
-        Load("a", 10.0, {"cuda:0": Cost(5.0), "cpu": Cost(12.0)}),
-        Load("b", 30.0, {"cuda:0": Cost(5.0), "cpu": Cost(36.0)}),
+        DnnLoad("a", 10.0, {"cuda:0": Cost(5.0), "cpu": Cost(12.0)}),
+        DnnLoad("b", 30.0, {"cuda:0": Cost(5.0), "cpu": Cost(36.0)}),
     ]
     chosen = choose_placement(loads, {"cuda:0": 1, "cpu": 1})
     assert set(chosen.devices.values()) == {"cuda:0"}
     assert chosen.largest == pytest.approx(0.2)  # a on the CPU: 0.15
-    crowded = [*loads, Load("c", 30.0, {"cuda:0": Cost(28.0)})]  # the GPU alone would need 104 %
+    crowded = [*loads, DnnLoad("c", 30.0, {"cuda:0": Cost(28.0)})]  # the GPU alone would need 104 %
     assert choose_placement(crowded, {"cuda:0": 1, "cpu": 1}).devices["a"] == "cpu"
 
 
 def test_eight_dnns_on_four_equal_devices_are_placed_exactly_within_seconds() -> None:
     loads = [
-        Load(f"dnn{number}", 30.0, {name: Cost(3.0 + number) for name in NAMES}, deadline_ms=100.0)
+        DnnLoad(f"dnn{number}", 30.0, {name: Cost(3.0 + number) for name in NAMES}, deadline_ms=100.0)
         for number in range(8)
     ]
     begin = time.monotonic()
@@ -145,8 +145,8 @@ def test_eight_dnns_on_four_equal_devices_are_placed_exactly_within_seconds() ->
 def test_a_deadline_decides_before_the_utilization() -> None:
     slow, fast = Cost(10.0), Cost(12.0)
     loads = [
-        Load("a", 50.0, {"cuda:0": slow, "cpu": fast}, deadline_ms=15.0),
-        Load("b", 1.0, {"cuda:0": slow}),
+        DnnLoad("a", 50.0, {"cuda:0": slow, "cpu": fast}, deadline_ms=15.0),
+        DnnLoad("b", 1.0, {"cuda:0": slow}),
     ]
     chosen = choose_placement(loads, {"cuda:0": 1, "cpu": 1})
     assert dict(chosen.devices) == {"a": "cpu", "b": "cuda:0"}
@@ -156,15 +156,15 @@ def test_a_deadline_decides_before_the_utilization() -> None:
 
 def test_errors_name_the_dnn_and_the_reason() -> None:
     with pytest.raises(PlacementError, match="DNN a can run on none of cpu: cpu: precision fp16 is not allowed"):
-        choose_placement([Load("a", 1.0, {}, impossible={"cpu": "precision fp16 is not allowed"})], {"cpu": 1})
+        choose_placement([DnnLoad("a", 1.0, {}, impossible={"cpu": "precision fp16 is not allowed"})], {"cpu": 1})
     with pytest.raises(PlacementError, match="a needs 2 MB on cpu; available: cpu 1 MB"):
-        choose_placement([Load("a", 1.0, {"cpu": Cost(1.0, 2_000_000)})], {"cpu": 1_000_000})
+        choose_placement([DnnLoad("a", 1.0, {"cpu": Cost(1.0, 2_000_000)})], {"cpu": 1_000_000})
 
 
 def test_the_table_has_the_figures_the_decision_and_the_alternatives() -> None:
     loads = [
-        Load("lane", 30.0, {"cuda:0": Cost(2.0, 10**8), "cpu": Cost(20.0)}, 40.0),
-        Load("object", 30.0, {"cuda:0": Cost(25.0, 10**8)}, impossible={"cpu": "precision fp16"}),
+        DnnLoad("lane", 30.0, {"cuda:0": Cost(2.0, 10**8), "cpu": Cost(20.0)}, 40.0),
+        DnnLoad("object", 30.0, {"cuda:0": Cost(25.0, 10**8)}, impossible={"cpu": "precision fp16"}),
     ]
     memory = {"cuda:0": 10**9, "cpu": 10**9}
     lines = placement_table(loads, memory, choose_placement(loads, memory)).splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -18,7 +19,9 @@ from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from vision_msgs.msg import Detection2DArray
 
+from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.ros.parameters import NodeParameters
+from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.settings.flat_parameters import ParsedParameters
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -194,8 +197,23 @@ def test_a_dnn_that_fails_repeatedly_is_disabled_and_others_continue(
     assert bench.status("object on front").level == OK
     said = [line for line in capfd.readouterr().err.splitlines() if "is disabled" in line]
     assert len(said) == 1
-    assert "DNN fragile is disabled (3 consecutive failures): " in said[0]
+    assert "DNN fragile is disabled after 3 failures in a row, next retry in 10 s; last error: " in said[0]
     assert "poisoned" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        (Failure("lane", "job 1: poisoned", 3, True, "disabled after 3 failures in a row; last error: job 1: poisoned"),
+         "DNN lane is disabled after 3 failures in a row; last error: job 1: poisoned"),
+        (Failure("lane", "disabled because its engine process was lost: killed by SIGKILL", 1, True),
+         "DNN lane is disabled because its engine process was lost: killed by SIGKILL"),
+    ],
+)  # fmt: skip
+def test_why_a_dnn_is_disabled_is_logged(failure: Failure, line: str) -> None:
+    lines: list[str] = []
+    ServingSession._on_failure(SimpleNamespace(_log=SimpleNamespace(error=lines.append)), failure)
+    assert lines == [line]
 
 
 def test_a_decoding_thread_that_ended_is_an_error(

@@ -49,7 +49,7 @@ def test_a_crash_while_configuring(spares: list[Rig]) -> None:
     engine.ready()
     engine.process.send(wire.Configure(engine.config, engine.dnns, fake.build_crashing))
     end = engine.end()
-    assert (end.cause, end.exit_code, end.signal, end.requested) == ("killed by SIGABRT", None, signal.SIGABRT, False)
+    assert (end.cause, end.exit_code, end.signal) == ("killed by SIGABRT", None, signal.SIGABRT)
     assert "build_crashing" in end.output_tail
     told = [message.progress.text for message in engine.all(wire.Progressed)]
     assert told[0] == "about to crash"  # delivered before the end
@@ -74,7 +74,7 @@ def test_a_dnn_ends_the_process(
     engine.until(lambda: engine.all(wire.FrameResult), "answer of the other DNN")
     engine.offer(value)
     end = engine.end()
-    assert (end.cause, end.signal, end.exit_code, end.requested) == (cause, number, code, False)
+    assert (end.cause, end.signal, end.exit_code) == (cause, number, code)
     assert end.running == ("object",)
 
 

@@ -40,12 +40,12 @@ def test_the_whole_life_of_a_process(rig: Make) -> None:
     _check_updates(engine)
     _check_stop_and_start(engine)
     _check_isolation(engine)
-    engine.process.send(wire.Quit())
+    engine.process.kill("the engine was closed")
     end = engine.end()
-    assert (end.exit_code, end.signal, end.requested, end.running) == (0, None, True, ())
+    assert (end.cause, end.exit_code, end.signal, end.running) == ("the engine was closed", None, signal.SIGKILL, ())
     assert engine.process.wait(0)
     assert not psutil.pid_exists(engine.process.pid)
-    engine.process.send(wire.Quit())  # no effect
+    engine.process.send(wire.Start({}))  # no effect
     engine.process.kill("too late")
     assert engine.ends == [end]
 
@@ -89,7 +89,7 @@ def _check_results(engine: Rig) -> None:
     assert answers["mask"].large == (720 * 1280,)
     assert answers["object"].large == ()
     assert answers["object"].timing.decode_ns == 2_000_000
-    assert answers["object"].timing.end_to_end_ns > 3_000_000
+    assert answers["object"].timing.arrival_to_result_ns > 3_000_000
     assert len(engine.outcomes(fake.MANY)["object"]) == 10_000  # too large for the slot
     for _ in range(30):  # more than there are slots
         assert len(engine.outcomes(100)["object"]) == 1
@@ -173,7 +173,7 @@ def test_configuring_in_the_background_at_low_priority_and_its_output(
     _check_priorities(engine)
     (logged,) = (message for message in engine.all(wire.Logged) if "logged" in message.text)
     assert (logged.level, logged.name) == (logging.WARNING, "multi_dnn_ros.test")
-    engine.process.send(wire.Quit())
+    engine.process.kill("the engine was closed")
     tail = engine.end().output_tail.splitlines()
     place = tail.index("printed")
     assert tail[place + 1] == "written to stderr"

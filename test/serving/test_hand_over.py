@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_pipelines import settings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,14 +21,18 @@ from multi_dnn_ros.engine.reports import Callbacks, Failure
 from multi_dnn_ros.engine.task import DropReason, Result, Timing
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving.action_executor import ProcessTemplate
 from multi_dnn_ros.serving.device_outcomes import DeviceOutcomes
 from multi_dnn_ros.serving.engine_reports import OutcomeSender
 from multi_dnn_ros.serving.hand_over import HandOver
+from multi_dnn_ros.serving.host import Description
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.process_host import ProcessHost, _Serving
 from multi_dnn_ros.serving.routes import CameraRoutes
 from multi_dnn_ros.serving.served_process import ServedProcess
 from multi_dnn_ros.serving.slots import SlotLayout, SlotPool
+from multi_dnn_ros.serving.supervised_processes import SupervisedProcesses
+from multi_dnn_ros.serving.supervision.states import Phase, SupervisionTimes
 
 DNNS = ("lane", "object")
 CAMERAS = ("front", "rear")
@@ -94,7 +100,7 @@ class FakeProcess:
     def end(self) -> None:
         if not self.ended:
             self.ended = True
-            self._on_end(self, End("killed by SIGKILL", None, 9, False, (), ""))
+            self._on_end(self, End("killed by SIGKILL", None, 9, (), ""))
 
 
 STEPS = st.lists(
@@ -229,6 +235,34 @@ def test_no_frame_is_sent_after_stop() -> None:
     assert process.stopped
     assert process.waiting == [(1, "lane")]
     assert not _offer(accounts, served)
+
+
+def test_a_process_that_does_not_finish_its_frames_is_killed() -> None:
+    class Hanging(FakeProcess):
+        cause = ""
+
+        def last_heartbeat_ns(self) -> int:
+            return time.monotonic_ns()
+
+        def running_jobs(self) -> dict[str, int]:
+            return {}
+
+        def kill(self, cause: str) -> None:
+            self.cause = self.cause or cause
+
+        def wait(self, timeout_s: float) -> bool:
+            return True
+
+    config = settings("object", stop_timeout_s=0.5)
+    served, process = _serve(_ignore, Hanging)
+    template = ProcessTemplate(config, _ignore, {}, Hanging)  # type: ignore[arg-type]
+    engines = SupervisedProcesses(template, Description("cpu", "", 1, {}), SupervisionTimes(), served)
+    with engines.lock:
+        (state,) = engines._supervisor.processes.values()
+        state.phase, state.since_ns = Phase.DRAINING, time.monotonic_ns() - 1_600_000_000
+        engines._check_processes()
+    engines.close(1.0)
+    assert process.cause == "hung: it did not finish its frames within 1.5 s (parameter stop_timeout_s plus 1 s)"
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -10,7 +10,7 @@ from torch import nn
 
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.torchscript import TorchScript
-from multi_dnn_ros.planning.device import Limits, device_name
+from multi_dnn_ros.planning.device import DeviceLimits, device_name
 from multi_dnn_ros.planning.samples import LayerCounts, Load, Setting
 from multi_dnn_ros.planning.timing import Target
 
@@ -30,9 +30,11 @@ def target(backend: str = "eager", rounds: int = 4) -> Target:
     return Target(CPU, backend, {"eager": Eager, "torchscript": TorchScript}[backend], rounds=rounds)
 
 
-def limits() -> Limits:
+def limits() -> DeviceLimits:
     """1 GFLOP/s, 1 GB/s: a million operations or bytes take a millisecond."""
-    return Limits(name=device_name(target()), kind="cpu", precision="auto", threads=1, flops_per_s=1e9, bytes_per_s=1e9)
+    return DeviceLimits(
+        name=device_name(target()), kind="cpu", precision="auto", threads=1, flops_per_s=1e9, bytes_per_s=1e9
+    )
 
 
 class Small(nn.Module):

@@ -184,7 +184,7 @@ def _run(
 
     def on_result(result: Result) -> None:
         if result.frame.camera == _CAMERA:
-            latencies.append(result.timing.end_to_end_ns / 1e6)
+            latencies.append(result.timing.arrival_to_result_ns / 1e6)
         else:
             ends_ns.append(result.timing.finished_ns)
             if not over:

@@ -37,7 +37,7 @@ _IMPORT_S, _READY_S = 15.0, 1.5
 #: Compiling executions: duration relative to torch.compile without freezing.
 _COMPILE_FACTORS = {"compile": 1.0, "inductor": 3.0}
 
-Progress = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 Save = Callable[[Mapping[str, Any]], None]
 
 
@@ -120,7 +120,7 @@ def estimate_s(plan: Plan) -> float:
     return total
 
 
-def measure(plan: Plan, earlier: Mapping[str, Any], save: Save, progress: Progress) -> dict[str, Any]:
+def measure(plan: Plan, earlier: Mapping[str, Any], save: Save, progress: ReportProgress) -> dict[str, Any]:
     """Returns settings, rates and sets; calls `save` with the intermediate result after each block.
 
     earlier: content of an interrupted run with the same settings, or empty. A condition that fails is left out of later
@@ -162,7 +162,7 @@ def _measure_set(
     content: dict[str, Any],
     bounds: tuple[Rates, Costs],
     save: Save,
-    progress: Progress,
+    progress: ReportProgress,
 ) -> None:
     earlier = content["sets"].get(dnns.name, {})
     before = earlier.get("conditions", {})
@@ -219,7 +219,9 @@ def _describe(plan: Plan, condition: Condition) -> dict[str, Any]:
     }
 
 
-def _prepare(plan: Plan, condition: Condition, groups: dict[str, ProcessGroup], progress: Progress) -> dict[str, Any]:
+def _prepare(
+    plan: Plan, condition: Condition, groups: dict[str, ProcessGroup], progress: ReportProgress
+) -> dict[str, Any]:
     """Memory, time and warnings of preparing a condition; if that fails, its error, and its group is removed."""
     group = groups[condition.name]
     begin, before = time.monotonic(), _used_bytes(plan.device, group)
@@ -250,7 +252,7 @@ def _block(
     order: Sequence[Condition],
     groups: dict[str, ProcessGroup],
     entries: Mapping[str, dict[str, Any]],
-    progress: Progress,
+    progress: ReportProgress,
 ) -> dict[str, dict[str, Any]]:
     """Run each condition once; one that fails is left out from then on, keeping its earlier runs."""
     runs = {}

@@ -21,7 +21,7 @@ from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 from multi_dnn_ros.compression.macs import Cost, cost
-from multi_dnn_ros.planning.device import Limits, measure_limits
+from multi_dnn_ros.planning.device import DeviceLimits, measure_limits
 from multi_dnn_ros.planning.timing import Target
 
 #: (network, alignment of its ranks or None for the original) -> cost of one inference.
@@ -30,7 +30,7 @@ Costs = Mapping[tuple[Network, int | None], Cost]
 
 @dataclass(frozen=True)
 class Rates:
-    """bytes_per_s: read and written. operations_per_s: by precision. See planning.device.Limits."""
+    """bytes_per_s: read and written. operations_per_s: by precision. See planning.device.DeviceLimits."""
 
     bytes_per_s: float
     operations_per_s: Mapping[str, float]
@@ -42,7 +42,7 @@ def measure_rates(device: str, sms: int | None, tf32: bool, cpu_threads: int) ->
     partition = Partition(torch.device(device), sms)
     precisions = ("fp32", "fp16") if partition.device.type == "cuda" else ("fp32",)
 
-    def measure() -> dict[str, Limits]:
+    def measure() -> dict[str, DeviceLimits]:
         with partition.own_stream(), float32_products(tf32):
             return {name: measure_limits(Target(partition.device, "eager", Eager, name)) for name in precisions}
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.common.torch_threads import torch_threads
-from multi_dnn_ros.planning.device import Limits, limits_of
+from multi_dnn_ros.planning.device import DeviceLimits, limits_of
 from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.profiling.network import load
 from multi_dnn_ros.profiling.training.interconnect import (
@@ -94,7 +94,7 @@ class Measured:
     gradient_bytes: tuple[int, ...]
     unused: tuple[str, ...]
     shape: tuple[int, ...]
-    limits: Limits
+    limits: DeviceLimits
     target: str
     processes: int
     per_host: int
@@ -179,12 +179,12 @@ def _network(request: Request, member: Member) -> tuple[nn.Module, tuple[int, ..
     return network, loaded.shape
 
 
-def _limits(target: Target, request: Request, member: Member) -> Limits:
+def _limits(target: Target, request: Request, member: Member) -> DeviceLimits:
     """Measured by rank 0 while the others wait."""
     box: list[Any] = [limits_of(target, request.limits) if member.rank == 0 else None]
     if member.processes > 1:
         dist.broadcast_object_list(box, src=0)
-    limits: Limits = box[0]
+    limits: DeviceLimits = box[0]
     return limits
 
 
@@ -215,12 +215,12 @@ def measure_steps(
     for turn in range(-_WARM_UP, repeats):
         for method in methods:
             replica = replicas["ddp" if method == "ddp" else "layers"]
-            _together()
+            wait_for_all()
             seconds = wall = replica.step(batch, method)
             if replica.device.type == "cuda":
-                _together()
+                wait_for_all()
                 wall = replica.wall_step(batch, method)
-            _together()
+            wait_for_all()
             timeline = replica.traced_step(batch, method)
             if turn >= 0:
                 plain[method].append(seconds)
@@ -228,11 +228,6 @@ def measure_steps(
                 traced[method].append(timeline)
             progress()
     return {method: _times(plain[method], walls[method], traced[method], method) for method in methods}
-
-
-def _together() -> None:
-    if dist.is_initialized():
-        wait_for_all()
 
 
 def _times(plain: Sequence[float], walls: Sequence[float], traced: Sequence[Timeline], method: Method) -> Times:

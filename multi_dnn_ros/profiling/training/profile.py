@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from multi_dnn_ros.planning.device import Limits
+from multi_dnn_ros.planning.device import DeviceLimits
 from multi_dnn_ros.profiling.training.interconnect import Link, Overlap, Sample, Topology, fit_link
 from multi_dnn_ros.profiling.training.layers import Phase
 from multi_dnn_ros.profiling.training.measure import Measured
@@ -83,7 +83,7 @@ class TrainingProfile:
     batch: int
     processes: int
     per_host: int
-    limits: Limits
+    limits: DeviceLimits
     layers: tuple[LayerProfile, ...]
     methods: dict[Method, MethodProfile]
     messages: tuple[Sample, ...]

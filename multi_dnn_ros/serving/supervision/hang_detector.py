@@ -37,7 +37,7 @@ class HangDetector:
     """Finds processes without a heartbeat, or with a job that runs too long.
 
     Only time in which the detector itself ran counts: after the machine was suspended, or the node process stopped, no
-    engine process is taken to hang.
+    engine process is reported as hanging.
 
     job_timeout_s, heartbeat_timeout_s: the parameters of these names. clock: nanoseconds, monotonic. is_stopped:
     whether a process, given its id, was stopped by a signal.

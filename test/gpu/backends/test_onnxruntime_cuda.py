@@ -13,7 +13,7 @@ from gpu_stages import EXAMPLE, GPU, NETWORKS, Warnings, on_gpu, residual, throu
 
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.cuda_graph import Captured
-from multi_dnn_ros.backends.onnx_providers import ENGINES, available
+from multi_dnn_ros.backends.onnx_providers import COMPILED, available
 from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.graph.cut import cut
@@ -27,7 +27,7 @@ PROVIDERS = [
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ENGINES, "_folder", tmp_path / "engines")
+    monkeypatch.setattr(COMPILED, "_folder", tmp_path / "engines")
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -74,13 +74,13 @@ def test_engines_are_read_again(provider: str) -> None:
         backend.prepare(cut(residual(), EXAMPLE, 1, fold_batch_norm=True), EXAMPLE, GPU)
 
     prepare()
-    (entry,) = ENGINES.entries()
+    (entry,) = COMPILED.entries()
     assert entry.machine["gpu"] == torch.cuda.get_device_name(GPU)
     engines = {file: file.stat().st_mtime_ns for file in entry.folder.glob("*.engine")}
     assert engines
     prepare()
     assert {file: file.stat().st_mtime_ns for file in entry.folder.glob("*.engine")} == engines
-    assert len([*ENGINES.entries()]) == 1
+    assert len([*COMPILED.entries()]) == 1
 
 
 def test_what_is_not_there_leaves_captured_pytorch() -> None:
