@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torchvision
+from small_builtin import small_builtin
 
 from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.backends.capture import CudnnBenchmark
@@ -16,10 +17,9 @@ from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.registry import BACKENDS, BackendRequest
 from multi_dnn_ros.backends.torchscript import TorchScript
-from multi_dnn_ros.graph.cut import cut
-from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.graph.cut import cut, split
+from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
-from multi_dnn_ros.settings.schema import DnnConfig
 
 CPU = torch.device("cpu")
 
@@ -62,23 +62,32 @@ def test_cudnn_benchmark_is_set_only_while_a_batch_is_prepared(fails: bool, imag
     assert not torch.backends.cudnn.benchmark
 
 
+@pytest.fixture(scope="module")
+def traced() -> tuple[torch.nn.Module, Tensors, torch.fx.GraphModule]:
+    """A built-in DNN, example inputs and its graph, which all backends and numbers of jobs have in common."""
+    module, example = small_builtin("object")
+    return module, example, trace(module, example)
+
+
 @pytest.mark.parametrize("jobs", [1, 5])
-def test_built_in_dnns_compute_the_same_as_their_module(backend: Backend, jobs: int) -> None:
-    dnn = load_dnn("object", DnnConfig(role="object", model="builtin:object"))
-    stages = backend.prepare(cut(dnn.module, dnn.example_inputs(), jobs), dnn.example_inputs(), CPU)
-    inputs = tuple(torch.rand_like(tensor) for tensor in dnn.example_inputs())
+def test_built_in_dnns_compute_the_same_as_their_module(
+    backend: Backend, jobs: int, traced: tuple[torch.nn.Module, Tensors, torch.fx.GraphModule]
+) -> None:
+    module, example, graph = traced
+    stages = backend.prepare(split(graph, jobs), example, CPU)
+    inputs = tuple(torch.rand_like(tensor) for tensor in example)
     with torch.inference_mode():
-        expected = dnn.module(*inputs)
+        expected = module(*inputs)
     (output,) = through(stages, inputs)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_stages_run_in_many_threads_at_the_same_time(backend: Backend) -> None:
     torch.manual_seed(0)
-    module = torchvision.models.mobilenet_v3_small(weights=None).eval()
+    module = torchvision.models.mobilenet_v3_small(weights=None).features[:4].eval()
     example = (torch.rand(1, 3, 64, 64),)
     stages = backend.prepare(cut(module, example, 3), example, CPU)
-    inputs = [(torch.rand(1, 3, 64, 64),) for _ in range(12)]
+    inputs = [(torch.rand(1, 3, 64, 64),) for _ in range(24)]
     with torch.inference_mode():
         expected = [module(*each) for each in inputs]
     results: dict[int, torch.Tensor] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,13 +13,14 @@ import torch
 from test_branched_graph import EXAMPLE, Block
 from torch import nn
 
-from multi_dnn_ros.backends import Shared, Stage, Tensors, merged_siblings, run_stages
+from multi_dnn_ros.backends import Shared, Stage, merged_siblings, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.batches import prepare_batches
 from multi_dnn_ros.backends.branch_choice import ChoiceCache
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.merged_siblings import MergedSiblings
-from multi_dnn_ros.graph.cut import GraphStage, cut
+from multi_dnn_ros.graph.cut import GraphStage, cut, split
+from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.pipeline.choices import choose_backend
 
 CPU = torch.device("cpu")
@@ -36,9 +38,15 @@ class Two(nn.Module):
         return result
 
 
-def stages(jobs: int = 2, example: Tensors = EXAMPLE) -> list[GraphStage]:
+@functools.cache
+def traced(images: int) -> torch.fx.GraphModule:
+    """What :func:`cut` splits."""
     torch.manual_seed(0)
-    return cut(Two().eval(), example, jobs, fold_batch_norm=True)
+    return trace(Two().eval(), (EXAMPLE[0][:images],), fold_batch_norm=True)
+
+
+def stages(jobs: int = 2, images: int = len(EXAMPLE[0])) -> list[GraphStage]:
+    return split(traced(images), jobs)
 
 
 def is_merged(chain: Sequence[Stage]) -> bool:
@@ -103,7 +111,7 @@ def test_batch_sizes_share_the_merged_weights(tmp_path) -> None:
     one = (EXAMPLE[0][:1],)
     shared = Shared()
     own = backend("always", tmp_path)
-    chains = {1: stages(1, one), 2: stages(1, EXAMPLE)}
+    chains = {1: stages(1, 1), 2: stages(1, 2)}
     ready = prepare_batches(own, chains, one, CPU, 1e-4)
     assert all(is_merged(chain) for chain in ready.values())
     addresses = [

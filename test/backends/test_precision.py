@@ -8,6 +8,7 @@ import logging
 import pytest
 import torch
 import torchvision
+from small_builtin import small_builtin
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
@@ -20,10 +21,8 @@ from multi_dnn_ros.backends.precision import (
     cast_stage,
     float32_products,
 )
-from multi_dnn_ros.graph.cut import cut
-from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.graph.cut import GraphStage, cut
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
-from multi_dnn_ros.settings.schema import DnnConfig
 
 CPU = torch.device("cpu")
 
@@ -66,28 +65,34 @@ def test_a_precision_that_a_cpu_does_not_have_is_rejected(precision: str) -> Non
         choose_backend("auto", CPU, precision, dnn="lane")
 
 
+@pytest.fixture(scope="module")
+def pedestrian() -> tuple[torch.nn.Module, Tensors, list[GraphStage]]:
+    """A built-in DNN, example inputs and its stages: small ones, as bf16 takes some CPUs thirty times as long."""
+    module, example = small_builtin("pedestrian_small")
+    return module, example, cut(module, example, 3, fold_batch_norm=True)
+
+
 @pytest.mark.parametrize("backend", ["eager", "torchscript"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_built_in_dnns_have_float32_results_within_the_tolerance(
-    backend: str, precision: str, caplog: pytest.LogCaptureFixture
+    backend: str,
+    precision: str,
+    pedestrian: tuple[torch.nn.Module, Tensors, list[GraphStage]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # The decomposed one: bf16 takes a CPU without such instructions thirty times as long.
-    dnn = load_dnn("pedestrian", DnnConfig(role="pedestrian", model="builtin:pedestrian_small"))
-    example = dnn.example_inputs()
-    prepared = choose_backend(backend, CPU, precision, dnn="pedestrian").prepare(
-        cut(dnn.module, example, 3, fold_batch_norm=True), example, CPU
-    )
+    module, example, stages = pedestrian
+    prepared = choose_backend(backend, CPU, precision, dnn="pedestrian").prepare(stages, example, CPU)
     assert "stays" not in caplog.text
     inputs = noise_like(example)
     with torch.inference_mode():
-        expected = dnn.module(*inputs)
+        expected = module(*inputs)
     (output,) = through(prepared, inputs)
     check_agreement((output,), (expected,), PRECISIONS[precision].tolerance(CPU))
 
 
 def test_weights_and_activations_are_cast_and_the_dnn_is_unchanged() -> None:
     torch.manual_seed(0)
-    module = torchvision.models.mobilenet_v3_small(weights=None).eval()
+    module = torchvision.models.mobilenet_v3_small(weights=None).features[:4].eval()
     example = (torch.zeros(1, 3, 64, 64),)
     prepared = InPrecision(PRECISIONS["bf16"], Eager()).prepare(cut(module, example, 3), example, CPU)
     with torch.inference_mode():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
+from torchvision.models.regnet import BlockParams
 
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
@@ -96,7 +97,8 @@ def test_other_layers_are_not_replaced(layer: nn.Module, side: int) -> None:
 def test_squeeze_and_excitation_of_a_network_is_replaced() -> None:
     """Traced as by backend inductor: each block of a RegNet has two."""
     torch.manual_seed(0)
-    module = torchvision.models.regnet_y_400mf(weights=None).eval()
+    blocks_of = BlockParams.from_init_params(depth=4, w_0=16, w_a=16.0, w_m=2.0, group_width=8, se_ratio=0.25)
+    module = torchvision.models.RegNet(blocks_of).eval()
     image = torch.randn(1, 3, 64, 64)
     (stage,) = cut(module, (image,), 1, fold_batch_norm=True)
     with torch.no_grad():

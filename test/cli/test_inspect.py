@@ -14,6 +14,7 @@ import torch
 import yaml
 from tiny_exports import TinyMap, TinyOdd, TinyYolo, TinyYolox, export
 
+from multi_dnn_ros.cli import inspection
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
@@ -146,7 +147,8 @@ def test_a_file_that_is_no_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert len(error.splitlines()) == 1
 
 
-def test_a_builtin(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_builtin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "_try_backend", lambda *given: "cpu: runs")  # above; each traces the network again
     found = inspected(capsys, "builtin:object")
     assert (found["decoder"], found["why"], found["labels_from"]) == ("yolo", "named by the model", "model")
     assert "decoder" not in found["yaml"]

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from toy_node import ROOT, environment
+from fork_server import ForkServer
+from toy_node import ROOT, environment, run_forked
 
 from multi_dnn_ros.pipeline.extension_tables import in_document
 
@@ -53,10 +54,11 @@ def test_a_decoder_takes_about_40_lines() -> None:
 
 
 @pytest.fixture(scope="module")
-def printed(package: tuple[Path, Path]) -> tuple[str, str]:
-    """What the examples print, and _SERVED: in one process, as it imports PyTorch."""
+def printed(package: tuple[Path, Path], fork_server: ForkServer) -> tuple[str, str]:
+    """What the examples print, and _SERVED."""
     examples = [text for language, text in BLOCKS if language == "python" and not _FILE.match(text)]
-    text = run(f"for text in {examples!r}: exec(text, {{}})\nprint('====')\n{_SERVED}", package[1])
+    code = f"for text in {examples!r}: exec(text, {{}})\nprint('====')\n{_SERVED}"
+    text = run_forked(fork_server, code, package[1])
     first, _, second = text.partition("====\n")
     return first, second
 

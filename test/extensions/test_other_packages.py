@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fork_server import ForkServer
 from geometry_msgs.msg import PointStamped
 from sensor_msgs.msg import Image
-from toy_node import ToyNode, environment
+from toy_node import ToyNode, environment, run_forked
 
 #: By name in the toy package.
 BACKEND, DECODER, KIND, SOURCE = "toy_backend", "toy_decoder", "toy_kind", "toy_zoo"
@@ -124,7 +125,7 @@ finally:
     assert "torch imported: False" in text
 
 
-def test_a_model_source_is_loaded_and_errors_beyond_single_values_list_them(toy: Path) -> None:
+def test_a_model_source_is_loaded_and_errors_beyond_single_values_list_them(toy: Path, fork_server: ForkServer) -> None:
     """A source that does not rebuild a network has its decomposed one written as an exported program."""
     code = """
 import torch
@@ -150,7 +151,7 @@ print(suffix_of("toy_zoo:brightness"), suffix_of("builtin:lane"), suffix_of("a.o
 dnn = load_dnn("light", DnnConfig(role="traffic_light", model="toy_zoo:brightness", decoder="toy_decoder"))
 print(dnn.role, dnn.result_kind, dnn.labels, dnn.decoder.score_threshold)
 """
-    lines = python(code, toy).splitlines()
+    lines = run_forked(fork_server, code, toy).splitlines()
     assert len(lines) == 7, "\n".join(lines)
     source, name, decoder, role, backend, suffixes, dnn = lines
     assert source.startswith("parameter dnn.x.model is 'sofa'; allowed: builtin:lane")

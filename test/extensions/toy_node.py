@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import rclpy
 from builtin_interfaces.msg import Time
+from fork_server import ForkServer
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.qos import QoSProfile
@@ -29,6 +30,21 @@ WAIT_S = 120.0
 def environment(*folders: Path) -> dict[str, str]:
     """That of a process which finds what is installed in `folders`."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*folders, ROOT)))}
+
+
+def run_forked(server: ForkServer, code: str, *folders: Path) -> str:
+    """What a process prints that finds the packages in `folders`; it has imported PyTorch before."""
+    begin = f"""
+import sys
+sys.path[:0] = {list(map(str, folders))}
+from multi_dnn_ros.backends import fused_convolution
+for name in [name for name in sys.modules if name.partition(".")[0] == "multi_dnn_ros"]:
+    del sys.modules[name]  # its parameters have the names of what was installed when it was imported
+sys.modules[fused_convolution.__name__] = fused_convolution  # PyTorch knows its operation, and takes no second one
+"""
+    done = server.run([sys.executable, "-c", begin + code], timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 class ToyNode:

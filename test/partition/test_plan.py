@@ -6,7 +6,7 @@ import json
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_fakes import row, table
 
@@ -34,6 +34,7 @@ def cases(draw, most_units: int = 4, most: int = 40) -> tuple[dict[str, BatchTab
     return units, draw(st.integers(1, capacity(units)))
 
 
+@settings(max_examples=50)
 @given(cases())
 def test_exact_is_not_worse_than_greedy_and_greedy_not_worse_than_one_unit(case) -> None:
     units, batch = case
@@ -43,6 +44,7 @@ def test_exact_is_not_worse_than_greedy_and_greedy_not_worse_than_one_unit(case)
     assert greedy.total_ms <= min(alone, default=float("inf"))
 
 
+@settings(max_examples=50)
 @given(cases())
 def test_shares_sum_to_the_batch_and_stay_within_the_capacity(case) -> None:
     units, batch = case
@@ -65,6 +67,7 @@ def test_exact_search_equals_exhaustive_search(case) -> None:
     assert plan_exact(units, batch).total_ms == least
 
 
+@settings(max_examples=50)
 @given(cases(most_units=3))
 def test_more_units_never_take_longer(case) -> None:
     units, batch = case
