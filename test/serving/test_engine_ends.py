@@ -189,12 +189,12 @@ def test_a_node_needs_no_pytorch_and_its_engine_processes_end_when_it_is_killed(
     until(lambda: not any(runs(pid) for pid in pids), "end of the engine processes")
 
 
-@pytest.mark.usefixtures("new_interpreters")
-def test_nothing_is_left_of_many_processes() -> None:
+def test_nothing_is_left_of_many_processes(request: pytest.FixtureRequest) -> None:
     """Killed at once, during the imports, and after serving."""
     with contextlib.closing(Rig(settings("object"))) as first:
         first.serve().outcomes(200)
     del first
+    request.getfixturevalue("new_interpreters")  # forks have imported all
     before = _held()
     for number in range(4):
         one = Rig(settings("object"))
