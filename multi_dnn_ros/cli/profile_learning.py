@@ -98,6 +98,7 @@ def _contention(args: argparse.Namespace) -> int:
 
 
 def _learn(args: argparse.Namespace) -> int:
+    check_writable("--output", args.output / "predictor.json")
     from tqdm import tqdm
 
     from multi_dnn_ros.common.reporting import provenance, write_json
@@ -106,7 +107,6 @@ def _learn(args: argparse.Namespace) -> int:
     from multi_dnn_ros.profiling.analysis import explain, importances, plot_importances
     from multi_dnn_ros.profiling.learn import learn
 
-    check_writable("--output", args.output / "predictor.json")
     samples = [sample for table in args.tables for sample in read_samples(table)]
     with tqdm(unit="group", desc="held out", disable=None, leave=False) as bar:
         predictor = learn(samples, seed=args.seed, progress=bar.update, **provenance())

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from pathlib import Path
 
 import pytest
+from tiny_exports import export
+from torch import nn
 
 from multi_dnn_ros.benchmark import precisions
 from multi_dnn_ros.benchmark.overhead import measure_overhead
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.reporting import distribution, table
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three operations for two jobs, with the output of a lane segmentation network: tracing the built-in networks
+    takes most of the time of a benchmark of one frame.
+    """
+    made = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
+    return export(made, tmp_path_factory.mktemp("network") / "lane.onnx")
+
+
+@pytest.fixture
+def parameters(network: Path, tmp_path: Path) -> Path:
+    """A file with one DNN."""
+    path = tmp_path / "one.yaml"
+    dnn = f"{{model: {network}, decoder: lane, backend: eager, jobs: 1}}"
+    path.write_text(f"/**: {{ros__parameters: {{dnns: [lane], dnn: {{lane: {dnn}}}}}}}\n")
+    return path
 
 
 def test_overhead_reports_both_sides_of_the_same_run():
@@ -21,12 +42,10 @@ def test_overhead_reports_both_sides_of_the_same_run():
     )
 
 
-def test_a_network_alone_is_compared_with_onnx_runtime_itself(tmp_path, capsys):
-    parameters = tmp_path / "one.yaml"
-    parameters.write_text("/**: {ros__parameters: {dnns: [lane], dnn: {lane: {backend: eager, jobs: 1}}}}\n")
+def test_a_network_alone_is_compared_with_onnx_runtime_itself(network, parameters, tmp_path, capsys):
     output = tmp_path / "figures.json"
     command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
-    command += ["--alone", "builtin:lane", "--rounds", "2", "--output", str(output), "--against", "sequential"]
+    command += ["--alone", str(network), "--rounds", "2", "--output", str(output), "--against", "sequential"]
     assert main(command) == 0
     figures = json.loads(output.read_text())
     baseline = "one thread, one after another"
@@ -39,10 +58,10 @@ def test_a_network_alone_is_compared_with_onnx_runtime_itself(tmp_path, capsys):
     assert figures["command"].split()[0] == "multi-dnn"
     assert figures["versions"]["torch"]
     (alone,) = figures["alone"]
-    assert alone["model"] == "builtin:lane"
+    assert alone["model"] == str(network)
     assert set(alone["cpu_ms"]) == {"ONNX Runtime directly", *alone["over_direct"]}
     assert all(times["samples"] == 2 and times["min"] > 0 for times in alone["cpu_ms"].values())
-    assert "builtin:lane" in capsys.readouterr().out
+    assert str(network) in capsys.readouterr().out
     assert main([*command, "--jobs", "1"]) == 2
     assert "--jobs is 1; with --alone at least 2" in capsys.readouterr().err
     assert main(["benchmark", "cpu", "--alone", "builtin:nothing", "--rounds", "1"]) == 1
@@ -70,7 +89,7 @@ def test_the_parameters_are_checked_before_a_network_is_measured_alone(
     assert words in capsys.readouterr().err
 
 
-def test_a_precision_is_warm_when_it_is_timed(monkeypatch):
+def test_a_precision_is_warm_when_it_is_timed(network, monkeypatch):
     run, calls = precisions.run_stages, []
 
     def counted(chain, inputs):
@@ -78,17 +97,17 @@ def test_a_precision_is_warm_when_it_is_timed(monkeypatch):
         return run(chain, inputs)
 
     monkeypatch.setattr(precisions, "run_stages", counted)
-    (found,) = precisions.measure_precisions(["builtin:lane"], [], "", rounds=2, seed=0)
+    (found,) = precisions.measure_precisions([str(network)], [], "", rounds=2, seed=0)
     assert found["cpu_ms"]["fp32"]["samples"] == 2
     assert len(calls) == 3
 
 
-def test_a_network_that_cannot_be_measured_keeps_the_others(tmp_path, capsys):
+def test_a_network_that_cannot_be_measured_keeps_the_others(network, tmp_path, capsys):
     output = tmp_path / "precisions.json"
     command = ["benchmark", "precisions", "--precisions", "bf16", "--rounds", "1", "--output", str(output)]
-    assert main([*command, "builtin:lane", "builtin:nothing"]) == 1
+    assert main([*command, str(network), "builtin:nothing"]) == 1
     found = json.loads(output.read_text())
-    assert [each["model"] for each in found["networks"]] == ["builtin:lane"]
+    assert [each["model"] for each in found["networks"]] == [str(network)]
     assert "'builtin:nothing'; allowed:" in found["failed"]["builtin:nothing"]
     assert "builtin:nothing is not measured: " in capsys.readouterr().out
     assert main([*command, "builtin:nothing"]) == 1
@@ -117,12 +136,7 @@ def test_cpu_scenario_runs_every_condition_and_writes_its_provenance(tmp_path, c
     assert list(output.parent.iterdir()) == [output]  # nothing half-written beside it
 
 
-def test_cpu_scenario_ends_when_one_of_its_processes_does(tmp_path, capsys, monkeypatch):
-    parameters = tmp_path / "one.yaml"
-    parameters.write_text(
-        "/**: {ros__parameters: {dnns: [pedestrian], dnn: {pedestrian: {backend: eager, jobs: 1}}}}\n"
-    )
-
+def test_cpu_scenario_ends_when_one_of_its_processes_does(parameters, capsys, monkeypatch):
     def kill_then_go_on(order, **options):
         (process,) = (child for child in multiprocessing.active_children() if child.name.startswith("DNN"))
         process.kill()
@@ -131,19 +145,15 @@ def test_cpu_scenario_ends_when_one_of_its_processes_does(tmp_path, capsys, monk
     monkeypatch.setattr("multi_dnn_ros.benchmark.concurrency.tqdm", kill_then_go_on)
     command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
     assert main([*command, "--against", "processes"]) == 1
-    assert "the process of DNN pedestrian ended with exit code -9" in capsys.readouterr().err
+    assert "the process of DNN lane ended with exit code -9" in capsys.readouterr().err
     assert not multiprocessing.active_children()
 
 
-def test_cpu_scenario_ends_when_one_of_its_processes_does_not_answer(tmp_path, capsys, monkeypatch):
-    parameters = tmp_path / "one.yaml"
-    parameters.write_text(
-        "/**: {ros__parameters: {dnns: [pedestrian], dnn: {pedestrian: {backend: eager, jobs: 1}}}}\n"
-    )
+def test_cpu_scenario_ends_when_one_of_its_processes_does_not_answer(parameters, capsys, monkeypatch):
     monkeypatch.setattr("multi_dnn_ros.benchmark.dnn_processes._LIMIT_S", 0.0)
     command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
     assert main([*command, "--against", "processes"]) == 1
-    assert "the process of DNN pedestrian did not answer within 0 s" in capsys.readouterr().err
+    assert "the process of DNN lane did not answer within 0 s" in capsys.readouterr().err
     assert not multiprocessing.active_children()
 
 

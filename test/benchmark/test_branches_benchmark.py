@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from tiny_exports import TinyMap, export
 from torch import nn
 from torch.nn import functional
 
@@ -79,11 +80,12 @@ def test_networks_are_compared_on_threads_and_written_with_their_provenance(tmp_
 
 def test_a_network_that_cannot_be_measured_does_not_stop_the_others(tmp_path, capsys):
     output = tmp_path / "branches.json"
-    command = [*COMMAND, "builtin:nothing", "torchvision:squeezenet1_1", "--streams", "2", "--output", str(output)]
-    assert main(command) == 1
+    model = str(export(Fork(), tmp_path / "fork.onnx"))
+    command = ["benchmark", "branches", "builtin:nothing", model, "--device", "cpu", "--rounds", "2", "--streams", "2"]
+    assert main([*command, "--output", str(output)]) == 1
     figures = json.loads(output.read_text())
     (network,) = figures["networks"]
-    assert network["network"] == "torchvision:squeezenet1_1"
+    assert network["network"] == model
     assert set(network["ms"]) == {"serial", "one thread", "2 streams"}
     assert all(times["samples"] == 2 and times["min"] > 0 for times in network["ms"].values())
     for name, ratio in network["over_serial"].items():
@@ -99,10 +101,12 @@ def test_a_network_that_cannot_be_measured_does_not_stop_the_others(tmp_path, ca
         (["encoder-equal", "--size", "65x64"], "--size is 65x64; allowed for encoder-equal: multiples of 64"),
         (["encoder-equal", "--precision", "fp16"], "fp16"),
         (["encoder-equal", "--streams", "3"], "invalid choice: 3"),
-        (["encoder-equal", "--inductor"], "Inductor is compared on a GPU only"),
+        (["map.onnx", "--size", "96x64", "--inductor"], "Inductor is compared on a GPU only"),
     ],
 )
-def test_bad_arguments_are_named(options, words, capsys):
+def test_bad_arguments_are_named(options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    export(TinyMap(), tmp_path / "map.onnx")
     try:
         code = main([*COMMAND, *options])
     except SystemExit as error:
@@ -236,11 +240,13 @@ def test_siblings_are_compared_for_each_backend(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["torchvision:vgg16", "--size", "32x32"], "torchvision:vgg16 has no sibling operations"),
+        (["map.onnx"], "map.onnx has no sibling operations"),
         (["encoder-equal", "--backends", "cuda_graph"], "--backends is 'cuda_graph', but the device is cpu"),
     ],
 )
-def test_siblings_that_cannot_be_measured_are_named(options, words, capsys):
+def test_siblings_that_cannot_be_measured_are_named(options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    export(TinyMap(), tmp_path / "map.onnx")
     assert main(["benchmark", "siblings", "--device", "cpu", "--rounds", "1", *options]) != 0
     printed = capsys.readouterr()
     assert words in printed.out + printed.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import cv2
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import multi_dnn_ros.ros  # noqa: F401
+from multi_dnn_ros.benchmark import ground_truth
 from multi_dnn_ros.benchmark.ground_plot import plot_ground
 from multi_dnn_ros.benchmark.ground_truth import (
     Condition,
@@ -43,7 +45,9 @@ def one_number(scene: Scene) -> Lanes:
     return Lanes(scene.lane_mask, (Lane(1, points, np.zeros(3), 1.0),))
 
 
-def test_a_known_error_is_measured() -> None:
+def test_a_known_error_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Most conditions measure the same scenes, and generating these takes most of the time.
+    monkeypatch.setattr(ground_truth, "scene_of", cache(scene_of))
     conditions = (
         Condition("exact", True, False, true_pixels),
         Condition("rounded", True, False, whole_pixels),

@@ -98,38 +98,20 @@ assert len(gc.get_objects()) > 10_000
     assert int(done.stdout.split()[0]) < 1_000
 
 
-def test_the_nodes_process_imports_no_torch_and_needs_little_memory(domain: int) -> None:
-    code = """
-import sys
-import psutil
-from multi_dnn_ros.ros import process
-import rclpy
-
-rclpy.init()
-node = process.MultiDnnNode()
-print("torch" in sys.modules, psutil.Process().memory_info().rss)
-"""
-    environment = {**os.environ, **loopback_environment(domain)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    imported, resident = done.stdout.split()
-    assert imported == "False"
-    assert int(resident) < MOST_BYTES
-
-
-def test_a_wrong_type_of_use_sim_time_is_an_error_in_one_line(domain: int) -> None:
+def test_a_wrong_type_of_use_sim_time_is_an_error_in_one_line(domain: int, fork_server: ForkServer) -> None:
     code = "from multi_dnn_ros.executable import main; raise SystemExit(main(['--ros-args', '-p', 'use_sim_time:=5']))"
     command = [sys.executable, "-c", code]
     environment = {**os.environ, **loopback_environment(domain)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    done = fork_server.run(command, timeout=60, env=environment)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("multi_dnn_node: ")]
     assert "use_sim_time" in line
     assert "Traceback" not in done.stderr
 
 
-def test_the_node_is_on_the_graph_quickly(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_node_is_on_the_graph_quickly_without_pytorch_and_in_little_memory(
+    domain: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If other processes use the cores, the CPU time until then counts, of the quickest of three starts. Beside other
     tests twice the limit: what runs on the other thread of the same core takes up to half of its speed.
     """

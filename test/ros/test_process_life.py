@@ -16,7 +16,6 @@ import numpy as np
 import psutil
 import pytest
 import rclpy
-import torch
 from diagnostic_msgs.msg import DiagnosticArray
 from fork_server import ForkServer
 from lifecycle_msgs.msg import Transition
@@ -27,6 +26,7 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
 from timing import at_most_s
+from tiny_exports import ready_soonest
 from waiting import runs
 
 from multi_dnn_ros.common.processes import loopback_environment
@@ -42,7 +42,7 @@ PARAMETERS = """\
 /**:
   ros__parameters:
     dnns: [object]
-    dnn: {object: {model: "builtin:object_small", backend: eager, jobs: 1}}  # ready soonest
+    dnn: {{object: {dnn}}}
     cpu_threads: 1
     diagnostics_period_s: 0.1
 """
@@ -61,7 +61,8 @@ class Robot:
     def __init__(self, folder: Path, domain: int) -> None:
         self.log = folder / "node.log"
         parameters = folder / "parameters.yaml"
-        parameters.write_text(PARAMETERS)
+        parameters.write_text(PARAMETERS.format(dnn=ready_soonest(folder)))
+        self.model = str(folder / "tiny.onnx")
         self._command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "run", "--params-file", str(parameters)]
         self._environment = {**os.environ, **loopback_environment(domain)}
         self.context = Context()
@@ -74,14 +75,13 @@ class Robot:
         self.process: subprocess.Popen[bytes] | None = None
         self._seen: set[psutil.Process] = set()
 
-    def start(self, *parameters: str, autostart: bool, forks: bool = False, server: ForkServer | None = None) -> None:
-        """forks: engine processes are forks of a child of the node that has imported PyTorch. server: the node and its
-        engine processes are forks.
-        """
+    def start(
+        self, *parameters: str, autostart: bool, server: ForkServer | None = None, engines_import: bool = False
+    ) -> None:
+        """server: the node is a fork, and so are its engine processes, unless these import what they need."""
         start = subprocess.Popen if server is None else server.popen
-        if forks:
-            self._command[2] = "fork_server"
-            self._environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        if engines_import:
+            self._environment["FORK_SERVER"] = "off"
         arguments = [f"autostart:={str(autostart).lower()}", *parameters]
         command = [*self._command, "--ros-args", *(word for argument in arguments for word in ("-p", argument))]
         with self.log.open("wb") as log:
@@ -198,15 +198,16 @@ def robot(domain: int, tmp_path: Path) -> Iterator[Robot]:
     made.close()
 
 
-def test_the_life_cycle_leaves_no_process_and_can_be_repeated_after_failures(robot: Robot) -> None:
-    robot.start(autostart=False, forks=not torch.cuda.is_available())
+def test_the_life_cycle_leaves_no_process_and_can_be_repeated_after_failures(
+    robot: Robot, fork_server: ForkServer
+) -> None:
+    robot.start(autostart=False, server=fork_server)  # the life of new interpreters: test_service_status
     for size in (1, 2):
         robot.set("workers", size)
         assert robot.change("configure")
         assert robot.engines()
         assert robot.change("activate")
         robot.until(lambda: robot.message() == "active", "the report")
-        assert "libtorch" not in _maps(robot.process.pid)
         assert robot.change("deactivate")
         assert robot.engines()
         assert robot.change("cleanup")
@@ -229,13 +230,13 @@ def _configuring_that_fails_leaves_nothing_behind(robot: Robot) -> None:
     # Threads of the middleware come and go: what counts is that none stays.
     robot.until(lambda: node.num_fds() <= before[0] and node.num_threads() <= before[1], "no thread or file more")
     robot.until(lambda: "nowhere.onnx" in robot.message(), "the reason")
-    robot.set("dnn.object.model", "builtin:object")
+    robot.set("dnn.object.model", robot.model)
 
 
-def test_services_and_diagnostics_respond_while_configuring(robot: Robot) -> None:
-    as_users_have_it = ("dnn.object.backend:=auto", "dnn.object.jobs:=4")
+def test_services_and_diagnostics_respond_while_configuring(robot: Robot, fork_server: ForkServer) -> None:
+    as_users_have_it = ("dnn.lane.backend:=auto", "dnn.lane.jobs:=4")
     quickly = ("dnn.pedestrian.backend:=eager", "dnn.pedestrian.jobs:=1")
-    robot.start("dnns:=[object, pedestrian]", *as_users_have_it, *quickly, autostart=False)
+    robot.start("dnns:=[lane, pedestrian]", *as_users_have_it, *quickly, autostart=False, server=fork_server)
     get_state, get_parameters = robot.client(GetState, "get_state"), robot.client(GetParameters, "get_parameters")
     asked = GetParameters.Request(names=["workers", "dnns"])
     configured = robot.ask("configure")
@@ -249,6 +250,7 @@ def test_services_and_diagnostics_respond_while_configuring(robot: Robot) -> Non
             future = client.call_async(request)
             robot.until(future.done, "an answer")
             seconds.append(time.monotonic() - sent)
+        time.sleep(0.01)  # a client that only asks takes the time of a core from configuring
     took = time.monotonic() - begin
     assert configured.result().success
     p99 = float(np.percentile(seconds, 99))
@@ -271,7 +273,7 @@ def test_configuring_is_cancelled_quickly_by_cleanup_and_by_the_end_of_the_node(
     assert robot.state() == "unconfigured"
     robot.set("dnn.object.model", "nowhere.onnx")  # looking for what is wrong is cancelled, too
     _cancelled(robot, "cleanup")
-    robot.set("dnn.object.model", "builtin:object")
+    robot.set("dnn.object.model", robot.model)
     assert robot.change("configure")
     assert robot.change("cleanup")
     # A client is answered when the node ends.
@@ -287,8 +289,8 @@ def test_configuring_is_cancelled_quickly_by_cleanup_and_by_the_end_of_the_node(
     assert "Traceback" not in robot.text()
 
 
-def test_configuring_is_cancelled_quickly_by_shutdown(robot: Robot) -> None:
-    robot.start(autostart=False)
+def test_configuring_is_cancelled_quickly_by_shutdown(robot: Robot, fork_server: ForkServer) -> None:
+    robot.start(autostart=False, server=fork_server, engines_import=True)
     _cancelled(robot, "shutdown")
     assert robot.state() == "finalized"
 
@@ -342,7 +344,7 @@ def test_a_signal_ends_everything_once(
 @pytest.mark.parametrize("state", [pytest.param("starting", marks=pytest.mark.long), "configuring", "active"])
 def test_engine_processes_end_with_a_node_that_is_killed(robot: Robot, state: str, fork_server: ForkServer) -> None:
     before = _shared_memory()
-    robot.start(autostart=True, server=fork_server if state == "active" else None)
+    robot.start(autostart=True, server=fork_server, engines_import=state != "active")
     if state == "starting":
         robot.until(robot.engines, "an engine process")
     elif state == "configuring":

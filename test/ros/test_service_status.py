@@ -17,6 +17,7 @@ import pytest
 from fork_server import ForkServer
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_exports import ready_soonest
 
 from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.common.sd_notify import ServiceManager
@@ -271,7 +272,7 @@ PARAMETERS = """\
 /**:
   ros__parameters:
     dnns: [object]
-    dnn: {object: {backend: eager, jobs: 1}}  # ready soonest
+    dnn: {{object: {dnn}}}
     cpu_threads: 1
     diagnostics_period_s: 0.1
 """
@@ -309,7 +310,7 @@ class NodeService:
     ) -> None:
         self.log = folder / "node.log"
         params = folder / "params.yaml"
-        params.write_text(PARAMETERS)
+        params.write_text(PARAMETERS.format(dnn=ready_soonest(folder)))
         arguments = ["--ros-args", "--params-file", str(params)]
         environment = {
             **os.environ,
@@ -344,6 +345,7 @@ def test_the_node_tells_systemd_when_it_is_ready_that_it_runs_and_that_it_stops(
         configuring = [text for text in abstract.values("STATUS") if text.startswith("configuring")]
         assert configuring, abstract.messages
         assert abstract.values("EXTEND_TIMEOUT_USEC")
+        assert "libtorch" not in Path(f"/proc/{node.process.pid}/maps").read_text(), "only engine processes need it"
         count = len(abstract.times)
         while len(abstract.times) < count + 3:
             assert abstract.until(lambda message: "WATCHDOG" in message, "a heartbeat") == {"WATCHDOG": "1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import numpy as np
 import psutil
 
 from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.serving import wire
+from multi_dnn_ros.serving import default_build, wire
 from multi_dnn_ros.serving.engine_process import EngineProcess
 from multi_dnn_ros.serving.host import Build
 from multi_dnn_ros.serving.process_end import End
@@ -21,6 +22,21 @@ from multi_dnn_ros.settings.schema import NodeConfig
 
 WAIT_S = 60.0
 Message = TypeVar("Message")
+
+
+def build_after_tracing(config: NodeConfig, progress: Callable[[str], None]) -> Any:
+    """As the default build; before, it reports what tracing a network imports of PyTorch in addition."""
+    import torch
+
+    from multi_dnn_ros.graph.trace import trace
+    from multi_dnn_ros.models.networks import DetectorNet
+
+    before = set(sys.modules)
+    network = DetectorNet(2, (64, 64), channels=(4,) * 5, blocks=(1, 0, 0, 0), neck=4)
+    trace(network.eval(), (torch.zeros(1, 3, 64, 64),), fold_batch_norm=True)
+    more = sorted(name for name in set(sys.modules) - before if name.startswith("torch"))
+    progress(",".join(["tracing", *more]))
+    return default_build.build(config, progress)
 
 
 class Rig:

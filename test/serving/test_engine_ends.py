@@ -152,31 +152,36 @@ def test_oom_kills_are_counted_in_both_kinds_of_control_groups(tmp_path: Path) -
 _NODE = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from engine_rig import Rig
+from engine_rig import Rig, build_after_tracing
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 from multi_dnn_ros.serving import default_build, wire
 config = NodeConfig(device="cpu", cameras={"front": CameraConfig()}, dnns={
     name: DnnConfig(role=name, model=f"builtin:{name}_small", backend="eager", jobs=1) for name in ("object", "lane")})
-engines = [Rig(config, f"engine {number}", modules=() if number else default_build.MODULES) for number in range(3)]
-served = engines[0].serve(default_build.build).outcomes(100, size=(480, 640))
-assert engines[0].all(wire.Progressed)[-1].progress.ready == 2
+engines = [Rig(config, "engine 0", modules=default_build.MODULES)]
+served = engines[0].serve(build_after_tracing).outcomes(100, size=(480, 640))
+told = [message.progress for message in engines[0].all(wire.Progressed)]
+assert told[-1].ready == 2
+(tracing,) = (progress.text for progress in told if progress.text.startswith("tracing"))
+engines += [Rig(config, f"engine {number}", modules=()) for number in (1, 2)]  # they end while they import
 for engine in engines:
     while not engine.process.status.last_heartbeat_ns():
         time.sleep(0.01)
-print("torch" in sys.modules, *(type(served[name]).__name__ for name in ("lane", "object")),
+print("torch" in sys.modules, tracing, *(type(served[name]).__name__ for name in ("lane", "object")),
       *(engine.process.pid for engine in engines), flush=True)
 time.sleep(600)
 """
 
 
 def test_a_node_needs_no_pytorch_and_its_engine_processes_end_when_it_is_killed() -> None:
+    """New interpreters, so that what tracing imports after the default modules is seen, too: nothing."""
     with subprocess.Popen(
         [sys.executable, "-c", _NODE, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
     ) as node:
         try:
             assert node.stdout is not None
-            torch, lane, detections, *numbers = node.stdout.readline().split()
+            torch, tracing, lane, detections, *numbers = node.stdout.readline().split()
             assert (torch, lane, detections) == ("False", "Lanes", "Detections")
+            assert tracing == "tracing", "an engine process should have imported this before it is configured"
             pids = [int(number) for number in numbers]
             os.kill(pids[1], signal.SIGSTOP)  # it cannot notice the end of the node; the kernel kills it
         finally:
@@ -184,12 +189,12 @@ def test_a_node_needs_no_pytorch_and_its_engine_processes_end_when_it_is_killed(
     until(lambda: not any(runs(pid) for pid in pids), "end of the engine processes")
 
 
-@pytest.mark.usefixtures("new_interpreters")
-def test_nothing_is_left_of_many_processes() -> None:
+def test_nothing_is_left_of_many_processes(request: pytest.FixtureRequest) -> None:
     """Killed at once, during the imports, and after serving."""
     with contextlib.closing(Rig(settings("object"))) as first:
         first.serve().outcomes(200)
     del first
+    request.getfixturevalue("new_interpreters")  # forks have imported all
     before = _held()
     for number in range(4):
         one = Rig(settings("object"))

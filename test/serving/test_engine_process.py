@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -192,7 +190,6 @@ def _check_priorities(engine: Rig) -> None:
     assert len(serving) >= 6  # heartbeat, receive, report, workers, DNN
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_the_threads_of_a_session_prepared_in_the_background_have_the_priority_of_serving(rig: Make) -> None:
     """They run the DNNs after a model swap, and no unprivileged process can lower a nice value again."""
     engine = rig("object")
@@ -209,23 +206,6 @@ def test_a_build_that_cannot_be_pickled_raises_in_the_caller(rig: Make) -> None:
     engine = rig("object")
     with pytest.raises((AttributeError, TypeError)):
         engine.process.send(wire.Configure(settings("object"), ("object",), lambda config, progress: None))
-
-
-def test_tracing_a_network_imports_nothing_more_of_pytorch() -> None:
-    program = (
-        "import pkgutil, sys\n"
-        "from multi_dnn_ros.serving.default_build import MODULES\n"
-        "for found in map(pkgutil.resolve_name, MODULES):\n"
-        "    callable(found) and found()\n"
-        "import torch\n"
-        "from multi_dnn_ros.graph.trace import trace\n"
-        "from multi_dnn_ros.models.networks import DetectorNet\n"
-        "before = set(sys.modules)\n"
-        "trace(DetectorNet(2, (64, 64)).eval(), (torch.zeros(1, 3, 64, 64),), fold_batch_norm=True)\n"
-        "print(sorted(name for name in set(sys.modules) - before if name.startswith('torch')))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_imports_before_configuring_depend_on_the_build() -> None:

@@ -138,12 +138,11 @@ def test_stop_finishes_the_frames_and_the_same_process_serves_again(make: Callab
 def test_a_killed_process_is_replaced(
     make: Callable[..., HostRig], standby: str, request: pytest.FixtureRequest
 ) -> None:
-    limits = {}
+    limits = {"heartbeat_timeout_s": 1.0, "job_timeout_s": 1.0} if standby == "none" else {}
+    rig = make("lane", "object", standby=standby, fault_window_s=30.0, **limits).start()
     if standby == "none":
         # Importing alone takes longer than these limits: a process that loads is not condemned for being slow.
         request.getfixturevalue("new_interpreters")
-        limits = {"heartbeat_timeout_s": 1.0, "job_timeout_s": 1.0}
-    rig = make("lane", "object", standby=standby, fault_window_s=30.0, **limits).start()
     spare = 0
     if standby != "none":
         spare = rig.wait_standby(f"{standby}, ready")
