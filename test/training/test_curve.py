@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torchvision.models import squeezenet
+from torch import nn
 from torchvision.models.regnet import ResBottleneckBlock
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
@@ -21,25 +20,6 @@ from multi_dnn_ros.training.__main__ import main
 from multi_dnn_ros.training.curve import largest_cut, policy_for, reinitialize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-class Narrow(nn.Module):
-    """The first blocks of a SqueezeNet, with a tenth of its channels."""
-
-    def __init__(self, version: str, num_classes: int = 1000) -> None:
-        super().__init__()
-        fires = (squeezenet.Fire(16, 32, 16, 64), squeezenet.Fire(80, 32, 16, 64))
-        self.features = nn.Sequential(nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.MaxPool2d(3, 2), *fires)
-        self.classifier = nn.Conv2d(80, num_classes, 1)
-
-    def forward(self, image: Tensor) -> Tensor:
-        return self.classifier(self.features(image)).mean((2, 3))
-
-
-@pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SqueezeNet is small."""
-    monkeypatch.setattr(squeezenet, "SqueezeNet", Narrow)
 
 
 @pytest.mark.usefixtures("narrow")
