@@ -7,12 +7,13 @@ from torchvision.models import squeezenet
 
 
 class Narrow(nn.Module):
-    """The first blocks of a SqueezeNet, with fewer channels."""
+    """The first blocks of a SqueezeNet, with fewer channels and a batch normalization."""
 
     def __init__(self, version: str, num_classes: int = 1000) -> None:
         super().__init__()
         fires = (squeezenet.Fire(16, 32, 16, 64), squeezenet.Fire(80, 32, 16, 64))
-        self.features = nn.Sequential(nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.MaxPool2d(3, 2), *fires)
+        begin = (nn.Conv2d(3, 16, 3, stride=2), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(3, 2))
+        self.features = nn.Sequential(*begin, *fires)
         self.classifier = nn.Conv2d(80, num_classes, 1)
 
     def forward(self, image: Tensor) -> Tensor:
