@@ -6,6 +6,7 @@ import multiprocessing
 from multiprocessing.connection import Connection
 from typing import Any
 
+import narrow_squeezenet
 import torch
 
 from multi_dnn_ros.fleet import rank_process
@@ -17,8 +18,14 @@ from multi_dnn_ros.fleet.shares import Shares
 ROOM = 5
 
 
+def narrow(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
+    """Without faults; SqueezeNet is small."""
+    narrow_squeezenet.install()
+    rank_process.main(setup, connection)
+
+
 def short_of_memory(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
-    """Job `b` runs out of memory on unit 0 with more than ROOM tenths; other jobs are as usual."""
+    """Job `b` runs out of memory on unit 0 with more than ROOM tenths; other jobs as with `narrow`."""
     if setup.job.name == "b" and setup.rank == 0:
         take = JobTraining.take
 
@@ -28,7 +35,7 @@ def short_of_memory(setup: rank_process.RankSetup, connection: Connection[Any, A
             take(self, shares, rank)
 
         JobTraining.take = checked  # type: ignore[method-assign]
-    rank_process.main(setup, connection)
+    narrow(setup, connection)
 
 
 def without_training(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:

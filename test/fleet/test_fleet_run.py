@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from failing_ranks import ROOM, short_of_memory
+from failing_ranks import ROOM, narrow, short_of_memory
+from narrow_squeezenet import Narrow
+from torchvision.models import squeezenet
 
 from multi_dnn_ros.fleet.display import fleet_table
 from multi_dnn_ros.fleet.jobs_file import FleetJob
@@ -20,9 +22,10 @@ UNITS = (parse_unit("cpu:1"),) * 2
 
 
 @pytest.fixture
-def job(job: FleetJob) -> FleetJob:
-    """A small network: what is tested here is not what it learns."""
-    return job.model_copy(update={"model": "torchvision:shufflenet_v2_x0_5"})
+def job(job: FleetJob, monkeypatch: pytest.MonkeyPatch) -> FleetJob:
+    """A small network, here and in the ranks: what is tested here is not what it learns."""
+    monkeypatch.setattr(squeezenet, "SqueezeNet", Narrow)
+    return job.model_copy(update={"model": "torchvision:squeezenet1_1"})
 
 
 def write(path: Path, *jobs: FleetJob, **more: Any) -> Path:
@@ -80,14 +83,18 @@ def test_an_interrupted_fleet_continues_from_its_checkpoints(job: FleetJob, tmp_
         if supervisor.jobs and supervisor.jobs["a"].placed:
             raise KeyboardInterrupt
 
-    first = Supervisor(path, LocalLauncher(UNITS), tmp_path / "runs", watch=interrupt)
+    first = Supervisor(path, LocalLauncher(UNITS), tmp_path / "runs", watch=interrupt, rank_main=narrow)
     with pytest.raises(KeyboardInterrupt):
         first.run()
     state = json.loads((tmp_path / "runs/a/state.json").read_text())
     assert state["alone_s"] > 0.0
     lines: list[str] = []
     second = Supervisor(
-        path, LocalLauncher(UNITS), tmp_path / "runs", watch=lambda supervisor, line: lines.append(line)
+        path,
+        LocalLauncher(UNITS),
+        tmp_path / "runs",
+        watch=lambda supervisor, line: lines.append(line),
+        rank_main=narrow,
     )
     assert second.run() is True
     assert "a: continues" in lines  # not measured again

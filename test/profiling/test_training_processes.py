@@ -100,8 +100,8 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of one run of the command."""
     folder = tmp_path_factory.mktemp("training")
     status = main(
-        ["profile", "training", "torchvision:squeezenet1_1", "--num-classes", "5", "--size", "64x64", "--processes",
-         "2", "--device", "cpu", "--batch", "2", "--repeats", "3", "--threads", "1", "--sweep-to", "1", "--predict-to",
+        ["profile", "training", "torchvision:squeezenet1_1", "--num-classes", "5", "--size", "32x32", "--processes",
+         "2", "--device", "cpu", "--batch", "2", "--repeats", "2", "--threads", "1", "--sweep-to", "1", "--predict-to",
          "16", "--per-host", "8", "--host-link", "30:1", "--limits", str(folder / "limits.json"),
          "--output", str(folder / "out")]
     )  # fmt: skip

@@ -9,6 +9,8 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from narrow_squeezenet import Narrow
+from torchvision.models import squeezenet
 
 
 @pytest.fixture
@@ -19,6 +21,12 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SqueezeNet is small."""
+    monkeypatch.setattr(squeezenet, "SqueezeNet", Narrow)
 
 
 @pytest.fixture(scope="session")

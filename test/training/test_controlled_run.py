@@ -21,7 +21,7 @@ from multi_dnn_ros.training import controlled_run
 from multi_dnn_ros.training.__main__ import main
 from multi_dnn_ros.training.controlled_run import EXIT_STOPPED
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "narrow")
 
 
 def command(colours: Path, folder: Path, seeds: int, *more: str) -> list[str]:
@@ -62,9 +62,7 @@ def test_a_run_goes_on_where_it_was_stopped_or_killed(
         shutil.copy(whole / name, killed / name)
     (killed / "out.json").write_text(json.dumps({**content, "runs": {}}))
     again = command(colours, killed, seeds)
-    stopped = fork_server.run(
-        killed_training.command("control.seed0.ckpt", "multi_dnn_ros.training.__main__", again), timeout=200
-    )
+    stopped = fork_server.run(killed_training.command("control.seed0.ckpt", "narrow_main", again), timeout=200)
     assert stopped.returncode == -signal.SIGKILL, stopped.stderr
     assert list(json.loads((killed / "out.json").read_text())["runs"]) == ["decomposed 0"]
     assert main(again) == 0

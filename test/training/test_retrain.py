@@ -152,7 +152,7 @@ def test_lanes_learn_from_several_sets(tmp_path: Path) -> None:
                 cv2.imwrite(str(tmp_path / "own" / part / kind / f"{part}{k}.png"), shown)
     out = tmp_path / "lane.safetensors"
     sets = [f"road:{tmp_path / 'road'}", "--data", f"lanes:{tmp_path / 'own'}"]
-    assert main(arguments("builtin:lane", out, *sets, "--scenes", "4", "--epochs", "1", "--batch-size", "2")) == 0
+    assert main(arguments("builtin:lane", out, *sets, "--scenes", "2", "--epochs", "1", "--batch-size", "2")) == 0
     training = load_artifact(out)[1].provenance["training"]
     assert training["data"] == [sets[0], sets[2]]
     assert 0.0 <= training["test_scores"]["after"]["f1"] <= 1.0

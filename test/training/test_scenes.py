@@ -103,7 +103,7 @@ def test_any_size_and_seed_gives_a_scene_that_keeps_its_promises(
 
 
 def test_all_classes_lines_and_conditions_occur() -> None:
-    generator = SceneGenerator(160, 120, 9)
+    generator = SceneGenerator(160, 120, 11)  # all occur soon
     drawn: list[Scene] = []
 
     def occur() -> bool:

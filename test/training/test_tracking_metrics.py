@@ -150,7 +150,7 @@ def test_identities_of_a_drive_stand_for_objects() -> None:
 
 def test_tracks_on_a_generated_drive() -> None:
     """A detector that misses 10 % of the boxes and gives 20 % a low score."""
-    scores = run(drive(3, 120, 30.0), 30.0)
+    scores = run(drive(3, 60, 30.0), 30.0)
     print(scores)
     assert scores.idf1 > 0.8
     assert scores.hota > 0.65

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -16,30 +21,59 @@ from multi_dnn_ros.training import recipes
 from multi_dnn_ros.training.__main__ import main
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "DETECTOR_SIZE", (96, 64))
-    monkeypatch.setattr(recipes, "LANE_SIZE", (96, 64))
-    torch.set_num_threads(1)
+@pytest.fixture(scope="module", autouse=True)
+def small() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipes, "DETECTOR_SIZE", (96, 64))
+        patch.setattr(recipes, "LANE_SIZE", (96, 64))
+        torch.set_num_threads(1)
+        yield
 
 
-def arguments(role: str, folder: Path) -> list[str]:
-    scenes = ["--scenes", str(folder / "scenes"), "--count", "8", "--choice", "4", "--workers", "1"]
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder, where the first command of this module renders the scenes of all."""
+    return tmp_path_factory.mktemp("scenes")
+
+
+def arguments(role: str, folder: Path, scenes: Path) -> list[str]:
+    images = ["--scenes", str(scenes), "--count", "8", "--choice", "4", "--workers", "1"]
     run = ["--epochs", "2", "--batch-size", "4", "--device", "cpu", "--quiet", "--resume", str(folder / "last.ckpt")]
-    return [role, "--out", str(folder / f"{role}.safetensors"), *scenes, *run]
+    return [role, "--out", str(folder / f"{role}.safetensors"), *images, *run]
+
+
+Trained = Callable[[str], tuple[Path, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def trained(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Folder with the weights and the checkpoint of a role, trained once, and what the command said."""
+    done: dict[str, tuple[Path, dict[str, Any]]] = {}
+
+    def train(role: str) -> tuple[Path, dict[str, Any]]:
+        if role not in done:
+            folder = tmp_path_factory.mktemp(role)
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                assert main(arguments(role, folder, scenes)) == 0
+            done[role] = folder, json.loads(said.getvalue().splitlines()[-1])
+        return done[role]
+
+    return train
 
 
 @pytest.mark.parametrize("role", ["lane", "object", "pedestrian"])
-def test_a_role_is_trained_and_written(role: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments(role, tmp_path)) == 0
-    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_a_role_is_trained_and_written(
+    role: str, trained: Trained, scenes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, said = trained(role)
     assert said["role"] == role
-    with safe_open(tmp_path / f"{role}.safetensors", "pt") as file:
+    with safe_open(folder / f"{role}.safetensors", "pt") as file:
         header = {name: json.loads(value) for name, value in file.metadata().items()}
     assert header["input_size"] == [96, 64]
     assert header["training"]["data"]["train"]["count"] == 8
     assert header["training"]["kept_epoch"] == said["epoch"]
-    assert main(arguments(role, tmp_path)) == 0  # goes on from the checkpoint: nothing left to do
+    # Goes on from the checkpoint: nothing left to do.
+    assert main(arguments(role, folder, scenes)) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == said
 
 
@@ -60,17 +94,16 @@ def real_images(folder: Path) -> Path:
     return folder
 
 
-def test_real_images_are_learned_from_beside_the_scenes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_images_are_learned_from_beside_the_scenes(
+    trained: Trained, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Training goes on from weights that are there, and the file says what they and the images were."""
-    assert main(arguments("pedestrian", tmp_path)) == 0
-    begun = tmp_path / "pedestrian.safetensors"
-    more = [*arguments("pedestrian", tmp_path), "--real", str(real_images(tmp_path / "real")), "--start", str(begun)]
-    more[more.index("--out") + 1] = str(tmp_path / "better.safetensors")
-    more[more.index("--resume") + 1] = str(tmp_path / "other.ckpt")
-    assert main(more) == 0
+    begun = trained("pedestrian")[0] / "pedestrian.safetensors"
+    more = ["--real", str(real_images(tmp_path / "real")), "--start", str(begun)]
+    assert main([*arguments("pedestrian", tmp_path, scenes), *more]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said["map50"] == pytest.approx((said["map50_generated"] + said["map50_real"]) / 2)
-    with safe_open(tmp_path / "better.safetensors", "pt") as file:
+    with safe_open(tmp_path / "pedestrian.safetensors", "pt") as file:
         data = json.loads(file.metadata()["training"])["data"]
     assert data["real"] == {"images": 2, "choice": 1}
     assert data["start"]["weights"] == "pedestrian.safetensors"
@@ -79,24 +112,26 @@ def test_real_images_are_learned_from_beside_the_scenes(tmp_path: Path, capsys: 
 
 @pytest.mark.parametrize(("option", "said"), [("--start", "there is no such file"), ("--real", "no instances_train")])
 def test_what_is_missing_is_one_line(
-    option: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, said: str, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*arguments("object", tmp_path), option, str(tmp_path / "nowhere")]) == 1
+    assert main([*arguments("object", tmp_path, scenes), option, str(tmp_path / "nowhere")]) == 1
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_missing_road_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*arguments("lane", tmp_path), "--road", str(tmp_path / "nowhere")]) == 1
+def test_missing_road_data_is_one_line(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments("lane", tmp_path, scenes), "--road", str(tmp_path / "nowhere")]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == f"{tmp_path / 'nowhere'}: no lane_masks/*.png"
 
 
-def test_another_schedule_does_not_touch_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments("object", tmp_path)) == 0
+def test_another_schedule_does_not_touch_the_checkpoint(
+    trained: Trained, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(trained("object")[0] / "last.ckpt", tmp_path)
     before = (tmp_path / "last.ckpt").read_bytes()
-    changed = [word if word != "2" else "3" for word in arguments("object", tmp_path)]
-    assert main(changed) == 1
+    same = arguments("object", tmp_path, scenes)
+    assert main([*same, "--epochs", "3"]) == 1
     assert "schedule.epochs is 2 there, 3 now" in capsys.readouterr().err
-    assert main([*arguments("object", tmp_path), "--batch-size", "2"]) == 1
+    assert main([*same, "--batch-size", "2"]) == 1
     assert "batch_size is 4 there, 2 now" in capsys.readouterr().err
     assert (tmp_path / "last.ckpt").read_bytes() == before
 
