@@ -234,13 +234,14 @@ def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan
         cost_out = np.zeros_like(cost_in)
     else:
         pairs = [(r, s) for r in _thinned(rounding.all(inputs)) for s in _thinned(rounding.all(outputs))]
+    original = layer.macs()
     for in_rank, out_rank in pairs:
         plan = plan_of(layer, in_rank, out_rank)
-        if plan is not None and layer.macs(plan) < layer.macs():
+        if plan is not None and (macs := layer.macs(plan)) < original:
             error = cost_in[min(in_rank, len(cost_in) - 1)] + cost_out[min(out_rank, len(cost_out) - 1)]
-            points.append((layer.macs(plan), float(error), plan))
+            points.append((macs, float(error), plan))
     hull: list[tuple[int, float, TuckerPlan | SvdPlan]] = []
-    macs, error = layer.macs(), 0.0
+    macs, error = original, 0.0
     while True:
         below = [point for point in points if point[0] < macs]
         if not below:
