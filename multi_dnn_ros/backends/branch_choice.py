@@ -49,8 +49,8 @@ def check_repeatable(stage: Callable[[Tensors], Tensors], inputs: Tensors, repea
 def choose_fastest(times: Mapping[int, Sequence[float]]) -> int:
     """The choice with the smallest median time; 1 unless another one is clearly faster.
 
-    times: milliseconds by choice, such as the number of streams; 1, the stage as it is, among them. At equal times the
-    smallest choice.
+    times: milliseconds by choice, such as the number of streams; choice 1 is the unchanged stage. At equal times the
+    smallest choice is returned.
     """
     medians = {choice: statistics.median(ms) for choice, ms in times.items()}
     best = min(medians, key=lambda choice: (medians[choice], choice))

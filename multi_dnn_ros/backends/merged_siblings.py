@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 #: Values of the parameter `dnn.<dnn>.merge_siblings`.
 SETTINGS = ("never", "measured", "always")
-_SEPARATE, _MERGED = 1, 2  # as in ChoiceCache: 1 is the stage as it is
+_SEPARATE, _MERGED = 1, 2  # as in ChoiceCache: 1 is the unchanged stage
 
 
 class MergedSiblings:
