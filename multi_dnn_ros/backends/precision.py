@@ -107,7 +107,10 @@ class InPrecision:
             with float32_products(self.precision.tf32 if device.type == "cuda" else None):
                 return self.backend.prepare(stages, inputs, device, shared)
         inputs = noise_like(inputs)
-        return self.backend.prepare(self._cast(stages, inputs, device, shared), inputs, device, shared)
+        cast = self._cast(stages, inputs, device, shared)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # of the comparison: captured graphs allocate from memory pools of their own
+        return self.backend.prepare(cast, inputs, device, shared)
 
     def _cast(
         self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None
