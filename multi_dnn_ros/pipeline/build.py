@@ -80,7 +80,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         try:
             if settings.backend == MEASURED:
                 settings = with_measured_backend(dnns[name], settings, device, progress)
-            elif settings.backend == "auto":
+            else:
                 settings = with_cached_backend(dnns[name], settings, device, progress)
             if settings.backend != config.dnns[name].backend:
                 chosen[name] = settings

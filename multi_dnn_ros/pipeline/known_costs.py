@@ -9,20 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import BaseModel
 
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.graph.live_memory import peak_bytes, weight_bytes
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline.choices import timing_target
-from multi_dnn_ros.pipeline.measured_backend import MEASURED, choices_digest, with_cached_backend
+from multi_dnn_ros.pipeline.measured_backend import UNNAMED, choices_digest, with_cached_backend
 from multi_dnn_ros.planning.placement import Cost
 from multi_dnn_ros.planning.predictor import read_predictor
 from multi_dnn_ros.planning.service import predicted_services
 from multi_dnn_ros.planning.timing import TimingCache
 from multi_dnn_ros.settings.dnn_schema import OutputConfig
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
+from multi_dnn_ros.settings.section import runtime_fields
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +71,10 @@ def cost_key(name: str, config: NodeConfig, device: torch.device) -> str:
     only when the DNN is loaded.
     """
     settings = config.dnns[name]
-    own = settings.model_dump(mode="json", exclude=_IRRELEVANT | _runtime(DnnConfig))
-    of_outputs = _IRRELEVANT_OF_OUTPUTS | _runtime(OutputConfig)
+    own = settings.model_dump(mode="json", exclude={*_IRRELEVANT, *runtime_fields(DnnConfig)})
+    of_outputs = {*_IRRELEVANT_OF_OUTPUTS, *runtime_fields(OutputConfig)}
     cameras = len(set(settings.cameras or config.cameras))
+    target = timing_target(name, settings, device)
     parts = {
         "dnn": own,
         "outputs": {output: of.model_dump(mode="json", exclude=of_outputs) for output, of in settings.outputs.items()},
@@ -85,19 +86,11 @@ def cost_key(name: str, config: NodeConfig, device: torch.device) -> str:
             "blocking_ms": config.blocking_ms,
             "device": config.device,
         },
-        "target": timing_target(name, settings, device).name(),
-        "backend": timing_target(name, settings, device).served_by,
-        "choices": choices_digest() if settings.backend in ("auto", MEASURED) else "",
+        "target": target.name(),
+        "backend": target.served_by,
+        "choices": choices_digest() if settings.backend in UNNAMED else "",
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _runtime(section: type[BaseModel]) -> set[str]:
-    """Names of the parameters that can be changed while the node serves."""
-    return {
-        key for key, field in section.model_fields.items()
-        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("runtime")
-    }  # fmt: skip
 
 
 def predicted_cost(name: str, config: NodeConfig, device: torch.device) -> tuple[Cost | None, str]:
@@ -110,8 +103,7 @@ def predicted_cost(name: str, config: NodeConfig, device: torch.device) -> tuple
     settings = config.dnns[name]
     predictor = read_predictor(Path(config.predictor))
     dnn = load_dnn(name, settings)
-    if settings.backend in ("auto", MEASURED):
-        settings = with_cached_backend(dnn, settings, device)
+    settings = with_cached_backend(dnn, settings, device)
     target = timing_target(name, settings, device)
     image = np.zeros((*dnn.view.enlarge_to_min((_HEIGHT, _WIDTH)), 3), np.uint8)
     with torch.inference_mode():

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 #: Value of the parameter `dnn.<dnn>.backend`.
 MEASURED = "measured"
+#: Values of that parameter that name no backend.
+UNNAMED = ("auto", MEASURED)
 CHOICES = MachineCache("backends", "the measured backends")
 
 #: Largest time relative to that of backend auto at which another one is used: smaller gains may be noise.
@@ -78,8 +80,8 @@ def with_measured_backend(
     progress: called with a line before slow steps and with the table of all backends. The backend of `auto` is kept if
     none is at least 2 % faster, if none works, and with int8, which only one backend computes.
     """
-    automatic = backend_name("auto", device, dnn.name, settings.precision)
     if settings.precision == "int8":
+        automatic = backend_name("auto", device, dnn.name, settings.precision)
         progress(f"dnn.{dnn.name}: backend {automatic}, the only one with int8")
         return settings.model_copy(update={"backend": automatic})
     rows = _candidates(settings, device)
@@ -95,25 +97,26 @@ def with_measured_backend(
                 f"the choice for {dnn.name} is not cached: a backend ran out of memory, which may be free next time"
             )
         source = "measured now"
-    return _with_fastest(dnn, settings, found, automatic, source, progress)
+    return _with_fastest(dnn, settings, device, found, source, progress)
 
 
 def with_cached_backend(
     dnn: Dnn, settings: DnnConfig, device: torch.device, progress: Callable[[str], None] = lambda text: None
 ) -> DnnConfig:
-    """`settings` with the backend and execution provider that were measured earlier on this machine, instead of `auto`.
+    """`settings` with the backend and execution provider that were measured earlier on this machine, instead of `auto`
+    or `measured`.
 
-    The same settings if nothing was measured for them. progress: called with the table of all backends.
+    The same settings if they name a backend or if nothing was measured for them. progress: called with the table of all
+    backends.
     """
-    if settings.precision == "int8" or next(CHOICES.entries(), None) is None:
+    if settings.backend not in UNNAMED or settings.precision == "int8" or next(CHOICES.entries(), None) is None:
         return settings
     rows = _candidates(settings, device)
     key = _key(dnn, settings, device, rows)
     found = _cached(key, rows)
     if found is None:
         return settings
-    automatic = backend_name("auto", device, dnn.name, settings.precision)
-    return _with_fastest(dnn, settings, found, automatic, _cache_text(key), progress)
+    return _with_fastest(dnn, settings, device, found, _cache_text(key), progress)
 
 
 def choices_digest() -> str:
@@ -132,9 +135,14 @@ def _cache_text(key: Key) -> str:
 
 
 def _with_fastest(
-    dnn: Dnn, settings: DnnConfig, found: Sequence[Row], automatic: str, source: str, progress: Callable[[str], None]
+    dnn: Dnn,
+    settings: DnnConfig,
+    device: torch.device,
+    found: Sequence[Row],
+    source: str,
+    progress: Callable[[str], None],
 ) -> DnnConfig:
-    best = choose(found, automatic)
+    best = choose(found, backend_name("auto", device, dnn.name, settings.precision))
     progress(f"dnn.{dnn.name}: backend {best.name}, {source}:\n{as_table(found)}")
     providers = [best.provider] if best.provider else []
     return settings.model_copy(update={"backend": best.backend, "providers": providers or settings.providers})

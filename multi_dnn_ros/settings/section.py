@@ -22,3 +22,12 @@ class Section(BaseModel):
     """Base of the sections."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, str_strip_whitespace=True)
+
+
+def runtime_fields(section: type[Section]) -> tuple[str, ...]:
+    """Names of the runtime parameters of a section, in the order of their definition."""
+    return tuple(
+        name
+        for name, field in section.model_fields.items()
+        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("runtime")
+    )

@@ -160,6 +160,13 @@ def test_facts_that_do_not_match_the_folder_are_refused(
     assert "facts.json does not match the folder" in caplog.text
 
 
+def _add_toy(monkeypatch: pytest.MonkeyPatch, kind: type[Eager]) -> None:
+    """Add a backend `toy` of this class."""
+    specs = [BackendSpec("toy", lambda request: kind()), *BACKENDS.usable()]
+    monkeypatch.setattr(BACKENDS, "usable", lambda: specs)
+    monkeypatch.setattr(BACKENDS, "get", {spec.name: spec for spec in specs}.__getitem__)
+
+
 class _Wrong(Eager):
     def prepare(self, stages: Sequence[Any], *rest: Any) -> Any:
         first, *others = super().prepare(stages, *rest)
@@ -184,9 +191,7 @@ class _Replaced(Eager):
 def test_a_backend_that_does_not_work_here_is_not_chosen(
     kind: type[Eager], reason: str, dnn: Dnn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    specs = [*BACKENDS.usable(), BackendSpec("toy", lambda request: kind())]
-    monkeypatch.setattr(BACKENDS, "usable", lambda: specs)
-    monkeypatch.setattr(BACKENDS, "get", {spec.name: spec for spec in specs}.__getitem__)
+    _add_toy(monkeypatch, kind)
     lines: list[str] = []
     assert chosen(dnn, lines=lines).backend != "toy"
     (row,) = [line for line in lines[-1].splitlines() if line.startswith("| toy ")]
@@ -201,9 +206,7 @@ class _Moved(Eager):
 
 
 def test_a_backend_can_move_the_stages(dnn: Dnn, monkeypatch: pytest.MonkeyPatch) -> None:
-    specs = [BackendSpec("toy", lambda request: _Moved()), *BACKENDS.usable()]
-    monkeypatch.setattr(BACKENDS, "usable", lambda: specs)
-    monkeypatch.setattr(BACKENDS, "get", {spec.name: spec for spec in specs}.__getitem__)
+    _add_toy(monkeypatch, _Moved)
     lines: list[str] = []
     chosen(dnn, lines=lines)
     (row,) = [line for line in lines[-1].splitlines() if line.startswith("| toy ")]
@@ -217,9 +220,7 @@ class _NeedsMemory(Eager):
 
 
 def test_a_choice_that_a_lack_of_memory_decided_is_not_kept(dnn: Dnn, monkeypatch: pytest.MonkeyPatch) -> None:
-    specs = [*BACKENDS.usable(), BackendSpec("toy", lambda request: _NeedsMemory())]
-    monkeypatch.setattr(BACKENDS, "usable", lambda: specs)
-    monkeypatch.setattr(BACKENDS, "get", {spec.name: spec for spec in specs}.__getitem__)
+    _add_toy(monkeypatch, _NeedsMemory)
     for _ in range(2):
         lines: list[str] = []
         assert chosen(dnn, lines=lines).backend != "toy"
