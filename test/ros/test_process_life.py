@@ -26,7 +26,7 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
 from timing import at_most_s
-from tiny_exports import ready_soonest
+from tiny_exports import quick_dnn
 from waiting import runs
 
 from multi_dnn_ros.common.processes import loopback_environment
@@ -61,7 +61,7 @@ class Robot:
     def __init__(self, folder: Path, domain: int) -> None:
         self.log = folder / "node.log"
         parameters = folder / "parameters.yaml"
-        parameters.write_text(PARAMETERS.format(dnn=ready_soonest(folder)))
+        parameters.write_text(PARAMETERS.format(dnn=quick_dnn(folder)))
         self.model = str(folder / "tiny.onnx")
         self._command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "run", "--params-file", str(parameters)]
         self._environment = {**os.environ, **loopback_environment(domain)}

@@ -17,7 +17,7 @@ import pytest
 from fork_server import ForkServer
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_exports import ready_soonest
+from tiny_exports import quick_dnn
 
 from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.common.sd_notify import ServiceManager
@@ -310,7 +310,7 @@ class NodeService:
     ) -> None:
         self.log = folder / "node.log"
         params = folder / "params.yaml"
-        params.write_text(PARAMETERS.format(dnn=ready_soonest(folder)))
+        params.write_text(PARAMETERS.format(dnn=quick_dnn(folder)))
         arguments = ["--ros-args", "--params-file", str(params)]
         environment = {
             **os.environ,

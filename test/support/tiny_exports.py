@@ -79,7 +79,7 @@ class TinyOdd(nn.Module):
         return self.layer(image.mean((2, 3))).reshape(1, 4, 5, 6, 7)
 
 
-def ready_soonest(folder: Path) -> str:
+def quick_dnn(folder: Path) -> str:
     """The value of parameter `dnn.<dnn>` for a detector that a node configures in a tenth of a second, as YAML."""
     model = export(TinyYolo(2), folder / "tiny.onnx")
     return f"{{model: {model}, labels: [thing, other], backend: eager, jobs: 1}}"
