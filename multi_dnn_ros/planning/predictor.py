@@ -248,11 +248,11 @@ class Predictor(FileModel):
             low, high = min(values), max(values)
             if not low / _SLACK <= value <= high * _SLACK:
                 what = name.replace("_", " ")
-                return [f"a {counts.kind} layer of {value:,} {what}; trained range: {low:,} to {high:,}"]
+                return [f"{counts.kind} layer of {value:,} {what}; trained range: {low:,} to {high:,}"]
         apart = np.abs(np.log1p(np.array(own)) - np.log1p(np.array(seen.sizes))).max(axis=1).min()
         if apart > np.log(_NEAR):
             listed = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in zip(_SIZES, own, strict=True))
-            return [f"a {counts.kind} layer of {listed}; no trained layer is within a factor of {_NEAR:g} of that"]
+            return [f"{counts.kind} layer of {listed}; no trained layer is within a factor of {_NEAR:g} of that"]
         return []
 
 
@@ -281,9 +281,11 @@ def layers_of(traced: Traced) -> list[LayerShape]:
 
 
 def trained_range(samples: Sequence[Sample]) -> dict[str, TrainedRange]:
-    """The range of layers in a set of samples, by kind of layer."""
+    """The range of layers in a set of samples, by kind of layer; none for views, which are not predicted."""
     seen = {}
     for kind in KINDS:
+        if kind == "view":
+            continue
         own = [sample.counts for sample in samples if sample.counts.kind == kind]
         if own:
             sizes = sorted({tuple(getattr(counts, name) for name in _SIZES) for counts in own})

@@ -136,7 +136,7 @@ def learn(
             for sms, of in sorted(settings.items())
             if sms
         },
-        seen=trained_range(rows),
+        seen=trained_range(samples),  # with layers below the clock's resolution: their short times are known too
         loads=dict(loads),
         model=models[0],
         scores=tuple(scores),

@@ -86,7 +86,8 @@ class Events:
         jobs = list(supervisor.jobs.values())
         if not jobs or not all(job.placed and job.state.status == "running" for job in jobs):
             return
-        there = [job for job in jobs if job.shares[self.unit] and job.is_current]
+        # Not `is_current`: on a slow machine, each report may come with a decision, which makes it outdated at once.
+        there = [job for job in jobs if job.shares[self.unit] and job.report is not None]
         if self._done == 0 and there and (self._folder / there[0].name / "checkpoint.pt").is_file():
             self.killed = there[0].name
             assert there[0].processes is not None

@@ -16,6 +16,7 @@ from torch import nn
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.planning.features import ideal_ms, linear_features
+from multi_dnn_ros.planning.predictor import trained_range
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, read_samples, write_samples
 from multi_dnn_ros.profiling.analysis import explain, importances, plot_importances
@@ -155,6 +156,16 @@ def test_trees_predict_as_scikit_learn() -> None:
     theirs = ideal_ms(questions) * np.exp(found[0].predict(tree_features(questions)))
     assert np.allclose(ours.predict(questions), theirs, rtol=1e-6)
     assert fit_trees(rows) == ours  # the same again
+
+
+def test_layers_below_the_resolution_of_the_clock_are_known() -> None:
+    """A predictor that refused them would refuse the networks that it was trained on."""
+    rows = samples(2, 4)
+    least = min(rows, key=lambda row: row.counts.flops).counts
+    short = [dataclasses.replace(row, ms=0.0) if row.counts == least else row for row in rows]
+    trained = learn(short).seen[least.kind]
+    assert trained == trained_range(rows)[least.kind]
+    assert least.flops in {flops for flops, *_ in trained.sizes}
 
 
 def test_models_and_levels_are_held_out_beside_baselines() -> None:
