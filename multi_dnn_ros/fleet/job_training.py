@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from multi_dnn_ros import __version__
+from multi_dnn_ros.common.extras import require
 from multi_dnn_ros.common.reporting import provenance
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.networks import load_trainable
@@ -45,12 +46,18 @@ class JobTraining:
     """done: steps so far. total: steps in all. losses: of every step, of the global batch. data: as it was read."""
 
     def __init__(self, job: FleetJob, device: torch.device, data: CheckedData | None = None) -> None:
-        """Loads the network, and the data unless given. Raises TrainingError, ModelError, DatasetError."""
+        """Loads the network, and the data unless given.
+
+        Raises TrainingError, ModelError, DatasetError, and MissingExtra if the scores at the end need pycocotools and it
+        is not installed.
+        """
         self.job = job
         self.device = device
         self._trainable = load_trainable(job)
         if self._trainable.loss is None:
             raise TrainingError(f"the outputs of {job.model} have no loss; the fleet trains without a teacher")
+        if self._trainable.task == "boxes":
+            require("average precision", "pycocotools")
         self.data = data if data is not None else read_data(job, self._trainable)
         self.network = self._trainable.network.to(device)
         self._dtype = torch.float64 if job.precision == "fp64" else torch.float32

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.extras import MissingExtra
 from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.fleet.job_training import JobTraining, read_data
 from multi_dnn_ros.fleet.jobs_file import FleetJob
@@ -75,7 +76,9 @@ def main(setup: RankSetup, connection: Connection[Any, Any]) -> None:
     except EOFError:
         sys.exit(1)  # the supervisor has ended, does not need this rank any more, or the connection has broken
     except Exception as error:
-        failure = Failed(summarize_error(error), is_memory_error(error), isinstance(error, ValueError | OSError))
+        failure = Failed(
+            summarize_error(error), is_memory_error(error), isinstance(error, ValueError | OSError | MissingExtra)
+        )
         try:
             connection.send(failure)
         except OSError:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from multi_dnn_ros.common.extras import MissingExtra
 from multi_dnn_ros.fleet.job_training import JobTraining
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.measure_steps import measure_network
@@ -32,6 +34,16 @@ def test_the_learning_rate_follows_the_whole_schedule(more: dict[str, int | None
     training.step()
     state = torch.load(io.BytesIO(training.state_bytes()), weights_only=True)
     assert state["optimizer"]["param_groups"][0]["lr"] < 0.05 * job.lr
+
+
+def test_a_detector_needs_its_metric_before_it_is_trained(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"model": "builtin:object", "data": f"road:{tmp_path}", "num_classes": 0, "size": None}
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    with pytest.raises(MissingExtra, match="average precision needs pycocotools"):
+        JobTraining(job.model_copy(update={**changes, "scenes": 10}), torch.device("cpu"))
+    assert not list(tmp_path.iterdir())  # reported before the data is rendered
 
 
 @pytest.fixture
