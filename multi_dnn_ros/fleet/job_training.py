@@ -48,8 +48,8 @@ class JobTraining:
     def __init__(self, job: FleetJob, device: torch.device, data: CheckedData | None = None) -> None:
         """Loads the network, and the data unless given.
 
-        Raises TrainingError, ModelError, DatasetError, and MissingExtra if the scores at the end need pycocotools and it
-        is not installed.
+        Raises TrainingError, ModelError, DatasetError; MissingExtra if the scores at the end need a library that is not
+        installed.
         """
         self.job = job
         self.device = device
