@@ -71,7 +71,7 @@ class Row:
 
     @property
     def worse_by(self) -> float | None:
-        """None for a figure without a direction."""
+        """None for a figure that cannot be better or worse."""
         better = self.quantity.better
         return {"higher": 1.0 / self.ratio, "lower": self.ratio}[better] if better else None
 
@@ -97,7 +97,7 @@ class Comparison:
     lost: list[str] = field(default_factory=list)
 
     def failing(self, limit: float, figures: Sequence[str] = ()) -> list[Row]:
-        """Rows whose figure is worse by more than this factor. figures: their names; empty: all with a direction."""
+        """Rows whose figure is worse by more than this factor. figures: their names; empty: all that can be worse."""
         return [
             row
             for row in self.rows

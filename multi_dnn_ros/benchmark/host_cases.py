@@ -13,6 +13,7 @@ from torch import nn
 from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.resources import config_file
+from multi_dnn_ros.settings.options import with_options
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
@@ -88,7 +89,7 @@ def config_of(preset: str, device: str | None, folder: Path) -> NodeConfig:
     """The node's parameters of a preset or a parameter file, on `device` where that is given.
 
     folder: where the network of the preset `null` is written. A peer has the DNNs of `builtin`, so that its results
-    have the same topics. UsageError: heavy_gpu without a GPU.
+    have the same topics. Raises UsageError for heavy_gpu without a GPU, and a device that is not allowed.
     """
     if preset == "heavy_gpu" and (device == "cpu" or not torch.cuda.is_available()):
         raise UsageError("--presets heavy_gpu needs a GPU; PyTorch finds none, or --device is cpu")
@@ -99,7 +100,7 @@ def config_of(preset: str, device: str | None, folder: Path) -> NodeConfig:
         _write_null_network(network)
         dnn = DnnConfig(role="object", model=str(network), decoder="yolo", labels=["nothing"], jobs=1, resize="stretch")
         config = config.model_copy(update={"dnns": {NULL: dnn}})
-    return NodeConfig.model_validate({**config.model_dump(), **({"device": device} if device else {})})
+    return with_options(config, device=device) if device else config
 
 
 class _Null(nn.Module):

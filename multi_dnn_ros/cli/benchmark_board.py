@@ -129,13 +129,14 @@ def _outputs(args: argparse.Namespace) -> tuple[Path, Path]:
 def _content(args: argparse.Namespace, settings: Settings, output: Path) -> BoardRecord:
     """An empty record, or that of the run that --resume continues."""
     from multi_dnn_ros.benchmark.board.machine import describe_board
+    from multi_dnn_ros.benchmark.board.mixes import chosen_device
     from multi_dnn_ros.benchmark.board.reading import read_board
     from multi_dnn_ros.benchmark.board.record import SCENARIO, SCHEMA_VERSION, BoardRecord
     from multi_dnn_ros.common.reporting import provenance
-    from multi_dnn_ros.pipeline.choices import ConfigError, choose_device
+    from multi_dnn_ros.pipeline.choices import ConfigError
 
     try:
-        device = choose_device(args.device or "auto", "--device is")
+        device = chosen_device(args.device)
     except ConfigError as error:
         raise UsageError(str(error)) from None
     content = BoardRecord(

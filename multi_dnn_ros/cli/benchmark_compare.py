@@ -35,7 +35,7 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
         help="exit with code 1 if a figure of SECOND is worse by more than this factor, if SECOND has no figures "
         "for a case that has some in FIRST, or if nothing can be compared")  # fmt: skip
     add("--figures", nargs="+", default=[], metavar="NAME",
-        help="figures that --fail-above checks (default: all that have a direction)")  # fmt: skip
+        help="figures that --fail-above checks (default: all that can be better or worse)")  # fmt: skip
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -48,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
     known = [quantity.name for quantity in QUANTITIES if quantity.better]
     for name in args.figures:
         if name not in known:
-            raise UsageError(f"--figures {name}: no figure with a direction; allowed: {', '.join(known)}")
+            raise UsageError(f"--figures {name}: not a figure that can be better or worse; allowed: {', '.join(known)}")
     if args.figures and args.fail_above is None:
         raise UsageError("--figures chooses what --fail-above checks; give --fail-above, too")
     if args.fail_above is not None and args.fail_above < 1.0:

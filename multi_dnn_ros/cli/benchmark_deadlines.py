@@ -19,7 +19,7 @@ from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import write_figures
 
 _DEADLINES = """\
-Three cameras send frames to DNNs of high, middle and low priority, whose deadlines are one, two and three frame
+Three cameras send frames to DNNs of high, medium and low priority, whose deadlines are one, two and three frame
 periods. The engine first serves as much as it can; then the cameras send 50, 90 and 120 % of that. Reported are missed
 deadlines and drops under the policies fifo, priority and edf. The number of DNNs is chosen so that the cameras run at
 about --rate. Exit code 1 if a frame is unaccounted for.

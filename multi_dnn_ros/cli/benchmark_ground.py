@@ -1,4 +1,4 @@
-"""``multi-dnn benchmark ground``: how exact lane points in metres are on generated roads."""
+"""``multi-dnn benchmark ground``: how accurate lane points in metres are on generated roads."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from multi_dnn_ros.common.machine_cache import MachineCache
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.pipeline.measured_backend import CHOICES, MEASURED
 from multi_dnn_ros.planning.layer_times import LAYER_TIMES
-from multi_dnn_ros.serving.host import Description, Host, Progress
+from multi_dnn_ros.serving.host import Host, Progress
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
 #: Time and size of a file, by path.
@@ -35,7 +35,9 @@ class CacheKind:
 
 @dataclass(frozen=True)
 class Made:
-    """What one cache has after the build. files, size_bytes: written now. total_bytes: of the whole cache."""
+    """What one cache has after the build. files, size_bytes: written now. total_bytes: of the whole cache. foreign: a
+    line for each entry of another machine or version, which is not used.
+    """
 
     kind: CacheKind
     files: int
@@ -56,7 +58,6 @@ class Built:
     again_s: float
     by_dnn_s: Mapping[str, tuple[float, float]]
     caches: tuple[Made, ...]
-    description: Description
 
 
 def kinds() -> tuple[CacheKind, ...]:
@@ -86,14 +87,14 @@ def build_caches(
     """
     before = {kind.path: snapshot(kind.path) for kind in kinds()}
     measured = config.model_copy(update={"dnns": {name: _measured(dnn) for name, dnn in config.dnns.items()}})
-    first_s, first, _ = _configure(measured, make_host, report, clock)
+    first_s, first = _configure(measured, make_host, report, clock)
     if config.placement == "auto" and measured != config:  # the costs of `auto`, which are now those of the choices
         _configure(config, make_host, report, clock)
     made = tuple(_made(kind, before[kind.path]) for kind in kinds())
     report("configuring again, from the caches")
-    again_s, again, description = _configure(config, make_host, lambda line: None, clock)
+    again_s, again = _configure(config, make_host, lambda line: None, clock)
     by_dnn = {name: (first[name], again.get(name, 0.0)) for name in first}
-    return Built(first_s, again_s, by_dnn, made, description)
+    return Built(first_s, again_s, by_dnn, made)
 
 
 def _measured(settings: DnnConfig) -> DnnConfig:
@@ -102,8 +103,8 @@ def _measured(settings: DnnConfig) -> DnnConfig:
 
 def _configure(
     config: NodeConfig, make_host: Callable[[], Host], report: Callable[[str], None], clock: Callable[[], float]
-) -> tuple[float, dict[str, float], Description]:
-    """(seconds, seconds by DNN, what is served)."""
+) -> tuple[float, dict[str, float]]:
+    """(seconds, seconds by DNN)."""
     begin = clock()
     by_dnn_s: dict[str, float] = {}
     last, last_s = "", begin  # DNN and time of the latest step
@@ -118,11 +119,11 @@ def _configure(
 
     host = make_host()
     try:
-        description = host.configure(config, progress)
+        host.configure(config, progress)
         taken_s = clock() - begin
     finally:
         host.close()
-    return taken_s, {name: by_dnn_s[name] for name in config.dnns if name in by_dnn_s}, description
+    return taken_s, {name: by_dnn_s[name] for name in config.dnns if name in by_dnn_s}
 
 
 def snapshot(path: Path) -> Snapshot:

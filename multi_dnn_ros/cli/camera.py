@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from multi_dnn_ros.camera.source import Source
 
 _DETAILS = """\
-The images are published at an even rate on the topic CAMERA/image_raw.
+The images are published on the topic CAMERA/image_raw (compressed ones on CAMERA/image_raw/compressed), at an even rate
+unless they come from a recording.
 
 SOURCE is one of
   FILE.mp4, .avi, ...   a video, at its own rate unless --rate is given

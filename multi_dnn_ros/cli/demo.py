@@ -8,8 +8,8 @@ from pathlib import Path
 from multi_dnn_ros.cli.arguments import natural, positive_float, size
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.demo_video import model_argument, run_video
-from multi_dnn_ros.cli.network_arguments import MODEL_HELP
-from multi_dnn_ros.cli.options import DEVICES
+from multi_dnn_ros.cli.options import PARAMETER_DEVICES
+from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import UsageError
 
 _DETAILS = """\
@@ -31,9 +31,10 @@ Written to the output folder, and for the decomposed DNNs to its subfolder `deco
 Those of an earlier demo are replaced; a recording or results of something else in their place are an error.
 
 With --video every frame of a video goes through the DNNs of --model, each as NAME=MODEL; a NAME of lane, object or
-pedestrian is also its role. MODEL is what the node accepts: a file, or torchvision:<builder>. Without --model the
-package's DNNs run, or those of --params-file. There is no truth to compare with: the table and summary.json contain
-the number of results by class, and the times per frame. Written are overlay.mp4, overlay.png, summary.json and bag/.
+pedestrian is also its role. MODEL is builtin:<name> or a file; a network of torchvision, which needs parameter
+`weights`, runs with --params-file. Without both options the package's DNNs run. There is no truth to compare with: the
+table and summary.json contain the number of results by class, and the times per frame. Written are overlay.mp4,
+overlay.png, summary.json and bag/.
 """
 _EXAMPLES = """\
 multi-dnn demo
@@ -42,6 +43,7 @@ multi-dnn demo --rate 30 --size 1280x720 --dnns original
 multi-dnn demo --video drive.mp4
 multi-dnn demo --video drive.mp4 --model object=yolox_nano.onnx --model lane=builtin:lane --output out/mine
 """
+_MODELS = ", ".join(form for form in extensions.model_forms() if not form.startswith("torchvision:"))
 
 
 def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
@@ -64,9 +66,10 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add = parser.add_argument_group("any video").add_argument
     add("--video", type=Path, metavar="FILE", help="run on a video, an image or a folder of images instead of a road")
     add("--model", type=model_argument, action="append", default=[], metavar="NAME=MODEL",
-        help=f"with --video: a DNN and its model: {MODEL_HELP}; may be repeated "
+        help=f"with --video: a DNN and its model: {_MODELS}; may be repeated "
         "(default: the package's DNNs)")  # fmt: skip
-    add("--device", metavar="NAME", help=f"with --video: {DEVICES} (default: auto)")
+    add("--device", metavar="NAME",
+        help=f"with --video: {PARAMETER_DEVICES} (default: parameter `device` of --params-file, or auto)")  # fmt: skip
     add = parser.add_argument
     add("--domain-id", type=natural, metavar="N",
         help="ROS_DOMAIN_ID of the demo (default: one that no process on this machine uses)")  # fmt: skip
@@ -80,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         return run_video(args)
     for option in ("model", "device"):
         if getattr(args, option):
-            raise UsageError(f"--{option} needs --video; the DNNs of a drive are those of --params-file")
+            raise UsageError(f"--{option} needs --video; a drive takes DNNs and device from its parameter file")
     from multi_dnn_ros.common.resources import config_file
     from multi_dnn_ros.demo.comparison import SETS, run_both
     from multi_dnn_ros.demo.run import Demo

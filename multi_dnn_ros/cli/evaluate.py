@@ -99,7 +99,8 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add_units(several, required=False, default="do not use several")
     add_tables(several)
     parser.add_argument("--report", type=Path, metavar="DIR",
-                        help="folder to write a report to: JSON, Markdown and a plot")  # fmt: skip
+                        help="folder to write a report to: JSON, Markdown and a plot; with --params-file only "
+                        "JSON")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

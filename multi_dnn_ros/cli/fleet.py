@@ -58,7 +58,8 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="folder for checkpoints, logs and trained networks (default: YAML with .fleet)")  # fmt: skip
     add_output(parser, "write all decisions, or the simulated figures, to this JSON file")
     add_plot(parser, "slow-downs over time")
-    mode = parser.add_argument_group("measure and simulate").add_argument
+    group = parser.add_argument_group("measure and simulate")
+    mode = group.add_argument
     mode("--measure", type=Path, metavar="JSON", help="time training steps, write them to this file and stop")
     mode("--simulate", type=Path, metavar="JSON", help="file of --measure; nothing is trained")
     mode("--gpus", type=positive, nargs="+", default=[4], metavar="N",
@@ -66,7 +67,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     mode("--copies", type=int, default=0, metavar="N",
          help="simulate N jobs, made from those of the file, with random lengths and arrivals (default: 0, the jobs of "
          "the file)")  # fmt: skip
-    add_seed(parser.add_argument_group("simulation"), "lengths and arrivals of copies")
+    add_seed(group, "lengths and arrivals of copies")
 
 
 def run(args: argparse.Namespace) -> int:

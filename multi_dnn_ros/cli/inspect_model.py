@@ -47,8 +47,10 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add_configured_dnn(parser)
     add("--weights", default="default", metavar="NAME", help=WEIGHTS_HELP)
     add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
-    add("--decoder", choices=("auto", *extensions.names(extensions.DECODERS)), default="auto",
-        help="what the outputs mean (default: by the shapes of the outputs)")  # fmt: skip
+    decoders = ("auto", *extensions.names(extensions.DECODERS))
+    add("--decoder", choices=decoders, default="auto", metavar="NAME",
+        help=f"decoder of the outputs: {', '.join(decoders)} (default: %(default)s, which is the model's own, else the "
+        "one that reads outputs of these shapes)")  # fmt: skip
     add("--labels", nargs="+", default=[], metavar="NAME", help="class names, a file of them, coco80 or coco91")
     add("--keep", nargs="+", default=[], metavar="NAME", help="classes to report")
     add("--compile", action="store_true", help="also try backends that compile for minutes")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
 
 DEVICES = "auto, cpu, cuda, or cuda:<number>"
+#: Of parameter `device`, which also names a number of threads.
+PARAMETER_DEVICES = "auto, cpu, cpu:<threads>, cuda, or cuda:<number>"
 
 
 def add_params_file(parser: argparse._ActionsContainer) -> None:
@@ -26,9 +28,11 @@ def add_params_file(parser: argparse._ActionsContainer) -> None:
 
 
 def add_device(parser: argparse._ActionsContainer, default: str | None = "auto") -> None:
-    """--device. default: None where the parameter file names one."""
-    standard = "%(default)s" if default is not None else "parameter `device` of the parameter file"
-    parser.add_argument("--device", default=default, metavar="NAME", help=f"{DEVICES} (default: {standard})")
+    """--device. default: None where the parameter file names one; the values are then those of parameter `device`."""
+    allowed, standard = DEVICES, "%(default)s"
+    if default is None:
+        allowed, standard = PARAMETER_DEVICES, "parameter `device` of the parameter file"
+    parser.add_argument("--device", default=default, metavar="NAME", help=f"{allowed} (default: {standard})")
 
 
 def add_seed(parser: argparse._ActionsContainer, of: str, default: int = 0) -> None:
@@ -51,17 +55,17 @@ def add_plot(parser: argparse._ActionsContainer, of: str) -> None:
 def read_config(args: argparse.Namespace, node: str | None = None, **changes: Any) -> NodeConfig:
     """The parameters of --params-file, with --device and `changes` in place of its values.
 
-    node: fully qualified name of the node whose section of the file is used. Raises ParameterError, OSError, and
-    ValueError for a change that is not allowed.
+    node: fully qualified name of the node whose section of the file is used. changes: see with_options. Raises
+    ParameterError, OSError, and UsageError for an option whose value is not allowed.
     """
     from multi_dnn_ros.common.resources import config_file
+    from multi_dnn_ros.settings.options import with_options
     from multi_dnn_ros.settings.params_file import read_params_file
-    from multi_dnn_ros.settings.schema import NodeConfig
 
     config = read_params_file(args.params_file or config_file("multi_dnn.yaml"), *([node] if node is not None else []))
     if getattr(args, "device", None) is not None:
         changes["device"] = args.device
-    return NodeConfig.model_validate({**config.model_dump(), **changes}) if changes else config
+    return with_options(config, **changes) if changes else config
 
 
 def check_writable(option: str, path: Path) -> None:

@@ -40,7 +40,7 @@ the exit code is 1.
 """
 _EXAMPLES = """\
 multi-dnn partition run torchvision:resnet18 --batch 48 --compare --report run.json
-multi-dnn partition run torchvision:resnet18 --input images.npy --output outputs.npz
+multi-dnn partition run torchvision:resnet18 --weights IMAGENET1K_V1 --input images.npy --output outputs.npz
 """
 
 

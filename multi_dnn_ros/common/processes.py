@@ -1,4 +1,4 @@
-"""Run our commands as child processes, with output in a log file and guaranteed termination."""
+"""Run our commands as child processes, with output in a log file and guaranteed termination; tell how one ended."""
 
 from __future__ import annotations
 
@@ -30,6 +30,17 @@ def loopback_environment(domain: int) -> dict[str, str]:
         # The only option before Iron; later distributions warn about it.
         **({"ROS_LOCALHOST_ONLY": "1"} if os.environ.get("ROS_DISTRO") == "humble" else {}),
     }
+
+
+def describe_exit(code: int | None) -> str:
+    """How a process with this exit code ended. None: it is running, but has closed its connection."""
+    if code is None:
+        return "closed its connection"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name
+    maybe = " (the kernel does this when memory runs out)" if code == -signal.SIGKILL else ""
+    return f"was killed by {name}{maybe}"
 
 
 @contextmanager

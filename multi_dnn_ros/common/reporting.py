@@ -101,6 +101,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def between_markers(document: str, begin: str, end: str, text: str) -> str:
+    """`document` with `text` between the two markers. Raises ValueError if a marker is missing."""
+    head, found_begin, rest = document.partition(begin)
+    _, found_end, tail = rest.partition(end)
+    if not found_begin or not found_end:
+        raise ValueError(f"the document needs the markers {begin} and {end}, in this order")
+    return f"{head}{begin}\n{text}\n{end}{tail}"
+
+
 def _versions() -> dict[str, str]:
     versions = {}
     for package in PACKAGES:

@@ -27,7 +27,8 @@ class FailureLimits:
 
 
 class DnnFrames:
-    """Not thread-safe: the owning DNN thread calls it under its own lock, except `is_in_progress` and `add_result`.
+    """Not thread-safe: the owning DNN thread calls it under its own lock, except `waiting`, `is_in_progress` and
+    `add_result`.
 
     Drops are counted here and returned, because the owner reports them after it has released the lock.
 
@@ -68,7 +69,7 @@ class DnnFrames:
         old = self._mail.put(frame)
         if old is None:
             return None
-        return self._drop(old, DropReason.OVERWRITTEN, "a newer frame replaced it before the DNN was idle")
+        return self._drop(old, DropReason.OVERWRITTEN, "a newer frame replaced it before the DNN started on it")
 
     def take(self, task: DnnTask, now_ns: int) -> tuple[list[Item], list[Drop]]:
         """Take the frames of the next inference. Also returns the drops of those that exceeded the maximum age."""

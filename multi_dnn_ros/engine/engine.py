@@ -45,8 +45,8 @@ class Engine:
     a bound, if no other DNN's frame could overtake it: under fifo, for the most important DNN, among DNNs of equal
     priority, and for a frame that has waited long enough.
 
-    Off by default: on a GPU saturated by six DNNs, launching job by job from Python costs two thirds of their
-    throughput, whatever the bound (H100; docs/measured.md).
+    `max_launched` is off by default: on a GPU saturated by six DNNs, launching job by job from Python costs two thirds
+    of their throughput, whatever the bound (H100; docs/measured.md).
 
     workers: number of threads that run jobs, and on a CPU the maximum number of jobs that run at the same time.
     policy: fifo, priority, edf, or a :class:`Policy`. max_launched: None: no bound.

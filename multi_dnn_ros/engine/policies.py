@@ -88,7 +88,9 @@ class EarliestDeadlineFirst:
         return self._slack_ns(task)
 
     def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
-        """A later frame must start first only if its slack on arrival is smaller."""
+        """A later frame of `other` can precede a job of `task` only if its slack on arrival is less than the deadline
+        of `task`, because no job of `task` has more slack than that.
+        """
         return self._slack_ns(other) < (self.default_ns if task.deadline_ns is None else task.deadline_ns)
 
     def _slack_ns(self, task: DnnTask) -> int:

@@ -82,7 +82,7 @@ class DnnTask:
 class DropReason(str, Enum):
     """Why a frame has no result. Every offered frame ends as a result or with one of these reasons."""
 
-    OVERWRITTEN = "overwritten"  # replaced by a newer frame of the camera before the DNN was idle
+    OVERWRITTEN = "overwritten"  # replaced by a newer frame of the camera before the DNN started on it
     TOO_OLD = "too_old"  # waited longer than the maximum age
     BAD_IMAGE = "bad_image"  # the image could not be decoded
     DNN_ERROR = "dnn_error"  # preprocessing or a layer raised

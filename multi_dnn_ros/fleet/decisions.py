@@ -21,17 +21,18 @@ class Decisions:
         self.entries: list[dict[str, Any]] = []
         self.use = [0.0] * len(launcher.units)
         self._launcher = launcher
+        self._policy = file.policy  # of the start: a later change of the file does not change it
         self._made_at = time.monotonic()
         self.discard_trials(file)
 
     @property
     def policy(self) -> Policy:
         """The policy in force."""
-        return self._sharing.policy
+        return self._policy
 
     def discard_trials(self, file: JobsFile) -> None:
         """Discard what the trials have shown, which holds only for the former units; use the thresholds of the file."""
-        self._sharing = Sharing(file.thresholds, file.gain, policy=file.policy)
+        self._sharing = Sharing(file.thresholds, file.gain, policy=self._policy)
 
     def change_thresholds(self, file: JobsFile) -> None:
         """Continue with the thresholds of the file."""
@@ -56,15 +57,16 @@ class Decisions:
         self._made_at = time.monotonic()
         self.use = self._launcher.take_use()
         slow_downs = {
-            name: progress.slow_down * job.job.priority
+            name: progress.slow_down
             for name, job in jobs.items()
             if job.placed and (progress := job.progress) is not None
         }
+        weighted = {name: slow_down * jobs[name].job.priority for name, slow_down in slow_downs.items()}
         nothing = (0,) * len(self._launcher.units)
         allocation = {name: job.shares if job.placed else nothing for name, job in jobs.items()}
         limits = {name: job.state.limits for name, job in jobs.items() if min(job.state.limits) < TENTHS}
         decision = decide_for_usable(
-            self._sharing, self._launcher.usable, allocation, slow_downs, self.use, limits
+            self._sharing, self._launcher.usable, allocation, weighted, self.use, limits
         )  # fmt: skip
         for name in decision.jobs:
             job = jobs[name]
@@ -86,7 +88,7 @@ class Decisions:
         return f"shares ({decision.reason}): {changes}" if changes else ""
 
     def slow_down_points(self) -> dict[str, list[tuple[float, float]]]:
-        """(minutes, slow-down times priority) of each job at each decision."""
+        """(minutes, slow-down) of each job at each decision."""
         points: dict[str, list[tuple[float, float]]] = {}
         for entry in self.entries:
             for name, value in entry["slow_downs"].items():

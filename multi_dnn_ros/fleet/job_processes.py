@@ -90,7 +90,7 @@ class JobProcesses:
         return any(rank.awaits_ending for rank in self._ranks.values())
 
     def close(self) -> None:
-        """Close the connections, on which ranks wait that have no share."""
+        """Close the connections. Ranks that have no share wait for a message and end when the connection is closed."""
         for rank in self._ranks.values():
             rank.close()
 
@@ -114,8 +114,8 @@ class JobProcesses:
 def stop_jobs(jobs: Sequence[JobProcesses], checkpoint_s: float, end_s: float) -> list[JobProcesses]:
     """End jobs with a checkpoint, all at the same time. Returns those that have a share, but wrote none.
 
-    What has not written it after `checkpoint_s`, or not ended `end_s` after the last one has, is killed; all are if
-    this is interrupted.
+    Jobs that have written no checkpoint after `checkpoint_s` are not waited for. Ranks that have not ended `end_s`
+    later are killed; all of them are if this function is interrupted.
     """
     waiting = [job for job in jobs if used(job.shares)]
     failed: list[JobProcesses] = []

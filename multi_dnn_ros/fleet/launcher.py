@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -42,7 +41,9 @@ class RankHandle(ABC):
 
     @abstractmethod
     def ending(self) -> str | None:
-        """How the process has ended, if that was by an error without a message. None: not, or not known yet."""
+        """What is wrong with the process: it could not be started, does not connect, ended before it connected or with
+        an exit code other than 0, or runs without its connection. None: nothing, or not known yet.
+        """
 
     @property
     def awaits_ending(self) -> bool:
@@ -62,7 +63,7 @@ class RankHandle(ABC):
         """End the process at once."""
 
     def send(self, command: Command) -> None:
-        """Pass a command on. One that has ended is reported by :meth:`receive`."""
+        """Pass a command on. That the rank has ended is reported by :meth:`receive`, not here."""
         if self.end is None or self.end.closed:
             return
         with suppress(OSError):
@@ -85,7 +86,7 @@ class RankHandle(ABC):
         return found
 
     def close(self) -> None:
-        """Close the connection, at whose end the rank ends."""
+        """Close the connection, upon which the rank ends."""
         if self.end is not None:
             self.end.close()
 
@@ -109,14 +110,3 @@ class Launcher(Protocol):
 
     def take_use(self) -> list[float]:
         """Use 0..1 of each unit since the last call."""
-
-
-def describe_exit(code: int | None) -> str:
-    """How a process with this exit code ended. None: it is running, but has closed its connection."""
-    if code is None:
-        return "closed its connection"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal.Signals(-code).name
-    maybe = " (the kernel does this when memory runs out)" if code == -signal.SIGKILL else ""
-    return f"was killed by {name}{maybe}"

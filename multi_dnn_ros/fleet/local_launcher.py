@@ -14,8 +14,9 @@ from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
+from multi_dnn_ros.common.processes import describe_exit
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-from multi_dnn_ros.fleet.launcher import RankHandle, RankMain, UnitChange, describe_exit
+from multi_dnn_ros.fleet.launcher import RankHandle, RankMain, UnitChange
 from multi_dnn_ros.fleet.rank_process import LOOPBACK, RankSetup, main
 from multi_dnn_ros.fleet.unit_use import UnitUse
 from multi_dnn_ros.planning.batch_units import Unit

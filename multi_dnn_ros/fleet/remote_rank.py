@@ -9,7 +9,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.fleet.launcher import RankHandle, describe_exit
+from multi_dnn_ros.common.processes import describe_exit
+from multi_dnn_ros.fleet.launcher import RankHandle
 from multi_dnn_ros.fleet.messages import Command
 from multi_dnn_ros.fleet.rank_links import RankKey
 

@@ -1,9 +1,9 @@
 """Decides the shares of every period: proposes a change, keeps it if it helped, and reverts it otherwise.
 
 Algorithms 1 and 2 (:mod:`multi_dnn_ros.fleet.shares`) look one period back, and may alternate between two allocations
-forever. Here every change is a trial of a part of a period, and an allocation that did not help is not proposed again
-while the set of jobs is the same. A kept change lowers the slow-down of the job that moved by at least `gain`, and a
-job that it makes slower remains less slowed down than that job was, so the number of changes is finite.
+forever. Here every change is first a trial that lasts part of a period, and an allocation that did not help is not
+proposed again while the set of jobs is the same. A kept change lowers the slow-down of the job that moved by at least
+`gain`, and a job that it makes slower remains less slowed down than that job was, so the number of changes is finite.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Simulated:
             "use": self.use,
             "total_s": self.total_s,
             "changes": self.changes,
-            "taken_back": self.reverted,
+            "reverted": self.reverted,
         }
 
 

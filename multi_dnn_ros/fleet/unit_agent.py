@@ -70,7 +70,7 @@ class UnitAgent:
         return self._use.take()[0]
 
     def end(self, key: RankKey, timeout_s: float) -> None:
-        """Wait for a rank to end by itself, then kill it."""
+        """Wait for a rank to end by itself; kill it after the timeout."""
         process = self._ranks.pop(key, None)
         if process is None:
             return

@@ -37,8 +37,9 @@ class Share:
 class Computed:
     """How a batch was computed.
 
-    shares: of the units that succeeded at once. repeated_images: number of images that another unit than the planned
-    one computed, because the planned one failed. recovery_ms: time that this took.
+    shares: of the units that succeeded at once. repeated_images: number of images that were computed by a unit other
+    than the planned one, because the planned one failed: all images if it had failed before. recovery_ms: time that
+    this took.
     """
 
     shares: tuple[Share, ...]
@@ -116,8 +117,9 @@ class BatchSession:
         """
         shares = _ranges(self.plan.images, 0)
         if any(name in self.failures for name in shares):
+            began = time.monotonic()
             self._recover([(0, self.plan.batch)])
-            return Computed((), 0, 0.0)
+            return Computed((), self.plan.batch, 1e3 * (time.monotonic() - began))
         failed: dict[str, tuple[int, int]] = {}
         ready = self._prepare(shares, failed)
         done = self._once(ready, failed)

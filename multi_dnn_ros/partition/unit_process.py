@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.processes import describe_exit
 from multi_dnn_ros.partition import messages
 from multi_dnn_ros.partition.blocks import Block
 from multi_dnn_ros.partition.executor import NetworkRequest
@@ -103,14 +104,9 @@ class UnitHandle:
             return UnitFailure(self.unit.name, text, lost=True, out_of_memory=False)
         if code is None:
             process.kill()
-            return UnitFailure(self.unit.name, "closed its connection", lost=True, out_of_memory=False)
-        if code >= 0:
-            return UnitFailure(self.unit.name, f"ended with exit code {code}", lost=True, out_of_memory=False)
-        number = signal.Signals(-code)
         # The kernel's out-of-memory killer sends SIGKILL; nothing else here does.
-        maybe = " (the kernel does this when memory runs out)" if number == signal.SIGKILL else ""
-        text = f"was killed by {number.name}{maybe}"
-        return UnitFailure(self.unit.name, text, lost=True, out_of_memory=number == signal.SIGKILL)
+        killed = code == -signal.SIGKILL
+        return UnitFailure(self.unit.name, describe_exit(code), lost=True, out_of_memory=killed)
 
 
 class UnitProcesses:

@@ -31,12 +31,14 @@ def calibration_files(folder: str, least: int = LEAST) -> Sequence[Path]:
         raise CalibrationError(f"{folder}: the home folder of this user is not known") from None
     try:
         if not path.is_dir():
-            raise CalibrationError(f"{path}: no such folder; expected: a folder with at least {least} images")
+            raise CalibrationError(f"{path}: no such folder; expected: a folder with at least {least} image(s)")
         found = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
     except OSError as error:
         raise CalibrationError(f"{path} cannot be read: {error.strerror}") from None
     if len(found) < least:
-        raise CalibrationError(f"{path}: {len(found)} images ({', '.join(IMAGE_SUFFIXES)}); expected: at least {least}")
+        raise CalibrationError(
+            f"{path}: {len(found)} image(s) ({', '.join(IMAGE_SUFFIXES)}); expected: at least {least}"
+        )
     count = min(MOST, len(found))
     return [found[index * len(found) // count] for index in range(count)]
 

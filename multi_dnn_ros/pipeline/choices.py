@@ -27,7 +27,7 @@ class ConfigError(ValueError):
 
 
 def choose_device(name: str, given: str = "parameter device is") -> torch.device:
-    """The device with this name. given: begin of the message. Raises ConfigError if there is no such GPU."""
+    """The device with this name. given: beginning of the message. Raises ConfigError if there is no such GPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return torch.device("cuda:0" if count else "cpu")

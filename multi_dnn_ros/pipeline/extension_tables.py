@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.backends.registry import BACKENDS
+from multi_dnn_ros.common.reporting import between_markers
 from multi_dnn_ros.models.registry import MODEL_SOURCES
 from multi_dnn_ros.vision.decoders.registry import DECODERS
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
@@ -53,11 +54,7 @@ def markdown() -> str:
 
 def in_document(text: str) -> str:
     """`text` with new tables between the markers. Raises ValueError if a marker is missing."""
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the document needs the markers {BEGIN} and {END}, in this order")
-    return f"{head}{BEGIN}\n{markdown()}\n{END}{tail}"
+    return between_markers(text, BEGIN, END, markdown())
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -31,7 +31,7 @@ from multi_dnn_ros.vision.results import OutputError
 
 log = logging.getLogger(__name__)
 
-#: One image is enough to compare results on.
+#: One image is enough for a comparison of results.
 _LEAST_IMAGES = 1
 #: Precisions that are float32 already, so that there is nothing to fall back to.
 _FLOAT32 = ("auto", "fp32")
@@ -43,7 +43,7 @@ def image_check_problems(name: str, settings: DnnConfig) -> Iterator[str]:
         if settings.check_against:
             yield (
                 f"parameter dnn.{name}.check_against is '{settings.check_against}', but check_images is empty: give a "
-                "folder of images to compare on"
+                "folder of images for the comparison"
             )
         return
     if settings.outputs:
@@ -129,7 +129,10 @@ def _text(check: ImageCheck, found: Agreement | None, precision: str) -> str:
     images = f"{len(check.images)} image(s) of {check.settings.check_images}"
     outcome = "no valid result for an image"
     if found is not None:
-        outcome = f"agreement {found.share:.3f} ({found.both} of {found.first} results are among its {found.second})"
+        outcome = (
+            f"agreement {found.share:.3f} ({found.both} results in common; {found.first} of dnn.{check.dnn.name}, "
+            f"{found.second} of {check.against})"
+        )
     return f"dnn.{check.dnn.name} with precision {precision}, compared with {check.against} on {images}: {outcome}"
 
 

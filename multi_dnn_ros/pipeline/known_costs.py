@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _IRRELEVANT = {"device", "cameras", "labels", "keep", "deadline_ms", "batch_delay_ms", "outputs"}
 _IRRELEVANT_OF_OUTPUTS = {"labels", "keep"}
 _BYTES_PER_MB = 1e6
-#: TimingCache holds positive numbers; a DNN whose memory could not be noticed needs this much.
+#: TimingCache holds positive numbers; for a DNN whose use of memory is too small to be measured, it holds this one.
 _LEAST_MB = 1e-3
 _HEIGHT, _WIDTH = 480, 640
 _BLOCK = 1 << 20

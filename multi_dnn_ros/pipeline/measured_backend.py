@@ -231,7 +231,9 @@ def _measured(dnn: Dnn, settings: DnnConfig, device: torch.device, rows: Sequenc
 def _prepared(
     dnn: Dnn, settings: DnnConfig, device: torch.device, row: Row, stages: Sequence[nn.Module], inputs: Tensors
 ) -> Sequence[Stage]:
-    """The stages on this backend. ValueError, with its first warning, if it runs something else in its place."""
+    """The stages on this backend. Raises ValueError, with the backend's first warning, if it would run something else
+    instead.
+    """
     backend = choose_backend(
         row.backend,
         device,

@@ -16,7 +16,9 @@ from multi_dnn_ros.settings.schema import DnnConfig
 
 
 def check_tiles(dnn: Dnn, settings: DnnConfig) -> None:
-    """Raise ConfigError unless the network computes the tiles of an image together as it does alone."""
+    """Raise ConfigError unless the network gives the same outputs for all tiles of an image together as for each one
+    alone.
+    """
     if dnn.view.tiles == 1:
         return
     (images,) = noise_like(dnn.example_inputs())

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 #: Maximum distance of a gap from a multiple of the period, as a share of the period. A random gap is within it with
-#: probability 0.5, so 12 random gaps are with probability 2e-4.
+#: probability 0.5, so of 12 random gaps at least 11 (see _FITTING) are with probability 3e-3.
 _TOLERANCE = 0.25
 #: Minimum share of gaps within the tolerance; late stamps are outliers.
 _FITTING = 0.9

@@ -29,7 +29,8 @@ _MIN_IMAGES = 5
 #: Payload of a datagram at Cyclone DDS's default MaxMessageSize. Other middlewares send fewer, larger datagrams, so the
 #: estimate is a lower bound.
 _DATAGRAM_BYTES = 14_720
-#: Dropped datagrams in 10 s from which on a camera without an image is taken to lose all of them.
+#: If at least this many datagrams were dropped in 10 s, a camera of which no image has arrived is assumed to lose all
+#: its images.
 _MIN_DROPS = 30
 
 

@@ -128,8 +128,10 @@ class MultiDnnNode(LifecycleNode):
     @property
     def hung(self) -> list[str]:
         """Names of threads that did not end in time and still run."""
-        self._hanging = [session for session in self._hanging if session.running_threads()]
-        threads = [name for session in self._hanging for name in session.running_threads()]
+        for session in tuple(self._hanging):  # the thread of a transition may append to the list meanwhile
+            if not session.running_threads():
+                self._hanging.remove(session)
+        threads = [name for session in tuple(self._hanging) for name in session.running_threads()]
         return [*threads, "transition"] if self._transitions.hangs else threads
 
     def close(self) -> None:

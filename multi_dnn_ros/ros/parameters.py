@@ -170,7 +170,9 @@ class NodeParameters:
         return unknown, unknown_parameters(self._overrides, cameras, dnns, outputs)[1]
 
     def _validate(self, parameters: list[Parameter]) -> SetParametersResult:
-        """Validate without side effects. :meth:`_changed` applies the change once every callback has accepted it."""
+        """Validate. :meth:`_changed` applies the change once every callback has accepted it; on Humble, which has no
+        callbacks after setting, this calls it. Keeps the served values of parameters that change by a swap.
+        """
         if self._declaring:  # accept invalid values: the role of a new DNN, for example, has no default
             return SetParametersResult(successful=True)
         parameters = self._without_restored(parameters)

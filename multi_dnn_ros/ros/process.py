@@ -41,6 +41,7 @@ def run(args: list[str] | None = None) -> int:
     """Run the node until a signal ends it. Returns the exit code: 1 if it could not start or if threads hang, else 0.
 
     Raises ParamsFileError: a parameter file is missing, empty or not YAML, or none of them has parameters for the node.
+    Raises the last error if _MAX_ERRORS callbacks in a row fail.
     """
     params_files = files_in(sys.argv if args is None else args)
     for file in params_files:  # rclpy's errors do not name the node, and it accepts an empty file

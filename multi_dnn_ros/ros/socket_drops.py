@@ -36,12 +36,11 @@ def parse_inodes(links: Iterable[str]) -> set[int]:
 
 
 class SocketDrops:
-    """Counts drops from its creation on. process: folder of the process in ``/proc``."""
+    """Counts drops between calls of poll(), from its creation on. process: folder of the process in ``/proc``."""
 
     def __init__(self, process: Path = Path("/proc/self")) -> None:
         self._process = process
         self._last = self._read()
-        self.total = 0
 
     def poll(self) -> int:
         """Datagrams dropped since the last call at the sockets that are open now; 0 if the system has no counters."""
@@ -49,7 +48,6 @@ class SocketDrops:
         # All drops of a new socket are since the last call.
         new = sum(max(0, count - self._last.get(inode, 0)) for inode, count in now.items())
         self._last = now
-        self.total += new
         return new
 
     def _read(self) -> dict[int, int]:

@@ -95,40 +95,29 @@ class Accounts:
         """An arrived frame was not for this DNN, because of its parameters."""
         self._count_drop(Drop(dnn, frame, reason, message))
 
-    def lost(self, frame: Frame, reason: DropReason, message: str, dnns: Iterable[str] | None = None) -> None:
+    def lost(self, frame: Frame, reason: DropReason, message: str, dnns: Iterable[str]) -> None:
         """An arrived frame was lost before it was handed to the engine (overwritten, bad image): a drop for each DNN.
 
-        dnns: those that have no answer for it yet; None: all of the camera. For a disabled DNN the reason is
-        `disabled`, unless the image is bad.
+        dnns: those that have no answer for it yet. For a disabled DNN the reason is `disabled`, unless the image is
+        bad.
         """
-        for dnn in self.dnns_of(frame.camera) if dnns is None else dnns:
+        for dnn in dnns:
             disabled = self._disabled_reason(dnn)
             if disabled is not None and reason is not DropReason.BAD_IMAGE:
                 self._count_drop(Drop(dnn, frame, DropReason.DISABLED, disabled))
             else:
                 self._count_drop(Drop(dnn, frame, reason, message))
 
-    def open(self, frame: Frame, buffer: _Buffer, dnns: Iterable[str], recipients: Iterable[str] | None = None) -> int:
-        """An arrived frame is handed to the engine for these DNNs. Returns its number.
+    def open(self, frame: Frame, buffer: _Buffer, dnns: Iterable[str]) -> int:
+        """An arrived frame is handed to the engine for these DNNs, at least one. Returns its number.
 
-        The buffer is released after the last answer. recipients: the DNNs that have no answer for the frame yet; None:
-        all of the camera. For those that are not in `dnns` the frame is dropped: no engine serves them.
+        The buffer is released after the last answer.
         """
-        served = set(dnns)
+        unanswered = set(dnns)
         with self._lock:
             self._last_number += 1
-            number = self._last_number
-            if served:
-                self._open[number] = _OpenFrame(frame, buffer, served, len(served), self._clock())
-        for dnn in self.dnns_of(frame.camera) if recipients is None else recipients:
-            if dnn not in served:
-                disabled = self._disabled_reason(dnn)
-                reason = DropReason.ENGINE_LOST if disabled is None else DropReason.DISABLED
-                message = disabled or "no engine process serves the DNN at this moment"
-                self._count_drop(Drop(dnn, frame, reason, message))
-        if not served:
-            buffer.release()
-        return number
+            self._open[self._last_number] = _OpenFrame(frame, buffer, unanswered, len(unanswered), self._clock())
+            return self._last_number
 
     # -- answers
 
@@ -183,12 +172,6 @@ class Accounts:
         """Set the deadline of a DNN, from arrival, for results from now on; None: no deadline."""
         with self._lock:
             self._deadlines_ns[dnn] = deadline_ns
-
-    def unanswered(self, dnn_camera: DnnCamera) -> int:
-        """Number of frames of a DNN and camera that were handed to the engine and not answered."""
-        dnn, camera = dnn_camera
-        with self._lock:
-            return sum(dnn in entry.unanswered and entry.frame.camera == camera for entry in self._open.values())
 
     def set_devices(self, devices: Mapping[str, int]) -> None:
         """Set the number of devices of DNNs that have several."""

@@ -245,7 +245,7 @@ class CameraDecoder(threading.Thread):
         self._accounts.lost(frame, DropReason.SHUTDOWN, "the node stopped before the image was decoded", dnns)
 
     def _hand_over(self, frame: Frame, buffer: Buffer, dnns: tuple[str, ...]) -> None:
-        number = self._accounts.open(frame, buffer, dnns, recipients=dnns)
+        number = self._accounts.open(frame, buffer, dnns)
         try:
             self._host.offer(number, frame, buffer, dnns)
         except Exception as error:  # the host was stopped meanwhile, or has failed: settle the frame

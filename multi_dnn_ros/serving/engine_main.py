@@ -17,7 +17,6 @@ import os
 import pkgutil
 import queue
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -112,7 +111,7 @@ class EngineMain:
                 found()
 
         threading.Thread(target=self._send_reports, name="report", daemon=True).start()
-        self._channel.send(wire.Ready({**configure.library_versions(), "Python": sys.version.split()[0]}))
+        self._channel.send(wire.Ready())
         while True:
             self._tasks.get()()
 

@@ -59,8 +59,8 @@ class _Queue:
 class FrameDispatcher:
     """Thread-safe. devices: by DNN, its devices. service_ms: (DNN, device) -> time of a frame, measured beforehand.
 
-    allowance_ns: how much later than elsewhere a device may finish a frame that would replace a waiting one elsewhere.
-    clock: nanoseconds, monotonic.
+    allowance_ns: a device on which the frame replaces no waiting one is preferred if it is expected to finish the frame
+    at most this much later than the fastest device. clock: nanoseconds, monotonic.
     """
 
     def __init__(

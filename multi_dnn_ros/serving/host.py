@@ -218,7 +218,8 @@ class Host(Protocol):
         ...
 
     def offer(self, number: int, frame: Frame, buffer: Buffer, dnns: Collection[str]) -> None:
-        """Hand a decoded frame to those of the DNNs that have an engine, and drop it for the others; never blocks.
+        """Hand a decoded frame to those of the DNNs that have an engine, and drop it for the others. Blocks only while
+        an engine process receives nothing, for at most a second each.
 
         number: of the frame in the accounts. buffer: contains the image; the accounts release it. dnns: of its camera.
         """

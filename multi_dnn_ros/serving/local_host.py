@@ -1,6 +1,6 @@
 """The engine in the node's own process (`isolation: none`), for debuggers and as the baseline of benchmarks.
 
-The first configure or check imports PyTorch, not this module.
+PyTorch is imported by the first configure or check, not by this module.
 """
 
 from __future__ import annotations
@@ -154,9 +154,11 @@ class LocalHost:
         pipeline, engine = self._pipeline, self._engine
         if pipeline is None:
             return []
-        self._hanging = [stopped for stopped in self._hanging if stopped.running_threads()]
+        for stopped in tuple(self._hanging):  # stop() may append to the list meanwhile, in another thread
+            if not stopped.running_threads():
+                self._hanging.remove(stopped)
         name = f"engine {pipeline.device}"
-        hanging = [thread for stopped in self._hanging for thread in stopped.running_threads()]
+        hanging = [thread for stopped in tuple(self._hanging) for thread in stopped.running_threads()]
         ended = engine.failed_threads() if engine is not None else []
         if self._device.failure:
             text = f"the device failed and cannot be used by this process any more: {self._device.failure}"

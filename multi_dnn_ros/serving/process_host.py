@@ -76,7 +76,6 @@ class ProcessHost:
         self._make = make or partial(EngineProcess, modules=default_build.modules_of(build))
         self._cancelled = threading.Event()
         self._preparing = threading.Lock()  # held by check and configure
-        self._checked: PreparedEngines | None = None
         self._pools: Mapping[str, SlotPool] = {}
         self._engines: Mapping[str, SupervisedProcesses] = {}  # by device, once configured
         self._multi_device = _MultiDevice()
@@ -85,31 +84,21 @@ class ProcessHost:
     # -- before serving
 
     def check(self, config: NodeConfig) -> Sequence[str]:
-        """See Host. Raises Cancelled and ConfigureError. If there are no problems, configure() reuses the process."""
+        """See Host. Raises Cancelled and ConfigureError."""
         with self._preparing:
             self._cancelled.clear()
-            self._discard_checked()
             prepared = PreparedEngines(config, self._make, self._cancelled)
             try:
-                problems = prepared.check()
-            except BaseException:
+                return prepared.check()
+            finally:
                 prepared.discard()
-                raise
-            if problems:
-                prepared.discard()
-            else:
-                self._checked = prepared
-            return problems
 
     def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> Description:
         with self._preparing:
             if self._engines:
                 raise RuntimeError("the engine is already configured; call close() before configure()")
-            if self._checked is None or self._checked.config != config:
-                self._cancelled.clear()  # only here: a cancel() after check() must still cancel this call
-                self._discard_checked()
-                self._checked = PreparedEngines(config, self._make, self._cancelled)
-            prepared, self._checked = self._checked, None
+            self._cancelled.clear()
+            prepared = PreparedEngines(config, self._make, self._cancelled)
             engines: dict[str, SupervisedProcesses] = {}
             try:
                 devices, found = prepared.configure(self._build, progress)
@@ -138,11 +127,6 @@ class ProcessHost:
 
     def cancel(self) -> None:
         self._cancelled.set()
-
-    def _discard_checked(self) -> None:
-        checked, self._checked = self._checked, None
-        if checked is not None:
-            checked.discard()
 
     # -- serving
 
@@ -252,7 +236,6 @@ class ProcessHost:
         end = time.monotonic() + _CLOSE_S
         self._cancelled.set()
         with self._preparing:  # a running configure() ends within a second
-            self._discard_checked()
             engines, self._engines = tuple(self._engines.values()), {}
             pools, self._pools = self._pools, {}
         if engines and self._serving is not None:

@@ -1,7 +1,8 @@
 """The engine processes of one device while they are supervised: passes events to the supervisor, executes its actions.
 
-One thread supervises. It and the callers of `start`, `stop` and `close` share one lock, which is never held while
-waiting for an engine process. Offering a frame reads a table (:mod:`multi_dnn_ros.serving.routes`) without that lock.
+One thread supervises. It and all methods except `routes`, `on_message` and `supervision_age_s` share one lock. It is
+held while a process is started, and while a message is sent (at most a second), but not while a process configures or
+ends. Offering a frame reads a table (:mod:`multi_dnn_ros.serving.routes`) without that lock.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ log = logging.getLogger(__name__)
 
 #: Time between two checks while a process is started, configured, stopped or due for a restart.
 _TICK_S = 0.05
-#: Maximum time between two checks otherwise; it is a tenth of the shortest timeout.
+#: Otherwise the time is a tenth of the shorter one of job_timeout_s and heartbeat_timeout_s, but at
+#: least _TICK_S and at most this.
 _MAX_TICK_S = 0.25
 #: Part of the stop timeout in which a process finishes its frames; in the rest the last results arrive.
 _STOP_SHARE = 0.9
@@ -46,7 +48,7 @@ class SupervisedProcesses:
 
     The caller passes the messages of `first` to :meth:`on_message`.
 
-    swap: changes the settings of DNNs that are served. lock: guards all methods; the caller must hold it to use `swap`.
+    swap: changes the settings of DNNs that are served. lock: of the methods; the caller must hold it to use `swap`.
     """
 
     def __init__(

@@ -105,9 +105,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Ready:
-    """Imports are done; the process accepts Check, Place, Measure and Configure. versions: of libraries, by name."""
-
-    versions: Mapping[str, str]
+    """Imports are done; the process accepts Check, Place, Measure and Configure."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Started:
-    """The process serves."""
+    """The process serves. The node does not wait for it; tests do."""
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,7 @@ class DnnConfig(Section):
         ge=0.0,
         le=1.0,
         description="With check_images: minimum agreement, the F1 score of the results of one model against those of "
-        "the other. Below it a DNN with another precision than float32 is prepared in float32, with a warning; if "
+        "the other. Below it a DNN with a precision other than float32 is prepared in float32, with a warning; if "
         "that is not enough either, configuring fails.",
     )
     enable: bool = Field(

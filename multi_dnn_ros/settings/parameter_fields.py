@@ -46,7 +46,7 @@ class ParameterError(ValueError):
 class ParameterField:
     """One parameter as the schema describes it.
 
-    kind: bool, int, float, string, string[] or float[]. runtime: may change while the node is configured.
+    kind: bool, int, float, string, string[] or float[]. runtime: may change at any time, without a swap.
     allowed: in words, for error messages and docs/parameters.md.
     """
 

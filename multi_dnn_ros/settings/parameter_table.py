@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from multi_dnn_ros.common.reporting import between_markers
 from multi_dnn_ros.settings.parameter_fields import (
     DEFAULT_CAMERAS,
     DEFAULT_DNNS,
@@ -47,12 +48,8 @@ def markdown() -> str:
 
 
 def in_document(text: str) -> str:
-    """`text` with new tables between the markers; ValueError if a marker is missing."""
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the document needs the markers {BEGIN} and {END}, in this order")
-    return f"{head}{BEGIN}\n\n{markdown()}\n\n{END}{tail}"
+    """`text` with new tables between the markers. Raises ValueError if a marker is missing."""
+    return between_markers(text, BEGIN, END, f"\n{markdown()}\n")
 
 
 def default_yaml() -> str:

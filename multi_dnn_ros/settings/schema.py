@@ -111,8 +111,9 @@ class NodeConfig(Section):
         5.0,
         ge=0.1,
         le=600.0,
-        description="Maximum duration of one job in s; on a CPU also of a frame that runs as one network. An engine "
-        "process that exceeds it is replaced.",
+        description="Maximum duration in s: on a CPU of one job, or of a frame that runs as one network; on a GPU of "
+        "one inference, from the launch of its first job until its outputs have arrived. An engine process that "
+        "exceeds it is replaced.",
     )
     heartbeat_timeout_s: float = Field(
         2.0,

@@ -13,8 +13,8 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 DEVICE = r"^(auto|cpu(:[1-9][0-9]{0,3})?|cuda(:[0-9]{1,3})?)$"
 DEVICE_FORMS = "auto, cpu, cpu:<threads>, cuda, cuda:<number>"
 
-#: Marks a runtime parameter, which may change at any time (``json_schema_extra=RUNTIME``). All others are read-only
-#: while the node is configured.
+#: Marks a runtime parameter, which may change at any time (``json_schema_extra=RUNTIME``). While the node is
+#: configured, all others are read-only or changed by a swap (:mod:`multi_dnn_ros.settings.swappable`).
 RUNTIME: JsonDict = {"runtime": True}
 
 

@@ -293,10 +293,10 @@ def test_folders_of_calibration_images_are_checked_before_anything_is_loaded(tmp
     assert problems(precision="int8") == ""
     assert problems(precision="int8", calibration_images=str(tmp_path / "none")) == (
         f"parameter dnn.object.calibration_images is '{tmp_path / 'none'}': {tmp_path / 'none'}: no such folder; "
-        "expected: a folder with at least 8 images"
+        "expected: a folder with at least 8 image(s)"
     )
     (tmp_path / "one.png").write_bytes(b"")
-    assert f"{tmp_path}: 1 images" in problems(precision="int8", calibration_images=str(tmp_path))
+    assert f"{tmp_path}: 1 image(s)" in problems(precision="int8", calibration_images=str(tmp_path))
 
 
 @needs_int8

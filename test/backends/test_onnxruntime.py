@@ -264,7 +264,9 @@ def test_sessions_share_the_memory_of_their_activations() -> None:
         through([stages[0].single_launch], inputs)  # type: ignore[list-item]
     gc.collect()
     held = psutil.Process().memory_info().rss - before
-    assert held < 12 * layer_bytes  # with memory of their own, each of the ten holds two layers or more
+    # With memory of their own, each of the ten holds two layers or more. Shared, about six layers; what the process has
+    # freed before and not returned adds some.
+    assert held < 16 * layer_bytes
 
 
 def test_sessions_with_one_thread_per_operation_start_none() -> None:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from multi_dnn_ros.benchmark.board import machine
 from multi_dnn_ros.benchmark.board.machine import TimedReading, describe_board, jetson_gpu_load, power_mode, summarize
-from multi_dnn_ros.benchmark.board.mixes import DEFAULT, choose_mixes, cost_of, obstacle
+from multi_dnn_ros.benchmark.board.mixes import DEFAULT, choose_mixes, chosen_device, cost_of, mix_config, obstacle
 from multi_dnn_ros.benchmark.board.page import board_page
 from multi_dnn_ros.benchmark.board.plots import plot_highest, plot_timeline
 from multi_dnn_ros.benchmark.board.record import BoardRecord, SensorSample
@@ -213,6 +213,13 @@ def test_the_highest_rate_has_figures_of_the_long_run_or_of_its_trial() -> None:
 
 
 # -- mixes
+
+
+def test_a_number_of_threads_reaches_every_mix(tmp_path: Path) -> None:
+    device = chosen_device("cpu:2")
+    assert device == torch.device("cpu")
+    for each in choose_mixes(["builtin", "small"]):
+        assert mix_config(each, "cpu:2", device, tmp_path).device == "cpu:2"
 
 
 def test_default_mixes_begin_with_the_built_in_ones() -> None:

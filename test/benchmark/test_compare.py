@@ -188,7 +188,7 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.Capt
         (["--fail-above", "0.9"], "--fail-above is 0.9; it must be at least 1"),
         (
             ["--fail-above", "1.1", "--figures", "speed"],
-            "--figures speed: no figure with a direction; allowed: rate_hz",
+            "--figures speed: not a figure that can be better or worse; allowed: rate_hz",
         ),
         (["--figures", "rate_hz"], "give --fail-above, too"),
         (["--output", "."], "which is a folder"),

@@ -92,7 +92,7 @@ def test_wrong_usage_names_the_argument(arguments: list[str], text: str, capsys:
         (["replay", "nowhere", "out"], 1, "bag nowhere does not exist"),
         (["replay", "nowhere", "."], 2, "OUT_BAG . exists already"),
         (["replay", "in", "out", "--params-file", "nowhere.yaml"], 1, "nowhere.yaml"),
-        (["replay", "in", "out", "--device", "abacus"], 1, "abacus"),
+        (["replay", "in", "out", "--device", "abacus"], 2, "--device is 'abacus'; allowed: auto, cpu"),
         (["replay", "in", "out", "--ros-args", "-r", "a:=b"], 2, "--ros-args are for commands that start a ROS node"),
         (["run", "--params-file", "nowhere.yaml"], 1, "parameter file nowhere.yaml of node multi_dnn: No such file"),
         (["replay", "in", "out", "--node", "dnns"], 2, "--node is 'dnns'; expected a full name such as /multi_dnn"),

@@ -97,6 +97,46 @@ def test_a_lost_unit_that_is_refused_again_interrupts_no_measurement(job: FleetJ
     assert supervisor.jobs["a"].starts == 1
 
 
+def test_the_policy_stays_that_of_the_start(job: FleetJob, tmp_path: Path) -> None:
+    """A changed policy in the file does not come into force when a unit is lost either."""
+    launcher = SimulatedLauncher(UNITS)
+    path = write(tmp_path / "jobs.yaml", job)
+
+    class Events(Watch):
+        step = 0
+
+        def act(self, supervisor: Supervisor) -> bool:
+            if self.step == 0 and supervisor.jobs["a"].placed:
+                path.write_text("policy: even\n" + path.read_text())
+                self.step = 1
+            elif self.step == 1 and supervisor.figures()["jobs_file"]["policy"] == "even":
+                launcher.change(1, False, "unit 1 was lost")
+                self.step = 2
+            return self.step == 2 and "unit 1 was lost" in self.lines and supervisor.jobs["a"].placed
+
+    supervisor = Supervisor(path, launcher, tmp_path / "runs", watch=Events())
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    assert supervisor.decisions.policy == "fair"
+
+
+def test_the_report_has_slow_downs_without_priorities(job: FleetJob, tmp_path: Path) -> None:
+    jobs = job.model_copy(update={"priority": 8.0}), job.model_copy(update={"name": "b"})
+
+    class Events(Watch):
+        def act(self, supervisor: Supervisor) -> bool:
+            return bool(supervisor.decisions.entries) and len(supervisor.decisions.entries[-1]["slow_downs"]) == 2
+
+    launcher = SimulatedLauncher(UNITS)
+    supervisor = Supervisor(write(tmp_path / "jobs.yaml", *jobs), launcher, tmp_path / "runs", watch=Events())
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    recorded = supervisor.decisions.entries[-1]["slow_downs"]
+    for name, each in supervisor.jobs.items():
+        assert each.progress is not None
+        assert recorded[name] == pytest.approx(each.progress.slow_down, rel=0.5)
+
+
 def test_a_measurement_that_fails_is_made_again(job: FleetJob, tmp_path: Path) -> None:
     """On one unit the job was measured, on both it was not: the time on one is not that of all units."""
     launcher = SimulatedLauncher(UNITS)

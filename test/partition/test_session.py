@@ -61,6 +61,9 @@ def test_plans_change_between_batches_and_do_not_use_units_that_have_failed() ->
             session.change_plan(plan_exact(tables, count))
             for own, right in zip(session.run(images[:count]), expected(images[:count]), strict=True):
                 np.testing.assert_allclose(own, right, rtol=1e-6)
+        computed = session.compute()  # by the last plan, of which one unit has failed before
+        assert computed.repeated_images == 7
+        assert computed.recovery_ms > 0.0
         session.change_plan(plan_exact({"fake:bad/die=1": table("fake:bad/die=1", 1.0)}, 3))
         with pytest.raises(CommandError, match=r"no unit is left .*bad/die=1 was killed by SIGKILL"):
             session.run(images[:3])

@@ -75,7 +75,13 @@ class Rig:
         """The status after this CameraInfo, once it is WARN. Points in pixels arrive all the time."""
         if message is not None:
             self.infos.publish(message)
-        self.frames(lambda: self.status().level == WARN, size)
+
+        def warned() -> bool:
+            status = self.status()
+            early = message is not None and status.message.startswith("no CameraInfo")  # it has not arrived yet
+            return status.level == WARN and not early
+
+        self.frames(warned, size)
         return str(self.status().message)
 
     def status(self) -> Any:

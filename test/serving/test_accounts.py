@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from fake_host import Ends, FakeBuffer, FakeClock, FakeHost
+from fake_host import Ends, FakeClock, FakeHost
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,7 +80,7 @@ def test_drops_of_a_disabled_dnn_have_the_reason_disabled(bench: Bench) -> None:
     assert bench.accounts.enabled_dnns("front") == ("object",)
     for reason in (DropReason.OVERWRITTEN, DropReason.BAD_IMAGE):
         bench.accounts.arrived("front")
-        bench.accounts.lost(Frame("front", 0), reason, "")
+        bench.accounts.lost(Frame("front", 0), reason, "", STREAMS)
     assert bench.ends.lost() == [
         (None, "lane", DropReason.DISABLED),
         (None, "object", DropReason.OVERWRITTEN),
@@ -101,7 +101,7 @@ def test_a_disabled_dnn_accepts_frames_at_its_retry(bench: Bench) -> None:
     assert bench.accounts.statistics().disabled == {}
     assert bench.accounts.enabled_dnns("front") == ("lane", "object")
     bench.accounts.arrived("front")
-    bench.accounts.lost(Frame("front", 0), DropReason.OVERWRITTEN, "")
+    bench.accounts.lost(Frame("front", 0), DropReason.OVERWRITTEN, "", STREAMS)
     assert {reason for _, _, reason in bench.ends.lost()} == {DropReason.OVERWRITTEN}
 
 
@@ -127,11 +127,10 @@ def test_every_arrived_frame_is_answered_exactly_once(seed: int) -> None:
         dnns = bench.accounts.dnns_of(camera)
         action = chance.random()
         if action < 0.3 and bench.host.free:
-            served = tuple(dnn for dnn in dnns if chance.random() < 0.9)
-            numbers.append((bench.open(camera, served), camera))
+            numbers.append((bench.open(camera, dnns), camera))
         elif action < 0.4:
             bench.accounts.arrived(camera)
-            bench.accounts.lost(Frame(camera, 0), DropReason.OVERWRITTEN, "")
+            bench.accounts.lost(Frame(camera, 0), DropReason.OVERWRITTEN, "", dnns)
         elif action < 0.45:
             bench.accounts.drop_unanswered([chance.choice(("lane", "object"))], DropReason.ENGINE_LOST, "")
         elif numbers:
@@ -149,10 +148,3 @@ def test_every_arrived_frame_is_answered_exactly_once(seed: int) -> None:
         published, dropped = published + stream.published, dropped + sum(stream.dropped.values())
     assert (published, dropped) == (len(bench.ends.results), len(bench.ends.drops))
     assert bench.host.free == bench.host.buffers
-
-
-def test_a_frame_without_a_served_dnn_releases_its_buffer(bench: Bench) -> None:
-    bench.open(dnns=())
-    assert {end[2] for end in bench.ends.lost()} == {DropReason.ENGINE_LOST}
-    assert bench.host.free == bench.host.buffers
-    assert isinstance(bench.host.buffer("front", 0), FakeBuffer)

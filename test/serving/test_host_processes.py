@@ -106,19 +106,11 @@ def test_configuring_can_be_cancelled_within_a_second(end: str) -> None:
     host.close()
 
 
-def test_check_keeps_its_process_for_configuring_and_close_ends_it() -> None:
+def test_check_ends_its_process() -> None:
     host = ProcessHost(fake_pipelines.build)
-    config = settings("object")
-    assert host.check(config) == ()
-    (pid,) = engine_pids()
-    host.configure(config, lambda progress: None)
-    assert engine_pids() == [pid]
-    host.close()
+    assert host.check(settings("object")) == ()
     assert not engine_pids()
-    assert host.check(config) == ()
-    assert engine_pids()
     host.close()
-    assert not engine_pids()
 
 
 def test_stop_finishes_the_frames_and_the_same_process_serves_again(make: Callable[..., HostRig]) -> None:

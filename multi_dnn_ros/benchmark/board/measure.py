@@ -18,6 +18,7 @@ from multi_dnn_ros.benchmark.board.mixes import (
     Cost,
     Mix,
     choose_mixes,
+    chosen_device,
     cost_of,
     demand_of,
     dnn_texts,
@@ -43,7 +44,6 @@ from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.processes import Interrupts
-from multi_dnn_ros.pipeline.choices import choose_device
 
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s, {remaining} left"
 #: The node reports more often than by default, so that short trials are counted exactly.
@@ -76,7 +76,7 @@ class BoardRun:
     _before_s: float = field(init=False, default=0.0)  # time of the run that is continued
 
     def __post_init__(self) -> None:
-        self.device = choose_device(self.settings.device or "auto", "--device is")
+        self.device = chosen_device(self.settings.device)
         if self.content.timeline:
             self._before_s = self.content.timeline[-1].at_s
 

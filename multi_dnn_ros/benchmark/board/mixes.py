@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from multi_dnn_ros.benchmark.host_cases import config_of
 from multi_dnn_ros.benchmark.paper.networks import CLASSES, example_image, make_network
 from multi_dnn_ros.benchmark.paper.sets import SETS, DnnSet, Network
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.pipeline.choices import choose_backend
+from multi_dnn_ros.pipeline.choices import choose_backend, choose_device
 from multi_dnn_ros.planning.device import measure_limits
 from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
@@ -140,6 +141,11 @@ def obstacle(mix: Mix, device: torch.device, cost: Cost | None, folder: Path) ->
     return ""
 
 
+def chosen_device(name: str | None) -> torch.device:
+    """The device of --device, without a number of threads. Raises ConfigError if there is none of this name."""
+    return choose_device(re.sub("^cpu:[1-9][0-9]{0,3}$", "cpu", name or "auto"), "--device is")
+
+
 def mix_config(mix: Mix, device: str | None, resolved: torch.device, folder: Path) -> NodeConfig:
     """The node's parameters. device: of --device, in place of the preset's. folder: for the networks of the paper."""
     if mix.dnns is None:
@@ -156,7 +162,7 @@ def mix_config(mix: Mix, device: str | None, resolved: torch.device, folder: Pat
             precision=_precision(resolved), capture_preprocess=resolved.type == "cuda",
         )  # fmt: skip
     return NodeConfig.model_validate({**config_of(BUILTIN, None, folder).model_dump(), "dnns": {
-        name: dnn.model_dump() for name, dnn in dnns.items()}, "device": str(resolved)})  # fmt: skip
+        name: dnn.model_dump() for name, dnn in dnns.items()}, "device": device or str(resolved)})  # fmt: skip
 
 
 def dnn_texts(mix: Mix, config: NodeConfig) -> dict[str, str]:

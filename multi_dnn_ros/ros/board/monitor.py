@@ -70,7 +70,7 @@ class BoardMonitor:
         try:
             sources = self._find(self._faults)
         except Exception as error:
-            self._warn(f"the sensors of this computer cannot be listed, so there is no status board: {error}")
+            self._warn(f"the sensors of this computer cannot be listed, so /diagnostics has no status `board`: {error}")
         while sources and not self._stop.wait(self._period_s):
             self._latest = merged([self._read(source) for source in sources])
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-#: A temperature this close to its limit is a warning, in degrees Celsius; a power from this share of its limit on.
+#: What is a warning: a temperature at most this many degrees Celsius below its limit, and a power of at least this
+#: share of its limit.
 NEAR_LIMIT_C, NEAR_LIMIT_SHARE = 5.0, 0.95
 
 
@@ -25,9 +26,9 @@ class Value:
 
 @dataclass(frozen=True)
 class Reading:
-    """By sensor. power_w: watts; parts: those of them that another one includes. temperatures_c: degrees Celsius.
-    clocks_mhz: limit is the highest clock that the settings allow. throttled: why the hardware has lowered its clocks
-    since the last reading.
+    """By sensor. power_w: watts. parts: names in `power_w` whose power is included in that of another one.
+    temperatures_c: degrees Celsius. clocks_mhz: limit is the highest clock that the settings allow. throttled: why the
+    hardware has lowered its clocks since the last reading.
     """
 
     power_w: Mapping[str, Value] = field(default_factory=dict)

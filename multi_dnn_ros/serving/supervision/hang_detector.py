@@ -88,7 +88,7 @@ class HangDetector:
         )
         if late:
             return ProcessFault(
-                f"hung: a job of {', '.join(late)} takes longer than {self._job_timeout_s:g} s (parameter "
+                f"hung: computing {', '.join(late)} takes longer than {self._job_timeout_s:g} s (parameter "
                 "job_timeout_s)",
                 late,
             )

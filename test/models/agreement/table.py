@@ -41,8 +41,8 @@ def others(content: dict[str, Any]) -> str:
     """The models that are not in the table, with the agreement, and those without a figure."""
     below = [f"{row['name']} {row['agreement']:.3f}" for row in content["rows"] if row["agreement"] < LEAST]
     failed = [row["name"] for row in content["failed"]]
-    parts = [f"below {LEAST}: {', '.join(below)}"] if below else []
-    parts += [f"without a figure: {', '.join(failed)}"] if failed else []
+    parts = [f"{', '.join(below)} (below {LEAST})"] if below else []
+    parts += [f"{', '.join(failed)} (no figure)"] if failed else []
     return f"Not in the table: {'; '.join(parts)}." if parts else ""
 
 
