@@ -4,20 +4,20 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# With the name of an extra of setup.py behind it: written when that extra is installed.
+# Prefix of stamp files: $(INSTALLED)-EXTRA is written when that extra of setup.py is installed.
 INSTALLED := $(VENV)/.installed
 
-# Each worker begins with a part of the tests in their order, so that fixtures of modules are made once, and takes over
-# tests of another when it has none left.
+# Each worker begins with consecutive tests, so that fixtures of modules are created once, and takes over tests of another
+# worker when it has none left.
 PARALLEL := --dist worksteal --ignore test/gpu
-# One more than there are cores, because many tests wait for processes. At most four: each imports and collects all tests.
+# One more than there are cores, because many tests wait for processes; at most four, because each collects all tests.
 WORKERS := $(shell n=$$(nproc); if [ $$n -lt 4 ]; then expr $$n + 1; else echo 4; fi)
 
-# Containers often set this: every worker would rewrite the asserts of all tests again, and every process of a test
-# compile this package.
+# Containers often set this. Every worker would then rewrite the asserts of all tests again, and every process of a test
+# would compile this package.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Both install into the same environment.
+# The targets install into the same environment.
 .NOTPARALLEL:
 
 .PHONY: demo test test-long test-gpu test-rclpy lint install clean

@@ -41,7 +41,7 @@ setup(
         "tqdm>=4.60",
     ],
     extras_require={
-        # decompose, retrain, evaluate, profile, demo; their reports hold pictures.
+        # For decompose, retrain, evaluate, profile and demo; their reports contain plots.
         "offline": [
             "multi_dnn_ros[plots]",
             "pycocotools>=2.0.7",
@@ -49,20 +49,20 @@ setup(
             "scipy>=1.8",
             "tensorly>=0.9,<0.11",
         ],
-        # DNNs that come as .onnx files.
+        # For DNNs in .onnx files.
         "onnx": ["onnx2torch>=1.5.15,<2"],
-        # Pictures of reports and benchmarks.
+        # Plots of reports and benchmarks.
         "plots": ["matplotlib>=3.5"],
-        # Many recordings on several hosts.
+        # For work on several hosts.
         "cluster": ["ray>=2.9,<3"],
-        # Power, heat and clocks of NVIDIA GPUs in the diagnostics.
+        # Power, temperature and clocks of NVIDIA GPUs in the diagnostics.
         "nvml": ["nvidia-ml-py>=12"],
         "all": ["multi_dnn_ros[cluster,nvml,offline,onnx,plots]"],
         "test": [
             "multi_dnn_ros[all]",
             "hypothesis>=6.80",
             "mypy>=1.13",
-            # Reads what wheels need without downloading them, to check constraints.txt.
+            # Reads the requirements of wheels without downloading them, to check constraints.txt.
             "pip>=26",
             "pytest>=7.4",
             "pytest-timeout>=2.2",

@@ -25,7 +25,7 @@ ARGUMENTS = {
         "Parameter file of the node.",
     ),
     "image": ("front/image_raw", "Image topic of camera `front` in the recording."),
-    "compressed_image": ("front/image_raw/compressed", "Its topic if the images are compressed."),
+    "compressed_image": ("front/image_raw/compressed", "Image topic of camera `front` if the images are compressed."),
 }
 
 #: Executable of the node in multi_dnn.launch.py.
@@ -33,7 +33,7 @@ NODE_EXECUTABLE = "multi_dnn_node"
 
 
 class Ending:
-    """Ends the node after the player, and the launch with the last output line and the exit code of the player.
+    """Ends the node when the player has ended, then the launch, with the player's last output line and exit code.
 
     `ros2 launch` fails only if an event handler raises.
     """

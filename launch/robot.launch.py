@@ -38,9 +38,9 @@ ARGUMENTS = {
         "such as robot_state_publisher, publishes the transforms of the camera.",
     ),
 }
-#: Published by the node for the camera and the DNN of these names.
+#: Topic that the node publishes for camera `front` and DNN `lane`.
 LANE_POINTS = "~/front/lane/ground_points"
-NODE_NAME = "multi_dnn"  # of multi_dnn.launch.py
+NODE_NAME = "multi_dnn"  # as in multi_dnn.launch.py
 #: Roll, pitch and yaw of the optical frame in the frame of the camera's body (REP 103).
 OPTICAL = ("-1.5707963267948966", "0", "-1.5707963267948966")
 
@@ -62,7 +62,7 @@ def static_transform(name: str, parent: str, child: str, numbers: tuple[str, ...
 
 
 def camera_transforms(context: LaunchContext) -> list[Node]:
-    """From the base to the camera's body, and from there to its optical frame; none without a pose."""
+    """Publishers of the transforms from the base to the camera's body and to its optical frame; none without a pose."""
     pose = LaunchConfiguration("camera_pose").perform(context)
     if not pose.strip():
         return []
@@ -97,7 +97,7 @@ def lifecycle_manager() -> Node:
                 "autostart": ParameterValue(LaunchConfiguration("autostart"), value_type=bool),
                 "node_names": [NODE_NAME],
                 "bond_timeout": 0.0,  # the node has no bond, which is a library of nav2's C++ nodes
-                "service_timeout": 600.0,  # of releases after Jazzy, where 5 s would end a longer configuring
+                "service_timeout": 600.0,  # for releases after Jazzy, whose 5 s are too short for configuring
             }
         ],
         output="screen",
@@ -126,8 +126,8 @@ def actions(context: LaunchContext) -> list:
         SetRemap("/tf_static", "tf_static"),
         SetRemap(LANE_POINTS, LaunchConfiguration("lane_points")),
     ]
-    around = [lifecycle_manager()] if managed else []
-    return [GroupAction([*remaps, *camera_transforms(context), *around, node])]
+    managers = [lifecycle_manager()] if managed else []
+    return [GroupAction([*remaps, *camera_transforms(context), *managers, node])]
 
 
 def generate_launch_description() -> LaunchDescription:

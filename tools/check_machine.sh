@@ -1,5 +1,5 @@
 #!/bin/sh
-# Called by the Makefile before it installs: what is missing is said in one sentence, before minutes are spent.
+# Called by the Makefile before it installs: says in one sentence what is missing, instead of failing minutes later.
 # check_machine.sh PYTHON
 set -u
 python=$1
@@ -27,10 +27,10 @@ esac
 
 free_kb=$(df -Pk . | awk 'NR == 2 { print $4 }')
 case $free_kb in
-    '' | *[!0-9]*) ;; # df says nothing here that could be compared
+    '' | *[!0-9]*) ;; # df does not print a number here
     *)
         [ "$free_kb" -ge $((need_gb * 1000 * 1000)) ] ||
-            fail "$((free_kb / 1000)) MB of disk are free here; to install PyTorch and the other packages" \
-                "takes $need_gb GB: free some, or clone to another disk"
+            fail "only $((free_kb / 1000)) MB are free on this disk; installing PyTorch and the other packages" \
+                "takes $need_gb GB: free some space, or clone to another disk"
         ;;
 esac

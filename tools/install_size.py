@@ -5,7 +5,7 @@ Run it in an environment made by `make install`, whose packages it inspects:
     .venv/bin/python tools/install_size.py --before REVISION --output results/install_size.json
 
 REVISION is a git revision for comparison. Megabytes are 10^6 bytes of the files installed by pip. Import seconds are
-the sum reported by `python -X importtime`, minimum of several processes, which other load affects least.
+the sum reported by `python -X importtime`: the minimum of several processes, which other load affects least.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def main() -> int:
     parser.add_argument("--before", default="HEAD", metavar="REVISION", help="git revision to compare with")
     parser.add_argument("--repeats", type=int, default=5, help="processes for each time (default: %(default)s)")
     parser.add_argument(
-        "--cpu", metavar="PYTHON", help="of another environment, into which serving was installed with PyTorch for CPUs"
+        "--cpu", metavar="PYTHON", help="Python of another environment, with serving installed and PyTorch for CPUs"
     )
-    parser.add_argument("--output", type=Path, metavar="JSON", help="default: print what serving takes, no more")
+    parser.add_argument("--output", type=Path, metavar="JSON", help="default: only print the size of serving")
     args = parser.parse_args()
     if args.output is None:
         print(json.dumps(serving_sizes(ROOT / "setup.py")))
@@ -94,13 +94,13 @@ def main() -> int:
 
 
 def serving_sizes(setup: Path) -> dict[str, Any]:
-    """Megabytes that `pip install` of a setup.py without extras brings, of the running environment's packages.
+    """Megabytes that `pip install` of a setup.py without extras needs, measured in the running environment.
 
-    "pytorch" is what torch and torchvision bring, and "cuda" of that what only a GPU needs.
+    "pytorch" is the part that torch and torchvision need, and "cuda" the part of it that only a GPU needs.
     """
     serving, _ = requirements(setup)
     base = closure(serving)
-    torch = closure([of for of in serving if of.name in ("torch", "torchvision")])
+    torch = closure([each for each in serving if each.name in ("torch", "torchvision")])
     cuda = {name for name in torch if name.startswith(("nvidia-", "cuda-")) or name == "triton"}
     return {
         "serving": megabytes(base),
@@ -113,21 +113,21 @@ def serving_sizes(setup: Path) -> dict[str, Any]:
 
 
 def sizes(setup: Path) -> dict[str, Any]:
-    """As serving_sizes, and what each extra adds to serving."""
+    """What serving_sizes returns, and what each extra adds to serving."""
     serving, extras = requirements(setup)
     base = closure(serving)
     return {
         **serving_sizes(setup),
         "extras": {
             extra: {"adds": megabytes(added), "packages": sorted(added)}
-            for extra, own in extras.items()
-            for added in [closure(own) - base]
+            for extra, needed in extras.items()
+            for added in [closure(needed) - base]
         },
     }
 
 
 def requirements(setup: Path) -> tuple[list[Requirement], dict[str, list[Requirement]]]:
-    """install_requires and extras_require of a setup.py whose lists are literals; extras of its own are resolved."""
+    """install_requires and extras_require of a setup.py whose lists are literals; references to extras are resolved."""
     (call,) = (
         node
         for node in ast.walk(ast.parse(setup.read_text(encoding="utf-8")))
@@ -149,7 +149,7 @@ def requirements(setup: Path) -> tuple[list[Requirement], dict[str, list[Require
 
 
 def closure(roots: Iterable[Requirement]) -> set[str]:
-    """Canonical names of `roots` and of all that they need in this environment. PackageNotFoundError."""
+    """Canonical names of `roots` and of all that they need in this environment. Raises PackageNotFoundError."""
     found: set[tuple[str, str]] = set()
     waiting = [(requirement, "") for requirement in roots]
     while waiting:
@@ -165,7 +165,7 @@ def closure(roots: Iterable[Requirement]) -> set[str]:
 
 
 def megabytes(names: Iterable[str]) -> float:
-    """Of all files that pip installed for these packages."""
+    """Size of all files that pip installed for these packages."""
     total = 0
     for name in names:
         for file in metadata.files(name) or ():
@@ -175,9 +175,9 @@ def megabytes(names: Iterable[str]) -> float:
 
 
 def imports(trees: Mapping[str, Path], code: str, repeats: int) -> dict[str, Any]:
-    """For each tree, seconds of the imports of `code`, and which of OPTIONAL and torch are among them.
+    """For each tree, seconds that the imports of `code` take, and which of OPTIONAL and torch are imported.
 
-    The trees take turns, so that other load meets them alike.
+    The trees take turns, so that other load affects them equally.
     """
     times: dict[str, list[float]] = {name: [] for name in trees}
     modules: dict[str, set[str]] = {name: set() for name in trees}
@@ -202,11 +202,11 @@ def seconds(names: str, repeats: int) -> float:
     known = set(_import_times(_TORCH, ROOT))
     code = f"{_TORCH}; import {names}"
     rows = [_import_times(code, ROOT) for _ in range(repeats)]
-    return round(min(sum(own for name, own in of.items() if name not in known) for of in rows), 3)
+    return round(min(sum(own_s for name, own_s in times.items() if name not in known) for times in rows), 3)
 
 
 def _import_times(code: str, tree: Path) -> dict[str, float]:
-    """Seconds by module, without those of the modules that it imports. tree: what is imported from."""
+    """Seconds by module, without the modules that it imports in turn. tree: folder to import from."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", code],
         cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False, timeout=600,
@@ -214,16 +214,16 @@ def _import_times(code: str, tree: Path) -> dict[str, float]:
     rows = re.findall(r"import time: +(\d+) \| +\d+ \| +(\S+)", done.stderr)  # a progress bar may share the line
     if done.returncode or not rows:
         raise RuntimeError(f"{code}\nended with {done.returncode}: {done.stderr[-2000:]}")
-    return {name: int(own) / 1e6 for own, name in rows}
+    return {name: int(own_us) / 1e6 for own_us, name in rows}
 
 
 def _all_installed(tree: Path) -> set[str]:
     serving, extras = requirements(tree / "setup.py")
-    return closure([*serving, *(of for own in extras.values() for of in own)])
+    return closure([*serving, *(each for extra in extras.values() for each in extra)])
 
 
 def _in(python: str) -> Any:
-    """What serving takes in another environment."""
+    """The sizes of serving in another environment."""
     return json.loads(subprocess.run([python, __file__], capture_output=True, check=True, text=True).stdout)
 
 

@@ -18,8 +18,8 @@ class Shared:
     """State shared by the stages of one DNN for different numbers of images, which must never run at the same time.
 
     converted: weights cast to another dtype, by dtype and id of the float32 tensor, which must stay alive. pool,
-    stream: memory pool of the CUDA graphs and the stream they are captured on. weights: of ONNX Runtime's sessions, by
-    content. merged: concatenated weights of siblings, by the ids of the tensors that they consist of.
+    stream: memory pool of the CUDA graphs and the stream they are captured on. weights: those of ONNX Runtime's
+    sessions, by content. merged: concatenated weights of siblings, by the ids of the tensors that they consist of.
     """
 
     converted: dict[torch.dtype, dict[int, torch.Tensor]] = field(default_factory=lambda: defaultdict(dict))

@@ -7,7 +7,7 @@ import torch
 from multi_dnn_ros.backends import Tensors
 
 #: Added to the scale of a result, so that results close to zero are compared by absolute error.
-_LEAST_SCALE = 0.1
+_SCALE_OFFSET = 0.1
 
 
 def noise_like(inputs: Tensors) -> Tensors:
@@ -41,7 +41,7 @@ def check_agreement(results: Tensors, expected: Tensors, tolerance: float) -> No
         finite = wanted.isfinite()
         if not torch.equal(finite, found.isfinite()):
             raise ValueError(f"result {index}: the values that are not finite differ")
-        if not bool(finite.all()):  # copies by a mask take longer than the comparison
+        if not bool(finite.all()):  # masked copies take longer than the comparison itself
             if not torch.equal(found[~finite].nan_to_num(), wanted[~finite].nan_to_num()):
                 raise ValueError(f"result {index}: the values that are not finite differ")
             found, wanted = found[finite], wanted[finite]
@@ -49,19 +49,19 @@ def check_agreement(results: Tensors, expected: Tensors, tolerance: float) -> No
             continue
         scale = float(wanted.abs().max())
         error = float((found - wanted).abs().max())
-        if error > tolerance * (_LEAST_SCALE + scale):
+        if error > tolerance * (_SCALE_OFFSET + scale):
             raise ValueError(
                 f"result {index} is off by {error:.3g} on a scale of {scale:.3g}, allowed is {tolerance:g}"
             )
 
 
 def relative_error(results: Tensors, expected: Tensors) -> float:
-    """The largest error of tensors that check_agreement() accepts, relative to the scale of a tensor, as there."""
+    """The largest error of tensors that check_agreement() accepts, relative to the same scale of a tensor."""
     errors = [0.0]
     for result, right in zip(results, expected, strict=True):
         found, wanted = result.detach().cpu().double(), right.detach().cpu().double()
         finite = wanted.isfinite()
         if bool(finite.any()):
-            scale = _LEAST_SCALE + float(wanted[finite].abs().max())
+            scale = _SCALE_OFFSET + float(wanted[finite].abs().max())
             errors.append(float((found[finite] - wanted[finite]).abs().max()) / scale)
     return max(errors)

@@ -15,13 +15,14 @@ class BatchError(ValueError):
     """The results of a batch differ from those of its images alone; the message names the image and output."""
 
 
-def sizes_to_prepare(most: int, device: torch.device) -> tuple[int, ...]:
-    """Batch sizes to prepare for a DNN that takes up to `most` images.
+def sizes_to_prepare(max_batch: int, device: torch.device) -> tuple[int, ...]:
+    """Batch sizes to prepare for a DNN that takes up to `max_batch` images.
 
-    On a CPU every size; on a GPU powers of two and `most`, because padding costs little time there and every size costs
-    memory.
+    On a CPU every size; on a GPU powers of two and `max_batch`, because padding costs little time there and every size
+    costs memory.
     """
-    return tuple(size for size in range(1, most + 1) if device.type == "cpu" or size == most or size & (size - 1) == 0)
+    sizes = range(1, max_batch + 1)
+    return tuple(size for size in sizes if device.type == "cpu" or size == max_batch or size & (size - 1) == 0)
 
 
 def repeat_inputs(inputs: Tensors, size: int) -> Tensors:
@@ -95,7 +96,7 @@ def _compare(
                 check_agreement(tuple(result[row : row + 1] for result in results), expected, tolerance)
             except ValueError as error:
                 raise BatchError(
-                    f"image {row + 1} of a batch of {size} has another result than alone: {error}"
+                    f"image {row + 1} of a batch of {size} has a different result when it runs alone: {error}"
                 ) from None
 
 

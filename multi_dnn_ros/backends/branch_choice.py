@@ -20,11 +20,11 @@ from multi_dnn_ros.common.resources import cache_folder
 
 log = logging.getLogger(__name__)
 
-#: Numbers of streams that are tried beside one if the parameter `dnn.<dnn>.branches` is 0.
+#: Numbers of streams that are tried in addition to 1 if the parameter `dnn.<dnn>.branches` is 0.
 TRIED = (2, 4, 8)
 
 #: Largest time relative to choice 1 at which another one is used: smaller gains may be noise.
-_WORTH = 0.98
+_MAX_RELATIVE_TIME = 0.98
 _ROUNDS = 9
 #: Comparisons of two runs with the same input, each after a run with another input.
 _REPEATS = 8
@@ -54,7 +54,7 @@ def choose_fastest(times: Mapping[int, Sequence[float]]) -> int:
     """
     medians = {choice: statistics.median(ms) for choice, ms in times.items()}
     best = min(medians, key=lambda choice: (medians[choice], choice))
-    return best if medians[best] <= _WORTH * medians[1] else 1
+    return best if medians[best] <= _MAX_RELATIVE_TIME * medians[1] else 1
 
 
 def measure_in_turn(
@@ -100,7 +100,7 @@ class ChoiceCache:
             return None
 
     def put(self, key: str, choice: int, times: Mapping[int, Sequence[float]]) -> None:
-        """Store a choice with the median times that it was made by."""
+        """Store a choice with the median times that it is based on."""
         medians = {str(each): statistics.median(ms) for each, ms in times.items()}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ class ChoiceCache:
 
 
 def choice_key(graph: Sequence[str], inputs: Tensors, device: str) -> str:
-    """Key of a choice. graph: of graph_key(). device: name, SMs and whatever else determines its times."""
+    """Key of a choice. graph: from graph_key(). device: its name, SMs and whatever else determines the times."""
     shapes = [(tuple(tensor.shape), tensor.stride(), str(tensor.dtype)) for tensor in inputs]
     text = "\n".join((*graph, str(shapes), device, torch.__version__))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -121,5 +121,5 @@ def choice_key(graph: Sequence[str], inputs: Tensors, device: str) -> str:
 def _same_bits(result: torch.Tensor, expected: torch.Tensor) -> bool:
     if (result.shape, result.dtype) != (expected.shape, expected.dtype):
         return False
-    one, other = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (result, expected))
-    return torch.equal(one, other)
+    left, right = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (result, expected))
+    return torch.equal(left, right)

@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.backends.green_contexts import streams_beside
+from multi_dnn_ros.backends.green_contexts import further_streams
 from multi_dnn_ros.graph.branches import DeviceOperation, SerialGraphError, device_operations
 from multi_dnn_ros.graph.nodes import attribute
 from multi_dnn_ros.graph.planned_graph import PlannedGraph, arguments, compute
@@ -27,25 +27,25 @@ class BranchStreams(Protocol):
         """Before each run: make the calling thread's current stream number 0."""
 
     def on(self, stream: int) -> AbstractContextManager[Any]:
-        """What is launched inside the context goes to `stream`."""
+        """Context manager: what is launched inside it goes to `stream`."""
 
     def signal(self, stream: int) -> Any:
-        """An event after all that was launched on `stream` so far."""
+        """Return an event that follows everything launched on `stream` so far."""
 
     def wait(self, stream: int, event: Any) -> None:
-        """What is launched on `stream` from now on waits for `event`."""
+        """Make everything launched on `stream` from now on wait for `event`."""
 
 
 class CudaStreams:
-    """CUDA streams on the same SMs as `stream`, on which the stage will be captured. count: with stream 0."""
+    """CUDA streams on the same SMs as `stream`, on which the stage will be captured. count: includes stream 0."""
 
     def __init__(self, stream: torch.cuda.Stream, count: int) -> None:
         self._device = stream.device
-        self._beside = streams_beside(stream, stream.device, count - 1)
+        self._further = further_streams(stream, stream.device, count - 1)
         self._streams: list[torch.cuda.Stream] = []
 
     def begin(self) -> None:
-        self._streams = [torch.cuda.current_stream(self._device), *self._beside]
+        self._streams = [torch.cuda.current_stream(self._device), *self._further]
 
     def on(self, stream: int) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._streams[stream])
@@ -60,12 +60,12 @@ class CudaStreams:
 
 
 class BranchedGraph(nn.Module):
-    """A traced graph whose operations are launched on several streams, as a plan says.
+    """A traced graph whose operations are launched on several streams, according to a plan.
 
     forward() takes and returns what the graph does; on return stream 0 waits for all others. Memory is safe under a
     caching allocator that reuses freed memory on the stream that it was allocated on: a tensor that an operation on
     another stream reads stays allocated until the streams have joined. A tensor that only its own stream reads is freed
-    after the last use.
+    after its last use.
     """
 
     def __init__(self, graph_module: fx.GraphModule, plan: StreamPlan, streams: BranchStreams) -> None:
@@ -119,7 +119,7 @@ class _Run:
         self._held.extend(tensor for address, tensor in read.items() if self._stream_of.get(address, -1) != stream)
         compute(node, self.values)
         for tensor in _tensors(self.values[node]):
-            if _address(tensor) not in read:  # otherwise it shares the memory of what was read
+            if _address(tensor) not in read:  # otherwise it shares the memory of a tensor that was read
                 self._stream_of[_address(tensor)] = stream
         for source in node.all_input_nodes:
             self._left[source] -= 1
@@ -130,7 +130,7 @@ class _Run:
 def branched(stage: nn.Module, streams: int, make_streams: Callable[[int], BranchStreams]) -> nn.Module | None:
     """A copy of the stage that runs its branches on at most `streams` streams and shares its tensors.
 
-    make_streams: called with the number of streams that are used. None if the stage has no branches that are worth a
+    make_streams: called with the number of streams that are used. Returns None if no branch of the stage is worth a
     second stream. Raises SerialGraphError if its operations must run in order or are unknown.
     """
     graph_module = only_graph(stage)
@@ -140,10 +140,10 @@ def branched(stage: nn.Module, streams: int, make_streams: Callable[[int], Branc
     return with_graph(stage, graph_module, BranchedGraph(graph_module, plan, make_streams(plan.streams)))
 
 
-def with_graph(stage: nn.Module, graph_module: fx.GraphModule, own: nn.Module) -> nn.Module:
-    """A copy of the stage that shares its tensors and has `own` in place of its graph."""
+def with_graph(stage: nn.Module, graph_module: fx.GraphModule, replacement: nn.Module) -> nn.Module:
+    """A copy of the stage that shares its tensors and has `replacement` in place of its graph."""
     shared: dict[int, Any] = {id(each): each for each in itertools.chain(stage.parameters(), stage.buffers())}
-    shared[id(graph_module)] = own
+    shared[id(graph_module)] = replacement
     return copy.deepcopy(stage, shared)
 
 
@@ -154,7 +154,7 @@ def streams_used(stage: object) -> int:
 
 
 def operations_of(stage: nn.Module) -> tuple[DeviceOperation, ...]:
-    """The operations of a stage that launch work. Raises SerialGraphError as `branched`."""
+    """The operations of a stage that launch work. Raises SerialGraphError, as `branched` does."""
     return device_operations(only_graph(stage))
 
 

@@ -28,10 +28,10 @@ class BranchedStages:
     """Makes stages with branches in parallel, or returns them unchanged.
 
     setting: the parameter `dnn.<dnn>.branches` as text, `auto` for its value 0. With `auto` several numbers of streams
-    are measured and the fastest is kept, also for later runs; a number is used without measuring. make_streams: makes
-    that many.
-    capture: prepares a candidate for measuring and compares its results with those of the unchanged stage; what it
-    raises rules the candidate out. ms: milliseconds of a call.
+    are measured and the fastest is kept, also for later runs; a number is used without measuring. make_streams: called
+    with the number of streams to make.
+    capture: prepares a candidate for measuring and compares its results with those of the unchanged stage; an exception
+    rules the candidate out. ms: measures the milliseconds of a call.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class BranchedStages:
         return candidates.get(self._measure(title, key, stage, candidates, inputs), stage)
 
     def _candidates(self, stage: nn.Module, counts: Sequence[int]) -> dict[int, nn.Module]:
-        """By number of streams allowed; without those that use as many streams as a smaller number does."""
+        """Stages by number of streams allowed, without those that use as many streams as an earlier one."""
         found: dict[int, nn.Module] = {}
         used = {1}
         for count in counts:
@@ -89,13 +89,13 @@ class BranchedStages:
         captured: dict[int, Stage] = {1: self._capture(stage)}
         for count, candidate in candidates.items():
             try:
-                own = self._capture(candidate)
-                check_repeatable(own, inputs)
+                graph = self._capture(candidate)
+                check_repeatable(graph, inputs)
             except Exception as error:  # whatever it raises, e.g. out of memory: the stage itself still works
                 log.warning("%s is not run on %d streams: %s", title, count, summarize_error(error))
             else:
-                captured[count] = own
-        calls = {count: _call(own, inputs) for count, own in captured.items()}
+                captured[count] = graph
+        calls = {count: _call(graph, inputs) for count, graph in captured.items()}
         times = measure_in_turn(calls, self._ms)
         choice = choose_fastest(times)
         if len(captured) == 1 + len(candidates):  # a failure may be temporary

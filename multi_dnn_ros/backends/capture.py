@@ -64,8 +64,8 @@ def capture_on(device: torch.device) -> Callable[[Launch], Launch]:
 def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Stream) -> StreamGraph:
     """Capture the launches of `run` on `stream`, after a few warm-up calls, with memory from `pool`.
 
-    The graph's kernels have the priority of the stream it is launched on and the SMs of `stream`. Graphs of one pool
-    must not run at the same time; those of different pools may. Raises what the capture raises.
+    The graph's kernels have the priority of the stream that the graph is launched on, and the SMs of `stream`. Graphs
+    of one pool must not run at the same time; those of different pools may. Raises what the capture raises.
     """
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UP_CALLS):
@@ -85,9 +85,9 @@ def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Strea
 class CudnnBenchmark:
     """Wraps a backend: for batches, cuDNN times its algorithms for each convolution (torch.backends.cudnn.benchmark).
 
-    For batches its heuristics choose slower ones (7 RegNetY-32GF at fp16 on an H200: 3.8 ms instead of 3.3, decomposed
-    3.7 instead of 2.8); for single images they do not (1.8 instead of 2.0). cuDNN keeps the choice per thread; the
-    setting is global to the process and is restored afterwards.
+    For batches, cuDNN's heuristics choose slower algorithms (7 RegNetY-32GF at fp16 on an H200: 3.8 ms instead of 3.3,
+    decomposed 3.7 instead of 2.8), but not for single images (1.8 instead of 2.0). cuDNN keeps the choice per thread;
+    the setting is global to the process and is restored afterwards.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -114,7 +114,7 @@ def _workspaces_in_the_pool() -> Iterator[None]:
     """Make cuBLAS allocate its workspace in the graph's memory pool.
 
     PyTorch keeps one cuBLAS workspace per stream, and a capture would use it. Graphs of several DNNs captured on one
-    stream, such as that of a share of the SMs, would then write to it at the same time
+    stream, such as that of a share of the SMs, would then write to the same workspace at the same time
     (github.com/pytorch/pytorch/issues/193402). Once it is freed, the capture allocates a new one.
     """
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)

@@ -133,7 +133,7 @@ class CudaGraph:
             return CudaStreams(stream, count)
 
         device = stream.device
-        # The tolerance differs between float32 with and without TF32, which the stage does not show.
+        # The tolerance tells float32 with TF32 from float32 without it, which the stage does not show.
         name = f"{torch.cuda.get_device_name(device)}, {current_sms(device)} SMs, tolerance {self._tolerance}"
         try:
             return BranchedStages(self._branches, make_streams, capture, gpu_ms).choose(title, stage, carried, name)
@@ -162,7 +162,7 @@ class Captured:
     """A stage as one graph.
 
     inputs, outputs: the memory that it reads and writes. before: outputs of the previous captured stage, which become
-    its inputs. single_launch: of a first stage, all stages as one graph. streams: number of streams on which its
+    its inputs. single_launch: for a first stage, all stages as one graph. streams: number of streams on which its
     branches run. expected_of: the stage whose results the graph must have; None: `stage` itself.
     """
 

@@ -1,4 +1,4 @@
-"""Tells failures of a GPU and its libraries from other exceptions that a layer may raise."""
+"""Distinguishes failures of a GPU and its libraries from other exceptions that a layer may raise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REQUEST = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the GPU ran out of memory: the error itself, or one that caused it."""
+    """Whether the error, or an error that caused it, says that the GPU ran out of memory."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError):
             return True
@@ -25,7 +25,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Whether a kernel, the driver or a library of the GPU failed; out of memory does not count."""
+    """Whether a kernel, the driver or a library of the GPU failed, other than by running out of memory."""
     return isinstance(error, RuntimeError) and not is_out_of_memory(error) and bool(_FAILURE.search(str(error)))
 
 
@@ -38,10 +38,10 @@ def memory_shortage(error: BaseException, device: torch.device, allocated_before
     wanted = f"a request for {request.group(1)} failed" if request else summarize_error(error)
     if device.type != "cuda":
         return wanted
-    own = torch.cuda.memory_allocated(device)
+    allocated = torch.cuda.memory_allocated(device)
     free, total = torch.cuda.mem_get_info(device)
     return (
-        f"{wanted} after {mebibytes(own - allocated_before)} for this DNN and {mebibytes(allocated_before)} for "
+        f"{wanted} after {mebibytes(allocated - allocated_before)} for this DNN and {mebibytes(allocated_before)} for "
         f"others; {mebibytes(free)} of {mebibytes(total)} are free"
     )
 

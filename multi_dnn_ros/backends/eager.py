@@ -20,7 +20,7 @@ class Eager:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Move to `device` and warm up. cuDNN chooses its algorithms in the first two calls, a CPU's library in one."""
+        """Move to `device` and warm up. cuDNN chooses its algorithms in two calls, a CPU's library in one."""
         ready = tuple(stage.to(device).eval() for stage in stages)
         with torch.inference_mode():
             for _ in range(2 if device.type == "cuda" else 1):

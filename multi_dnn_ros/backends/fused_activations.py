@@ -59,7 +59,7 @@ class FusedActivations:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Fuse copies of the stages, try each on the device, and prepare them by the wrapped backend."""
+        """Fuse copies of the stages, try each on the device, and prepare them with the wrapped backend."""
         return self.backend.prepare(self._fuse_stages(stages, inputs, device), inputs, device, shared)
 
     def _fuse_stages(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> list[nn.Module]:
@@ -78,14 +78,14 @@ class FusedActivations:
 
     def _fuse_stage(self, index: int, stage: nn.Module, carried: Tensors, expected: Tensors) -> nn.Module:
         try:
-            own = fuse(stage)
-            if own is not stage and carried and carried[0].is_cuda:
+            fused = fuse(stage)
+            if fused is not stage and carried and carried[0].is_cuda:
                 log.info("job %d of %s: timing fused and separate convolution kernels", index + 1, self._dnn)
                 with torch.cuda.device(carried[0].device), _FusionTiming() as timing:
-                    own(tuple(tensor.clone() for tensor in carried))
-                own = fuse(stage, without=timing.slower)
-            if own is not stage:
-                check_agreement(own(tuple(tensor.clone() for tensor in carried)), expected, self._tolerance)
+                    fused(tuple(tensor.clone() for tensor in carried))
+                fused = fuse(stage, without=timing.slower)
+            if fused is not stage:
+                check_agreement(fused(tuple(tensor.clone() for tensor in carried)), expected, self._tolerance)
         except Exception as error:  # whatever the fused operation raises, the separate ones still work
             if is_out_of_memory(error):
                 raise
@@ -94,7 +94,7 @@ class FusedActivations:
                 index + 1, self._dnn, summarize_error(error),
             )  # fmt: skip
             return stage
-        return own
+        return fused
 
 
 def fuse(stage: nn.Module, without: Collection[int] = ()) -> nn.Module:
@@ -105,14 +105,14 @@ def fuse(stage: nn.Module, without: Collection[int] = ()) -> nn.Module:
     if all(number in without for number, _ in enumerate(_patterns(stage))):
         return stage
     memo: dict[int, Any] = {id(each): each for each in itertools.chain(stage.parameters(), stage.buffers())}
-    own = copy.deepcopy(stage, memo)
-    for number, pattern in enumerate(_patterns(own)):
+    fused = copy.deepcopy(stage, memo)
+    for number, pattern in enumerate(_patterns(fused)):
         if number not in without:
             pattern.fuse()
-    for graph_module in _graph_modules(own):
+    for graph_module in _graph_modules(fused):
         graph_module.graph.lint()
         graph_module.recompile()
-    return own
+    return fused
 
 
 def fused_operations(graph_module: fx.GraphModule) -> frozenset[str]:
@@ -131,7 +131,7 @@ def fused_operations(graph_module: fx.GraphModule) -> frozenset[str]:
 
 
 class _FusionTiming(TorchDispatchMode):
-    """Inside the block each fused operation that runs on a GPU is timed against the separate operations.
+    """Context manager: times each fused operation that runs on a GPU inside it against the separate operations.
 
     For some, such as grouped convolutions, cuDNN's fused kernel takes ten times as long. slower: numbers of the fused
     operations that are slower or rejected, in execution order.
@@ -197,11 +197,11 @@ class _Pattern:
     def fuse(self) -> None:
         graph = self.relu.graph
         image, weight, bias, *geometry = convolution_arguments(self.convolution)
-        # As early as its inputs allow: a time mark after the convolution then includes the fused operation.
+        # As early as its inputs allow, so that a time mark after the convolution includes the fused operation.
         with graph.inserting_after(self.convolution if self.z is None else max(self.convolution, self.z)):
-            one = graph.call_function(CONVOLUTION_RELU, (image, weight, bias, self.z, *geometry))
-        one.meta = dict(self.relu.meta)
-        self.relu.replace_all_uses_with(one)
+            fused = graph.call_function(CONVOLUTION_RELU, (image, weight, bias, self.z, *geometry))
+        fused.meta = dict(self.relu.meta)
+        self.relu.replace_all_uses_with(fused)
         for node in (self.relu, self.sum, self.convolution):
             if node is not None:
                 graph.erase_node(node)
@@ -226,16 +226,16 @@ def _sum_pattern(relu: fx.Node, total: fx.Node) -> _Pattern | None:
     (scale,) = arguments_of(total, "alpha")
     # An in-place addition is visible to other readers of the tensor; a fusible convolution has no other reader.
     choices = [(left, right)] if total.target is aten.add_.Tensor else [(left, right), (right, left)]
-    choices = [(one, z) for one, z in choices if _is_fusible(one) and _are_alike(one, z)]
+    choices = [(node, z) for node, z in choices if _is_fusible(node) and _are_alike(node, z)]
     if scale != 1 or not choices:
         return None
-    # Of two convolutions the later one: fewer operations lie between it and the addition.
+    # Of two convolutions, take the later one, because fewer operations lie between it and the addition.
     convolution, z = max(choices)
     return _Pattern(relu, convolution, total, z)
 
 
 def _is_fusible(node: fx.Node) -> bool:
-    """Whether it is a 2-D convolution whose result only one node reads."""
+    """Whether the node is a 2-D convolution whose result only one node reads."""
     tensor = traced(node)
     if node.target not in CONVOLUTIONS or len(node.users) != 1 or tensor is None or tensor.ndim != 4:
         return False
@@ -243,8 +243,8 @@ def _is_fusible(node: fx.Node) -> bool:
 
 
 def _are_alike(left: fx.Node, right: fx.Node) -> bool:
-    one, other = traced(left), traced(right)
-    return one is not None and other is not None and (one.shape, one.dtype) == (other.shape, other.dtype)
+    first, second = traced(left), traced(right)
+    return first is not None and second is not None and (first.shape, first.dtype) == (second.shape, second.dtype)
 
 
 def _can_be_moved(pattern: _Pattern) -> bool:

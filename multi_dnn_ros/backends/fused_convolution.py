@@ -22,7 +22,7 @@ _library.define(
     "int[2] dilation, int groups) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-#: relu(convolution(image) + bias + z). image: (B, C, H, W); z: of the result's shape, or None. The arguments after z
+#: relu(convolution(image) + bias + z). image: (B, C, H, W); z: has the result's shape, or None. The arguments after z
 #: (stride, padding, dilation, groups) are called `geometry` in this module.
 CONVOLUTION_RELU = torch.ops.multi_dnn_ros.convolution_relu.default
 
@@ -30,7 +30,7 @@ CONVOLUTION_RELU = torch.ops.multi_dnn_ros.convolution_relu.default
 def unfused(
     image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
-    """The same by PyTorch's separate operations."""
+    """CONVOLUTION_RELU by PyTorch's separate operations."""
     result = functional.conv2d(image, weight, bias, *geometry)
     return (result if z is None else result.add_(z)).relu_()
 
@@ -68,7 +68,7 @@ def _cuda_kernel(
 def cudnn_convolution_relu(
     image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
-    """The same by cuDNN's fused operation, on a GPU. RuntimeError if cuDNN has no kernel for it."""
+    """CONVOLUTION_RELU by cuDNN's fused operation, on a GPU. Raises RuntimeError if cuDNN has no kernel for it."""
     if z is None:
         return torch.cudnn_convolution_relu(image, weight, bias, *geometry)
     return torch.cudnn_convolution_add_relu(image, weight, z, 1.0, bias, *geometry)

@@ -15,9 +15,9 @@ _HEAD_STARTS = tuple(4_000_000 * 4**number for number in range(5))
 def gpu_ms(call: Callable[[], object]) -> float:
     """Mean GPU time of a call in milliseconds.
 
-    The GPU sleeps while the CPU launches the calls, so that they run without gaps. If it woke up before all were
-    launched, because the CPU is slow or busy, the measurement is repeated with a longer sleep; after the last attempt
-    the gaps are included.
+    The GPU sleeps while the CPU launches the calls, so that they run without gaps. If the GPU wakes up before all are
+    launched, because the CPU is slow or busy, the measurement is repeated with a longer sleep; the last attempt counts
+    even with gaps.
     """
     for _ in range(2):
         call()

@@ -1,4 +1,4 @@
-"""Streams on a share of a GPU: a number of its SMs, by a CUDA green context.
+"""Streams on a share of a GPU, which is a number of its SMs in a CUDA green context.
 
 A share limits the SMs that its kernels use. It does not reserve them, and memory bandwidth stays shared. CUDA chooses
 the SMs, so shares of different size overlap.
@@ -18,8 +18,8 @@ import torch
 
 T = TypeVar("T")
 
-#: (minimum, step) of a share's SMs by the major compute capability; from 9 on _FROM_9. Source: CUDA driver API, "Green
-#: Contexts".
+#: (minimum, step) of a share's SMs by major compute capability; _FROM_9 for 9 and above. Source: CUDA driver API,
+#: "Green Contexts".
 _GRANULARITY = {6: (1, 1), 7: (2, 2), 8: (4, 2)}
 _FROM_9 = (8, 8)
 #: Streams per share, assigned round-robin: they are never returned, and a GPU has few hardware queues.
@@ -52,18 +52,18 @@ def sms_problem(device: torch.device, sms: int) -> str:
             "newer"
         )
     properties = torch.cuda.get_device_properties(device)
-    least, step = _GRANULARITY.get(properties.major, _FROM_9)
+    minimum, step = _GRANULARITY.get(properties.major, _FROM_9)
     count = properties.multi_processor_count
-    if sms < least or sms > count or sms % step:
-        return f"allowed: {least} to {count // step * step} in steps of {step} ({device} has {count} SMs)"
+    if sms < minimum or sms > count or sms % step:
+        return f"allowed: {minimum} to {count // step * step} in steps of {step} ({device} has {count} SMs)"
     return ""
 
 
 def make_stream(device: torch.device, sms: int = 0, priority: int = 0) -> torch.cuda.Stream:
     """A stream on a share of `sms` SMs of a GPU; 0: on all of it. Thread-safe.
 
-    priority: of the stream; ignored on a share. The first call for a share creates it; further calls return its streams
-    round-robin. RuntimeError if sms_problem() is not empty, or from CUDA.
+    priority: priority of the stream; ignored on a share. The first call for a share creates it; further calls return
+    its streams round-robin. Raises RuntimeError if sms_problem() is not empty, or if CUDA fails.
     """
     if not sms:
         return torch.cuda.Stream(device, priority=priority)
@@ -75,7 +75,7 @@ def make_stream(device: torch.device, sms: int = 0, priority: int = 0) -> torch.
         return stream
 
 
-def streams_beside(stream: torch.cuda.Stream, device: torch.device, count: int) -> list[torch.cuda.Stream]:
+def further_streams(stream: torch.cuda.Stream, device: torch.device, count: int) -> list[torch.cuda.Stream]:
     """`count` streams with the SMs of `stream`, all different from it and from each other.
 
     count: at most 15, because a share has 16 streams. Streams of PyTorch's pool may also be in use elsewhere.
@@ -91,7 +91,7 @@ def streams_beside(stream: torch.cuda.Stream, device: torch.device, count: int) 
 
 
 def computing_on(device: torch.device, sms: int = 0) -> AbstractContextManager[Any]:
-    """Context manager: the calling thread's current stream is one of the share's; with 0 SMs it is unchanged.
+    """Context manager: the calling thread's current stream becomes one of the share's; with 0 SMs it is unchanged.
 
     A GPU is also made the current device; on a CPU nothing changes.
     """
@@ -107,10 +107,10 @@ def current_sms(device: torch.device) -> int:
 
 
 def with_own_cudnn_plans(sms: int, work: Callable[[], T]) -> T:
-    """Call `work` and return its result, for a share of SMs in a new thread.
+    """Return the result of `work`, which runs in a new thread if it is for a share of the SMs.
 
     cuDNN caches its plan of a convolution per thread, regardless of the SMs, and a plan for a whole GPU can fail on few
-    SMs (EXECUTION_FAILED on 8 SMs of an H200). sms: 0: the whole GPU; `work` runs in the calling thread.
+    SMs (EXECUTION_FAILED on 8 SMs of an H200). sms: 0 for the whole GPU; `work` then runs in the calling thread.
     """
     if not sms:
         return work()

@@ -190,7 +190,7 @@ def _with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tenso
 
 
 class _Forecast:
-    """Estimates the compile time of a stage from that of the previous one. operations: their number, by stage."""
+    """Estimates the compile time of a stage from that of the previous one. operations: their number in each stage."""
 
     def __init__(self, operations: Sequence[int]) -> None:
         self._operations = operations
@@ -225,7 +225,7 @@ def _make(request: BackendRequest) -> Backend:
     if request.device.type != "cuda":
         return compiled
     captured = CudaGraph(request.tolerance, kernels=compiled, dnn=request.dnn, single_launch=request.single_launch)
-    # In float32 Inductor chooses the memory layout by the convolutions in the graph; fused ones would hide them.
+    # In float32, Inductor chooses the memory layout by the convolutions in the graph; fused operations would hide them.
     if request.dtype is torch.float32:
         return captured
     return FusedActivations(captured, request.tolerance, request.dnn)

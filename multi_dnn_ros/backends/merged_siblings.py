@@ -31,13 +31,13 @@ _SEPARATE, _MERGED = 1, 2  # as in ChoiceCache: 1 is the unchanged stage
 
 
 class MergedSiblings:
-    """Wraps a backend: it gets stages with merged siblings, if the results agree and, with `measured`, if the DNN is at
-    least 2 % faster with them.
+    """Wraps a backend: merges siblings in the stages that it gets if the results agree and, with `measured`, if the DNN
+    is then at least 2 % faster.
 
     setting: "measured" or "always". tolerance: largest error of a merged stage compared with the separate one, relative
     to the scale of its results. dnn: its name, for the log. device_name: returns what the times depend on besides the
-    graph, with the number of threads or SMs that the caller of prepare() uses. ms: milliseconds of a call; None:
-    measured on the device.
+    graph, including the number of threads or SMs that the caller of prepare() uses. ms: measures the milliseconds of a
+    call; None: with the device's clock.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class MergedSiblings:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Merge copies of the stages, compare them, choose, and prepare the chosen ones by the wrapped backend."""
+        """Merge copies of the stages, compare them, choose, and prepare the chosen ones with the wrapped backend."""
         return self.backend.prepare(self._choose(stages, inputs, device, shared or Shared()), inputs, device, shared)
 
     def _choose(
         self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared
     ) -> Sequence[nn.Module]:
-        # Not kept in `shared` before the choice: merged weights that are not used should be freed.
+        # Not stored in `shared` before the choice, so that merged weights that are not used are freed.
         weights = dict(shared.merged)
         merged = [_merged(stage, weights) or stage for stage in stages]
-        if all(own is stage for own, stage in zip(merged, stages, strict=True)):
+        if all(left is right for left, right in zip(merged, stages, strict=True)):
             return stages
         try:
             self._check(stages, merged, inputs, device)
@@ -97,10 +97,10 @@ class MergedSiblings:
         """Compare copies on the device, so that weights which are not used later do not stay there."""
         with torch.inference_mode():
             carried = tuple(tensor.to(device) for tensor in noise_like(inputs))
-            for stage, own in zip(stages, merged, strict=True):
+            for stage, merged_stage in zip(stages, merged, strict=True):
                 expected: Tensors = copy.deepcopy(stage).to(device)(carried)
-                if own is not stage:
-                    check_agreement(copy.deepcopy(own).to(device)(carried), expected, self._tolerance)
+                if merged_stage is not stage:
+                    check_agreement(copy.deepcopy(merged_stage).to(device)(carried), expected, self._tolerance)
                 carried = expected
 
     def _is_faster(
@@ -111,14 +111,14 @@ class MergedSiblings:
         known = self._cache.get(key)
         if known is not None:
             return known == _MERGED
-        own_inputs = tuple(tensor.to(device) for tensor in inputs)
+        device_inputs = tuple(tensor.to(device) for tensor in inputs)
         # Copies: preparing moves weights, and the chosen stages are prepared again with the state of the whole DNN.
-        both = {
+        prepared = {
             number: self.backend.prepare(copy.deepcopy(list(chain)), inputs, device)
             for number, chain in ((_SEPARATE, stages), (_MERGED, merged))
         }
         with torch.inference_mode():
-            calls = {number: _call(chain, own_inputs) for number, chain in both.items()}
+            calls = {number: _call(chain, device_inputs) for number, chain in prepared.items()}
             times = measure_in_turn(calls, self._ms or (gpu_ms if device.type == "cuda" else _cpu_ms))
         choice = choose_fastest(times)
         self._cache.put(key, choice, times)
@@ -136,8 +136,8 @@ def _merged(stage: nn.Module, weights: dict[tuple[int, ...], torch.Tensor]) -> n
         graph_module = only_graph(stage)
     except SerialGraphError:
         return None
-    own = merge_siblings(graph_module, weights)
-    return None if own is None else with_graph(stage, graph_module, own)
+    merged_graph = merge_siblings(graph_module, weights)
+    return None if merged_graph is None else with_graph(stage, graph_module, merged_graph)
 
 
 def _graph_key(stage: nn.Module) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ def _graph_key(stage: nn.Module) -> tuple[str, ...]:
 
 
 def _call(chain: Sequence[Stage], inputs: Tensors) -> Callable[[], Any]:
-    """One inference as it is served while no other frame waits: in one launch, if the backend has one."""
+    """A call of one inference as it is served while no other frame waits: in one launch, if prepared."""
     whole = single_launches({1: chain}).get(1)
     return lambda: run_stages(chain if whole is None else (whole,), inputs)
 

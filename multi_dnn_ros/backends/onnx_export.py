@@ -19,7 +19,7 @@ from torch import fx, nn
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.common.error_text import summarize_error
 
-#: For HardSwish (14) and LayerNormalization (17); no newer operator made a tested network faster on ONNX Runtime.
+#: Has HardSwish (14) and LayerNormalization (17); no newer operator made a tested network faster on ONNX Runtime.
 _OPSET = 17
 #: The exporter keeps state in module variables.
 _export_lock = threading.Lock()
@@ -31,7 +31,9 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True)
 class ExportedChain:
-    """model: its inputs are those of the first stage. carried: by stage, the names of the values that it returns, in
+    """The stages of a DNN as one model.
+
+    model: its inputs are those of the first stage. carried: for each stage, the names of the values that it returns, in
     order; those of the last stage are the DNN's outputs. A stage may return an input of the model. guards: names of
     further outputs of the model, see onnx_guards.
     """
@@ -49,9 +51,9 @@ class ExportedChain:
 def export_chain(stages: Sequence[nn.Module], inputs: Tensors) -> ExportedChain:
     """Export the stages (eval mode, on the CPU) for inputs of these shapes and dtypes.
 
-    Uses PyTorch's TorchScript-based exporter, which takes a tenth of a second for a small DNN; a restarted engine
-    process exports again. If it fails and the package `onnxscript` is installed, the exporter based on torch.export is
-    tried, which takes seconds and supports more operations. Raises ExportError.
+    Uses PyTorch's TorchScript-based exporter, because a restarted engine process exports again, and this exporter takes
+    a tenth of a second for a small DNN. If it fails and the package `onnxscript` is installed, the exporter based on
+    torch.export is tried, which takes seconds and supports more operations. Raises ExportError.
     """
     _refuse_state(stages)
     chain = _Chain(stages).eval()
@@ -64,8 +66,8 @@ def export_chain(stages: Sequence[nn.Module], inputs: Tensors) -> ExportedChain:
     if [value.name for value in model.graph.input] != input_names or len(model.graph.output) != chain.results:
         raise ExportError("the exported model has other inputs or outputs than the DNN")
     # A constant result has the constant's name.
-    own = dict(zip(output_names, (value.name for value in model.graph.output), strict=True))
-    return ExportedChain(model, tuple(tuple(own.get(name, name) for name in names) for names in chain.carried))
+    final_names = dict(zip(output_names, (value.name for value in model.graph.output), strict=True))
+    return ExportedChain(model, tuple(tuple(final_names.get(name, name) for name in names) for names in chain.carried))
 
 
 class _Chain(nn.Module):

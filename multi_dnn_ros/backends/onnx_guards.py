@@ -21,8 +21,8 @@ _SOURCES = ("Acos", "Asin", "Div", "Log", "Pow", "Reciprocal", "Sqrt")
 def add_guards(chain: ExportedChain) -> ExportedChain:
     """Add outputs to the model, in place, that are NaN if a NaN would be lost; returns the chain with their names.
 
-    Each is the mean per channel of a max pooling's input, which reads it once more and keeps the blocked layout of
-    convolutions; or the sum of a tensor that is quantized after an operator in _SOURCES.
+    Each is either the mean per channel of a max pooling's input, which costs one more read of it but keeps the blocked
+    layout of convolutions, or the sum of a tensor that is quantized after an operator in _SOURCES.
     """
     graph = chain.model.graph
     makers = {name: node.op_type for node in graph.node for name in node.output}

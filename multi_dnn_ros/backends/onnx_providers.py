@@ -30,10 +30,10 @@ Made = TypeVar("Made")
 class SessionRequest:
     """What a session is configured for.
 
-    device: of PyTorch, on which its inputs and outputs are. precision: as parameter `dnn.<dnn>.precision`. threads: of
-    an operation on a CPU. stream: handle of the CUDA stream that the session computes on; 0: its own. target: the
-    provider's own device ("gpu" of openvino:gpu); "": its default. cache: folder for what the provider compiles; None:
-    not cached.
+    device: PyTorch's device of its inputs and outputs. precision: value of parameter `dnn.<dnn>.precision`. threads:
+    threads per operation on a CPU. stream: handle of the CUDA stream that the session computes on; 0: its own. target:
+    the provider's own device ("gpu" of openvino:gpu); "": its default. cache: folder for what the provider compiles;
+    None: not cached.
     """
 
     device: torch.device
@@ -48,12 +48,13 @@ class SessionRequest:
 class Provider:
     """One execution provider.
 
-    name, key: its name here and in ONNX Runtime. device_types: of PyTorch, where inputs and outputs may be. precisions:
-    values of `dnn.<dnn>.precision` that it computes. options: its options. beside: names of the providers that compute
-    the operators it does not have; the CPU's is always the last. targets: devices of its own that can be named.
-    standard: it reads operators of the ONNX standard; False: those of ONNX Runtime for this CPU. optimize: ONNX Runtime
-    optimizes the session for it. compiles: it compiles the network, and the result is cached. library: of ONNX Runtime,
-    which may fail to load.
+    name, key: its name here and in ONNX Runtime. device_types: types of PyTorch's devices where inputs and outputs may
+    be. precisions: values of `dnn.<dnn>.precision` that it supports. options: returns its options for a request.
+    fallbacks: names of the providers for operators that it lacks; the CPU's is always the last. targets: its own
+    devices that can be named. standard_operators: whether it needs operators of the ONNX standard; False: it also reads
+    those that ONNX Runtime has for this CPU. optimize: whether ONNX Runtime optimizes the session for it. compiles:
+    whether it compiles the network, so that the result is cached. library: ONNX Runtime's library file for it, which
+    may fail to load.
     """
 
     name: str
@@ -61,9 +62,9 @@ class Provider:
     device_types: tuple[str, ...]
     precisions: tuple[str, ...]
     options: Callable[[SessionRequest], dict[str, str]]
-    beside: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
-    standard: bool = True
+    standard_operators: bool = True
     optimize: bool = True
     compiles: bool = False
     library: str = ""
@@ -118,8 +119,8 @@ PROVIDERS: Mapping[str, Provider] = {
     provider.name: provider
     for provider in (
         Provider(
-            "tensorrt", "TensorrtExecutionProvider", ("cuda",), ("auto", "fp16"), _tensorrt_options, beside=("cuda",),
-            compiles=True, library="libonnxruntime_providers_tensorrt.so",
+            "tensorrt", "TensorrtExecutionProvider", ("cuda",), ("auto", "fp16"), _tensorrt_options,
+            fallbacks=("cuda",), compiles=True, library="libonnxruntime_providers_tensorrt.so",
         ),
         Provider(
             "cuda", "CUDAExecutionProvider", ("cuda",), ("auto", "fp32", "fp16"), _cuda_options,
@@ -130,12 +131,14 @@ PROVIDERS: Mapping[str, Provider] = {
             targets=("cpu", "gpu", "npu"), optimize=False, compiles=True,
             library="libonnxruntime_providers_openvino.so",
         ),
-        Provider("cpu", "CPUExecutionProvider", ("cpu",), ("auto", "fp32", "int8"), _no_options, standard=False),
+        Provider(
+            "cpu", "CPUExecutionProvider", ("cpu",), ("auto", "fp32", "int8"), _no_options, standard_operators=False
+        ),
     )
 }  # fmt: skip
 CPU = PROVIDERS["cpu"]
 
-#: What providers compile.
+#: Cache of what providers compile.
 COMPILED = MachineCache("onnx_providers", "compiled networks")
 
 
@@ -148,12 +151,12 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """As in the parameter."""
+        """The provider as the parameter names it."""
         return f"{self.provider.name}:{self.target}" if self.target else self.provider.name
 
 
 def available() -> tuple[str, ...]:
-    """Names of the providers that the installed ONNX Runtime has, which may still fail to load; (): it is missing."""
+    """Names of the providers of the installed ONNX Runtime, which may still fail to load; (): it is not installed."""
     try:
         import onnxruntime
     except ImportError:
@@ -203,10 +206,10 @@ def first_working(
     log_last: bool,
 ) -> tuple[Made | None, list[str]]:
     """What `make` returns for the first provider of :func:`candidates` for which it does not raise; None if there is
-    none. Also why each provider before it is not used.
+    none. Also returns the reasons why other providers are not used.
 
-    Each reason is a warning in the log. log_last: also that of the last provider; False: the caller logs it. Errors of
-    memory are raised.
+    Each reason is logged as a warning. log_last: whether that includes the last provider's; False: the caller logs it.
+    Out of memory is raised.
     """
     choices, reasons = candidates(wanted, device, precision)
     for reason in reasons:
@@ -226,8 +229,8 @@ def first_working(
 def candidates(wanted: Sequence[str], device: torch.device, precision: str) -> tuple[list[Choice], list[str]]:
     """The providers to try, in order, and a reason for each wanted one that is left out.
 
-    wanted: the parameter `providers`; empty: all for this type of device, in the order of preference, of which those
-    that are not installed or lack the precision are left out without a reason.
+    wanted: the parameter `providers`. If it is empty, all for this type of device are tried, in the order of
+    preference; those that are not installed or lack the precision are then left out without a reason.
     """
     installed = available()
     found: list[Choice] = []
@@ -252,11 +255,11 @@ def candidates(wanted: Sequence[str], device: torch.device, precision: str) -> t
 def make_session(model: Any, options: Any, choice: Choice, request: SessionRequest, dnn: str) -> Any:
     """A session of `choice`. model: onnx.ModelProto, or the path of a file. dnn: its name, for messages.
 
-    Raises ProviderError if ONNX Runtime leaves the provider out, and what it raises.
+    Raises ProviderError if ONNX Runtime leaves the provider out, and what ONNX Runtime raises.
     """
     import onnxruntime
 
-    chain = [choice.provider, *(PROVIDERS[name] for name in choice.provider.beside)]
+    chain = [choice.provider, *(PROVIDERS[name] for name in choice.provider.fallbacks)]
     listed = [(each.key, each.options(request)) for each in chain]
     if choice.provider is not CPU:
         listed.append((CPU.key, {}))
@@ -278,12 +281,12 @@ def make_session(model: Any, options: Any, choice: Choice, request: SessionReque
 def _load_problem(choice: Choice) -> str:
     """Why ONNX Runtime left a provider out."""
     device = f" {choice.target}" if choice.target else ""
-    return _library_problem(choice) or f"its device{device} or the driver of it is not there"
+    return _library_problem(choice) or f"its device{device} or the driver for it is missing"
 
 
 def _library_problem(choice: Choice) -> str:
-    """Why the provider's library does not load; "" if it does. Only for a provider that ONNX Runtime has tried to load:
-    loaded earlier than by ONNX Runtime, the library would not find it.
+    """Why the provider's library does not load; "" if it does. Only for a provider that ONNX Runtime has tried to load,
+    because a library that is loaded before that does not find ONNX Runtime.
     """
     import onnxruntime
 
@@ -297,7 +300,7 @@ def _library_problem(choice: Choice) -> str:
 
 
 def compiled_folder(model: Any, choice: Choice, request: SessionRequest, dnn: str) -> Path | None:
-    """Folder for what the provider compiles from this model; None if it compiles nothing, or the folder fails."""
+    """Folder for what the provider compiles from this model; None if it compiles nothing or there is no folder."""
     if not choice.provider.compiles:
         return None
     checksum = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
@@ -311,7 +314,7 @@ def compiled_folder(model: Any, choice: Choice, request: SessionRequest, dnn: st
 
 
 def hardware_facts(device: torch.device) -> dict[str, str]:
-    """Name of the processor and the versions that decide whether a compiled network or a time holds there."""
+    """Name of the processor and the versions that decide whether a compiled network or a time is valid."""
     facts = {"torch": torch.__version__}
     with contextlib.suppress(ImportError):
         import onnxruntime
@@ -325,7 +328,7 @@ def hardware_facts(device: torch.device) -> dict[str, str]:
 
 
 def _tensorrt_version() -> str:
-    """Of the library that ONNX Runtime's provider loads; "unknown" if there is none."""
+    """Version of the library that ONNX Runtime's provider loads; "unknown" if there is none."""
     for major in (10, 11, 9, 8):
         try:
             return str(ctypes.CDLL(f"libnvinfer.so.{major}").getInferLibVersion())

@@ -1,7 +1,7 @@
 """An ONNX model optimized by ONNX Runtime, whole or cut into one part per stage.
 
-It is optimized first and cut afterwards: convolutions keep their blocked layout across a cut, and the parts and the
-whole have the same reordered weights, so that they can share them.
+The model is optimized first and cut afterwards. Convolutions then keep their blocked layout across a cut, and the parts
+and the whole have the same reordered weights, so that they can share them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Part:
     guards: tuple[str, ...] = ()
 
 
-def optimize_whole(chain: ExportedChain, *, standard: bool = False) -> Part:
+def optimize_whole(chain: ExportedChain, *, standard_operators: bool = False) -> Part:
     """The whole DNN with only its final outputs; see optimize_parts."""
     model = onnx.ModelProto()
     model.CopyFrom(chain.model)
@@ -51,26 +51,28 @@ def optimize_whole(chain: ExportedChain, *, standard: bool = False) -> Part:
     model.graph.output.extend(
         outputs[name] for name in dict.fromkeys((*chain.carried[-1], *chain.guards)) if name in outputs
     )
-    (part,) = optimize_parts(ExportedChain(model, chain.carried[-1:], chain.guards), standard=standard)
+    whole = ExportedChain(model, chain.carried[-1:], chain.guards)
+    (part,) = optimize_parts(whole, standard_operators=standard_operators)
     return part
 
 
-def optimize_parts(chain: ExportedChain, *, standard: bool = False) -> list[Part]:
+def optimize_parts(chain: ExportedChain, *, standard_operators: bool = False) -> list[Part]:
     """The DNN as one part per stage, optimized for this CPU. Raises what ONNX Runtime raises.
 
-    standard: only optimize what leaves operators of the ONNX standard, which every execution provider reads.
+    standard_operators: only optimize so that operators of the ONNX standard remain, which every execution provider
+    reads.
 
     A node belongs to the first stage whose results need it. A value carried over a cut may differ from the stage's own
     result, for example by a blocked layout.
     """
-    model = _optimize(chain.model, standard=standard)
+    model = _optimize(chain.model, standard_operators=standard_operators)
     nodes = list(model.graph.node)
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     jobs = _jobs(nodes, makers, chain.carried)
     needed = _ancestors(nodes, makers, chain.carried[-1])
     guards: dict[str, int] = {}
-    for name in chain.guards:  # in the stage of the last node that they depend on
+    for name in chain.guards:  # each belongs to the stage of the last node that it depends on
         found = _ancestors(nodes, makers, [name])
         guards[name] = max((jobs[index] for index in found & needed), default=0)
         jobs.update((index, guards[name]) for index in found - needed)
@@ -100,19 +102,19 @@ def optimize_parts(chain: ExportedChain, *, standard: bool = False) -> list[Part
 
 
 def _declare(model: onnx.ModelProto, names: set[str]) -> None:
-    """Declare the types of these values in the model: values created by the optimizer have none."""
+    """Declare the types of these values in the model, because values created by the optimizer have none."""
     graph = model.graph
     names -= {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
     if not names:
         return
-    asked = onnx.ModelProto()
-    asked.CopyFrom(model)
-    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(names))
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(names))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(asked.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
     for value in session.get_outputs():
         if value.name in names:
             element = _ELEMENTS[value.type]
@@ -136,13 +138,13 @@ def _ancestors(
 ) -> set[int]:
     """Indices of the nodes that compute the values, without those in `stop` and their ancestors."""
     found: set[int] = set()
-    open_names = list(names)
-    while open_names:
-        index = makers.get(open_names.pop())
+    pending = list(names)
+    while pending:
+        index = makers.get(pending.pop())
         if index is None or index in found or (stop is not None and index in stop):
             continue
         found.add(index)
-        open_names.extend(name for name in nodes[index].input if name)
+        pending.extend(name for name in nodes[index].input if name)
     return found
 
 
@@ -169,9 +171,9 @@ def _value(name: str, known: dict[str, onnx.ValueInfoProto]) -> onnx.ValueInfoPr
     return known[name]
 
 
-def _optimize(model: onnx.ModelProto, *, standard: bool) -> onnx.ModelProto:
+def _optimize(model: onnx.ModelProto, *, standard_operators: bool) -> onnx.ModelProto:
     options = onnxruntime.SessionOptions()
-    if standard:
+    if standard_operators:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3  # no warning that the result is specific to this CPU

@@ -78,7 +78,7 @@ class OnnxRuntime:
         images = None if self._calibration is None else self._calibration.split(len(inputs[0]))
         failures: list[str] = []
         try:
-            # Imported here: where onnxruntime cannot be imported, TorchScript is used.
+            # Imported here, so that TorchScript is used if onnxruntime cannot be imported.
             from multi_dnn_ros.backends.onnxruntime_sessions import make_int8_sessions, make_sessions
 
             stages = [stage.to(device).eval() for stage in stages]

@@ -1,6 +1,6 @@
 """Stages as sessions of ONNX Runtime on a GPU: images and results stay in its memory, on the DNN's own stream.
 
-Not run on a GPU so far (docs/providers.md). The same stage with a session of the CPU's provider is tested.
+Not yet run on a GPU (docs/providers.md). The tests run the same stage with a session of the CPU's provider.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _DTYPES = {
 class OnnxRuntimeOnGpu:
     """Runs each stage as a session; the execution providers are tried in turn. To be captured by CudaGraph.
 
-    A DNN that none of them runs stays PyTorch, with a warning. tolerance: largest error of the results, relative to
-    their scale. dnn: its name, for the log. precision: as the parameter; the stages are cast already. single_launch:
+    A DNN that no provider runs stays with PyTorch, with a warning. tolerance: largest error of the results, relative to
+    their scale. dnn: its name, for the log. precision: value of the parameter; stages are cast before. single_launch:
     the first stage's `single_launch` is the whole DNN as one session. providers: parameter `dnn.<dnn>.providers`.
     required: see BackendRequest.
     """
@@ -114,8 +114,8 @@ def bound_stages(
 ) -> tuple[Stage, ...]:
     """The stages as sessions that are bound to the memory of `device`, compared with the stages themselves.
 
-    stages: modules on `device`. make_session: creates a session from a model in standard operators. stream: that the
-    sessions compute on; None: on a CPU. Raises ExportError, ValueError for results that differ, and what ONNX Runtime
+    stages: modules on `device`. make_session: creates a session from a model in standard operators. stream: the stream
+    of the sessions; None on a CPU. Raises ExportError, ValueError for results that differ, and what ONNX Runtime
     raises.
     """
     from multi_dnn_ros.backends.onnx_export import export_chain
@@ -124,9 +124,11 @@ def bound_stages(
 
     example = tuple(tensor.to(device) for tensor in inputs)
     exported = add_guards(export_chain(stages, example))
-    ready = [BoundStage(part, device, make_session, stream) for part in optimize_parts(exported, standard=True)]
+    parts = optimize_parts(exported, standard_operators=True)
+    ready = [BoundStage(part, device, make_session, stream) for part in parts]
     if single_launch and len(ready) > 1:
-        ready[0].single_launch = BoundStage(optimize_whole(exported, standard=True), device, make_session, stream)
+        whole = optimize_whole(exported, standard_operators=True)
+        ready[0].single_launch = BoundStage(whole, device, make_session, stream)
     with torch.inference_mode():
         image = noise_like(example)
         expected = run_stages(stages, image)
@@ -139,8 +141,8 @@ def bound_stages(
 class BoundStage:
     """A stage as a session that reads and writes tensors where they are. See SessionStage for `part` and NaN guards.
 
-    It runs on its own stream, which waits for the calling thread's current one and the other way round. Captured on its
-    own stream it needs no wait. single_launch: of a first stage, the whole DNN as one stage.
+    It runs on `stream`. Before, `stream` waits for the calling thread's current stream; afterwards, the current stream
+    waits for `stream`. A capture on `stream` needs no waits. single_launch: for a first stage, the whole DNN as one.
     """
 
     def __init__(self, part: Part, device: torch.device, make_session: Any, stream: Any = None) -> None:
@@ -160,7 +162,7 @@ class BoundStage:
             self._reads = frozenset(value.name for value in self._session.get_inputs())
             self._makes = {value.name: _form(value) for value in self._session.get_outputs()}
             self._options = onnxruntime.RunOptions()
-            if stream is not None:  # the stream orders what follows; waiting for it would stop a capture
+            if stream is not None:  # the stream orders what follows; waiting for it would break a capture
                 self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def __call__(self, carried: Tensors) -> Tensors:
@@ -179,9 +181,9 @@ class BoundStage:
     def _run(self, read: dict[str, torch.Tensor], made: dict[str, torch.Tensor]) -> None:
         binding = self._session.io_binding()
         for name, tensor in read.items():
-            binding.bind_input(*self._place(name, tensor))
+            binding.bind_input(*self._binding(name, tensor))
         for name, tensor in made.items():
-            binding.bind_output(*self._place(name, tensor))
+            binding.bind_output(*self._binding(name, tensor))
         current = None if self._stream is None else torch.cuda.current_stream(self._device)
         if current is not None and current != self._stream:
             self._stream.wait_stream(current)
@@ -189,7 +191,7 @@ class BoundStage:
         if current is not None and current != self._stream:
             current.wait_stream(self._stream)
 
-    def _place(self, name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
+    def _binding(self, name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
         """Arguments of bind_input and bind_output."""
         import numpy as np
 

@@ -25,10 +25,10 @@ from multi_dnn_ros.backends.onnx_split import Part, optimize_parts, optimize_who
 from multi_dnn_ros.backends.quantization import check_quantized, quantize
 from multi_dnn_ros.common.thread_priority import call_at_kept_priority
 
-#: Weights of at least this size are stored outside of the sessions, which can share them.
-_LEAST_SHARED_BYTES = 1024
+#: Weights of at least this size are stored outside the sessions, which can then share them.
+_MIN_SHARED_BYTES = 1024
 _WARM_UP_CALLS = 2
-#: ONNX Runtime takes one allocator per device and process, and raises at a second one.
+#: ONNX Runtime accepts one allocator per device and process, and raises an error for a second one.
 _arena_lock = threading.Lock()
 _arena_registered = False
 _ON_CPU = Choice(CPU)
@@ -49,9 +49,9 @@ def make_sessions(
     """One session per stage (eval mode, on the CPU).
 
     tolerance: largest error of the results relative to their scale. shared: stores equal weights once for all sessions
-    of the CPU's provider, also those for other numbers of images. single_launch: of several stages, the first one's
-    `single_launch` is a session of all of them. choice: the execution provider. dnn: the DNN's name, for messages.
-    Raises ExportError, ValueError for results that differ, ProviderError, and what ONNX Runtime raises.
+    of the CPU's provider, also those for other numbers of images. single_launch: make a session of all stages, too, the
+    first one's `single_launch`. choice: the execution provider. dnn: the DNN's name, for messages. Raises ExportError,
+    ValueError for results that differ, ProviderError, and what ONNX Runtime raises.
     """
     shared = shared or Shared()
     ready = _sessions(export_chain(stages, inputs), shared, single_launch, choice, dnn)
@@ -100,17 +100,17 @@ def _sessions(
     exported: ExportedChain, shared: Shared, single_launch: bool, choice: Choice = _ON_CPU, dnn: str = ""
 ) -> list[SessionStage]:
     exported = add_guards(exported)
-    standard = choice.provider.standard
+    standard_operators = choice.provider.standard_operators
 
     def stage(part: Part) -> SessionStage:
         return SessionStage(part, shared, choice, dnn)
 
-    parts = optimize_parts(exported, standard=standard)
+    parts = optimize_parts(exported, standard_operators=standard_operators)
     ready = []
     while parts:  # release each model as soon as possible: it contains its weights
         ready.append(stage(parts.pop(0)))
     if single_launch and len(ready) > 1:
-        ready[0].single_launch = stage(optimize_whole(exported, standard=standard))
+        ready[0].single_launch = stage(optimize_whole(exported, standard_operators=standard_operators))
     return ready
 
 
@@ -125,11 +125,11 @@ def _run(stages: Sequence[Stage], inputs: Tensors) -> Tensors:
 
 
 class SessionStage:
-    """A stage as a session. single_launch: of a first stage, the whole DNN as one session.
+    """A stage as a session. single_launch: for a first stage, the whole DNN as one session.
 
     choice: the execution provider, which reads and writes host memory. dnn: the DNN's name, for messages.
 
-    weights: values that the session reads in place and that must stay alive; equal ones are those of `shared`.
+    weights: values that the session reads in place and that must stay alive; equal ones are shared through `shared`.
     operators: operator types of its model. A returned tensor is new, an input or a constant. If a guard is NaN, all
     floating-point results are filled with NaN, as some of PyTorch's would be; FloatingPointError if there are none.
     """
@@ -202,21 +202,21 @@ def _session_options(*, optimize: bool) -> Any:
 def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
     """(weights that must stay alive, session) for a model that was optimized for this CPU."""
     options = _session_options(optimize=False)
-    # Idle threads that spin would take the core from another worker. That is also why each session has a pool of its
-    # own: the Python API cannot stop the threads of ONNX Runtime's global pool from spinning. On two cores with two
-    # threads per operation, the global pool took 0.93 of the time with one worker, 1.10 with two, and 1.5 beside other
-    # load. A worker runs one session at a time, so at most workers * cpu_threads threads compute.
+    # Idle threads that spin would take the core from another worker. Each session has its own pool for the same reason:
+    # the Python API cannot stop the threads of ONNX Runtime's global pool from spinning. On two cores with two threads
+    # per operation, the global pool took 0.93 of the time with one worker, 1.10 with two, and 1.5 under other load. A
+    # worker runs one session at a time, so at most workers * cpu_threads threads compute.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     _register_arena()
     options.add_session_config_entry("session.use_env_allocators", "1")
     weights = []
     for tensor in model.graph.initializer:
-        if len(tensor.raw_data) >= _LEAST_SHARED_BYTES:
+        if len(tensor.raw_data) >= _MIN_SHARED_BYTES:
             weights.append(_shared_weight(tensor, shared))
             options.add_initializer(tensor.name, weights[-1])
     with memory_file("job.onnx") as path:  # given bytes, the session would keep a copy of them
         onnx.save(model, path)
-        # The session starts its threads, which serve long after a configuring at low priority.
+        # The session starts its threads here. They outlive the configuration, which may run at low priority.
         session = call_at_kept_priority(
             lambda: onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         )
@@ -226,8 +226,8 @@ def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
 def _register_arena() -> None:
     """Give the sessions of this process one arena for their activations, once.
 
-    With arenas of their own, each holds the activations of its last run forever, also those of a session that rarely
-    runs: 106 MB instead of 36 MB for three sessions of each built-in DNN, run by two threads.
+    With an arena of its own, each session, even one that rarely runs, holds the activations of its last run forever:
+    106 MB instead of 36 MB for three sessions of each built-in DNN, run by two threads.
     """
     global _arena_registered
     with _arena_lock:
@@ -247,7 +247,7 @@ def _shared_weight(tensor: onnx.TensorProto, shared: Shared) -> Any:
 
 
 def to_tensor(tensor: onnx.TensorProto) -> torch.Tensor:
-    """A constant of a model as a tensor of its own memory."""
+    """A constant of a model as a tensor with its own memory."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a read-only array; the copy is writable
         return torch.from_numpy(onnx.numpy_helper.to_array(tensor)).clone()

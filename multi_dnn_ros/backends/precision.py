@@ -30,7 +30,7 @@ _STRIDED = ("as_strided", "new_empty_strided", "empty_strided")
 
 @dataclass(frozen=True)
 class Precision:
-    """dtype: of weights and activations. Results are always float32.
+    """A number format. dtype: that of weights and activations; results are always float32.
 
     tf32: whether float32 products on a GPU may be rounded to TF32 (10 bits of mantissa); None: the process's setting,
     by PyTorch's default yes for convolutions and no for matrix products.
@@ -70,9 +70,9 @@ PRECISIONS: Mapping[str, Precision] = {
 def allowed_precisions(device_type: str, backend: str, capability: tuple[int, int] | None = None) -> tuple[str, ...]:
     """Names of the precisions that are possible on a type of device with a backend.
 
-    backend: its name, not `auto`; ExtensionError if it cannot be used. capability: of the GPU. TF32 is a setting of the
-    whole process. It can differ between DNNs only if a CUDA graph fixes it at capture time; a stage that cannot be
-    captured uses the process's setting.
+    backend: its name, not `auto`; ExtensionError if it cannot be used. capability: compute capability of the GPU. TF32
+    is a setting of the whole process. It can differ between DNNs only if a CUDA graph fixes it at capture time; a stage
+    that cannot be captured uses the process's setting.
     """
     names = BACKENDS.get(backend).precisions.get(device_type, ())
     ampere = capability is not None and capability >= AMPERE
@@ -102,14 +102,14 @@ class InPrecision:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Cast the stages, compare each with float32, and prepare them by the wrapped backend."""
+        """Cast the stages, compare each with float32, and prepare them with the wrapped backend."""
         if self.precision.dtype is torch.float32:
             with float32_products(self.precision.tf32 if device.type == "cuda" else None):
                 return self.backend.prepare(stages, inputs, device, shared)
         inputs = noise_like(inputs)
         cast = self._cast(stages, inputs, device, shared)
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # of the comparison: captured graphs allocate from memory pools of their own
+            torch.cuda.empty_cache()  # of the comparison, because captured graphs allocate from their own pools
         return self.backend.prepare(cast, inputs, device, shared)
 
     def _cast(
@@ -123,8 +123,8 @@ class InPrecision:
             for index, stage in enumerate(stages):
                 expected = _float32_results(stage, carried, device)
                 try:
-                    own: nn.Module = self._cast_stage(stage, copies[self.precision.dtype], device)
-                    results = own.to(device)(tuple(tensor.to(device) for tensor in carried))
+                    candidate: nn.Module = self._cast_stage(stage, copies[self.precision.dtype], device)
+                    results = candidate.to(device)(tuple(tensor.to(device) for tensor in carried))
                     as_expected = tuple(r.to(e.dtype) for r, e in zip(results, expected, strict=True))
                     check_agreement(as_expected, expected, tolerance)
                 except Exception as error:
@@ -135,10 +135,10 @@ class InPrecision:
                         index + 1, self._dnn, self.precision.name, summarize_error(error),
                     )  # fmt: skip
                     if shared is None:
-                        own = _Cast(stage, torch.float32)
+                        candidate = _Cast(stage, torch.float32)
                     else:  # copy: the original weights stay on the CPU for the comparison of the next stages
-                        own = cast_stage(stage, torch.float32, converted=copies[torch.float32])
-                cast.append(own)
+                        candidate = cast_stage(stage, torch.float32, converted=copies[torch.float32])
+                cast.append(candidate)
                 carried = expected
         last = cast[-1]
         assert isinstance(last, _Cast)
@@ -151,7 +151,7 @@ class InPrecision:
 
 
 def _float32_results(stage: nn.Module, carried: Tensors, device: torch.device) -> Tensors:
-    """Of a stage whose weights are on the CPU and stay there.
+    """Float32 results of a stage whose weights are on the CPU and stay there.
 
     Computed on the device, where a large batch takes a second instead of a minute, or on the CPU if that fails, for
     example for lack of memory.
@@ -173,8 +173,8 @@ def _copy_on(device: torch.device, stage: nn.Module) -> nn.Module:
     memo: dict[int, object] = {id(buffer): buffer.to(device, copy=True) for buffer in stage.buffers()}
     for weight in stage.parameters():
         memo[id(weight)] = nn.Parameter(weight.detach().to(device, copy=True), weight.requires_grad)
-    own: nn.Module = copy.deepcopy(stage, memo)
-    return own.to(device)
+    copied: nn.Module = copy.deepcopy(stage, memo)
+    return copied.to(device)
 
 
 def cast_stage(
@@ -195,11 +195,11 @@ def cast_stage(
         if id(tensor) not in converted:
             converted[id(tensor)] = _cast_tensor(tensor, dtype, channels_last)
         memo[id(tensor)] = converted[id(tensor)]
-    own = copy.deepcopy(stage, memo)  # deepcopy takes the cast tensors from the memo
-    for part in own.modules():
+    copied = copy.deepcopy(stage, memo)  # deepcopy takes the cast tensors from the memo
+    for part in copied.modules():
         if isinstance(part, fx.GraphModule):
             _cast_graph(part, dtype, reshape=channels_last)
-    return _Cast(own, dtype, channels_last=channels_last)
+    return _Cast(copied, dtype, channels_last=channels_last)
 
 
 def lay_out_channels_last(graph_module: fx.GraphModule, inputs: Tensors) -> Tensors:
@@ -222,7 +222,7 @@ def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Cast(nn.Module):
-    """Casts a stage's floating-point inputs to `dtype` and, if `results` is set, its floating-point outputs to that."""
+    """Casts a stage's floating-point inputs to `dtype` and, if set, its floating-point outputs to `results`."""
 
     def __init__(self, stage: nn.Module, dtype: torch.dtype, *, channels_last: bool = False) -> None:
         super().__init__()

@@ -11,18 +11,18 @@ from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.capture import Launch
 
 #: Each graph needs memory for an image of its size; further sizes are not captured.
-MOST_SIZES = 4
+MAX_SIZES = 4
 _TOLERANCE = 1e-4
 
 
 class PreprocessGraph:
     """Called with an image on the device, writes the network's input to the memory that the first stage reads.
 
-    preprocess: (H, W, 3) uint8 -> inputs of the first stage. destination: the memory that the first stage reads; it
-    must not be called before the previous frame has finished. capture: see capture_on.
+    preprocess: (H, W, 3) uint8 -> inputs of the first stage. destination: the memory that the first stage reads; no
+    call may start before the previous frame has finished. capture: see capture_on.
 
-    Image sizes are known with the cameras' first frames. Until `specialize` was called for a size, or if the capture
-    failed, `preprocess` runs eager.
+    Image sizes become known with the cameras' first frames. `preprocess` runs eager until `specialize` has been called
+    for a size, and if the capture failed.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class PreprocessGraph:
     def specialize(self, size: tuple[int, int]) -> None:
         """Capture for images of (H, W); nothing else may run on the device meanwhile.
 
-        Raises what the capture raises, and ValueError if the results differ or MOST_SIZES are captured; preprocessing
+        Raises what the capture raises, and ValueError if the results differ or MAX_SIZES are captured; preprocessing
         of this size then stays eager.
         """
         shape = (*size, 3)
         if shape in self._graphs:
             return
-        if len(self._graphs) == MOST_SIZES:
-            raise ValueError(f"images of {MOST_SIZES} other sizes are captured already")
+        if len(self._graphs) == MAX_SIZES:
+            raise ValueError(f"images of {MAX_SIZES} other sizes are captured already")
         with torch.inference_mode():
             device = self._destination[0].device
             noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

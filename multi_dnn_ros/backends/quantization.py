@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 #: deviation on them.
 TOLERANCE = 0.2
 #: Largest share of the values of an integer or boolean output (such as an argmax) that may differ.
-_MOST_DIFFERENT = 0.1
+_MAX_DIFFERENT = 0.1
 #: One in this many calibration images is held out for the comparison with float32.
 _HELD_OUT = 4
 _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -44,8 +44,10 @@ _FORMAT = "multi_dnn_ros int8 1"
 
 @dataclass(frozen=True)
 class Calibration:
-    """inputs: returns the DNN's inputs for at least four images of its camera, one image each, with a row for each tile
-    of it; called only if the DNN is quantized. progress: called with a line before slow steps.
+    """Images to calibrate with.
+
+    inputs: returns the DNN's inputs for at least four images of its camera, one image each, with a row for each of its
+    tiles; called only if the DNN is quantized. progress: called with a line before slow steps.
     """
 
     inputs: Callable[[], Sequence[Tensors]]
@@ -78,7 +80,7 @@ def quantize(
         try:
             return replace(chain, model=_cached(path))
         except Exception as error:  # protobuf's own errors
-            log.warning("cached int8 model %s cannot be read and is made again: %s", path, summarize_error(error))
+            log.warning("cached int8 model %s cannot be read and is calibrated again: %s", path, summarize_error(error))
     progress(f"calibrating int8 on {len(inputs)} images; the result is kept in {path.parent}")
     model = _quantize(chain, inputs, heads)
     try:
@@ -97,9 +99,10 @@ def _cached(path: Path) -> onnx.ModelProto:
 
 
 def check_quantized(results: Sequence[Tensors], expected: Sequence[Tensors]) -> None:
-    """Raise ValueError unless each output is close enough to float32's.
+    """Raise ValueError unless each output is close enough to that of float32.
 
-    results, expected: by held-out image. The message names the first output that is not, its error and the tolerance.
+    results, expected: outputs for each held-out image. The message names the first output that is not close enough, its
+    error and the tolerance.
     """
     for index, (found, wanted) in enumerate(zip(zip(*results, strict=True), zip(*expected, strict=True), strict=True)):
         if [(f.shape, f.dtype) for f in found] != [(w.shape, w.dtype) for w in wanted]:
@@ -107,9 +110,9 @@ def check_quantized(results: Sequence[Tensors], expected: Sequence[Tensors]) -> 
         own, right = (torch.stack([tensor.double() for tensor in tensors]) for tensors in (found, wanted))
         if not wanted[0].is_floating_point():
             share = float((own != right).double().mean())
-            if share > _MOST_DIFFERENT:
+            if share > _MAX_DIFFERENT:
                 raise ValueError(
-                    f"output {index} differs in {share:.1%} of its values, allowed is {_MOST_DIFFERENT:.0%}"
+                    f"output {index} differs in {share:.1%} of its values, allowed is {_MAX_DIFFERENT:.0%}"
                 )
             continue
         if not bool(own.isfinite().all() and right.isfinite().all()):
@@ -189,14 +192,14 @@ def _heads(model: onnx.ModelProto, outputs: Sequence[str]) -> list[str]:
     """Names of the nodes from the last layers with weights to the outputs."""
     makers = {name: node for node in model.graph.node for name in node.output}
     found: dict[str, None] = {}
-    open_names = list(outputs)
-    while open_names:
-        node = makers.get(open_names.pop())
+    pending = list(outputs)
+    while pending:
+        node = makers.get(pending.pop())
         if node is None or node.name in found:
             continue
         found[node.name] = None
         if node.op_type not in _WEIGHTED:
-            open_names.extend(node.input)
+            pending.extend(node.input)
     return list(found)
 
 

@@ -21,14 +21,14 @@ def _silent(text: str) -> None:
 class BackendRequest:
     """What a backend is created for.
 
-    device: that the stages run on. tolerance: largest accepted error of a compiled or captured stage, relative to the
-    scale of its results. dtype: of the layers. dnn: its name, for messages. progress: called with a line for each slow
-    step. precision: value of the parameter `dnn.<dnn>.precision`. calibration: returns the DNN's inputs for images of
-    its camera; always given with int8. single_launch: False: do not prepare all stages as one launch, too (see
-    static_stages.single_launches), because no launch may be longer than a stage. branches: the parameter
-    `dnn.<dnn>.branches` as text, "auto" for its value 0; "1" for a backend without branches on this device. providers:
-    value of the parameter `dnn.<dnn>.providers`. required: raise an error if none of `providers` works, instead of
-    running another backend.
+    device: the device that the stages run on. tolerance: largest accepted error of a compiled or captured stage,
+    relative to the scale of its results. dtype: number format of the layers. dnn: its name, for messages. progress:
+    called with a line for each slow step. precision: value of the parameter `dnn.<dnn>.precision`. calibration: returns
+    the DNN's inputs for images of its camera; always given with int8. single_launch: whether to prepare all stages as
+    one launch, too (see static_stages.single_launches); False if no launch may be longer than a stage. branches: the
+    parameter `dnn.<dnn>.branches` as text, "auto" for its value 0; "1" for a backend without branches on this device.
+    providers: value of the parameter `dnn.<dnn>.providers`. required: raise an error if none of `providers` works,
+    instead of running another backend.
     """
 
     device: torch.device
@@ -46,10 +46,10 @@ class BackendRequest:
 
 @dataclass(frozen=True)
 class BackendSpec:
-    """Properties of a backend that are known before it is created. Used in the engine process and by the offline verbs.
+    """Properties of a backend, known before it is created. Used in the engine process and by the offline verbs.
 
     name: value of the parameter `dnn.<dnn>.backend`.
-    factory: creates the backend. Stages are cast to the precision before it gets them, see backends/precision.py.
+    factory: creates the backend. It gets stages that are already cast to the precision, see backends/precision.py.
     precisions: allowed values of the parameter `dnn.<dnn>.precision` by type of device ("cpu", "cuda"); the backend
     does not run on other types. tf32 and bf16 on a GPU also need compute capability 8.0; int8 on a CPU needs 8-bit dot
     products.
@@ -58,9 +58,9 @@ class BackendSpec:
     compiles: preparing takes minutes; layers are then timed with the device's automatic backend instead.
     timing_marks: the operations of a stage's graph run in order, so that time marks can stand between them.
     finish: called after the last DNN was prepared, for example to end compiler processes; None: nothing to do.
-    version: of the library that determines the times, such as "onnxruntime 1.20.0"; None: PyTorch.
+    version: returns the library that determines the times, such as "onnxruntime 1.20.0"; None: PyTorch.
     branches: types of device on which independent branches of a DNN can run at the same time.
-    providers: it has execution providers, so that the parameter `dnn.<dnn>.providers` has an effect.
+    providers: whether it has execution providers, so that the parameter `dnn.<dnn>.providers` has an effect.
     """
 
     name: str

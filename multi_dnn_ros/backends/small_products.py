@@ -1,8 +1,8 @@
 """Replaces small matrix products by sums, which compilers fuse with the surrounding operations.
 
-The tiles of library kernels are too large for them. Squeeze-and-excitation blocks have fully connected layers as 1x1
-convolutions of 1x1 images: 7 us each, together 0.3 of the 1.7 ms that two images of RegNetY-32GF take on an H200. The
-last layer of VGG16 for ten classes takes 13 us, as sums 3 us.
+The tiles of library kernels are too large for such products. Squeeze-and-excitation blocks have fully connected layers
+as 1x1 convolutions of 1x1 images: 7 us each, together 0.3 of the 1.7 ms that two images of RegNetY-32GF take on an
+H200. The last layer of VGG16 for ten classes takes 13 us, as sums 3 us.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.graph.convolution_nodes import CONVOLUTIONS, convolution_arguments, is_transposed, traced
 
 aten = torch.ops.aten
-#: Maximum number of images of a convolution: each reads all weights.
-_MOST_IMAGES = 4
-#: Maximum number of outputs of a fully connected layer, and of results of all images.
-_MOST_OUTPUTS, _MOST_RESULTS = 16, 512
+#: Maximum number of images of a convolution, because each image reads all weights.
+_MAX_IMAGES = 4
+#: Maximum number of outputs of a fully connected layer, and of its results for all images.
+_MAX_OUTPUTS, _MAX_RESULTS = 16, 512
 
 
 def sum_small_products(graph_module: fx.GraphModule) -> int:
-    """Replace them in a graph of ATen operations, in place. Returns their number."""
+    """Replace small products in a graph of ATen operations, in place. Returns their number."""
     nodes = list(graph_module.graph.nodes)
     convolutions = [node for node in nodes if _is_small_convolution(node)]
     products = [node for node in nodes if _has_few_outputs(node)]
@@ -42,7 +42,7 @@ def _is_small_convolution(node: fx.Node) -> bool:
         return False
     image, weight, _, _, padding, groups = _parts(node)
     shapes = _shape(image), _shape(weight)
-    if len(shapes[0]) != 4 or shapes[0][0] > _MOST_IMAGES:
+    if len(shapes[0]) != 4 or shapes[0][0] > _MAX_IMAGES:
         return False
     return all(shape[2:] == (1, 1) for shape in shapes) and groups == 1 and not any(padding)
 
@@ -57,7 +57,7 @@ def _parts(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
-    """Shape of the node's traced value; () if it is no tensor."""
+    """Shape of the node's traced value; () if it is not a tensor."""
     tensor = traced(node)
     return () if tensor is None else tuple(tensor.shape)
 
@@ -77,7 +77,7 @@ def _replace_convolution(node: fx.Node) -> None:
 
 
 def _sums(graph: fx.Graph, rows: Any, filters: Any, bias: Any, shape: tuple[int, int]) -> fx.Node:
-    """Dot product of each row with each filter, plus bias. shape: of the result, (rows, filters)."""
+    """Dot product of each row with each filter, plus bias. shape: (rows, filters), that of the result."""
     rows = graph.call_function(aten.reshape.default, (rows, [shape[0], 1, -1]))
     filters = graph.call_function(aten.reshape.default, (filters, [1, shape[1], -1]))
     products = graph.call_function(aten.mul.Tensor, (rows, filters))
@@ -92,14 +92,14 @@ def _replace(new: fx.Node, old: fx.Node) -> None:
 
 
 def _has_few_outputs(node: fx.Node) -> bool:
-    """Whether it is a product with a transposed weight, as in a fully connected layer, with few outputs."""
+    """Whether the node is a product with a transposed weight, as in a fully connected layer, with few outputs."""
     if node.target not in (aten.addmm.default, aten.mm.default) or node.kwargs:
         return False
     rows, columns = node.args[-2:]
     if not isinstance(columns, fx.Node) or columns.target is not aten.t.default or len(_shape(columns)) != 2:
         return False
     outputs = _shape(columns)[1]
-    return outputs <= _MOST_OUTPUTS and isinstance(rows, fx.Node) and _shape(rows)[0] * outputs <= _MOST_RESULTS
+    return outputs <= _MAX_OUTPUTS and isinstance(rows, fx.Node) and _shape(rows)[0] * outputs <= _MAX_RESULTS
 
 
 def _replace_product(node: fx.Node) -> None:

@@ -1,4 +1,4 @@
-"""Stages that read and write fixed memory: their common input, and the launch that runs all of them at once."""
+"""Stages that read and write fixed memory: their common input, and a single launch for all of them."""
 
 from __future__ import annotations
 

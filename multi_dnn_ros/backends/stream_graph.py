@@ -29,21 +29,21 @@ def keeps_priority_of_capture(version: str) -> bool:
 
 
 class StreamGraph:
-    """One captured graph. graph: for ``torch.cuda.graph``; after the capture `finish` must be called.
+    """One captured graph. graph: to be captured by ``torch.cuda.graph``; `finish` must be called afterwards.
 
     Random numbers are the same in each launch.
     """
 
     def __init__(self) -> None:
-        self._own = keeps_priority_of_capture(torch.__version__)
-        self.graph = torch.cuda.CUDAGraph(keep_graph=True) if self._own else torch.cuda.CUDAGraph()
+        self._uses_driver = keeps_priority_of_capture(torch.__version__)
+        self.graph = torch.cuda.CUDAGraph(keep_graph=True) if self._uses_driver else torch.cuda.CUDAGraph()
         self._exec = ctypes.c_void_p()
         self._context = ctypes.c_void_p()
         self._device = 0
 
     def finish(self, device: torch.device) -> None:
         """Instantiate the graph, once after the capture on `device`. Raises RuntimeError or OutOfMemoryError."""
-        if not self._own:
+        if not self._uses_driver:
             return
         driver = _driver()
         with torch.cuda.device(device):
@@ -58,7 +58,7 @@ class StreamGraph:
 
     def replay(self) -> None:
         """Launch on the calling thread's current stream, without the GIL. Raises RuntimeError or OutOfMemoryError."""
-        if not self._own:
+        if not self._uses_driver:
             self.graph.replay()
             return
         stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._device))

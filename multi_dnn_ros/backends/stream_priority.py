@@ -38,7 +38,8 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 class ThreadStreams(Generic[KeyT, StreamT]):
     """Sets the current stream of one thread.
 
-    get: returns the present stream of a key, and keeps it alive. use: makes a stream the calling thread's current one.
+    get: returns the stream that a key has now, and keeps it alive. use: makes a stream the calling thread's current
+    one.
     """
 
     def __init__(self, get: Callable[[KeyT], StreamT], use: Callable[[StreamT], None]) -> None:

@@ -42,7 +42,7 @@ class TorchScript:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Move to `device`, trace, compare with eager results on `inputs`, warm up."""
+        """Move to `device`, trace, compare with eager results on `inputs`, and warm up."""
         eager = Eager().prepare(stages, inputs, device)
         ready: list[Stage] = []
         with torch.inference_mode():

@@ -1,7 +1,7 @@
 """Convolution, bias, residual addition and ReLU as one kernel, written in Triton.
 
-cuDNN's kernels are made for more work than the layers of a few images have: they leave most of a large GPU idle, are
-several times slower than the arithmetic for grouped convolutions, and fill a fifth of their tiles in a first layer with
+cuDNN's kernels are made for more work than the layers of a few images have. They leave most of a large GPU idle, take
+several times as long as the arithmetic for grouped convolutions, and fill a fifth of their tiles in a first layer with
 three channels. This kernel is an implicit matrix product per group (pixels x window channels times window channels x
 outputs). It is used where it is faster.
 """
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 class Tile(NamedTuple):
     """How the work is divided among thread blocks.
 
-    pixels, outputs: of the result, per block. channels: of the window, per step. warps: per block. stages: pipelined
-    loads. parts: number of blocks that share a window (split-K); a second kernel adds their sums. With few pixels this
-    uses more of the GPU.
+    pixels, outputs: those of the result that a block computes. channels: channels of the window per step. warps: warps
+    per block. stages: pipelined loads. parts: number of blocks that share a window (split-K), which uses more of the
+    GPU if there are few pixels; a second kernel adds their sums.
     """
 
     pixels: int
@@ -57,7 +57,7 @@ _chosen: dict[tuple[Any, ...], Tile | None] = {}
 def tiles(image: torch.Size, weight: torch.Size, result: torch.Size, processors: int) -> Sequence[Tile]:
     """Tiles that may be the fastest for a convolution of these shapes on a GPU with `processors` SMs.
 
-    Compiling one takes a third of a second. Empty where cuDNN's kernels have enough work.
+    Compiling the kernel for a tile takes a third of a second. Empty if there is enough work for cuDNN's kernels.
     """
     outputs, channels, *window = weight
     groups = image[1] // channels
@@ -75,7 +75,7 @@ def tiles(image: torch.Size, weight: torch.Size, result: torch.Size, processors:
 
 
 def fits(image: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the kernel supports the convolution: channels_last, 16-bit, enough channels or those of an image."""
+    """Whether the kernel supports the convolution: 16-bit, with enough channels or with those of an image."""
     outputs, channels = weight.shape[:2]
     groups = image.shape[1] // channels
     few = groups == 1 and channels <= _FIRST_LAYER_CHANNELS
@@ -154,7 +154,7 @@ def _fastest(work: Convolution, choices: Sequence[Tile], alternative: Callable[[
 
 
 def _ms(call: Callable[[], object]) -> float:
-    """GPU time; infinity if the call fails: no such cuDNN kernel, or too little memory for a block."""
+    """GPU time; infinity if the call fails because cuDNN has no kernel, or a block needs too much memory."""
     try:
         return gpu_ms(call)
     except torch.OutOfMemoryError:
@@ -174,8 +174,8 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton evaluates annotations and
     HAS_BIAS: tl.constexpr, HAS_Z: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M pixels of BLOCK_N outputs of one group, BLOCK_K channels of the window per step: of one position in the
-    window or, if a position has few channels, of several.
+    """Compute BLOCK_M pixels of BLOCK_N outputs of one group. Each step reads BLOCK_K channels of the window, from one
+    position in the window or, if a position has few channels, from several.
 
     Shapes are compile-time constants: computing offsets from variables makes the kernel 1.5 times as slow.
     """

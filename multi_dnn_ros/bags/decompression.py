@@ -24,8 +24,8 @@ else:
 #: Maximum claimed size of a chunk or message; more is treated as damage. Recorders write chunks of about a MiB, plus at
 #: most some tens of MiB for a camera image.
 MAX_CHUNK_BYTES = 1 << 30
-#: Limit for a storage file compressed as a whole, which is written to the disk: a multiple of its size, or this size if
-#: that is more.
+#: Limit for a storage file compressed as a whole, which is decompressed to the disk: this multiple of its size, or
+#: _MIN_FILE_LIMIT_BYTES if that is more.
 _MAX_FILE_RATIO = 100
 _MIN_FILE_LIMIT_BYTES = 1 << 30
 #: Errors of the decompressors on invalid data.
@@ -33,11 +33,11 @@ DECOMPRESSION_ERRORS = (zstd.ZstdError, RuntimeError, EOFError)
 
 
 class TooLargeError(ValueError):
-    """Compressed data is larger than it claims, or claims more than is allowed."""
+    """Compressed data is larger than it claims, claims more than is allowed, or has an unknown compression."""
 
 
 def decompress_chunk(packed: bytes, size: int, compression: str) -> bytes:
-    """A chunk's records, at most `size` bytes, as claimed in its header.
+    """The decompressed records of a chunk. size: the size that its header claims.
 
     compression: `zstd`, `lz4`, or empty for none. Raises TooLargeError, and DECOMPRESSION_ERRORS for damaged data.
     """
@@ -53,7 +53,7 @@ def decompress_chunk(packed: bytes, size: int, compression: str) -> bytes:
 
 
 def decompress_prefix(packed: bytes, size: int, compression: str) -> bytes:
-    """As :func:`decompress_chunk` for truncated data: as much as is available."""
+    """Like :func:`decompress_chunk`, but for truncated data: as much of it as can be decompressed."""
     if size > MAX_CHUNK_BYTES:
         raise TooLargeError(f"chunk claims {size} bytes; allowed: at most {MAX_CHUNK_BYTES}")
     if compression == "zstd":
@@ -84,7 +84,7 @@ class BoundedFile:
         data: bytes = self._file.read(size if size > 0 else 1 << 20)
         self._left -= len(data)
         if self._left < 0:
-            raise TooLargeError(f"storage file holds more than {self._limit} bytes, {_MAX_FILE_RATIO} times its size")
+            raise TooLargeError(f"storage file decompresses to more than {self._limit} bytes, the limit for its size")
         return data
 
     def __enter__(self) -> BoundedFile:

@@ -1,8 +1,8 @@
 """Text definition and type hash of a message type, which a recording stores for its readers.
 
-Derived from the message class, so that they match the running ROS 2 (or standalone runtime), also for types that the
-rosbags library does not know (vision_msgs). The class lacks constants and comments of the .msg file; readers need
-neither, and the type hash (REP 2011) does not cover them.
+Both are derived from the message class, so that they match the running ROS 2 (or standalone runtime), even for types
+that the rosbags library does not know (vision_msgs). The class lacks the constants and comments of the .msg file;
+readers need neither, and the type hash (REP 2011) does not cover them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BOUNDED_STRING = re.compile(r"string<(?P<bound>\d+)>$")
 
 @functools.cache
 def definition(msgtype: str) -> tuple[str, str]:
-    """The .msg text followed by those of its nested types, and the RIHS01 type hash.
+    """The .msg text followed by the texts of its nested types, and the RIHS01 type hash.
 
     Raises LookupError if the type is not installed.
     """
@@ -45,7 +45,7 @@ def canonical(msgtype: str, data: bytes) -> bytes:
 
 @functools.cache
 def _typestore(msgtype: str) -> Typestore:
-    """A type store with a message type and those nested in it."""
+    """A type store with a message type and the types nested in it."""
     store = Typestore()
     pending = [msgtype]
     texts: dict[str, str] = {}

@@ -40,7 +40,7 @@ class McapMessage(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """The header of a chunk, and its records as stored. stored_bytes: their size according to the chunk."""
+    """The header of a chunk, and its records as stored. stored_bytes: size of the latter according to the header."""
 
     decompressed_bytes: int
     checksum: int
@@ -61,7 +61,7 @@ class Chunk(NamedTuple):
         return data
 
     def first_records(self) -> bytes:
-        """Of a truncated chunk: the records that can be decompressed; they cannot be verified."""
+        """The records of a truncated chunk that can be decompressed; they cannot be verified."""
         try:
             return decompress_prefix(self.stored, self.decompressed_bytes, self.compression)
         except (TooLargeError, *DECOMPRESSION_ERRORS):
@@ -75,7 +75,7 @@ class Definitions:
         self._schemas: dict[int, str] = {}
         self.channels: dict[int, McapChannel] = {}
 
-    def take(self, opcode: int, body: bytes) -> None:
+    def add(self, opcode: int, body: bytes) -> None:
         """Store the definition of a schema or channel record; ignore other records."""
         if opcode == SCHEMA:
             number, name = schema(body)
@@ -98,7 +98,7 @@ def schema(body: bytes) -> tuple[int, str]:
     name, at = _string(body, 2)
     _, at = _string(body, at)
     (length,) = _unpack("<I", body, at)
-    _exactly(body, at + 4 + length)
+    _check_length(body, at + 4 + length)
     return number, name
 
 
@@ -108,7 +108,7 @@ def channel(body: bytes) -> tuple[int, int, str, str]:
     topic, at = _string(body, 4)
     encoding, at = _string(body, at)
     (length,) = _unpack("<I", body, at)
-    _exactly(body, at + 4 + length)
+    _check_length(body, at + 4 + length)
     return number, schema_number, topic, encoding
 
 
@@ -123,14 +123,14 @@ def chunk(body: bytes) -> Chunk:
 def index_count(body: bytes) -> int:
     """Number of messages in a message index."""
     _, length = _unpack("<HI", body)
-    _exactly(body, 6 + length)
+    _check_length(body, 6 + length)
     return int(length) // _INDEX_ENTRY_BYTES
 
 
 def read_summary(file: BinaryIO, size: int) -> Definitions | None:
-    """The schemas and channels in the summary at the end of the file; None: there is no summary.
+    """The schemas and channels in the summary at the end of the file; None if there is no summary.
 
-    size: of the file. Raises McapDamage: the end is missing, or the summary's checksum is wrong.
+    size: size of the file in bytes. Raises McapDamage if the end of the file is missing or the summary is damaged.
     """
     end = size - len(MAGIC) - _FOOTER_BYTES
     file.seek(max(0, end))
@@ -150,7 +150,7 @@ def read_summary(file: BinaryIO, size: int) -> Definitions | None:
     at = 0
     while at < len(summary):
         opcode, length = _unpack("<BQ", summary, at)
-        definitions.take(opcode, summary[at + PREFIX_BYTES : at + PREFIX_BYTES + length])
+        definitions.add(opcode, summary[at + PREFIX_BYTES : at + PREFIX_BYTES + length])
         at += PREFIX_BYTES + length
     return definitions
 
@@ -173,6 +173,6 @@ def _string(body: bytes, at: int) -> tuple[str, int]:
         raise McapDamage(str(error)) from error
 
 
-def _exactly(body: bytes, length: int) -> None:
+def _check_length(body: bytes, length: int) -> None:
     if len(body) != length:
-        raise McapDamage(f"record of {len(body)} bytes where {length} are claimed")
+        raise McapDamage(f"record of {len(body)} bytes whose fields claim {length}")

@@ -1,7 +1,7 @@
 """Reads a damaged MCAP file sequentially without its index: all intact messages, and a note about each damaged part.
 
 A recorder writes the index last, so a recording that ended with a power loss has none, and the rosbags reader rejects
-it. After an invalid record, the next valid one is searched for.
+it. After an invalid record, the scan looks for the next valid one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _BLOCK_BYTES = 1 << 20
 def scan_mcap(path: Path, note: Callable[[str], None]) -> Iterator[McapMessage]:
     """Every intact message in file order, chunk by chunk (sorted by time within a chunk).
 
-    note: receives each damaged part: its offset, the error, and the number of lost messages if known. A chunk with a
-    wrong checksum is skipped completely. Of a chunk truncated by the end of the file, the messages before the cut are
-    returned unverified.
-    Raises McapDamage if the file does not start as an MCAP file.
+    note: called with the offset and the error of each damaged part, and with the number of lost messages if known. A
+    chunk with a wrong checksum is skipped completely. If the end of the file truncates a chunk, its messages before the
+    cut are returned unverified.
+    Raises McapDamage if the file does not start with MCAP's magic bytes.
     """
     with path.open("rb") as file:
         yield from _Scan(file, path.stat().st_size, note).messages()
@@ -42,7 +42,7 @@ class _Scan:
         self._size = size
         self._note = note
         self._definitions = Definitions()
-        self._lost_chunk: tuple[int, str] | None = None  # offset and error, while its indexes are read
+        self._lost_chunk: tuple[int, str] | None = None  # offset and error of a chunk whose indexes are being read
         self._lost_messages = 0
 
     def messages(self) -> Iterator[McapMessage]:
@@ -60,11 +60,11 @@ class _Scan:
             if opcode == records.DATA_END and length == 4:
                 break
             fits = self._is_record_start(at) and end <= self._size
-            if not fits and self._is_chunk(at):  # both lengths agree: the file ends inside this chunk
+            if not fits and self._is_chunk(at):  # its lengths agree, so the file ends inside this chunk
                 yield from self._truncated_chunk(at)
                 self._note(f"truncated at byte {at} of {self._size}, in a chunk")
                 break
-            # A wrong length would skip the following records, so they are searched for inside.
+            # If the length is wrong, it would skip the following records, so look for one inside this record.
             if not fits or not (opcode == records.CHUNK or self._is_record_start(end)):
                 found = self._next_record(at + 1)
                 if not fits and found is None:
@@ -76,20 +76,20 @@ class _Scan:
                     continue
             yield from self._record(at, opcode, self._read(at + PREFIX_BYTES, length))
             at = end
-        self._end_lost_chunk()
+        self._report_lost_chunk()
 
     def _record(self, at: int, opcode: int, body: bytes) -> Iterator[McapMessage]:
         try:
             if opcode == records.MESSAGE_INDEX:
                 self._lost_messages += records.index_count(body)
                 return
-            self._end_lost_chunk()
+            self._report_lost_chunk()
             if opcode == records.CHUNK:
                 yield from self._chunk(at, body)
             elif opcode == records.MESSAGE:
                 yield self._definitions.message(body)
             else:
-                self._definitions.take(opcode, body)
+                self._definitions.add(opcode, body)
         except McapDamage as error:
             self._note(f"record at byte {at}: {error}")
 
@@ -125,14 +125,14 @@ class _Scan:
                 if opcode == records.MESSAGE:
                     messages.append(self._definitions.message(body))
                 else:
-                    self._definitions.take(opcode, body)
+                    self._definitions.add(opcode, body)
             except McapDamage as error:
                 self._note(f"{where}: its record at {at}: {error}")
             at = end
         yield from sorted(messages, key=lambda message: message.stamp_ns)
 
-    def _end_lost_chunk(self) -> None:
-        """All indexes after a damaged chunk are read: report the number of messages it contained."""
+    def _report_lost_chunk(self) -> None:
+        """After the indexes of a damaged chunk were read, note the damage and the number of messages in the chunk."""
         if self._lost_chunk is not None:
             at, why = self._lost_chunk
             lost = f"; {self._lost_messages} messages are lost" if self._lost_messages else ""
@@ -155,14 +155,14 @@ class _Scan:
         return opcode, length
 
     def _is_record_start(self, at: int) -> bool:
-        """Whether the bytes there can start a record, or the file ends."""
+        """Whether a record can start at this offset, or the file ends there."""
         opcode, length = self._prefix(at)
         if not opcode:
             return at + PREFIX_BYTES > self._size
         return (opcode in _KNOWN or opcode >= _FIRST_PRIVATE) and length <= MAX_CHUNK_BYTES
 
     def _is_chunk(self, at: int) -> bool:
-        """Whether a chunk header with consistent lengths starts there."""
+        """Whether a chunk header with consistent lengths starts at this offset."""
         opcode, length = self._prefix(at)
         try:
             head = records.chunk(self._read(at + PREFIX_BYTES, min(length, 64)))

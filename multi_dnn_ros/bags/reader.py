@@ -31,9 +31,10 @@ class BagReader:
     """A recording open for reading; a context manager.
 
     path: a rosbag2 folder with or without ``metadata.yaml`` (a killed recorder writes none), or one .mcap or .db3 file.
-    Of a damaged file every intact message is read; nothing is written next to it. :attr:`damage` lists each damaged
-    part: file (without folder), position and error; independent of the recording's location.
-    Raises BagError: it does not exist, is not a recording, or nothing in it can be read.
+    Every intact message of a damaged file is read; nothing is written next to the file. :attr:`damage` lists each
+    damaged part: file name without folder, position and error. The text does not depend on where the recording is
+    stored.
+    Raises BagError if the path does not exist or is not a recording, or if nothing in it can be read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -51,7 +52,7 @@ class BagReader:
     def messages(self, topics: Collection[str] | None = None) -> Iterator[BagMessage]:
         """The messages on `topics` (None: all), file by file in order of recording time.
 
-        Damage found while reading is recorded in :attr:`damage` and raises nothing; reading continues.
+        Damage found while reading is added to :attr:`damage` instead of raising an error; reading continues.
         """
         wanted = set(self.topics if topics is None else topics)
         if unknown := wanted - self.topics.keys():
@@ -80,7 +81,7 @@ class BagReader:
         self.close()
 
     def _note(self, damage: str, name: str = "") -> None:
-        """name: of the damaged file."""
+        """Add an entry to :attr:`damage`. name: name of the damaged file, unless the text has it."""
         text = f"{name}: {damage}" if name else damage
         folder = self.path.parent if self.path.is_file() else self.path
         if folder != Path():
@@ -130,13 +131,13 @@ class BagReader:
                 f"{self.path} is not a rosbag2 recording: no usable metadata.yaml and no .mcap or .db3 file{more}"
             )
         if not opened:
-            raise BagError(f"{self.path}: no file of it can be read: {'; '.join(self.damage)}")
+            raise BagError(f"{self.path}: none of its files can be read: {'; '.join(self.damage)}")
         return opened
 
     def _open_listed(self) -> list[StorageFile] | None:
         """The files listed in metadata.yaml; None if one of them has no index.
 
-        Raises if they do not match metadata.yaml, or one is damaged.
+        Raises an exception if the files do not match metadata.yaml, or if one is damaged.
         """
         if not all(has_index(file) for file in self.path.iterdir() if file.suffix in STORAGE_SUFFIXES):
             return None
@@ -145,11 +146,14 @@ class BagReader:
             self._folder.open()
             # The rosbags reader takes its topics from metadata.yaml and silently skips others.
             storages: list[Any] = getattr(self._folder.storage, "storages", [])
-            for held in (connection for storage in storages for connection in storage.connections):
-                if held.msgcount and not any(_same_topic(held, listed) for listed in self._folder.connections):
-                    raise BagError(f"metadata.yaml does not list {held.topic} ({held.msgtype}) as it was recorded")
+            for recorded in (connection for storage in storages for connection in storage.connections):
+                if recorded.msgcount and not any(_same_topic(recorded, listed) for listed in self._folder.connections):
+                    raise BagError(
+                        f"metadata.yaml lists {recorded.topic} with another type or definition than the file, or not "
+                        f"at all (file: {recorded.msgtype})"
+                    )
             self._listed = list(self._folder.connections)
-            # rosbags decompresses a file that was compressed as a whole into a temporary folder.
+            # storage.path: the file or, if it was compressed as a whole, its decompressed copy in a temporary folder.
             return [
                 StorageFile(Path(storage.path), partial(self._note, name=Path(storage.path).name), storage)
                 for storage in storages
@@ -163,7 +167,7 @@ class BagReader:
 
 
 def _same_topic(found: Connection, listed: Connection) -> bool:
-    """The rosbags reader's criterion."""
+    """Whether the rosbags reader would treat the two as the same topic."""
     hashes = found.digest, listed.digest
     return (found.topic, found.msgtype, found.ext) == (listed.topic, listed.msgtype, listed.ext) and (
         not all(hashes) or hashes[0] == hashes[1]

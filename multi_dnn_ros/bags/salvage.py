@@ -34,14 +34,14 @@ class Salvage(Protocol):
 
 
 def salvage(path: Path, note: Note) -> Salvage:
-    """Scan a damaged .mcap or .db3 file once; note: receives each damaged part.
+    """Scan a damaged .mcap or .db3 file once. note: called with a description of each damaged part.
 
     Raises McapDamage or SqliteDamage if nothing in it can be read.
     """
     return McapSalvage(path, note) if path.suffix == ".mcap" else SqliteSalvage(path, note)
 
 
-def scanned(path: Path, note: Note, topics: Collection[str]) -> Iterator[Salvaged]:
+def scan_topics(path: Path, note: Note, topics: Collection[str]) -> Iterator[Salvaged]:
     """The intact messages on `topics` of an .mcap file, without its index; see :func:`scan_mcap`."""
     for message in scan_mcap(path, note):
         if message.channel.topic in topics:
@@ -49,7 +49,7 @@ def scanned(path: Path, note: Note, topics: Collection[str]) -> Iterator[Salvage
 
 
 class McapSalvage:
-    """An MCAP file without its index: scanned once to count, and again for the messages."""
+    """An MCAP file read without its index: scanned once to count the messages, and again to return them."""
 
     def __init__(self, path: Path, note: Note) -> None:
         self._path = path
@@ -57,14 +57,14 @@ class McapSalvage:
         self.counts = Counter((message.channel.topic, message.channel.msgtype) for message in scan_mcap(path, note))
 
     def messages(self, topics: Collection[str]) -> Iterator[Salvaged]:
-        return scanned(self._path, self._note, topics)
+        return scan_topics(self._path, self._note, topics)
 
     def close(self) -> None:
         pass
 
 
 class SqliteSalvage:
-    """A database, read by pages."""
+    """An SQLite database, read page by page."""
 
     def __init__(self, path: Path, note: Note) -> None:
         self._note = note

@@ -2,8 +2,8 @@
 
 Python's SQLite has no recovery (the `sqlite3` program's `.recover` is not part of the library), and its queries stop at
 the first bad page. Rows are recognized by rosbag2's layout: a message is (id, topic, time, bytes), a topic (id, name,
-type, `cdr`, ...). A row counts only if it is complete. SQLite pages have no checksums, so a page inside an image that
-was overwritten is not detected.
+type, `cdr`, ...). Only complete rows are used. SQLite pages have no checksums, so an overwritten page inside an image
+is not detected.
 Source: https://www.sqlite.org/fileformat2.html, sections 1.5 to 2.
 """
 
@@ -23,7 +23,7 @@ _INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 8: 0, 9: 0}
 
 
 class BadRow(ValueError):
-    """A cell is not a row, or incomplete; the message says why."""
+    """A cell is not a row, or the row is incomplete; the message says why."""
 
 
 class TopicRow(NamedTuple):
@@ -45,7 +45,10 @@ class MessageRow(NamedTuple):
 
 
 class _Cell(NamedTuple):
-    """A row of a table leaf: its number, and the part of its record stored in the page."""
+    """A row of a table leaf.
+
+    payload_bytes: size of its record. local: the part of the record in the page. overflow: page of the rest, 0 if none.
+    """
 
     rowid: int
     payload_bytes: int
@@ -172,10 +175,10 @@ def _cell(page: bytes, offset: int, usable: int) -> _Cell:
         raise BadRow(f"row of {size} bytes")
     local = size
     if size > usable - 35:
-        least = (usable - 12) * 32 // 255 - 23
-        local = least + (size - least) % (usable - 4)
+        min_local = (usable - 12) * 32 // 255 - 23
+        local = min_local + (size - min_local) % (usable - 4)
         if local > usable - 35:
-            local = least
+            local = min_local
     end = at + local
     if end + (4 if local < size else 0) > len(page):
         raise BadRow("row after the end of the page")
@@ -193,7 +196,7 @@ def _columns(record: bytes) -> tuple[list[int], int]:
         kind, at = _varint(record, at)
         kinds.append(kind)
     if at != header_bytes:
-        raise BadRow("header of another length")
+        raise BadRow("header of a wrong length")
     return kinds, at
 
 
@@ -241,7 +244,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for count in range(9):
         if at + count >= len(data):
-            raise BadRow("number after the end")
+            raise BadRow("number after the end of the data")
         byte = data[at + count]
         if count == 8:
             value = value << 8 | byte

@@ -15,13 +15,13 @@ from rosbags.rosbag2 import Reader
 
 from multi_dnn_ros.bags.decompression import DECOMPRESSION_ERRORS, TooLargeError, decompress_message
 from multi_dnn_ros.bags.mcap_records import McapDamage, read_summary
-from multi_dnn_ros.bags.salvage import Note, Salvage, Salvaged, salvage, scanned
+from multi_dnn_ros.bags.salvage import Note, Salvage, Salvaged, salvage, scan_topics
 from multi_dnn_ros.bags.sqlite_pages import SqliteDamage
 
 STORAGE_SUFFIXES = (".mcap", ".db3")
 
-#: Errors of the rosbags reader on a damaged file: its own, sqlite's and zstd's, those of unpacking and slicing missing
-#: bytes, and MemoryError for an invalid length.
+#: What the rosbags reader raises for a damaged file: its own errors, those of sqlite and zstd, errors from unpacking or
+#: slicing missing bytes, and MemoryError for an invalid length.
 READ_ERRORS = Exception
 #: Valid recording times: those that every storage format can hold.
 _TIMES_NS = range(2**63)
@@ -55,8 +55,8 @@ class BagMessage:
 class StorageFile:
     """A .mcap or .db3 file open for reading.
 
-    storage: the file as opened by rosbags; None: open it here. note: receives damage, without the file's name.
-    Raises BagError: nothing in it can be read, or it is a database with computed content.
+    storage: the file as opened by rosbags; None opens it here. note: called with each damage, without the file's name.
+    Raises BagError if nothing in the file can be read, or if it is a database with computed content.
     """
 
     def __init__(self, path: Path, note: Note, storage: Any = None) -> None:
@@ -66,7 +66,7 @@ class StorageFile:
         self._salvage: Salvage | None = None
         self._storage: Any = None
         try:
-            if path.stat().st_size == 0 and not _log_of(path):
+            if path.stat().st_size == 0 and not _has_log(path):
                 raise BagError(f"{path} is empty (0 bytes)")
             if not has_index(path):
                 self._open_salvage(None)
@@ -82,7 +82,7 @@ class StorageFile:
             self._open_salvage(error)
 
     def topics(self) -> list[BagTopic]:
-        """Topics with the number of messages in the index; for a damaged file, of intact messages."""
+        """Topics with the number of messages in the index or, for a damaged file, of intact messages."""
         if self._storage is not None:
             counts: Counter[tuple[str, str]] = Counter()
             for connection in self._storage.connections:
@@ -93,13 +93,13 @@ class StorageFile:
         return [BagTopic(topic, msgtype, count) for (topic, msgtype), count in counts.items()]
 
     def messages(self, topics: Collection[str]) -> Iterator[BagMessage]:
-        """The messages on `topics` in order of time; of a damaged .mcap file only within each chunk, of one without
-        chunks as they were recorded.
+        """The messages on `topics` in order of time. A damaged .mcap file is in this order only within each chunk; an
+        .mcap file without chunks is in recorded order.
 
         Raises BagError if the system cannot read the file to its end, for example from a failing disk.
         """
         last_ns: int | None = None
-        at_last: Counter[str] = Counter()  # number of messages returned with that time
+        at_last: Counter[str] = Counter()  # messages returned with the time last_ns, by topic
         failure: Exception | None = None
         try:
             for message in self._indexed(topics):
@@ -138,18 +138,18 @@ class StorageFile:
         self._reader = self._salvage = None
 
     def _indexed(self, topics: Collection[str]) -> Iterator[Salvaged]:
-        """The messages that the index lists. If some are not found, they are noted, or BagError is raised at the end so
+        """The messages that the index lists. If some are not found, this is noted, or BagError is raised at the end so
         that the caller salvages them.
         """
         connections = [x for x in self._storage.connections if x.topic in topics] if self._storage is not None else []
-        if not connections:  # rosbags treats an empty list as all
+        if not connections:  # rosbags treats an empty list as all connections
             return
-        # Without chunks: rosbags rejects messages that are not in order of time.
+        # rosbags rejects a file without chunks if its messages are not in order of time, so such a file is scanned.
         scans = self._path.suffix == ".mcap" and not self._storage.chunks
         left: Counter[str] = Counter()
         for connection in connections:
             left[connection.topic] += connection.msgcount
-        for message in scanned(self._path, self._note, topics) if scans else self._by_index(connections):
+        for message in scan_topics(self._path, self._note, topics) if scans else self._by_index(connections):
             left[message.topic] -= 1
             yield message
         if missing := +left:
@@ -164,7 +164,7 @@ class StorageFile:
             yield Salvaged(connection.topic, connection.msgtype, stamp_ns, data)
 
     def _checked(self, message: Salvaged) -> Iterator[BagMessage]:
-        """The message, decompressed; none, with a note, if its time or its data is invalid."""
+        """Yield the message, decompressed. If its time or data is invalid, note that and yield nothing."""
         if message.stamp_ns not in _TIMES_NS:
             self._note(f"message on {message.topic} has recording time {message.stamp_ns} ns, which is out of range")
             return
@@ -191,7 +191,7 @@ class StorageFile:
         except OSError as error:
             raise self._unreadable(error) from error
         if not self._salvage.counts.total():
-            why = noted[0] if noted else "there is none in it"
+            why = noted[0] if noted else "the file holds none"
             self._salvage.close()
             raise BagError(f"{self._path}: not one message can be read: {why}") from failure
         if failure is not None and not noted:
@@ -202,16 +202,16 @@ class StorageFile:
 
 
 def has_index(path: Path) -> bool:
-    """Whether the parts of a file that the rosbags reader relies on without checking exist and are correct.
+    """Whether a file has the parts that the rosbags reader relies on without checking them.
 
-    False: the file may be undamaged, but has no summary, or a log next to it holds newer rows. Raises BagError for a
-    database with computed content: a view is a query, which may be designed never to end. Otherwise raises McapDamage,
-    SqliteDamage or sqlite3.Error.
+    False: the file may be undamaged, but has no summary, or a log next to it holds newer rows. Raises McapDamage,
+    SqliteDamage or sqlite3.Error if these parts are damaged, and BagError for a database with computed content: a view
+    is a query, which may be designed never to end.
     """
     if path.suffix == ".mcap":
         with path.open("rb") as file:
             return read_summary(file, path.stat().st_size) is not None
-    if _log_of(path):
+    if _has_log(path):
         return False
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
         computed = database.execute(
@@ -227,11 +227,11 @@ def has_index(path: Path) -> bool:
                 for how in ("NOT INDEXED", "INDEXED BY timestamp_idx")
             )
             if rows != indexed:
-                raise SqliteDamage(f"the index of its messages lists {indexed} of {rows}")
+                raise SqliteDamage(f"the index lists {indexed} of {rows} messages")
     return True
 
 
-def _log_of(path: Path) -> bool:
+def _has_log(path: Path) -> bool:
     """Whether a log next to the database holds content that is not yet in it."""
     logs = (path.with_name(f"{path.name}-{kind}") for kind in ("wal", "journal"))
     return path.suffix == ".db3" and any(log.is_file() and log.stat().st_size for log in logs)

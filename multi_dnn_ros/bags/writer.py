@@ -22,7 +22,7 @@ _PLUGINS = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}
 #: Stem of the storage file. Independent of the folder's name, so that equal recordings have identical files; readers
 #: take the name from metadata.yaml.
 _STEM = "recording"
-#: The rosbags writer passes the path to SQLite as an unquoted URI: the database would be another file.
+#: The rosbags writer passes the path to SQLite as an unquoted URI, which would name another file with one of these.
 _SPECIAL_IN_A_URI = "?#%"
 _WRITE_ERRORS = (OSError, sqlite3.Error, WriterError)
 _NO_TIME = QosTime(0, 0)
@@ -46,8 +46,8 @@ class BagWriter(AtomicWriter):
     block, or :meth:`discard`, removes it. Its files depend only on the written content, not on `path`, time, user or
     host.
     path: the folder to create. storage: `mcap` (chunks compressed with zstd) or `sqlite3`.
-    Raises BagError: the path exists, is invalid for the storage, its parent cannot be written, or (while writing) the
-    disk is full.
+    Raises BagError if the path exists or is invalid for the storage, if its parent cannot be written, or,
+    while writing, if the disk is full.
     """
 
     def __init__(self, path: str | Path, storage: Storage = "mcap") -> None:
@@ -56,7 +56,7 @@ class BagWriter(AtomicWriter):
             raise BagError(f"storage is {storage!r}; it must be one of {', '.join(_PLUGINS)}")
         if self.path.exists():
             raise BagError(f"{self.path} exists already; nothing is overwritten")
-        absolute = self.path.absolute()  # the folder is created by its absolute path from Python 3.12 on
+        absolute = self.path.absolute()  # mkdtemp returns an absolute path from Python 3.12 on
         if storage == "sqlite3" and (special := next((c for c in str(absolute) if c in _SPECIAL_IN_A_URI), None)):
             raise BagError(f"cannot write {absolute}: the path of a sqlite3 recording must not contain {special!r}")
         self._connections: dict[str, Connection] = {}
@@ -106,7 +106,7 @@ class BagWriter(AtomicWriter):
             raise BagError(f"cannot write {self.path / name}: {error.strerror}") from error
 
     def write(self, topic: str, stamp_ns: int, data: bytes | memoryview) -> None:
-        """Append a message. topic: declared before. stamp_ns: recording time. data: CDR bytes with header."""
+        """Append a message. topic: a declared topic. stamp_ns: recording time. data: CDR bytes with header."""
         if topic not in self._connections:
             raise BagError(f"topic {topic} of {self.path} was not declared with add_topic")
         try:
@@ -120,7 +120,7 @@ class BagWriter(AtomicWriter):
             return
         try:
             self._writer.close()
-            if self.path.exists():  # created by another process meanwhile; a rename would fail or move into it
+            if self.path.exists():  # created by another process meanwhile; a rename could replace an empty folder
                 raise BagError(f"{self.path} exists already; nothing is overwritten")
             self.partial.rename(self.path)
         except _WRITE_ERRORS as error:
@@ -131,9 +131,9 @@ class BagWriter(AtomicWriter):
             self._remove()
 
     def discard(self) -> None:
-        """Close without a recording."""
+        """Close without keeping the recording."""
         if self._folder is not None:
-            with suppress(*_WRITE_ERRORS):  # it is removed; report only the original error
+            with suppress(*_WRITE_ERRORS):  # the recording is removed anyway; report only the original error
                 self._writer.abort()
             self._remove()
 

@@ -9,7 +9,7 @@ from multi_dnn_ros.benchmark.rig import Rig
 
 
 def stream_accounts(rig: Rig) -> dict[str, dict[str, Any]]:
-    """Counts of each stream, named `<dnn> on <camera>`, by the latest report.
+    """The counts of each stream in the latest report, by the stream's name `<dnn> on <camera>`.
 
     offered, published, pending, dropped: see Rig.accounts. received: images that the camera's subscription received.
     observed: results that the rig received on a reliable subscription.
@@ -24,18 +24,18 @@ def stream_accounts(rig: Rig) -> dict[str, dict[str, Any]]:
     }
 
 
-def discrepancy(of: Mapping[str, Any]) -> str:
+def discrepancy(stream: Mapping[str, Any]) -> str:
     """The counts of a stream after its last frame, if they do not add up; otherwise empty.
 
-    They add up if offered = received = published + dropped, nothing is pending, and published = observed. of: as from
-    :func:`stream_accounts`.
+    They add up if offered = received = published + dropped, nothing is pending, and published = observed. stream: the
+    counts as from :func:`stream_accounts`.
     """
-    dropped = sum(of["dropped"].values())
+    dropped = sum(stream["dropped"].values())
     exact = (
-        of["offered"] == of["received"] == of["published"] + dropped
-        and not of["pending"]
-        and of["published"] == of["observed"]
+        stream["offered"] == stream["received"] == stream["published"] + dropped
+        and not stream["pending"]
+        and stream["published"] == stream["observed"]
     )
-    counts = {**of, "dropped": dropped}
+    counts = {**stream, "dropped": dropped}
     names = ("offered", "received", "published", "dropped", "pending", "observed")
     return "" if exact else ", ".join(f"{name} {counts[name]}" for name in names)

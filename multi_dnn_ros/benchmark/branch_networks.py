@@ -13,14 +13,14 @@ from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.graph.balance import balance, random_image
 from multi_dnn_ros.models.sources import load_network
 
-#: Our own networks: (with a backbone, window sizes of the heads).
+#: The networks of this package: (whether with a backbone, window sizes of the heads).
 TRACKERS = {
     "encoder-windows": (False, WINDOWS),
     "encoder-equal": (False, EQUAL),
     "tracker-windows": (True, WINDOWS),
     "tracker-equal": (True, EQUAL),
 }
-#: Measured by default, with their input sizes (width, height).
+#: The networks that are measured by default, with their input sizes (width, height).
 SIZES = {
     "torchvision:inception_v3": (299, 299),
     "torchvision:googlenet": (224, 224),
@@ -29,14 +29,14 @@ SIZES = {
     "torchvision:deeplabv3_resnet50": (520, 520),
     **dict.fromkeys(TRACKERS, (256, 256)),
 }
-_OTHER_SIZE = (224, 224)
+_FALLBACK_SIZE = (224, 224)
 
 
 @dataclass(frozen=True)
 class BranchNetwork:
-    """module: in eval mode on the CPU. merged: the same with equal heads merged; None: nothing to merge.
+    """One network. module: in eval mode, on the CPU. merged: the same network with its equal heads merged, or None.
 
-    frames: whether one inference is one frame of a whole application, so that frames per second are meaningful.
+    frames: whether one inference processes a whole frame of an application, so that frames per second are meaningful.
     """
 
     name: str
@@ -47,16 +47,16 @@ class BranchNetwork:
 
 
 def make_network(name: str, size: tuple[int, int] | None = None, seed: int = 0) -> BranchNetwork:
-    """A network with random weights. name: of TRACKERS, or as for parameter `dnn.<dnn>.model`.
+    """A network with random weights. name: a key of TRACKERS, or as for parameter `dnn.<dnn>.model`.
 
-    size: (width, height) of the image; None: that of SIZES or of the model. Raises ModelError, and UsageError for a
+    size: (width, height) of the image; None: the size in SIZES, or the model's. Raises ModelError, and UsageError for a
     size that the tracker's windows do not divide.
     """
     torch.manual_seed(seed)
     if name in TRACKERS:
         return _tracker(name, size or SIZES[name], seed)
     source = load_network(name, weights="random" if name.startswith("torchvision:") else "default", size=size)
-    width, height = size or SIZES.get(name) or source.size or _OTHER_SIZE
+    width, height = size or SIZES.get(name) or source.size or _FALLBACK_SIZE
     image = random_image(width, height, seed)
     network = source.network.eval()
     if name.startswith("torchvision:"):
@@ -68,16 +68,16 @@ def _tracker(name: str, size: tuple[int, int], seed: int) -> BranchNetwork:
     step = STRIDE * max(WINDOWS)
     if any(side % step for side in size):
         raise UsageError(f"--size is {size[0]}x{size[1]}; allowed for {name}: multiples of {step}")
-    whole, windows = TRACKERS[name]
+    with_backbone, windows = TRACKERS[name]
     columns, rows = (side // STRIDE for side in size)
     generator = torch.Generator().manual_seed(seed)
     template_side = max(WINDOWS) * max(1, columns // (2 * max(WINDOWS)))  # half of the search region
     template = torch.randn(1, template_side, template_side, WIDTH, generator=generator)
-    image = random_image(*size, seed) if whole else torch.randn(1, rows, columns, WIDTH, generator=generator)
+    image = random_image(*size, seed) if with_backbone else torch.randn(1, rows, columns, WIDTH, generator=generator)
 
     def build() -> nn.Module:
         torch.manual_seed(seed)
-        network = (Tracker(windows) if whole else Encoder(windows)).eval()
+        network = (Tracker(windows) if with_backbone else Encoder(windows)).eval()
         if isinstance(network, Tracker):
             balance(network.backbone, image)
         return network
@@ -88,4 +88,4 @@ def _tracker(name: str, size: tuple[int, int], seed: int) -> BranchNetwork:
         encoder = merged.encoder if isinstance(merged, Tracker) else merged
         assert isinstance(encoder, Encoder)
         encoder.merge()
-    return BranchNetwork(name, build(), (image, template), merged, frames=whole)
+    return BranchNetwork(name, build(), (image, template), merged, frames=with_backbone)

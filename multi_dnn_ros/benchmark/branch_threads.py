@@ -1,4 +1,4 @@
-"""The branches of a stage on several CPU threads: the plan of the streams, with a thread for each stream."""
+"""Runs the branches of a stage on several CPU threads, one for each stream of the stage's plan."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from multi_dnn_ros.graph.stream_plan import plan_streams
 class ThreadedStage:
     """Runs a stage of a traced network on a CPU with one thread per stream of its plan. Close it after use.
 
-    streams: threads at most; `threads` of them are used. of_operation: threads of each operation, set in each thread.
+    streams: maximum number of threads; attribute `threads` is the number used. operation_threads: PyTorch's number of
+    threads per operation.
     """
 
-    def __init__(self, stage: GraphStage, streams: int, of_operation: int) -> None:
+    def __init__(self, stage: GraphStage, streams: int, operation_threads: int) -> None:
         plan = plan_streams(device_operations(stage.graph), streams)
         self.threads = plan.streams
         self._planned = PlannedGraph(stage.graph, plan)
-        self._of_stream: list[list[PlannedOperation]] = [[] for _ in range(plan.streams)]
+        self._operations_by_stream: list[list[PlannedOperation]] = [[] for _ in range(plan.streams)]
         for operation in self._planned.operations:
-            self._of_stream[operation.step.stream].append(operation)
+            self._operations_by_stream[operation.step.stream].append(operation)
         self._signals = [step.name for step in plan.steps if step.signals]
         self._pools = [
-            ThreadPoolExecutor(1, f"branch {stream}", torch.set_num_threads, (of_operation,))
+            ThreadPoolExecutor(1, f"branch {stream}", torch.set_num_threads, (operation_threads,))
             for stream in range(plan.streams)
         ]
 
@@ -43,7 +44,7 @@ class ThreadedStage:
         failed = threading.Event()
         futures: list[Future[None]] = [
             pool.submit(self._run, operations, values, done, failed)
-            for pool, operations in zip(self._pools, self._of_stream, strict=True)
+            for pool, operations in zip(self._pools, self._operations_by_stream, strict=True)
         ]
         for future in futures:
             future.exception()

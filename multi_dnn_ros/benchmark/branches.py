@@ -1,4 +1,4 @@
-"""Independent branches of a network at the same time, compared with all operations in order."""
+"""Compares running the independent branches of a network concurrently with running all its operations in sequence."""
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ def measure_branches(
     seed: int = 0,
     inductor: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Milliseconds of one image, for each network in order and on each number of streams.
+    """Milliseconds per image, for each network in sequence and with each number of streams.
 
     On a GPU each condition is one captured graph, and a sample is the mean of ten replays without gaps. On a CPU the
     streams are threads, which divide the cores; the serial baseline uses all cores in each operation, and is also run
-    on one thread. Every condition runs once per round, in random order. streams: besides the serial baseline. size:
-    (width, height) of the images; None: that of each network. inductor: also Inductor's graph, without branches. Raises
-    ValueError if a condition's outputs differ from the serial ones, or if branches cannot be used.
+    on one thread. Every condition runs once per round, in random order. streams: numbers of streams to compare with the
+    serial baseline. size: (width, height) of the images; None: each network's default. inductor: whether to measure
+    Inductor's graph, too, which has no branches. Raises ValueError if a condition's outputs differ from the serial
+    ones, or if branches cannot be used.
     """
     for name in names:
         network = make_network(name, size, seed)
@@ -105,7 +106,7 @@ def _measure(
 
 
 def _structure(network: BranchNetwork, streams: Sequence[int]) -> dict[str, Any]:
-    """Size of the graph and, by estimated costs of the operations, the times that it allows relative to serial."""
+    """Size of the graph, and the times relative to serial that it allows, by the estimated costs of its operations."""
     operations = device_operations(_stage(network.module, network.inputs).graph)
     total_s = sum(operation.cost_s for operation in operations)
     return {
@@ -123,7 +124,7 @@ def _stage(module: nn.Module, inputs: Tensors) -> GraphStage:
     return stage
 
 
-def _name(count: int) -> str:
+def _condition_name(count: int) -> str:
     return f"{count} streams"
 
 
@@ -135,24 +136,24 @@ def _on_gpu(
     stack: contextlib.ExitStack,
     inductor: bool,
 ) -> tuple[dict[str, Stage], dict[str, int]]:
-    """(stage by condition, streams that it uses)."""
+    """The stage of each condition, and the number of streams that it uses."""
     stack.enter_context(torch.cuda.device(device))
-    made: dict[str, Stage] = {}
+    stages: dict[str, Stage] = {}
     used: dict[str, int] = {}
     wanted = [(SERIAL, "cuda_graph", network.module, 1)]
-    wanted += [(_name(count), "cuda_graph", network.module, count) for count in streams]
+    wanted += [(_condition_name(count), "cuda_graph", network.module, count) for count in streams]
     wanted += [(MERGED, "cuda_graph", network.merged, 1)] if network.merged is not None else []
     wanted += [(INDUCTOR, "inductor", network.module, 1)] if inductor else []
     for name, backend, module, count in wanted:
-        module = copy.deepcopy(module)  # preparing moves the weights, which graphs that were captured before still read
+        module = copy.deepcopy(module)  # preparing moves the weights, which graphs captured earlier still read
         chosen = choose_backend(backend, device, precision, dnn=f"{network.name}, {name}", branches=str(count))
         (stage,) = chosen.prepare([_stage(module, network.inputs)], network.inputs, device)
         if not isinstance(stage, StaticStage):
             raise ValueError(f"{network.name}, {name}: the network cannot be captured; the log has the reason")
-        used[name], made[name] = streams_of(stage), stage
+        used[name], stages[name] = streams_of(stage), stage
     if streams and max(used.values()) == 1:
         raise ValueError(f"{network.name}: no branches run at the same time; the log has the reason")
-    return made, used
+    return stages, used
 
 
 def _on_cpu(
@@ -170,16 +171,16 @@ def _on_cpu(
         raise ValueError("Inductor is compared on a GPU only")
     stack.enter_context(torch_threads(cpu_count()))
     stage = _stage(network.module, network.inputs)
-    made: dict[str, Stage] = {SERIAL: _eager(stage, network.inputs, device)}
+    stages: dict[str, Stage] = {SERIAL: _eager(stage, network.inputs, device)}
     used = {SERIAL: 1}
-    for name, count in ((ONE_THREAD, 1), *((_name(count), count) for count in streams)):
+    for name, count in ((ONE_THREAD, 1), *((_condition_name(count), count) for count in streams)):
         threads = ThreadedStage(stage, count, max(1, cpu_count() // count) if count > 1 else 1)
         stack.callback(threads.close)
-        made[name], used[name] = threads, threads.threads
+        stages[name], used[name] = threads, threads.threads
     if network.merged is not None:
-        made[MERGED] = _eager(_stage(network.merged, network.inputs), network.inputs, device)
+        stages[MERGED] = _eager(_stage(network.merged, network.inputs), network.inputs, device)
         used[MERGED] = 1
-    return made, used
+    return stages, used
 
 
 def _eager(stage: GraphStage, inputs: Tensors, device: torch.device) -> Stage:

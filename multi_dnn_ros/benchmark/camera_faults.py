@@ -23,7 +23,7 @@ CAMERAS = (
     CameraPlan("left", (640, 480), "", 4.0),
     CameraPlan("rear", (480, 360), "yuv422_yuy2", 4.0),
 )
-#: Allowed ratio of the other cameras' p95 to that of the phase without faults.
+#: Allowed ratio of the other cameras' p95 to their p95 in the phase without faults.
 _TOLERANCE = 1.25
 _NOTICE_LIMIT_S = 60.0
 STALE, OK = 3, 0
@@ -54,24 +54,24 @@ def measure_camera_faults(config: NodeConfig, folder: Path, seconds: float, seed
         phases["broken images"]["counted"] = _bad_images(rig) - before
 
         rig.start_camera(BROKEN)
-        answers = next(receipts for (_, camera), receipts in rig.switched_on.items() if camera == BROKEN)
-        seen = len(answers)
-        _wait(rig, "results", lambda: len(answers) > seen)
+        receipts = next(found for (_, camera), found in rig.switched_on.items() if camera == BROKEN)
+        seen = len(receipts)
+        _wait(rig, "results", lambda: len(receipts) > seen)
         rig.kill_camera(BROKEN)
         noticed_s = _wait(rig, "STALE", lambda: rig.level(f"camera {BROKEN}") == STALE)
         phases["killed"] = {**_phase(rig, seconds), "stale_after_s": noticed_s}
-        seen = len(answers)
+        seen = len(receipts)
         rig.start_camera(BROKEN)
-        phases["killed"]["served_again_after_s"] = _wait(rig, "results", lambda: len(answers) > seen)
+        phases["killed"]["served_again_after_s"] = _wait(rig, "results", lambda: len(receipts) > seen)
         for plan in CAMERAS:
             rig.stop_camera(plan.name)
         rig.settle()
-        accounts = {name: {**of, "exact": not discrepancy(of)} for name, of in stream_accounts(rig).items()}
+        accounts = {name: {**counts, "exact": not discrepancy(counts)} for name, counts in stream_accounts(rig).items()}
         device = rig.value("node", "device")
     well = phases["all well"]["latency_ms"]["p95"]
     for phase in phases.values():
         phase["p95_over_all_well"] = phase["latency_ms"]["p95"] / well
-    passed = all(of["exact"] for of in accounts.values()) and not camera_fault_problems(phases, seconds)
+    passed = all(counts["exact"] for counts in accounts.values()) and not camera_fault_problems(phases, seconds)
     return {
         "seconds": seconds,
         "seed": seed,
@@ -88,7 +88,8 @@ def camera_fault_problems(phases: Mapping[str, Mapping[str, Any]], seconds: floa
     for name, phase in phases.items():
         if phase["p95_over_all_well"] > _TOLERANCE:
             problems.append(
-                f"{name}: p95 is {phase['p95_over_all_well']:.2f} of all well; allowed: at most {_TOLERANCE}"
+                f"{name}: p95 is {phase['p95_over_all_well']:.2f} times that when all was well; "
+                f"allowed: at most {_TOLERANCE}"
             )
         for stream, hz in phase["stream_hz"].items():
             before = phases["all well"]["stream_hz"][stream]
@@ -110,8 +111,8 @@ def camera_fault_table(figures: Mapping[str, Any]) -> str:
         ]
         for name, phase in figures["phases"].items()
     ]
-    header = [f"{BROKEN} is", "others: Hz per stream", "p50 ms", "p95 ms", "of all well", "noticed"]
-    exact = all(of["exact"] for of in figures["accounts"].values())
+    header = [f"{BROKEN} is", "others: Hz per stream", "p50 ms", "p95 ms", "p95 / all well", "noticed"]
+    exact = all(counts["exact"] for counts in figures["accounts"].values())
     problems = [f"\nFAILED: {problem}" for problem in camera_fault_problems(figures["phases"], figures["seconds"])]
     return table(header, rows) + f"\naccounts: {'exact' if exact else 'DO NOT ADD UP'}" + "".join(problems)
 
@@ -138,19 +139,19 @@ def write_broken(path: Path, plan: CameraPlan) -> None:
 
 
 def _phase(rig: Rig, seconds: float) -> dict[str, Any]:
-    """Results of the intact cameras from now on, for `seconds` or until there is one."""
+    """Figures of the intact cameras from now on, over `seconds`, or longer if there is no result by then."""
     others = {stream: receipts for stream, receipts in rig.switched_on.items() if stream[1] != BROKEN}
     seen = sum(map(len, others.values()))
     begin_s = rig.now()
     rig.spin(seconds)
     _wait(rig, "any result besides those", lambda: sum(map(len, others.values())) > seen)
     end_s = rig.now()
-    found = {f"{dnn} on {camera}": of.between(begin_s, end_s) for (dnn, camera), of in others.items()}
-    latencies = [latency for of in found.values() for latency in of]
+    found = {f"{dnn} on {camera}": receipts.between(begin_s, end_s) for (dnn, camera), receipts in others.items()}
+    latencies = [latency for of_stream in found.values() for latency in of_stream]
     return {
         "latency_ms": distribution(latencies),
         "rate_hz": len(latencies) / (end_s - begin_s) / len(others),
-        "stream_hz": {stream: len(of) / (end_s - begin_s) for stream, of in found.items()},
+        "stream_hz": {stream: len(of_stream) / (end_s - begin_s) for stream, of_stream in found.items()},
     }
 
 

@@ -22,7 +22,7 @@ _RECORDED_FRAMES = 20
 
 @dataclass(frozen=True)
 class CameraPlan:
-    """One camera. size: (width, height). encoding: of raw images, or empty for JPEG as CompressedImage."""
+    """One camera. size: (width, height). encoding: that of its raw images; empty: JPEG, as CompressedImage."""
 
     name: str
     size: tuple[int, int]
@@ -51,10 +51,10 @@ def write_recording(
     """Write a bag of a camera's messages. pictures: (H, W, 3) uint8 RGB. change: modifies each message before it is
     written.
     """
-    shape = CameraFormat(plan.topic, plan.name, compressed=not plan.encoding, encoding=plan.encoding or "rgb8")
+    camera_format = CameraFormat(plan.topic, plan.name, compressed=not plan.encoding, encoding=plan.encoding or "rgb8")
     with BagWriter(path) as writer:
         writer.add_topic(plan.topic, f"sensor_msgs/msg/{'Image' if plan.encoding else 'CompressedImage'}")
         for number, image in enumerate(pictures):
-            message = image_message(image, Header(stamp=Time(sec=number), frame_id=plan.name), shape)
+            message = image_message(image, Header(stamp=Time(sec=number), frame_id=plan.name), camera_format)
             change(message)
             writer.write(plan.topic, number * 1_000_000_000, bytes(serialize_message(message)))

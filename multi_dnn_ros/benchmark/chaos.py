@@ -36,10 +36,10 @@ _GROWTH_BYTES, _GROWTH_FILES, _GROWTH_THREADS = 48 << 20, 4, 2
 
 @dataclass(frozen=True)
 class ChaosPlan:
-    """every_s: minimum and maximum time between faults. size: of the images, (width, height).
+    """What a run does. every_s: minimum and maximum time between faults. size: (width, height) of the images.
 
-    restart_s, retry_s: delays of supervision, see ProcessHost; shorter than the defaults, so that a run of ten minutes
-    covers many restarts.
+    restart_s, retry_s: delays of supervision, see ProcessHost. By default they are shorter than there, so that a run of
+    ten minutes covers many restarts.
     """
 
     seconds: float
@@ -87,14 +87,14 @@ def measure_chaos(config: NodeConfig, plan: ChaosPlan, build: Build = default_bu
 def chaos_table(figures: Mapping[str, Any]) -> str:
     """Text for the terminal."""
     rows = [
-        [name, str(it["offered"]), str(it["published"]), counts_text(it["dropped"])]
-        for name, it in figures["streams"].items()
+        [name, str(counts["offered"]), str(counts["published"]), counts_text(counts["dropped"])]
+        for name, counts in figures["streams"].items()
     ]
-    dealt = ", ".join(f"{count} {kind}" for kind, count in figures["faults"].items())
+    faults = ", ".join(f"{count} {kind}" for kind, count in figures["faults"].items())
     gaps = figures["gap_ms"]
     lines = [
         table(["stream", "offered", "published", "dropped"], rows),
-        f"{dealt}; {figures['restarts']} restarts"
+        f"{faults}; {figures['restarts']} restarts"
         + (f", gap median {gaps['p50']:.0f} ms, longest {gaps['max']:.0f} ms" if gaps else ""),
         *figures["findings"],
         "passed" if figures["passed"] else "FAILED",
@@ -130,7 +130,10 @@ def _run(config: NodeConfig, plan: ChaosPlan, host: ProcessHost, flag: Path) -> 
         if not watch.wait_settled(traffic):
             findings.append(
                 f"not recovered {_RECOVERY_S:g} s after the last fault: "
-                + "; ".join(f"{it.name}: {it.text}, standby {it.values.get('standby')}" for it in host.statuses())
+                + "; ".join(
+                    f"{status.name}: {status.text}, standby {status.values.get('standby')}"
+                    for status in host.statuses()
+                )
             )
         recovery_s = time.monotonic() - begin
         last = _settled_resource_use(first)
@@ -146,19 +149,19 @@ def _run(config: NodeConfig, plan: ChaosPlan, host: ProcessHost, flag: Path) -> 
         "fault_window_s": config.fault_window_s,
         "streams": {
             f"{dnn} on {camera}": {
-                "offered": it.offered,
-                "published": it.published,
-                "dropped": {reason.value: count for reason, count in it.dropped.items() if count},
+                "offered": stream.offered,
+                "published": stream.published,
+                "dropped": {reason.value: count for reason, count in stream.dropped.items() if count},
             }
-            for (dnn, camera), it in traffic.streams().items()
+            for (dnn, camera), stream in traffic.streams().items()
         },
-        "faults": {kind: sum(fault.kind == kind for fault in faults.dealt) for kind in KINDS},
-        "faults_of_serving": sum(fault.serving for fault in faults.dealt),
+        "faults": {kind: sum(fault.kind == kind for fault in faults.injected) for kind in KINDS},
+        "faults_of_serving": sum(fault.serving for fault in faults.injected),
         "restarts": watch.restarts,
         "disabled": len(traffic.seen.failures),
         "gap_ms": distribution(watch.gaps_ms) if watch.gaps_ms else {},
         "recovery_s": recovery_s,
-        "engines_at_most": watch.engines,
+        "engines_at_most": watch.max_engines,
         "held_before": asdict(first),
         "held_after": asdict(last),
         "findings": findings,
@@ -173,14 +176,14 @@ class _Watch:
         self._standby = standby
         self._seen: set[tuple[str, object, object]] = set()
         self.gaps_ms: list[float] = []
-        self.engines = 0
+        self.max_engines = 0
 
     @property
     def restarts(self) -> int:
         return len(self.gaps_ms)
 
     def serving(self) -> set[int]:
-        """Process IDs that serve a group."""
+        """IDs of the processes that serve a group of DNNs."""
         pids = (status.values["pid"] for status in self._host.statuses())
         return {int(str(pid)) for pid in pids if pid != "none"}
 
@@ -208,7 +211,7 @@ class _Watch:
         return False
 
     def _look(self) -> None:
-        self.engines = max(self.engines, len(engine_pids()))
+        self.max_engines = max(self.max_engines, len(engine_pids()))
         for status in self._host.statuses():
             values = status.values
             gap = values.get("gap (ms)", "ongoing")

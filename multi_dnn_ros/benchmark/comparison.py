@@ -47,7 +47,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Measured:
-    """One file. runtime: of ROS. origin: machine and versions, name and value."""
+    """The content of one file. runtime: the ROS runtime. origin: machine and versions, as (name, value)."""
 
     path: Path
     scenario: str
@@ -58,7 +58,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of both files. ratio: of the second to the first. worse_by: above 1 if the second is worse."""
+    """One figure of both files. ratio: second / first."""
 
     case: str
     quantity: Quantity
@@ -71,13 +71,13 @@ class Row:
 
     @property
     def worse_by(self) -> float | None:
-        """None for a figure that cannot be better or worse."""
+        """Factor, above 1 if the second is worse; None for a figure that cannot be better or worse."""
         better = self.quantity.better
         return {"higher": 1.0 / self.ratio, "lower": self.ratio}[better] if better else None
 
     @property
     def verdict(self) -> Verdict:
-        """Of the second file."""
+        """The verdict on the second file."""
         worse_by = self.worse_by
         if worse_by is None:
             return ""
@@ -106,23 +106,30 @@ class Comparison:
 
 
 def read_measured(path: Path) -> Measured:
-    """A file of a scenario that can be compared. UsageError, one line, for any other."""
+    """Read a file of a scenario that can be compared. Raises UsageError, one line, for any other file."""
     content = read_json(path)
     reader = _READERS.get(str(content.get("scenario")))
     if reader is None:
         name = content.get("scenario")
-        of = f"of `multi-dnn benchmark {name}`" if isinstance(name, str) else "not of `multi-dnn benchmark`"
+        written = (
+            f"was written by `multi-dnn benchmark {name}`"
+            if isinstance(name, str)
+            else "was not written by `multi-dnn benchmark`"
+        )
         allowed = " and ".join(f"`multi-dnn benchmark {each}`" for each in _READERS)
-        raise UsageError(f"{path} is {of}; files of {allowed} can be compared")
+        raise UsageError(f"{path} {written}; only files of {allowed} can be compared")
     return reader(content, path)
 
 
 def compare(first: Measured, second: Measured) -> Comparison:
-    """Every figure of the cases that both files have under equal conditions. UsageError for two scenarios."""
+    """Every figure of the cases that both files have under equal conditions.
+
+    Raises UsageError if the files are of different scenarios.
+    """
     if first.scenario != second.scenario:
         raise UsageError(
-            f"{first.path} is of `multi-dnn benchmark {first.scenario}`, {second.path} of `{second.scenario}`; both "
-            "must be of one scenario"
+            f"{first.path} was written by `multi-dnn benchmark {first.scenario}`, {second.path} by "
+            f"`multi-dnn benchmark {second.scenario}`; both must be of the same scenario"
         )
     found = Comparison(first, second)
     if first.runtime != second.runtime:
@@ -131,23 +138,23 @@ def compare(first: Measured, second: Measured) -> Comparison:
         )
         return found
     for name in dict.fromkeys((*first.cases, *second.cases)):
-        ours, theirs = first.cases.get(name), second.cases.get(name)
-        if ours is None or theirs is None:
-            found.not_comparable.append(f"{name}: only in the {'second' if ours is None else 'first'} file")
+        first_case, second_case = first.cases.get(name), second.cases.get(name)
+        if first_case is None or second_case is None:
+            found.not_comparable.append(f"{name}: only in the {'second' if first_case is None else 'first'} file")
             continue
         reasons = [
             f"{which} file has no figures: {case.reason}"
-            for which, case in (("the first", ours), ("the second", theirs))
+            for which, case in (("the first", first_case), ("the second", second_case))
             if case.reason
         ]
-        different = _differences(ours.conditions, theirs.conditions)
-        if theirs.reason and not ours.reason and not different:
+        different = _differences(first_case.conditions, second_case.conditions)
+        if second_case.reason and not first_case.reason and not different:
             found.lost.append(name)
         reasons += different
         if reasons:
             found.not_comparable.append(f"{name}: {'; '.join(reasons)}")
         else:
-            _add_rows(found, name, ours, theirs)
+            _add_rows(found, name, first_case, second_case)
     return found
 
 
@@ -160,19 +167,19 @@ def _differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[st
     ]
 
 
-def _add_rows(found: Comparison, name: str, ours: Case, theirs: Case) -> None:
+def _add_rows(found: Comparison, name: str, first_case: Case, second_case: Case) -> None:
     for quantity in QUANTITIES:
-        one, other = ours.figures.get(quantity), theirs.figures.get(quantity)
-        if one is None and other is None:
+        first, second = first_case.figures.get(quantity), second_case.figures.get(quantity)
+        if first is None and second is None:
             continue
-        if one is None or other is None:
+        if first is None or second is None:
             found.not_comparable.append(
-                f"{name}, {quantity.text}: not measured in the {'first' if one is None else 'second'} file"
+                f"{name}, {quantity.text}: not measured in the {'first' if first is None else 'second'} file"
             )
-        elif one > 0.0 and other > 0.0:
-            found.rows.append(Row(name, quantity, one, other))
+        elif first > 0.0 and second > 0.0:
+            found.rows.append(Row(name, quantity, first, second))
         else:
-            found.not_comparable.append(f"{name}, {quantity.text}: {one:g} and {other:g} have no ratio")
+            found.not_comparable.append(f"{name}, {quantity.text}: {first:g} and {second:g} have no ratio")
 
 
 # -- readers of scenarios
@@ -233,24 +240,26 @@ def _read_host(content: dict[str, Any], path: Path) -> Measured:
     except ValidationError as error:
         raise UsageError(f"{path} is damaged, or of another version: {first_problem(error)}") from None
     cases = {}
-    for name, of in record.cases.items():
+    for name, case in record.cases.items():
         conditions = {
-            "preset": of.preset,
-            "number of cameras": str(of.cameras),
-            "image size": "x".join(map(str, of.size)),
-            "encoding": of.encoding,
-            "rate": f"{of.rate_hz:g} Hz",
+            "preset": case.preset,
+            "number of cameras": str(case.cameras),
+            "image size": "x".join(map(str, case.size)),
+            "encoding": case.encoding,
+            "rate": f"{case.rate_hz:g} Hz",
         }
-        own = [it.memory_bytes for process, it in of.processes.items() if not process.startswith("camera")]
-        latency = of.latency_ms
+        memory_bytes = sum(
+            process.memory_bytes for name, process in case.processes.items() if not name.startswith("camera")
+        )
+        latency = case.latency_ms
         figures: dict[Quantity, float | None] = {
-            RESULTS: of.results_hz if latency is not None else None,
+            RESULTS: case.results_hz if latency is not None else None,
             LATENCY_P50: latency.p50 if latency is not None else None,
             LATENCY_P95: latency.p95 if latency is not None else None,
             LATENCY_P99: latency.p99 if latency is not None else None,
-            CPU_PER_RESULT: of.cpu_ms_per_result,
-            CPU_PER_FRAME: of.cpu_ms_per_frame,
-            MEMORY: sum(own) / MIB,
+            CPU_PER_RESULT: case.cpu_ms_per_result,
+            CPU_PER_FRAME: case.cpu_ms_per_frame,
+            MEMORY: memory_bytes / MIB,
         }
         cases[name] = Case(conditions, figures)
     origin = [(name, str(value)) for name, value in record.machine.items() if value is not None]

@@ -13,7 +13,7 @@ _HEADER = ("figure", "first", "second", "ratio", "second is")
 
 
 def comparison_table(comparison: Comparison) -> str:
-    """For the terminal."""
+    """Text for the terminal."""
     rows = [[row.case, *_cells(row)] for row in comparison.rows]
     lines = [f"first: {comparison.first.path}", f"second: {comparison.second.path}"]
     if rows:
@@ -25,7 +25,7 @@ def comparison_table(comparison: Comparison) -> str:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """HTML."""
+    """The comparison as an HTML page."""
     first, second = comparison.first, comparison.second
     page = Page(f"{first.path.stem} and {second.path.stem}")
     page.paragraph(
@@ -48,9 +48,10 @@ def comparison_page(comparison: Comparison) -> str:
         page.heading("Not compared")
         page.bullets(comparison.not_comparable)
     page.heading("Measured on")
-    one, other = dict(first.origin), dict(second.origin)
-    names = dict.fromkeys((*one, *other))
-    page.table(["", "first", "second"], [[name, one.get(name, "-"), other.get(name, "-")] for name in names], text=True)
+    origins = dict(first.origin), dict(second.origin)
+    names = dict.fromkeys((*origins[0], *origins[1]))
+    rows = [[name, *(origin.get(name, "-") for origin in origins)] for name in names]
+    page.table(["", "first", "second"], rows, text=True)
     return page.text()
 
 

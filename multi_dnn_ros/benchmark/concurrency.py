@@ -43,8 +43,8 @@ def measure_concurrency(
 
     The sequential condition uses all cores within each operation. Processes and the engine's workers share the cores:
     each uses its equal share of threads per operation, at least one. The processes of PLAIN run the network as PyTorch
-    exports it, by ONNX Runtime with its default options but the number of threads; preprocessing and decoding are the
-    same everywhere. baselines: names in BASELINES.
+    exports it, with ONNX Runtime's default options except the number of threads; preprocessing and decoding are the
+    same in all conditions. baselines: names in BASELINES.
     """
     config = on_cpu(config)
     images = _images(frames, seed)
@@ -55,16 +55,16 @@ def measure_concurrency(
         conditions[ENGINE] = lambda: _engine(pipeline.tasks, workers, config, images)
         if "sequential" in baselines:
             # cpu_threads is set when building, because ONNX Runtime sessions keep their number of threads.
-            in_turn = build(config.model_copy(update={"workers": 1, "cpu_threads": cpu_count()}))
-            conditions[SEQUENTIAL] = lambda: _sequential(in_turn.tasks, images)
+            sequential = build(config.model_copy(update={"workers": 1, "cpu_threads": cpu_count()}))
+            conditions[SEQUENTIAL] = lambda: _sequential(sequential.tasks, images)
         if "processes" in baselines:
-            own = DnnProcesses(served, config, images)
-            stack.callback(own.close)
-            conditions[PROCESSES] = own.run
+            served_processes = DnnProcesses(served, config, images)
+            stack.callback(served_processes.close)
+            conditions[PROCESSES] = served_processes.run
         if "plain" in baselines:
-            direct = DnnProcesses(plain, config, images)
-            stack.callback(direct.close)
-            conditions[PLAIN] = direct.run
+            plain_processes = DnnProcesses(plain, config, images)
+            stack.callback(plain_processes.close)
+            conditions[PLAIN] = plain_processes.run
         times: dict[str, list[float]] = {name: [] for name in conditions}
         order = [name for name in conditions for _ in range(repeats)]
         random.Random(seed).shuffle(order)
@@ -88,7 +88,7 @@ def measure_concurrency(
 
 
 def on_cpu(config: NodeConfig) -> NodeConfig:
-    """What :func:`measure_concurrency` measures of `config`. Raises ConfigError if that is not possible."""
+    """`config` as :func:`measure_concurrency` measures it, on the CPU. Raises ConfigError if that is not possible."""
     config = config.model_copy(update={"device": "cpu"})
     if len(config.cameras) != 1:
         raise ConfigError(f"parameter cameras has {len(config.cameras)} names; this benchmark takes one")

@@ -75,10 +75,10 @@ def _measured(config: NodeConfig, repeats: int, domain: int) -> dict[str, Any]:
     samples = samples[WARM_UP:]
     third = (len(samples) + 2) // 3
     first, last = _minimum_use(samples[:third]), _minimum_use(samples[len(samples) - third :])
-    left = {name: last[name] - first[name] for name in last}
-    passed = all(count < (1 << 20 if name.endswith("bytes") else 1) for name, count in left.items())
+    growth = {name: last[name] - first[name] for name in last}
+    passed = all(count < (1 << 20 if name.endswith("bytes") else 1) for name, count in growth.items())
     device = ", ".join(unit.name for unit in units)
-    return {"repeats": repeats, "device": device, "first": first, "last": last, "left": left, "passed": passed}
+    return {"repeats": repeats, "device": device, "first": first, "last": last, "left": growth, "passed": passed}
 
 
 def _minimum_use(samples: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -89,8 +89,8 @@ def _minimum_use(samples: Sequence[Mapping[str, int]]) -> dict[str, int]:
 def cycles_table(figures: Mapping[str, Any]) -> str:
     """Text for the terminal."""
     rows = [
-        [name.replace("_", " "), f"{figures['first'][name]:,}", f"{figures['last'][name]:,}", f"{left:+,}"]
-        for name, left in figures["left"].items()
+        [name.replace("_", " "), f"{figures['first'][name]:,}", f"{figures['last'][name]:,}", f"{growth:+,}"]
+        for name, growth in figures["left"].items()
     ]
     header = ["when inactive", "minimum in the first third", "minimum in the last third", "growth"]
     text = f"{table(header, rows)}\n{figures['repeats']} cycles after {WARM_UP} to warm up"
@@ -129,7 +129,7 @@ def _serve(executor: SingleThreadedExecutor, node: MultiDnnNode, cameras: _Camer
 
 
 def _sample(node: MultiDnnNode, devices: Sequence[torch.device]) -> dict[str, int]:
-    """devices: that the DNNs run on."""
+    """Resources of the process at this moment. devices: those that the DNNs run on."""
     for device in devices:
         release_memory(device)
     process = psutil.Process()

@@ -1,9 +1,8 @@
 """A tracker with attention heads of different window sizes, as a benchmark network.
 
-In the way of CSWinTT (Song et al. 2022, "Transformer Tracking with Cyclic Shifting Window Attention"): each head
-attends between whole windows of the feature map and shifts the windows of the keys cyclically, so that heads with
-windows of different sizes have no common product and cannot simply be merged. Weights are random; only the time
-matters.
+It follows CSWinTT (Song et al. 2022, "Transformer Tracking with Cyclic Shifting Window Attention"): each head attends
+between whole windows of the feature map and shifts the windows of the keys cyclically, so that heads with windows of
+different sizes cannot share one matrix product and cannot simply be merged. Weights are random; only the time matters.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from torch.nn import functional
 from torchvision.models import resnet50
 
 WIDTH = 256
+#: Window size of each head, in features: different ones, or all of one feature.
 WINDOWS = (1, 1, 2, 2, 4, 4, 8, 8)
 EQUAL = (1,) * len(WINDOWS)
 LAYERS = 4
@@ -34,7 +34,7 @@ class WindowHead(nn.Module):
         row = (rows.reshape(-1, 1) + rows.reshape(1, -1)) % side
         column = (columns.reshape(-1, 1) + columns.reshape(1, -1)) % side
         self.shifts: torch.Tensor
-        self.register_buffer("shifts", row * side + column)  # (shift, place) -> place in the window
+        self.register_buffer("shifts", row * side + column)  # (shift, position) -> position in the window
 
     def forward(self, search: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
         """search: (1, H, W, width); template: (1, h, w, width). Returns (1, H, W, channels)."""
@@ -46,14 +46,14 @@ class WindowHead(nn.Module):
         return _map((weights @ values).view(-1, self.side**2, self.channels), search.shape[1], search.shape[2])
 
     def _shifted(self, windows: torch.Tensor) -> torch.Tensor:
-        """(windows, places, channels) -> (windows * shifts, places * channels)."""
+        """(windows, positions, channels) -> (windows * shifts, positions * channels)."""
         if self.side == 1:
             return windows.flatten(1)
         return windows[:, self.shifts].flatten(0, 1).flatten(1)
 
 
 class SeparateHeads(nn.Module):
-    """A head for each window size, concatenated."""
+    """One head per entry of `windows`; the results of the heads are concatenated."""
 
     def __init__(self, windows: Sequence[int]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class SeparateHeads(nn.Module):
 
 
 class MergedHeads(nn.Module):
-    """Heads with windows of one feature, all in one product and one fused attention. heads: whose weights it takes."""
+    """Heads with windows of one feature, as one product and one fused attention, with the weights of `heads`."""
 
     def __init__(self, heads: SeparateHeads) -> None:
         super().__init__()
@@ -77,9 +77,9 @@ class MergedHeads(nn.Module):
     def forward(self, search: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
         """As SeparateHeads."""
         query = search.flatten(1, 2)
-        both = torch.cat([query, template.flatten(1, 2)], 1)
+        tokens = torch.cat([query, template.flatten(1, 2)], 1)
         attended = functional.scaled_dot_product_attention(
-            self._by_head(self.query(query)), self._by_head(self.key(both)), self._by_head(self.value(both))
+            self._by_head(self.query(query)), self._by_head(self.key(tokens)), self._by_head(self.value(tokens))
         )
         return attended.transpose(1, 2).reshape(search.shape)
 
@@ -133,8 +133,8 @@ class Tracker(nn.Module):
 
     def __init__(self, windows: Sequence[int]) -> None:
         super().__init__()
-        whole = resnet50(weights=None, replace_stride_with_dilation=[False, True, False])
-        parts = (whole.conv1, whole.bn1, whole.relu, whole.maxpool, whole.layer1, whole.layer2, whole.layer3)
+        resnet = resnet50(weights=None, replace_stride_with_dilation=[False, True, False])
+        parts = (resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool, resnet.layer1, resnet.layer2, resnet.layer3)
         self.backbone = nn.Sequential(*parts, nn.Conv2d(1024, WIDTH, 1))
         self.encoder = Encoder(windows)
         self.score, self.box = (_tower(outputs) for outputs in (1, 4))
@@ -161,14 +161,14 @@ def _tower(outputs: int) -> nn.Sequential:
 
 
 def _windows(values: torch.Tensor, side: int) -> torch.Tensor:
-    """(1, H, W, channels) -> (windows, places, channels)."""
+    """(1, H, W, channels) -> (windows, positions, channels)."""
     _, height, width, channels = values.shape
     split = values.view(height // side, side, width // side, side, channels)
     return split.permute(0, 2, 1, 3, 4).reshape(-1, side * side, channels)
 
 
 def _map(windows: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """(windows, places, channels) -> (1, height, width, channels)."""
+    """(windows, positions, channels) -> (1, height, width, channels)."""
     side = int(windows.shape[1] ** 0.5)
     split = windows.view(height // side, width // side, side, side, -1)
     return split.permute(0, 2, 1, 3, 4).reshape(1, height, width, -1)

@@ -27,11 +27,11 @@ from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.settings.schema import NodeConfig
 
 Image = npt.NDArray[np.uint8]
-#: From an image to the decoded result.
+#: Takes an image, returns the decoded result.
 Inference = Callable[[Image], object]
-#: Makes the inference of the DNN of this name; called in its process.
+#: Returns the inference of the DNN with this name; called in the process of the DNN.
 Prepare = Callable[[NodeConfig, str], Inference]
-#: Longest time for preparing the DNNs; for a run, _IMAGE_LIMIT_S more for each image.
+#: Time limit for preparing the DNNs; the limit of a run is longer by _IMAGE_LIMIT_S for each image.
 _LIMIT_S, _IMAGE_LIMIT_S = 900.0, 10.0
 
 
@@ -43,13 +43,13 @@ def infer(task: DnnTask, image: Image) -> object:
 
 def served(config: NodeConfig, name: str) -> Inference:
     """The DNN as the engine runs it, with this process's share of the cores."""
-    own = {"dnns": {name: config.dnns[name]}, "workers": 1, "cpu_threads": _threads(config)}
-    (task,) = build(config.model_copy(update=own)).tasks
+    changes = {"dnns": {name: config.dnns[name]}, "workers": 1, "cpu_threads": _threads(config)}
+    (task,) = build(config.model_copy(update=changes)).tasks
     return lambda image: infer(task, image)
 
 
 def plain(config: NodeConfig, name: str) -> Inference:
-    """The network as PyTorch exports it, by ONNX Runtime with its default options but the number of threads.
+    """The network as PyTorch exports it, with ONNX Runtime's default options except the number of threads.
 
     Preprocessing and decoding are the package's.
     """
@@ -76,7 +76,7 @@ def _threads(config: NodeConfig) -> int:
 
 
 class DnnProcesses:
-    """One process per DNN of `config`, started once; each run starts in all of them together."""
+    """One process per DNN of `config`, started once; each run starts in all processes at the same time."""
 
     def __init__(self, prepare: Prepare, config: NodeConfig, images: Sequence[Image]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -95,7 +95,7 @@ class DnnProcesses:
             self._processes.append(process)
 
     def run(self) -> float:
-        """Seconds until the last process has finished all images. Raises CommandError if one ended or hangs."""
+        """Seconds until the last process has finished all images. Raises CommandError if one has ended or hangs."""
         if not self._ready:
             self._await_all(_LIMIT_S)
             self._ready = True

@@ -21,26 +21,26 @@ from multi_dnn_ros.settings.schema import NodeConfig
 KINDS = ("SIGKILL", "SIGSEGV", "SIGSTOP", "exit in configure", "allocation failure")
 
 #: Duration of a memory limit.
-_STARVED_S = 2.0
+_MEMORY_LIMIT_S = 2.0
 #: Share of faults that target a serving process; the rest target any.
-_SERVING = 0.7
+_SERVING_SHARE = 0.7
 _EXIT_CODE = 9
 
 
 @dataclass(frozen=True)
 class ExitingBuild:
-    """A Build that exits its process once for each time that the file `flag` exists. build: the real one."""
+    """A Build that deletes the file `flag` and exits its process if that file exists. build: the wrapped Build."""
 
     build: Build
     flag: str
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Those of the build that it wraps; see :func:`multi_dnn_ros.serving.default_build.modules_of`."""
+        """The modules of the wrapped Build; see :func:`multi_dnn_ros.serving.default_build.modules_of`."""
         return default_build.modules_of(self.build)
 
     def __call__(self, config: NodeConfig, progress: Callable[[str], None]) -> Any:
-        """Without the file (the usual case) calls `build`."""
+        """Call `build` if there is no such file, which is the usual case."""
         try:
             os.unlink(self.flag)
         except FileNotFoundError:
@@ -50,7 +50,7 @@ class ExitingBuild:
 
 @dataclass(frozen=True)
 class Fault:
-    """at_s: since the start of the run. serving: whether the process was serving."""
+    """An injected fault. at_s: seconds since the start of the run. serving: whether the process was serving."""
 
     at_s: float
     kind: str
@@ -58,15 +58,15 @@ class Fault:
 
 
 class Faults:
-    """Injects faults. flag: file of the ExitingBuild. serving: returns the process IDs that serve."""
+    """Injects faults. flag: file of the ExitingBuild. serving: returns the IDs of the serving processes."""
 
     def __init__(self, seed: int, flag: Path, serving: Callable[[], set[int]]) -> None:
         self._random = random.Random(seed)
         self._flag = flag
         self._serving = serving
         self._timers: list[threading.Timer] = []
-        self._deck: list[str] = []
-        self.dealt: list[Fault] = []
+        self._next_kinds: list[str] = []
+        self.injected: list[Fault] = []
 
     def pause_s(self, shortest_s: float, longest_s: float) -> float:
         """Random time until the next fault."""
@@ -74,17 +74,17 @@ class Faults:
 
     def inject(self, at_s: float) -> None:
         """Inject one fault into one process, if there is one. All kinds are equally frequent."""
-        hits_serving = self._random.random() < _SERVING
+        only_serving = self._random.random() < _SERVING_SHARE
         serving, every = self._serving(), set(engine_pids())
-        victims = (serving & every if hits_serving else every) or every
-        if not victims:
+        targets = (serving & every if only_serving else every) or every
+        if not targets:
             return
-        if not self._deck:
-            self._deck = self._random.sample(KINDS, len(KINDS))
-        kind, pid = self._deck.pop(), self._random.choice(sorted(victims))
+        if not self._next_kinds:
+            self._next_kinds = self._random.sample(KINDS, len(KINDS))
+        kind, pid = self._next_kinds.pop(), self._random.choice(sorted(targets))
         with suppress(psutil.Error, ProcessLookupError):  # the process has just ended
-            self._hit(kind, pid)
-            self.dealt.append(Fault(at_s, kind, pid in serving))
+            self._inject_into(pid, kind)
+            self.injected.append(Fault(at_s, kind, pid in serving))
 
     def end(self) -> None:
         """Stop injecting and lift the limits still in force."""
@@ -94,25 +94,25 @@ class Faults:
         self._timers.clear()
         self._flag.unlink(missing_ok=True)
 
-    def _hit(self, kind: str, pid: int) -> None:
+    def _inject_into(self, pid: int, kind: str) -> None:
         if kind == "exit in configure":  # exits when the next process configures
             self._flag.touch()
             os.kill(pid, signal.SIGKILL)
         elif kind == "allocation failure":
-            self._starve(psutil.Process(pid))
+            self._limit_memory(psutil.Process(pid))
         else:
             os.kill(pid, signal.Signals[kind])
 
-    def _starve(self, process: psutil.Process) -> None:
-        """Deny new memory for a while."""
+    def _limit_memory(self, process: psutil.Process) -> None:
+        """Deny new memory for _MEMORY_LIMIT_S."""
         _, hard = process.rlimit(psutil.RLIMIT_AS)
         process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, hard))
 
-        def feed() -> None:
+        def lift_limit() -> None:
             with suppress(psutil.Error):
                 process.rlimit(psutil.RLIMIT_AS, (hard, hard))
 
-        timer = threading.Timer(_STARVED_S, feed)
+        timer = threading.Timer(_MEMORY_LIMIT_S, lift_limit)
         timer.daemon = True
         timer.start()
         self._timers.append(timer)

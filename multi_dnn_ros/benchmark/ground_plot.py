@@ -16,7 +16,7 @@ from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer
 from multi_dnn_ros.vision.result_kinds.lanes import lane_color
 from multi_dnn_ros.vision.results import Lanes
 
-_AHEAD_M, _ASIDE_M = 45.0, 12.0
+_AHEAD_M, _SIDEWAYS_M = 45.0, 12.0
 
 
 def plot_ground(path: Path, scene: Scene, lanes: Lanes, lines: Mapping[int, npt.NDArray[np.float64]]) -> None:
@@ -31,12 +31,12 @@ def plot_ground(path: Path, scene: Scene, lanes: Lanes, lines: Mapping[int, npt.
     left, right = figure.subplots(1, 2, width_ratios=(2.1, 1.0))
     left.imshow(draw(scene.image, [Layer("lane", RESULT_KINDS.get("lanes"), lanes)]))
     left.set_axis_off()
-    for index, true in enumerate(scene.lines):
-        right.plot(true[:, 1], true[:, 0], color="0.6", linewidth=1.0, label="true lines" if index == 0 else None)
+    for index, line in enumerate(scene.lines):
+        right.plot(line[:, 1], line[:, 0], color="0.6", linewidth=1.0, label="true lines" if index == 0 else None)
     for number, points in lines.items():
         color = tuple(channel / 255 for channel in lane_color(number))
         right.plot(points[:, 1], points[:, 0], ".", color=color, markersize=5, label=f"line {number}")
-    right.set_xlim(_ASIDE_M, -_ASIDE_M)  # y is to the left
+    right.set_xlim(_SIDEWAYS_M, -_SIDEWAYS_M)  # y is to the left
     right.set_ylim(0.0, _AHEAD_M)
     right.set_aspect("equal")
     right.set_xlabel("y, to the left (m)")

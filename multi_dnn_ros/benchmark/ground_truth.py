@@ -27,16 +27,16 @@ Lines = dict[int, Points]
 DISTANCES_M = (5, 10, 20, 30, 40)
 #: Maximum median error at these distances, m (issue 26).
 TARGETS_M = {10: 0.1, 30: 0.5}
-#: A found line belongs to the true line that is nearest to it, if that is nearer than this (median), m.
+#: A found line belongs to the nearest true line, unless their median distance is larger than this, m.
 _MAX_MATCH_M = 1.2
-#: A true line is seen where the true mask has a line within this many pixels.
-_SEEN = 3
+#: A true line is seen where the scene's lane mask has a line within this many columns.
+_SEEN_COLUMNS = 3
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What is measured. flat: the roads have no hills; otherwise all have. nodding: the projection gets the mean pose,
-    although the camera pitches and sways. lanes: Lanes of a scene.
+    """What is measured. flat: whether the roads have no hills; otherwise all have them. nodding: whether the projection
+    gets the camera's mean pose, although the camera pitches and sways. lanes: returns the Lanes of a scene.
     """
 
     name: str
@@ -60,7 +60,7 @@ def view_of(camera: Camera) -> GroundView:
 
 
 def true_pixels(scene: Scene) -> Lanes:
-    """The true lines as Lanes: exact pixels of their points ahead, inside the image."""
+    """The true lines as Lanes: the exact pixel positions of those points that are inside the image."""
     view = view_of(scene.camera)
     found: list[Lane] = []
     for line in scene.lines:
@@ -99,17 +99,22 @@ def measure_ground(
                 visible = _visible(scene, distance)
                 seen[distance] += len(visible)
                 for line in visible & matches.keys():
-                    at = _sideways(matches[line], distance)
-                    if at is not None:
+                    y = _y_at(matches[line], distance)
+                    if y is not None:
                         found[distance] += 1
-                        errors[distance].append(abs(at - _of_truth(scene.lines[line], distance)))
+                        errors[distance].append(abs(y - _true_y_at(scene.lines[line], distance)))
         rows.append(
             {
                 "condition": condition.name,
                 "scenes": scenes,
-                "error_m": {str(it): distribution(values) for it, values in errors.items() if values},
-                "found": {str(it): round(found[it] / max(seen[it], 1), 3) for it in DISTANCES_M},
-                "met": {str(it): bool(errors[it]) and float(np.median(errors[it])) <= m for it, m in TARGETS_M.items()},
+                "error_m": {str(distance): distribution(values) for distance, values in errors.items() if values},
+                "found": {
+                    str(distance): round(found[distance] / max(seen[distance], 1), 3) for distance in DISTANCES_M
+                },
+                "met": {
+                    str(distance): bool(errors[distance]) and float(np.median(errors[distance])) <= target_m
+                    for distance, target_m in TARGETS_M.items()
+                },
             }
         )
     return rows
@@ -124,13 +129,13 @@ def metres_of(lanes: Lanes, view: GroundView) -> Lines:
 
 
 def scene_of(index: int, size: tuple[int, int], seed: int, *, flat: bool) -> tuple[World, Scene]:
-    """A road, and a scene on it, with weather, camera and time of their own."""
+    """A road, and a scene on it, which both follow from `index` and `seed`."""
     world = World(*size, (seed, 0, index), flat=flat)
     return world, world.scene(float(np.random.default_rng((seed, 2, index)).uniform(0.0, 60.0)), index)
 
 
 def _matched(lines: Lines, truth: tuple[Points, ...]) -> Lines:
-    """The found lines by index of the true line that each belongs to; of several the one with most points."""
+    """The found lines by the index of their true line. If several belong to one, that with the most points counts."""
     matched: Lines = {}
     for line in lines.values():
         ordered = line[np.argsort(line[:, 0])]
@@ -144,20 +149,20 @@ def _matched(lines: Lines, truth: tuple[Points, ...]) -> Lines:
 
 
 def _gap(line: Points, truth: Points) -> float:
-    """Median sideways distance of a line to a true one."""
+    """Median sideways distance between a found and a true line."""
     order = np.argsort(truth[:, 0])
     across = line[:, 1] - np.interp(line[:, 0], truth[order, 0], truth[order, 1])
     return float(np.median(np.abs(across)))
 
 
-def _sideways(line: Points, distance: float) -> float | None:
-    """y at x = distance; None if the line does not reach from before it to beyond it."""
+def _y_at(line: Points, distance: float) -> float | None:
+    """y at x = distance; None unless the line begins before this distance and ends beyond it."""
     if len(line) < 2 or not line[0, 0] <= distance <= line[-1, 0]:
         return None
     return float(np.interp(distance, line[:, 0], line[:, 1]))
 
 
-def _of_truth(line: Points, distance: float) -> float:
+def _true_y_at(line: Points, distance: float) -> float:
     order = np.argsort(line[:, 0])
     return float(np.interp(distance, line[order, 0], line[order, 1]))
 
@@ -172,7 +177,7 @@ def _visible(scene: Scene, distance: float) -> set[int]:
         pixel = view.pixels(np.array([point]))
         if line[:, 0].max() > distance and _inside(pixel, scene)[0]:
             u, v = np.round(pixel[0]).astype(int)
-            around = scene.lane_mask[max(v - 1, 0) : v + 2, max(u - _SEEN, 0) : u + _SEEN + 1]
+            around = scene.lane_mask[max(v - 1, 0) : v + 2, max(u - _SEEN_COLUMNS, 0) : u + _SEEN_COLUMNS + 1]
             if around.any():
                 visible.add(index)
     return visible

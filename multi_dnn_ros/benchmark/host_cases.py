@@ -1,4 +1,4 @@
-"""The cases of ``multi-dnn benchmark host``: what takes the images, and the cameras that send them."""
+"""The cases of ``multi-dnn benchmark host``: what receives the images, and the cameras that send them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from multi_dnn_ros.settings.options import with_options
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
-#: The peers, which are no node of ours.
+#: The peers: programs that are compared with this package's node.
 COUNTER, THREE_NODES = "counter", "three_nodes"
 NULL = "null"
-#: What the preset three_nodes can read; see :mod:`multi_dnn_ros.benchmark.peers.detector_node`.
+#: Encodings that the preset three_nodes can read; see :mod:`multi_dnn_ros.benchmark.peers.detector_node`.
 _PEER_ENCODINGS = ("jpeg", "rgb8", "bgr8")
 #: Preset to parameter file.
 _FILES = {"builtin": "multi_dnn.yaml", "heavy_gpu": "heavy_gpu.yaml"}
@@ -30,7 +30,7 @@ _NULL_SIZE = 32
 
 @dataclass(frozen=True)
 class HostCase:
-    """One case. size: of each camera's images, (width, height). encoding: of raw images, or empty for JPEG."""
+    """One case. size: (width, height) of each camera's images. encoding: that of raw images; empty: JPEG."""
 
     preset: str
     cameras: int
@@ -41,7 +41,7 @@ class HostCase:
 
     @property
     def name(self) -> str:
-        """Tells cases apart, also those of two files."""
+        """Identifies the case, also across files."""
         width, height = self.size
         return f"{self.preset} {self.cameras}x{width}x{height}@{self.rate_hz:g} {self.encoding or 'jpeg'}"
 
@@ -63,9 +63,9 @@ def matrix(
     rate_hz: float,
     repeats: int,
 ) -> list[HostCase]:
-    """Every combination; the repeats of a case lie as far apart as they can.
+    """Every combination; the repeats of a case are as far apart as possible.
 
-    UsageError for a preset that is none, and for an encoding that a preset cannot read.
+    Raises UsageError for an unknown preset, and for an encoding that a preset cannot read.
     """
     for preset in presets:
         if preset not in PRESETS and not Path(preset).is_file():
@@ -86,10 +86,10 @@ def matrix(
 
 
 def config_of(preset: str, device: str | None, folder: Path) -> NodeConfig:
-    """The node's parameters of a preset or a parameter file, on `device` where that is given.
+    """The node's parameters from a preset or a parameter file. device: replaces theirs, if given.
 
     folder: where the network of the preset `null` is written. A peer has the DNNs of `builtin`, so that its results
-    have the same topics. Raises UsageError for heavy_gpu without a GPU, and a device that is not allowed.
+    have the same topics. Raises UsageError for heavy_gpu without a GPU, and for a device that is not allowed.
     """
     if preset == "heavy_gpu" and (device == "cpu" or not torch.cuda.is_available()):
         raise UsageError("--presets heavy_gpu needs a GPU; PyTorch finds none, or --device is cpu")

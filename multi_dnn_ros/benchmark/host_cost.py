@@ -1,4 +1,4 @@
-"""What a result costs the CPU: the node, its engine processes and the cameras, thread group by thread group."""
+"""CPU cost of a result in the node, its engine processes and the cameras, by thread group."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from multi_dnn_ros.settings.schema import NodeConfig
 
 _WARM_UP_S = 3.0
 _PEERS = "multi_dnn_ros.benchmark.peers"
-#: Thread group of each process by the thread's name; the first that fits. "" is the main thread.
 _MIDDLEWARE = r"recv|tev|dq\.|gc$|xmit|lease|dds\."
+#: By kind of process: thread groups and patterns of their threads' names, of which the first match counts. The main
+#: thread has the name "".
 _GROUPS: dict[str, tuple[tuple[str, str], ...]] = {
     # The main thread spins the executor: it takes images, and the timer of the diagnostics runs there.
     "node": (("receive", r"$"), ("decode", "decode-"), ("publish", "reader"), ("diagnostics", "diagnostics"),
@@ -51,9 +52,9 @@ def measure_host(
 ) -> dict[str, Any]:
     """Measure every case for `seconds`, one after another, each with processes of its own.
 
-    device: in place of the presets'. keep: called after each case with the figures so far. Repeats of a case become one
-    entry of "cases": medians of the figures, latencies together. CommandError when a process ends or does not serve;
-    UsageError, before the first case, for parameters that do not fit one of them.
+    device: replaces the presets' one. keep: called after each case with the figures so far. Repeats of a case become
+    one entry of "cases": medians of the figures, and percentiles of all latencies together. Raises CommandError if a
+    process ends or does not serve, and before the first case UsageError for parameters that do not fit a case.
     """
     configs = {preset: config_of(preset, device, folder) for preset in dict.fromkeys(case.preset for case in cases)}
     for case in cases:
@@ -74,11 +75,11 @@ def measure_host(
             "cases": {
                 name: {
                     **described[name],
-                    **_median(of),
+                    **_median(repeats),
                     "latency_ms": distribution(latencies[name]) if latencies[name] else None,
-                    "runs": len(of),
+                    "runs": len(repeats),
                 }
-                for name, of in runs.items()
+                for name, repeats in runs.items()
             },
         }
         keep(figures)
@@ -115,7 +116,7 @@ def _measure(
         for name in last
         if name in first
     }
-    own_ms = sum(of["cpu_ms"] for name, of in processes.items() if not name.startswith("camera"))
+    cpu_ms = sum(process["cpu_ms"] for name, process in processes.items() if not name.startswith("camera"))
     return {
         "device": used_device,
         "elapsed_s": elapsed_s,
@@ -123,8 +124,8 @@ def _measure(
         "results_hz": len(results) / elapsed_s,
         "frames_sent_hz": sent_hz,
         "frames_received_hz": received_hz,
-        "cpu_ms_per_result": own_ms / len(results) if results else None,
-        "cpu_ms_per_frame": own_ms / frames,
+        "cpu_ms_per_result": cpu_ms / len(results) if results else None,
+        "cpu_ms_per_frame": cpu_ms / frames,
         "processes": processes,
         "stages_p50_ms": stages,
         "accounts": accounts,
@@ -136,8 +137,8 @@ def _process_figures(
 ) -> dict[str, Any]:
     kind = re.split(r"[ _]", name)[0]
 
-    def group(place: int, thread: str) -> str:
-        name = "" if place == 0 else thread
+    def group(number: int, thread: str) -> str:
+        name = "" if number == 0 else thread
         return next((group for group, pattern in _GROUPS[kind] if re.match(pattern, name)), OTHER)
 
     used = used_between(first, last, group)
@@ -148,8 +149,8 @@ def _process_figures(
         "memory_bytes": memory,
         "threads": len(last.threads),
         "groups": {
-            place: {**_usage_figures(of, elapsed_s, frames, results), "threads": threads[place]}
-            for place, of in sorted(used.items())
+            name: {**_usage_figures(usage, elapsed_s, frames, results), "threads": threads[name]}
+            for name, usage in sorted(used.items())
         },
     }
 
@@ -182,7 +183,7 @@ def _read(rig: Rig) -> dict[str, ProcessUsage]:
 
 
 def _memory_bytes(pid: int) -> int:
-    """Memory that processes share counts once."""
+    """Proportional set size, so that memory shared by several processes counts once in their sum; 0 if unknown."""
     try:
         return int(psutil.Process(pid).memory_full_info().pss)
     except psutil.Error:
@@ -200,7 +201,7 @@ def _rate_hz(begin: tuple[float, int], end: tuple[float, int]) -> float | None:
 
 
 def _counted_hz(logs: Sequence[Path]) -> float | None:
-    """Images per second that each peer received, by what it wrote into its log at its end: their mean."""
+    """Images per second that a peer received, as it wrote into its log at its end; mean of the peers."""
     found = [_COUNTED.search(log.read_text(encoding="utf-8", errors="replace")) for log in logs]
     rates_hz = [float(json.loads(match[1])["hz"]) for match in found if match]
     return float(np.mean(rates_hz)) if rates_hz else None
@@ -220,7 +221,7 @@ def _stages(rig: Rig) -> dict[str, dict[str, float]]:
 
 
 def _median(runs: Sequence[Any]) -> Any:
-    """Of figures with one shape, number by number; what is no number is the first run's."""
+    """Figures of the runs' structure with the median of each number; other values are those of the first run."""
     first = runs[0]
     if isinstance(first, dict):
         return {key: _median([run[key] for run in runs if key in run]) for key in first}
@@ -229,10 +230,10 @@ def _median(runs: Sequence[Any]) -> Any:
 
 
 class _PeerRig(Rig):
-    """A program that is not the node."""
+    """A rig with another program in place of the node."""
 
     def serves(self) -> bool:
-        return all(self._clock_node.count_subscribers(plan.topic) for plan in self.plans.values())
+        return all(self._observer.count_subscribers(plan.topic) for plan in self.plans.values())
 
 
 class _CounterRig(_PeerRig):
@@ -249,7 +250,7 @@ class _CounterRig(_PeerRig):
 
 
 class _ThreeNodesRig(_PeerRig):
-    """A node for each DNN, which is a process of its own."""
+    """One node per DNN, each in a process of its own."""
 
     def start_servers(self, parameters: Path) -> None:
         for name in self.config.dnns:
@@ -258,7 +259,7 @@ class _ThreeNodesRig(_PeerRig):
 
     def serves(self) -> bool:
         wanted = len(self.config.dnns)
-        return all(self._clock_node.count_subscribers(plan.topic) >= wanted for plan in self.plans.values())
+        return all(self._observer.count_subscribers(plan.topic) >= wanted for plan in self.plans.values())
 
     def _arguments(self, name: str, config: NodeConfig) -> list[str]:
         network = export_builtin(config.dnns[name], self.folder / f"{name}.onnx")

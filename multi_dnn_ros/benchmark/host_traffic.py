@@ -35,7 +35,7 @@ class Observed:
 class HostTraffic:
     """Feeds a configured host from :meth:`start` to :meth:`stop`.
 
-    rates_hz: by camera. picture: makes the images. stop_timeout_s: for the host.
+    rates_hz: image rate of each camera. picture: makes the images. stop_timeout_s: passed to the host when it stops.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class HostTraffic:
         for stream in self.accounts.statistics().by_dnn_and_camera:
             self.seen.results_ns[stream], self.seen.counted[stream] = [], {}
         self._decoders = {camera: CameraDecoder(camera, host, self.accounts, lambda error: None) for camera in rates_hz}
-        self._over = threading.Event()
+        self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._feed, args=(camera,), daemon=True) for camera in rates_hz]
 
     def start(self) -> None:
@@ -73,7 +73,7 @@ class HostTraffic:
 
     def stop(self) -> list[str]:
         """Stop the cameras, then the host; returns the names of threads that hang."""
-        self._over.set()
+        self._stopping.set()
         for thread in self._threads:
             thread.join()
         for decoder in self._decoders.values():
@@ -101,7 +101,7 @@ class HostTraffic:
 
     def gap_ms(self, dnn: str) -> float:
         """Longest time between consecutive results of a DNN, over all its cameras."""
-        times = sorted(at for (name, _), of_stream in self.seen.results_ns.items() if name == dnn for at in of_stream)
+        times = sorted(at for (name, _), stream in self.seen.results_ns.items() if name == dnn for at in stream)
         return max(((after - before) / 1e6 for before, after in pairwise(times)), default=0.0)
 
     def results(self, dnn: str) -> int:
@@ -114,7 +114,7 @@ class HostTraffic:
         period_s = 1.0 / self._rates_hz[camera]
         due = time.monotonic()
         number = 0
-        while not self._over.wait(max(0.0, due - time.monotonic())):
+        while not self._stopping.wait(max(0.0, due - time.monotonic())):
             self._decoders[camera].arrived(Frame(camera, time.time_ns(), context=number), self._decode(camera, number))
             number += 1
             due = max(due + period_s, time.monotonic())

@@ -49,7 +49,7 @@ class Page:
             self._parts.append(f"<ul>{items}</ul>")
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], text: bool = False) -> None:
-        """text: columns are words, not numbers. A cell that is `better` or `worse` has a colour."""
+        """text: whether the columns hold words, not numbers. A cell that is `better` or `worse` has a colour."""
         head = "".join(f"<th>{html.escape(each)}</th>" for each in header)
         body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
         kind = ' class="text"' if text else ""

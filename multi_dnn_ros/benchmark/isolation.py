@@ -33,23 +33,23 @@ def measure_isolation(
 ) -> dict[str, Any]:
     """Serve `cameras` for `seconds`, `repeats` times per value of `isolation`, alternating.
 
-    Each run starts a new node. Raises CommandError if one does not serve.
+    Each run starts a new node. Raises CommandError if a node does not serve.
     """
     cameras = cameras or CAMERAS
     rates_hz = {plan.name: plan.rate_hz for plan in cameras}
     served = [(dnn, camera) for dnn, camera in streams_of(config, list(rates_hz)) if config.dnns[dnn].enable]
     turns = [(BASELINE, OURS) if number % 2 == 0 else (OURS, BASELINE) for number in range(repeats)]
-    blocks: dict[str, list[dict[str, Any]]] = {BASELINE: [], OURS: []}
+    runs: dict[str, list[dict[str, Any]]] = {BASELINE: [], OURS: []}
     latencies: dict[str, list[float]] = {BASELINE: [], OURS: []}
     order = [isolation for pair in turns for isolation in pair]
     for number, isolation in enumerate(order, start=1):
         progress(f"run {number} of {len(order)}: isolation {isolation}, {seconds:g} s")
-        block, found = _serve(
+        run, run_latencies = _serve(
             config.model_copy(update={"isolation": isolation}), folder / f"{number}_{isolation}", seconds, cameras, seed
         )
-        blocks[isolation].append(block)
-        latencies[isolation] += found
-    summary = {isolation: _summary(blocks[isolation], latencies[isolation]) for isolation in blocks}
+        runs[isolation].append(run)
+        latencies[isolation] += run_latencies
+    summary = {isolation: _summary(runs[isolation], latencies[isolation]) for isolation in runs}
     return {
         "cameras": {
             plan.name: {"size": list(plan.size), "encoding": plan.encoding or "jpeg", "rate_hz": plan.rate_hz}
@@ -59,7 +59,7 @@ def measure_isolation(
         "repeats": repeats,
         "order": order,
         "sent_results_hz": sum(rates_hz[camera] for _, camera in served),
-        "runs": blocks,
+        "runs": runs,
         "isolation": summary,
         "process_over_none": _ratios(summary[OURS], summary[BASELINE]),
     }
@@ -95,10 +95,10 @@ def _serve(
     }, found
 
 
-def _summary(blocks: Sequence[Mapping[str, Any]], latencies: Sequence[float]) -> dict[str, Any]:
+def _summary(runs: Sequence[Mapping[str, Any]], latencies: Sequence[float]) -> dict[str, Any]:
     """Medians over the runs; latencies over all their results."""
     medians = {
-        key: float(np.median([block[key] for block in blocks]))
+        key: float(np.median([run[key] for run in runs]))
         for key in ("results_hz", "cpu_cores", "cpu_ms_per_result", "memory_bytes")
     }
     return {**medians, "latency_ms": distribution(latencies)}
@@ -117,18 +117,18 @@ def _ratios(ours: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, f
 def isolation_table(figures: Mapping[str, Any]) -> str:
     """Text for the terminal."""
     rows = []
-    for isolation, of in figures["isolation"].items():
-        latency = of["latency_ms"]
-        rows.append([isolation, f"{of['results_hz']:.1f}", f"{latency['p50']:.1f}", f"{latency['p95']:.1f}",
-                     f"{latency['p99']:.1f}", f"{of['cpu_cores']:.2f}", f"{of['cpu_ms_per_result']:.2f}",
-                     f"{of['memory_bytes'] / _MIB:.0f}"])  # fmt: skip
+    for isolation, summary in figures["isolation"].items():
+        latency = summary["latency_ms"]
+        rows.append([isolation, f"{summary['results_hz']:.1f}", f"{latency['p50']:.1f}", f"{latency['p95']:.1f}",
+                     f"{latency['p99']:.1f}", f"{summary['cpu_cores']:.2f}", f"{summary['cpu_ms_per_result']:.2f}",
+                     f"{summary['memory_bytes'] / _MIB:.0f}"])  # fmt: skip
     header = ["isolation", "results/s", "p50 ms", "p95 ms", "p99 ms", "cores", "CPU ms per result", "memory MiB"]
     ratios = figures["process_over_none"]
     return "\n".join(
         [
             table(header, rows),
-            f"sent for {figures['sent_results_hz']:g} results/s; {figures['repeats']} runs of {figures['seconds']:g} s "
-            "each",
+            f"images for {figures['sent_results_hz']:g} results/s were sent; {figures['repeats']} runs of "
+            f"{figures['seconds']:g} s each",
             f"process compared with none: CPU per result x {ratios['cpu_ms_per_result']:.3f}, p95 "
             f"{ratios['latency_p95_added_ms']:+.1f} ms, p99 {ratios['latency_p99_added_ms']:+.1f} ms, memory "
             f"{ratios['memory_added_bytes'] / _MIB:+.0f} MiB",

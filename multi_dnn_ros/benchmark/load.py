@@ -28,14 +28,14 @@ CAMERAS = (
     CameraPlan("left", (640, 480), "", 10.0),
     CameraPlan("rear", (480, 360), "yuv422_yuy2", 5.0),
 )
-#: The flooding camera sends this many times its served rate in calibration.
+#: The flooding camera sends at this multiple of the rate at which it was served in calibration.
 _FLOOD = 4.4
 _CALIBRATION_S = 15.0
-#: The engine is saturated once it serves less than this share. Above it more can be served: a GPU that serves 70 of 90
-#: Hz, because frames arrive in bursts, serves 140 of 300.
+#: The engine is saturated once it serves less than this share of a rate. Above it, a higher rate can yield more: a GPU
+#: that serves 70 of 90 Hz, because frames arrive in bursts, serves 140 of 300.
 _SATURATED = 0.5
 #: Approximate maximum rate of one camera process.
-_FASTEST_HZ = 400.0
+_MAX_CAMERA_HZ = 400.0
 #: Minimum number of memory samples per run, so that the windows of a short run have some, too.
 _SAMPLES = 30
 #: Time in which the node must end. It is killed only later, at _END_LIMIT_S, to distinguish slow from hanging.
@@ -86,9 +86,9 @@ def measure_load(
         accounts = stream_accounts(rig)
         device, gpu_bytes = rig.value("node", "device"), _gpu_reserved_bytes(rig)
         rig.spin(2.0)
-        told_s = rig.now()
+        stopped_s = rig.now()
         rig.node.stop(_END_LIMIT_S)
-        ended_after_s, exit_code = rig.now() - told_s, rig.node.exit_code()
+        ended_after_s, exit_code = rig.now() - stopped_s, rig.node.exit_code()
     rates = {
         stream: {
             key: (after[stream][key] - before[stream][key]) / (end_s - begin_s) for key in ("offered", "published")
@@ -107,7 +107,9 @@ def measure_load(
                 "size": list(plan.size),
                 "encoding": plan.encoding or "jpeg (CompressedImage)",
                 "rate_hz": rig.rates_hz[plan.name],
-                "received": next(of["received"] for name, of in accounts.items() if name.endswith(f" on {plan.name}")),
+                "received": next(
+                    counts["received"] for name, counts in accounts.items() if name.endswith(f" on {plan.name}")
+                ),
             }
             for plan in cameras
         },
@@ -118,7 +120,7 @@ def measure_load(
         else None,
         "latency": _latency(rig.receipts, begin_s, end_s),
         "memory": _memory(rig.samples, begin_s, end_s),
-        "accounts": {name: {**of, "exact": not discrepancy(of)} for name, of in accounts.items()},
+        "accounts": {name: {**counts, "exact": not discrepancy(counts)} for name, counts in accounts.items()},
         "fairness": _fairness(rates, [plan.name for plan in cameras], list(config.dnns)),
         "ended_after_s": ended_after_s,
         "exit_code": exit_code,
@@ -128,7 +130,7 @@ def measure_load(
 
 
 def _gpu_reserved_bytes(rig: Rig) -> int | None:
-    """By the engine processes, or by the node with `isolation: none`; None without a GPU."""
+    """Memory reserved by the engine processes, or with `isolation: none` by the node; None without a GPU."""
     found = rig.value("node", "engine processes GPU reserved (bytes)") or rig.value("node", "GPU reserved (bytes)")
     return int(found) if found is not None else None
 
@@ -154,9 +156,9 @@ def flooding_rate(rig: Rig) -> float:
             for (dnn, camera), receipts in rig.receipts.items()
             if camera == FLOODED
         )
-        if served < _SATURATED * rate_hz or rate_hz >= _FASTEST_HZ:
-            return float(min(max(10.0, np.ceil(_FLOOD * served)), _FASTEST_HZ))
-        rate_hz = min(3.0 * rate_hz, _FASTEST_HZ)
+        if served < _SATURATED * rate_hz or rate_hz >= _MAX_CAMERA_HZ:
+            return float(min(max(10.0, np.ceil(_FLOOD * served)), _MAX_CAMERA_HZ))
+        rate_hz = min(3.0 * rate_hz, _MAX_CAMERA_HZ)
         rig.start_camera(FLOODED, rate_hz)
         rig.spin(3.0)
 
@@ -170,10 +172,10 @@ def _latency(receipts: Mapping[Stream, Receipts], begin_s: float, end_s: float) 
     """Latency from stamp to receipt, of all streams together and of each, in the second and in the last window."""
     window = _window_s(begin_s, end_s)
 
-    def compared(of: Iterable[Receipts]) -> dict[str, Any]:
-        of = list(of)
-        second = [latency for each in of for latency in each.between(begin_s + window, begin_s + 2 * window)]
-        last = [latency for each in of for latency in each.between(end_s - window, end_s)]
+    def compared(streams: Iterable[Receipts]) -> dict[str, Any]:
+        streams = list(streams)
+        second = [latency for each in streams for latency in each.between(begin_s + window, begin_s + 2 * window)]
+        last = [latency for each in streams for latency in each.between(end_s - window, end_s)]
         if not second or not last:
             return {}
         figures = {"second_window_ms": distribution(second), "last_window_ms": distribution(last)}
@@ -185,7 +187,7 @@ def _latency(receipts: Mapping[Stream, Receipts], begin_s: float, end_s: float) 
     return {
         "window_s": window,
         "all": compared(receipts.values()),
-        **{f"{dnn} on {camera}": compared([of]) for (dnn, camera), of in receipts.items()},
+        **{f"{dnn} on {camera}": compared([stream]) for (dnn, camera), stream in receipts.items()},
     }
 
 
@@ -229,7 +231,7 @@ def _fairness(
 
 
 def fair_shares(wanted: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """Max-min fair shares: no one gets more than their demand, and unused shares are split equally among the others."""
+    """Max-min fair shares: none exceeds its demand, and unused shares are split equally among the others."""
     shares: dict[str, float] = {}
     left = capacity
     for position, (name, rate) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
@@ -243,12 +245,14 @@ def load_problems(figures: Mapping[str, Any]) -> list[str]:
     problems = []
     latency, memory = figures["latency"]["all"].get("p95_last_over_second", np.inf), figures["memory"]["growth"]
     if latency > 1.10:
-        problems.append(f"latency p95 of the last window is {latency:.2f} of the second one's; allowed: at most 1.10")
+        problems.append(f"latency p95 of the last window is {latency:.2f} times the second's; allowed: at most 1.10")
     if memory >= 0.01:
         problems.append(f"resident memory grew by {memory:.1%} after the second window; allowed: under 1 %")
-    problems += [f"{name}: the accounts do not add up" for name, of in figures["accounts"].items() if not of["exact"]]
+    problems += [
+        f"{name}: the accounts do not add up" for name, counts in figures["accounts"].items() if not counts["exact"]
+    ]
     flood = figures["flood_ratio"]
-    if flood is not None and flood < 4.0 and figures["cameras"][FLOODED]["rate_hz"] < _FASTEST_HZ:
+    if flood is not None and flood < 4.0 and figures["cameras"][FLOODED]["rate_hz"] < _MAX_CAMERA_HZ:
         problems.append(f"{FLOODED} sent {flood:.1f} times its served rate; required: at least 4")
     if flood is not None and figures["fairness"]["least_of_share"] < 0.8:
         problems.append(
@@ -275,13 +279,14 @@ def load_table(figures: Mapping[str, Any]) -> str:
                      f"{second.get('p95', np.nan):.0f}", f"{last.get('p95', np.nan):.0f}",
                      f"{last.get('p99', np.nan):.0f}", str(accounts["offered"]), str(accounts["published"]), dropped,
                      "yes" if accounts["exact"] else "NO"])  # fmt: skip
-    header = ["stream", "offered Hz", "published Hz", "of fair share", "p95 ms then", "p95 ms now", "p99 ms now",
-              "offered", "published", "dropped", "exact"]  # fmt: skip
+    header = ["stream", "offered Hz", "published Hz", "of fair share", "p95 ms, second window",
+              "p95 ms, last window", "p99 ms, last window", "offered", "published", "dropped", "exact"]  # fmt: skip
     memory, latency = figures["memory"], figures["latency"]["all"]
     lines = [
         table(header, rows),
-        f"latency p95 of all, last window over second: {latency.get('p95_last_over_second', np.nan):.3f}",
-        f"resident memory after that window: {memory['growth']:+.2%} of {memory['second_window_bytes'] >> 20} MiB",
+        f"latency p95 of all streams, last window over second: {latency.get('p95_last_over_second', np.nan):.3f}",
+        f"resident memory after the second window: {memory['growth']:+.2%} of "
+        f"{memory['second_window_bytes'] >> 20} MiB",
         f"the node kept {figures['cpu_cores']['p50']:.2f} CPU cores busy"
         + (f", the GPU {figures['gpu']['busy_mean']:.0%} of the time" if figures["gpu"] else ""),
         *([f"{FLOODED} sent {figures['flood_ratio']:.1f} times its served rate"] if figures["flood_ratio"] else []),

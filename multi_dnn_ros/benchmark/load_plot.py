@@ -23,10 +23,10 @@ def plot_load(run: LoadRun, path: Path) -> None:
     edges = np.linspace(run.begin_s, run.end_s, _BINS + 1)
     middle = (edges[1:] + edges[:-1]) / 2 - run.begin_s
     for camera in dict.fromkeys(camera for _, camera in run.receipts):
-        streams = [receipts for (_, of), receipts in run.receipts.items() if of == camera]
+        streams = [receipts for (_, name), receipts in run.receipts.items() if name == camera]
         bins = [
-            [latency for receipts in streams for latency in receipts.between(*edges[place : place + 2])]
-            for place in range(_BINS)
+            [latency for receipts in streams for latency in receipts.between(*edges[index : index + 2])]
+            for index in range(_BINS)
         ]
         p95 = [np.percentile(latencies, 95) if latencies else np.nan for latencies in bins]
         above.plot(middle, p95, label=camera)

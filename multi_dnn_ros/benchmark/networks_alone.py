@@ -37,10 +37,10 @@ _SIZE = (224, 224)
 def measure_alone(models: Sequence[str], jobs: int, rounds: int, seed: int) -> list[dict[str, Any]]:
     """CPU time in milliseconds per image, batch 1, float32, one thread, for each of `models`.
 
-    Without preprocessing. All conditions compute in the calling thread; its CPU time equals the elapsed time on an idle
-    machine and is less affected by other processes. models: as for parameter `dnn.<dnn>.model`; torchvision models have
-    random weights. jobs: number of jobs per network. In each round every condition runs once, in random order. Raises
-    ValueError if the conditions' outputs differ.
+    Preprocessing is left out. All conditions compute in the calling thread; its CPU time equals the elapsed time on an
+    idle machine and is less affected by other processes. models: as for parameter `dnn.<dnn>.model`; torchvision models
+    have random weights. jobs: number of jobs per network. In each round every condition runs once, in random order.
+    Raises ValueError if the conditions' outputs differ.
     """
     with torch_threads(1):
         return [_measure(model, jobs, rounds, random.Random(seed)) for model in models]

@@ -26,16 +26,16 @@ def streams_of(config: NodeConfig, cameras: Sequence[str]) -> list[Stream]:
     for name, dnn in config.dnns.items():
         served = [camera for camera in cameras if not dnn.cameras or camera in dnn.cameras]
         if not served:
-            own, there = ", ".join(dnn.cameras), ", ".join(cameras)
-            raise UsageError(f"parameter dnn.{name}.cameras is {own}; this run has the cameras {there}")
+            wanted, present = ", ".join(dnn.cameras), ", ".join(cameras)
+            raise UsageError(f"parameter dnn.{name}.cameras is {wanted}; this run has the cameras {present}")
         streams += [(name, camera) for camera in served]
-    if idle := [camera for camera in cameras if all(camera != of for _, of in streams)]:
+    if idle := [camera for camera in cameras if all(camera != name for _, name in streams)]:
         raise UsageError(f"camera {idle[0]} of this run is in none of the parameters dnn.<dnn>.cameras")
     for camera in cameras:
-        served = [dnn for dnn, of in streams if of == camera]
-        if not any(config.dnns[dnn].enable for dnn in served):
-            names = ", ".join(f"dnn.{dnn}.enable" for dnn in served)
-            raise UsageError(f"camera {camera} of this run has no results: false in every parameter {names}")
+        serving = [dnn for dnn, name in streams if name == camera]
+        if not any(config.dnns[dnn].enable for dnn in serving):
+            names = ", ".join(f"dnn.{dnn}.enable" for dnn in serving)
+            raise UsageError(f"camera {camera} of this run has no results: its DNNs are all switched off by {names}")
     return streams
 
 
@@ -46,12 +46,15 @@ def first_result(dnn: str, settings: DnnConfig) -> tuple[str, ResultKind]:
     """
     if not settings.outputs:
         return dnn, expected_kind(settings.role, settings.decoder)
-    output, own = next(iter(settings.outputs.items()))
-    return result_name(dnn, output), expected_kind("", own.decoder)  # a role has defaults only for a single result
+    output, first = next(iter(settings.outputs.items()))
+    return result_name(dnn, output), expected_kind("", first.decoder)  # a role has defaults only for a single result
 
 
 def reported_results(text: str) -> dict[str, tuple[str, ResultKind]]:
-    """By DNN, as :func:`first_result`, but as a configured node reports it. text: value `results` of its status."""
+    """For each DNN what :func:`first_result` returns, as a configured node reports it.
+
+    text: value `results` of the node's status.
+    """
     found: dict[str, tuple[str, ResultKind]] = {}
     for dnn, output, kind in _RESULT.findall(text):
         found.setdefault(dnn, (dnn + output, RESULT_KINDS.get(kind)))
@@ -59,8 +62,8 @@ def reported_results(text: str) -> dict[str, tuple[str, ResultKind]]:
 
 
 def flat_parameters(config: NodeConfig) -> Mapping[str, Any]:
-    """Parameters as in a parameter file, without empty lists and mappings, which are defaults: YAML parameter files
-    cannot contain empty lists, and after an empty mapping rcl prefixes the names that follow with its own.
+    """Parameters as in a parameter file, without empty lists and mappings, which are defaults anyway: YAML parameter
+    files cannot contain empty lists, and rcl prefixes the names that follow an empty mapping with the mapping's name.
     """
     values = config.model_dump()
     cameras, dnns = values.pop("cameras"), values.pop("dnns")
@@ -68,8 +71,8 @@ def flat_parameters(config: NodeConfig) -> Mapping[str, Any]:
         outputs = dnn.pop("outputs")
         dnn |= {"outputs": list(outputs), "output": outputs}
     values |= {"cameras": list(cameras), "dnns": list(dnns), "camera": cameras, "dnn": dnns}
-    without: Mapping[str, Any] = _without_empty(values)
-    return without
+    parameters: Mapping[str, Any] = _without_empty(values)
+    return parameters
 
 
 def _without_empty(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The engine's overhead: jobs that compute almost nothing, through the engine and called in a loop."""
+"""The engine's overhead: jobs that compute almost nothing, run by the engine and called in a loop."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def export_builtin(config: DnnConfig, path: Path) -> Path:
     """Write the network of `config` as `path`, and next to it a .json file with what a program needs to run it."""
     dnn = load_dnn("peer", config)
     export_network(dnn.module, dnn.example_inputs(), path)
-    known = {
+    description = {
         "role": config.role,
         "width": dnn.preprocess.width,
         "height": dnn.preprocess.height,
@@ -36,5 +36,5 @@ def export_builtin(config: DnnConfig, path: Path) -> Path:
         "score_threshold": dnn.decoder.score_threshold,
         "iou_threshold": dnn.decoder.iou_threshold,
     }
-    path.with_suffix(".json").write_text(json.dumps(known), encoding="utf-8")
+    path.with_suffix(".json").write_text(json.dumps(description), encoding="utf-8")
     return path

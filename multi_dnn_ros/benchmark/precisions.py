@@ -27,7 +27,7 @@ from multi_dnn_ros.pipeline.choices import backend_name, check_backend, choose_b
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 BASELINE = "fp32"
-#: What networks without a size of their own take, as classifiers are trained.
+#: Input size of networks that specify none; usual for classifiers.
 _SIZE = (224, 224)
 _CPU = torch.device("cpu")
 
@@ -90,7 +90,7 @@ def _measure(model: str, precisions: Sequence[str], folder: str, rounds: int, or
 
 def _prepared(source: Source, model: str, precision: str, folder: str, inputs: Tensors) -> Sequence[Stage]:
     height, width = inputs[0].shape[2:]
-    own = {key: source.preprocess[key] for key in ("mean", "std") if key in source.preprocess}
-    images = partial(calibration_inputs, folder, Preprocess(width, height, **own))
+    normalization = {key: source.preprocess[key] for key in ("mean", "std") if key in source.preprocess}
+    images = partial(calibration_inputs, folder, Preprocess(width, height, **normalization))
     backend = choose_backend("auto", _CPU, precision, dnn=model, calibration=images)
     return backend.prepare(cut(source.network, inputs, 1, fold_batch_norm=True), inputs, _CPU)

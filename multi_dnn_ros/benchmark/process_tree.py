@@ -9,7 +9,7 @@ import psutil
 
 
 def belongs_to_dds(name: str) -> bool:
-    """Whether an entry of /dev/shm is one of DDS, which all processes of a domain share."""
+    """Whether an entry of /dev/shm belongs to DDS: all processes of a domain share these."""
     return any(part in name for part in ("fastrtps", "fastdds", "cyclone"))
 
 
@@ -27,16 +27,16 @@ class TreeSample:
 
 
 class ProcessTree:
-    """pid: of the root process. Raises psutil.NoSuchProcess if it does not exist."""
+    """A process and its descendants. pid: the root process. Raises psutil.NoSuchProcess if it does not exist."""
 
     def __init__(self, pid: int) -> None:
-        self._top = psutil.Process(pid)
+        self._root = psutil.Process(pid)
         self._cpu_s: dict[tuple[int, float], float] = {}
 
     def sample(self) -> TreeSample:
         """Sample all processes. Raises psutil.NoSuchProcess if the root process has ended."""
         memory = threads = files = processes = 0
-        for process in (self._top, *self._top.children(recursive=True)):
+        for process in (self._root, *self._root.children(recursive=True)):
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied), process.oneshot():
                 times = process.cpu_times()
                 self._cpu_s[process.pid, process.create_time()] = times.user + times.system
@@ -45,5 +45,5 @@ class ProcessTree:
                 files += process.num_fds()
                 processes += 1
         if not processes:
-            raise psutil.NoSuchProcess(self._top.pid)
+            raise psutil.NoSuchProcess(self._root.pid)
         return TreeSample(memory, threads, files, sum(self._cpu_s.values()), processes)

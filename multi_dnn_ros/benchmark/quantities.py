@@ -46,5 +46,5 @@ QUANTITIES = (
 
 
 def cell(value: float | None) -> str:
-    """For tables."""
+    """The value as the cell of a table."""
     return "-" if value is None else three_digits(value)

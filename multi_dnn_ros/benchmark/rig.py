@@ -39,15 +39,15 @@ _START_LIMIT_S = 300.0
 #: DDS matches both sides independently: a publisher may discover its readers some milliseconds later.
 _SETTLE_S = 1.0
 _ERROR = 2  # as in DiagnosticStatus
-#: Results per stream that are kept while the rig does something else: it stops eight cameras in some seconds.
-_WAITING = 1000
+#: Results per stream that are queued while the rig does something else; stopping eight cameras takes some seconds.
+_QUEUE_DEPTH = 1000
 #: CDR encapsulation and the header's stamp, the first field of every message we publish.
 _STAMP = struct.Struct("<4xiI")
 _REASON = re.compile(r"^dropped: (\w+)$")
 
 
 class ProcessEnded(CommandError):
-    """A process of a rig has ended before it was told to; the message names it, its exit code and its log."""
+    """A process of a rig has ended before the rig stopped it; the message has its name, exit code and log."""
 
 
 class Rig:
@@ -55,10 +55,10 @@ class Rig:
 
     folder: for logs and the parameter file. recordings: temporary bags that the cameras publish. Everything runs in a
     reserved ROS domain on loopback. A DNN serves those of `cameras` that it serves in `config`; raises UsageError if a
-    DNN or a camera is left with none. Of several results of a DNN the first is observed. `receipts`, `samples` (one per
-    `sample_s`) and `statuses` (latest diagnostics by name) are filled while :meth:`spin` runs. :meth:`spin`,
-    :meth:`until` and :meth:`settle` raise ProcessEnded once a process has ended that was not stopped or killed by this
-    class.
+    DNN is left without a camera, or a camera without a DNN. If a DNN has several results, the first is observed.
+    `receipts`, `samples` (one per `sample_s`) and `statuses` (latest diagnostics by name) are filled while :meth:`spin`
+    runs. :meth:`spin`, :meth:`until` and :meth:`settle` raise ProcessEnded once a process has ended that this class has
+    neither stopped nor killed.
     """
 
     def __init__(self, folder: Path, config: NodeConfig, cameras: Sequence[CameraPlan], seed: int = 0) -> None:
@@ -115,13 +115,13 @@ class Rig:
         configure()
         rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
         self._stack.callback(rclpy.try_shutdown)
-        self._clock_node = rclpy.create_node("rig")
-        self._stack.callback(self._clock_node.destroy_node)
+        self._observer = rclpy.create_node("rig")
+        self._stack.callback(self._observer.destroy_node)
         self._executor = SingleThreadedExecutor()
         self._stack.callback(self._executor.shutdown)
-        self._executor.add_node(self._clock_node)
+        self._executor.add_node(self._observer)
         self._subscriptions = [
-            self._clock_node.create_subscription(
+            self._observer.create_subscription(
                 DiagnosticArray, "/diagnostics", self._on_diagnostics, QoSProfile(depth=50), raw=True
             )
         ]
@@ -137,8 +137,8 @@ class Rig:
         results = [self._listen(*stream) for stream in self.streams]
         self._subscriptions += results
         topics = [subscription.topic_name for subscription in results]
-        if not self.until(lambda: all(self._clock_node.count_publishers(topic) for topic in topics), 30.0):
-            raise CommandError(f"not every result of the node is on the graph after 30 s; see {self.node.log}")
+        if not self.until(lambda: all(self._observer.count_publishers(topic) for topic in topics), 30.0):
+            raise CommandError(f"not every result topic of the node is on the graph after 30 s; see {self.node.log}")
         self.spin(_SETTLE_S)
 
     def start_servers(self, parameters: Path) -> None:
@@ -146,14 +146,14 @@ class Rig:
         self.node = self.start_server("node", ["run", "--params-file", str(parameters)])
 
     def start_server(self, name: str, arguments: Sequence[str], module: str = "multi_dnn_ros.cli.main") -> Child:
-        """A process besides the cameras; see Child. It is ended with the rig."""
+        """Start a process other than a camera; see Child. It ends with the rig."""
         with self._interrupts.deferred():
             child = Child(name, arguments, self._log(name), self._environment, module)
             self.servers.append(self._stack.enter_context(child))
         return child
 
     def serves(self) -> bool:
-        """Whether the node is active. CommandError if configuring failed: the node then stays unconfigured."""
+        """Whether the node is active. Raises CommandError if configuring failed: the node then stays unconfigured."""
         if self.level("node") == _ERROR and self.value("node", "state") == "unconfigured":
             raise CommandError(f"the node was not configured: {self.value('node', 'message')}")
         return self.value("node", "state") == "active"
@@ -219,7 +219,12 @@ class Rig:
         if not self.until(settled, limit_s):
             raise CommandError(f"the node still has frames in progress {limit_s:g} s after the last one was sent")
         # Results may still be in our queues; completeness is checked by the accounts.
-        self.until(lambda: all(of["published"] == len(self.receipts[s]) for s, of in self.accounts().items()), 5.0)
+        self.until(
+            lambda: all(
+                counts["published"] == len(self.receipts[stream]) for stream, counts in self.accounts().items()
+            ),
+            5.0,
+        )
 
     def value(self, status: str, key: str) -> str | None:
         """A value of the latest diagnostics, for a status such as `node`, `camera front`, `lane on front`."""
@@ -248,7 +253,7 @@ class Rig:
     @property
     def observer(self) -> Any:
         """The rclpy node of this process. Its entities are served while :meth:`spin` and :meth:`until` run."""
-        return self._clock_node
+        return self._observer
 
     def result_topic(self, dnn: str, camera: str) -> tuple[str, str]:
         """Name and message type of the topic with the results of a stream; of several results, the first one's.
@@ -276,13 +281,13 @@ class Rig:
         now = time.monotonic()
         if now >= self._next_sample_s:
             try:
-                held = self._processes.sample()
+                usage = self._processes.sample()
             except psutil.NoSuchProcess:  # it has just ended, which the next call reports
                 return
             self._next_sample_s = now + self.sample_s
             before = self.samples[-1] if self.samples else NodeSample(now, 0, 0, 0)
-            cpu = (held.cpu_s - before.cpu_s) / (now - before.at_s) if now > before.at_s else 0.0
-            self.samples.append(NodeSample(now, held.memory_bytes, held.threads, held.files, cpu, held.cpu_s))
+            cpu = (usage.cpu_s - before.cpu_s) / (now - before.at_s) if now > before.at_s else 0.0
+            self.samples.append(NodeSample(now, usage.memory_bytes, usage.threads, usage.files, cpu, usage.cpu_s))
 
     def _listen(self, dnn: str, camera: str) -> Any:
         receipts = self.receipts.setdefault((dnn, camera), Receipts())
@@ -290,11 +295,11 @@ class Rig:
 
         def receive(data: bytes) -> None:
             seconds, nanoseconds = _STAMP.unpack_from(data)
-            age_ns = self._clock_node.get_clock().now().nanoseconds - (seconds * 1_000_000_000 + nanoseconds)
+            age_ns = self._observer.get_clock().now().nanoseconds - (seconds * 1_000_000_000 + nanoseconds)
             receipts.add(time.monotonic(), age_ns / 1e6)
 
-        return self._clock_node.create_subscription(
-            message_class(kind), name, receive, QoSProfile(depth=_WAITING), raw=True
+        return self._observer.create_subscription(
+            message_class(kind), name, receive, QoSProfile(depth=_QUEUE_DEPTH), raw=True
         )
 
     def _on_diagnostics(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Merged sibling operations of a network compared with separate ones, for each backend."""
+"""Compares merged sibling operations of a network with separate ones, for each backend."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def measure_siblings(
     threads: int = 1,
     seed: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Milliseconds of one image, for each network and backend, with separate and with merged siblings.
+    """Milliseconds per image, for each network and backend, with separate and with merged siblings.
 
     All conditions of a network run once per round, in random order. names: as for branch_networks.make_network. size:
-    (width, height) of the images; None: that of each network. threads: on a CPU. Raises ValueError if a network has no
-    siblings, or if outputs differ.
+    (width, height) of the images; None: each network's default. threads: PyTorch's threads. Raises ValueError if a
+    network has no siblings, or if outputs differ.
     """
     for name in names:
         with torch_threads(threads):
@@ -62,14 +62,14 @@ def _measure(
     calls: dict[tuple[str, str], Callable[[], object]] = {}
     inputs = tuple(tensor.to(device) for tensor in noise_like(network.inputs))
     for backend in backends:
-        made: dict[str, Sequence[Stage]] = {}
+        chains: dict[str, Sequence[Stage]] = {}
         for condition, setting in SETTINGS.items():
             chosen = choose_backend(backend, device, precision, dnn=f"{name}, {condition}", merge_siblings=setting)
-            made[condition] = chosen.prepare([copy.deepcopy(stage)], network.inputs, device)
-            calls[backend, condition] = _call(made[condition], inputs)
+            chains[condition] = chosen.prepare([copy.deepcopy(stage)], network.inputs, device)
+            calls[backend, condition] = _call(chains[condition], inputs)
         with torch.inference_mode():
-            expected = tuple(tensor.clone() for tensor in run_stages(made["separate"], inputs))
-            results = run_stages(made["merged"], inputs)
+            expected = tuple(tensor.clone() for tensor in run_stages(chains["separate"], inputs))
+            results = run_stages(chains["merged"], inputs)
             try:
                 check_agreement(results, expected, 2 * PRECISIONS[precision].tolerance(device))
             except ValueError as error:

@@ -14,10 +14,10 @@ _SWITCHES = ("voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
 
 @dataclass(frozen=True)
 class Usage:
-    """Counts of one thread or of several. cpu_ns: user and system. waited_ns: ready to run, and without a core.
+    """What one or several threads used. cpu_ns: user and system time. waited_ns: time ready to run, but without a core.
 
-    faults: page faults that needed no reading from a disk. switches: times that it gave up its core, of itself.
-    preemptions: times that the core was taken from it.
+    faults: page faults that needed no reading from a disk. switches: how often a thread gave up its core voluntarily.
+    preemptions: how often the core was taken from a thread.
     """
 
     cpu_ns: int = 0
@@ -35,7 +35,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class ThreadKey:
-    """A thread of a process. started: in ticks since the system's start, as numbers of threads are used again."""
+    """A thread of a process. started: in ticks since the system's start, as Linux reuses the numbers of threads."""
 
     number: int
     started: int
@@ -43,7 +43,7 @@ class ThreadKey:
 
 @dataclass(frozen=True)
 class ProcessUsage:
-    """The threads that a process has at one moment: names and usage. cpu_ns: of the process, ended threads included."""
+    """Names and usage of the threads that a process has at one moment. cpu_ns: includes threads that have ended."""
 
     pid: int
     names: Mapping[ThreadKey, str]
@@ -52,7 +52,10 @@ class ProcessUsage:
 
 
 def read_process(pid: int, proc: Path = Path("/proc")) -> ProcessUsage:
-    """FileNotFoundError or ProcessLookupError when there is no such process. proc: for tests."""
+    """Read the usage of a process. proc: another folder for tests.
+
+    Raises FileNotFoundError or ProcessLookupError if there is no such process.
+    """
     names, threads = {}, {}
     for folder in sorted((proc / str(pid) / "task").iterdir(), key=lambda path: int(path.name)):
         try:
@@ -69,20 +72,20 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> ProcessUsage:
 def used_between(first: ProcessUsage, last: ProcessUsage, group: Callable[[int, str], str]) -> dict[str, Usage]:
     """What the threads of each group used from `first` to `last`.
 
-    group: from a thread's number in the process (0 for the main thread) and name to its group. Threads that ended
-    meanwhile are in none.
+    group: takes the number of a thread in the process (0 for the main thread) and its name, returns its group. Threads
+    that ended in between are not included.
     """
     found: dict[str, Usage] = {}
     for key, usage in last.threads.items():
-        place = group(key.number - last.pid, last.names[key])
-        found[place] = found.get(place, Usage()) + (usage - first.threads.get(key, Usage()))
+        name = group(key.number - last.pid, last.names[key])
+        found[name] = found.get(name, Usage()) + (usage - first.threads.get(key, Usage()))
     return found
 
 
 def _stat(folder: Path) -> tuple[str, list[str]]:
-    """Name, and the fields behind it; field 0 is the state, the third of proc(5)."""
+    """Name, and the fields after it; field 0 is the state, which proc(5) lists as the third field."""
     text = (folder / "stat").read_text(encoding="utf-8", errors="replace")
-    name, _, rest = text.partition("(")[2].rpartition(")")  # a name may hold brackets
+    name, _, rest = text.partition("(")[2].rpartition(")")  # a name may contain parentheses
     return name, rest.split()
 
 
@@ -92,7 +95,7 @@ def _cpu_ns(fields: list[str]) -> int:
 
 def _usage(folder: Path, fields: list[str]) -> Usage:
     cpu_ns, waited_ns = _cpu_ns(fields), 0
-    with suppress(FileNotFoundError):  # exact, where the kernel has it; `stat` counts in hundredths of a second
+    with suppress(FileNotFoundError):  # exact, if the kernel has it; `stat` counts in hundredths of a second
         cpu_ns, waited_ns = (int(value) for value in (folder / "schedstat").read_text().split()[:2])
     status = (folder / "status").read_text(encoding="utf-8", errors="replace").split()
     switches, preemptions = (int(status[status.index(key) + 1]) for key in _SWITCHES)

@@ -26,7 +26,7 @@ def encode(rgb: RgbArray, encoding: str) -> Encoded:
     """Encode an image, (H, W, 3) uint8 RGB, in a ROS encoding.
 
     The YUV encodings are BT.601 with limited range, as OpenCV reads them, and need an even width and height.
-    Raises ValueError for an unknown encoding, or a size that it cannot represent.
+    Raises ValueError for an unknown encoding, or for a size that the encoding cannot represent.
     """
     if encoding not in ENCODERS:
         raise ValueError(f"encoding is '{encoding}'; it must be one of {', '.join(ENCODERS)}")
@@ -65,7 +65,7 @@ def _mono16(rgb: RgbArray) -> npt.NDArray[np.uint16]:
 
 
 def _planes(rgb: RgbArray) -> tuple[RgbArray, RgbArray, RgbArray]:
-    """Y of (H, W), U and V of (H / 2, W / 2)."""
+    """Return the planes Y (H, W), U and V (H / 2, W / 2)."""
     height, width = rgb.shape[:2]
     planar = np.asarray(cv2.cvtColor(rgb, cv2.COLOR_RGB2YUV_I420), np.uint8).reshape(-1)
     luma, chroma = planar[: height * width], planar[height * width :].reshape(2, height // 2, width // 2)
@@ -101,7 +101,7 @@ def _bayer(pattern: str) -> Callable[[RgbArray], RgbArray]:
 
 _YUV = ("yuv422", "yuv422_yuy2", "nv12")
 
-#: By encoding: (H, W, 3) uint8 RGB -> array whose bytes are the message's data.
+#: Functions by encoding: (H, W, 3) uint8 RGB -> array whose bytes are the message's data.
 ENCODERS: dict[str, Callable[[RgbArray], npt.NDArray[np.uint8] | npt.NDArray[np.uint16]]] = {
     "rgb8": lambda rgb: rgb,
     "bgr8": _convert(cv2.COLOR_RGB2BGR),

@@ -14,7 +14,7 @@ _SECTION_S = 5.0
 class SceneSource:
     """A generated drive with exact ground truth; deterministic for `seed`, size and rate.
 
-    length: frames of one drive, which repeats in longer runs.
+    length: number of frames of the drive.
     """
 
     live = False
@@ -35,8 +35,8 @@ class SceneSource:
 class PreparedSource:
     """All images of another source, rendered in advance and kept in memory.
 
-    limit_bytes: of image data. progress: called after every image.
-    Raises SourceError above the limit.
+    limit_bytes: maximum size of the image data. progress: called after every image.
+    Raises SourceError if the images exceed the limit.
     """
 
     live = False

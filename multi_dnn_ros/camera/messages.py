@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class CameraFormat:
     """Format of the published images.
 
-    encoding: of raw images. image_format: of compressed images, jpeg or png. size: (width, height), or None for the
-    source's own. qos: name of the profile.
+    encoding: encoding of raw images. image_format: format of compressed images, jpeg or png. size: (width, height);
+    None keeps the size of the source. qos: name of the QoS profile.
     """
 
     topic: str
@@ -55,7 +55,7 @@ def truth_message(scene: Scene, header: Header) -> Detection2DArray:
 
 
 def truth_labels_message(header: Header) -> Any:
-    """vision_msgs/LabelInfo of :func:`truth_message`."""
+    """A vision_msgs/LabelInfo with the class names of :func:`truth_message`."""
     from multi_dnn_ros.training.scenes import LABELS
 
     return label_info_message(LABELS, 1.0, header)

@@ -5,26 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-_LONGEST_GAP_NS = 3600 * 10**9
+_MAX_GAP_NS = 3600 * 10**9
 
 
 def gap_ns(last_ns: int | None, now_ns: int) -> int:
     """Nanoseconds from one recorded message to the next one.
 
-    0 for the first message (last_ns: None), and if damaged times, or concatenated recordings, make it negative or
-    longer than an hour.
+    0 for the first message (last_ns: None), and for a gap that is negative, or an hour or longer, because of damaged
+    times or concatenated recordings.
     """
     gap = 0 if last_ns is None else now_ns - last_ns
-    return gap if 0 < gap < _LONGEST_GAP_NS else 0
+    return gap if 0 < gap < _MAX_GAP_NS else 0
 
 
 class Pace:
     """Waits until frames are due, relative to the first one, so that delays of single frames do not accumulate.
 
-    A source that is too slow is not followed by a burst: a frame more than `slack_s` late counts in :attr:`late` and
-    shifts the schedule.
+    A delay is not followed by a burst of frames: a frame more than `slack_s` late counts in :attr:`late` and shifts the
+    schedule.
 
-    clock: seconds, monotonic. sleep: pauses for seconds. running: False ends a wait early.
+    clock: returns monotonic seconds. sleep: pauses for a number of seconds. running: returns False to end a wait early.
     """
 
     _POLL_S = 0.1  # interval of checking `running`
@@ -45,7 +45,7 @@ class Pace:
         self._start_s: float | None = None
 
     def wait(self, due_s: float) -> bool:
-        """Wait for the frame that is due `due_s` seconds after the first one; False if stopped."""
+        """Wait for the frame that is due `due_s` seconds after the first one; return False if stopped."""
         now = self._clock()
         if self._start_s is None:
             self._start_s = now - due_s

@@ -14,11 +14,10 @@ DEFAULT_RATE_HZ = 10.0
 
 
 class Publisher(Protocol):
-    """Publishes images. stamp_ns: of the header; None: a recorded message keeps its own. Returns False if it was
-    unreadable.
-    """
+    """Publishes images."""
 
-    def publish(self, item: SourceImage | Recorded, stamp_ns: int | None) -> bool: ...
+    def publish(self, item: SourceImage | Recorded, stamp_ns: int | None) -> bool:
+        """Return False if the item was unreadable. stamp_ns: the header's stamp; None keeps a recorded stamp."""
 
 
 @dataclass
@@ -48,10 +47,10 @@ class Report:
 class Player:
     """Plays a source once, or repeatedly with `loop`; :attr:`report` is always current, also after an interruption.
 
-    rate_hz: None: the source's own rate (for a recording: its own intervals), else 10. start_at: number of items to
-    skip. count: number of items to play. source_stamps: headers carry the source's time, counted from 0 (recordings:
-    their original stamps), instead of `now_ns`.
-    running: checked between items; False ends playing.
+    rate_hz: None selects the rate of the source (for a recording: its intervals), or 10 if it has none. start_at:
+    number of items to skip. count: number of items to play. source_stamps: headers carry the source's time, counted
+    from 0 (recordings: their original stamps), instead of `now_ns`.
+    running: checked between items; playing ends when it returns False.
     """
 
     def __init__(
@@ -86,12 +85,12 @@ class Player:
         """Publish everything; returns :attr:`report`."""
         first_s: float | None = None
         pace = Pace(1.0 / self._pace_hz(), clock=self._clock, sleep=self._sleep, running=self._running)
-        for index, (due_s, own_s, item) in enumerate(self._timed()):
+        for index, (due_s, source_s, item) in enumerate(self._timed()):
             if index < self._start_at:
                 continue
             if not (self._source.live or pace.wait(due_s)):
                 break
-            if self._publisher.publish(item, self._stamp_ns(own_s, item)):
+            if self._publisher.publish(item, self._stamp_ns(source_s, item)):
                 self.report.published += 1
             else:
                 self.report.unreadable += 1
@@ -107,17 +106,17 @@ class Player:
     def _pace_hz(self) -> float:
         return self._rate_hz or self._source.rate_hz or DEFAULT_RATE_HZ
 
-    def _stamp_ns(self, own_s: float, item: SourceImage | Recorded) -> int | None:
+    def _stamp_ns(self, source_s: float, item: SourceImage | Recorded) -> int | None:
         if not self._source_stamps:
             return self._now_ns()
-        return None if isinstance(item, Recorded) else round(own_s * 1e9)
+        return None if isinstance(item, Recorded) else round(source_s * 1e9)
 
     def _timed(self) -> Iterator[tuple[float, float, SourceImage | Recorded]]:
         """Every item with its due time and its time in the source, in seconds from 0."""
         if self._source.live:
             yield from ((0.0, 0.0, item) for item in self._subsampled())
             return
-        own_hz = self._source.rate_hz or self._pace_hz()
+        source_hz = self._source.rate_hz or self._pace_hz()
         played = 0  # items of earlier loops
         played_s = 0.0  # recorded time of earlier loops
         while True:
@@ -127,7 +126,7 @@ class Player:
                 if isinstance(item, Recorded) and self._rate_hz is None:
                     interval_s, recorded_s = item.due_ns * 1e-9 - recorded_s, item.due_ns * 1e-9
                     due_s = played_s + recorded_s
-                yield due_s, (played + index) / own_hz, item
+                yield due_s, (played + index) / source_hz, item
             if not self._loop or index < 0:
                 return
             played += index + 1

@@ -69,32 +69,33 @@ class CameraPublisher:
         return str(self._images.topic_name)
 
     def wait_for_subscribers(self, count: int, timeout_s: float, running: Callable[[], bool] = lambda: True) -> None:
-        """Wait for `count` subscriptions to the images, and one to each published truth topic.
+        """Wait for `count` subscriptions to the images, and one to each topic of the ground truth.
 
-        0: do not wait. Raises TimeoutError that names the topic without enough subscriptions.
+        Does not wait if `count` is 0. Raises TimeoutError, which names the topic without enough subscriptions.
         """
         if count == 0:
             return
         deadline = time.monotonic() + timeout_s
         wanted = [(self._images, count), *((publisher, 1) for publisher in self._truth or ())]
         while running():
-            missing = [(publisher, least) for publisher, least in wanted if publisher.get_subscription_count() < least]
+            missing = [(publisher, need) for publisher, need in wanted if publisher.get_subscription_count() < need]
             if not missing:
                 # DDS matches both sides independently: a subscriber may discover us some milliseconds later.
                 time.sleep(_SETTLE_S)
                 return
             if time.monotonic() > deadline:
-                publisher, least = missing[0]
+                publisher, need = missing[0]
                 raise TimeoutError(
-                    f"{publisher.get_subscription_count()} of {least} subscribers on {publisher.topic_name} "
+                    f"{publisher.get_subscription_count()} of {need} subscribers on {publisher.topic_name} "
                     f"after {timeout_s:g} s"
                 )
             time.sleep(0.02)
 
     def publish(self, item: SourceImage | Recorded, stamp_ns: int | None) -> bool:
-        """Publish an image and its truth with the same stamp, or a recorded message with a new stamp (None: its own).
+        """Publish an image and its ground truth with one stamp, or a recorded message with a new stamp.
 
-        False: the recorded bytes are not a valid message; nothing is published.
+        stamp_ns: None keeps the stamp of a recorded message. Returns False if the recorded bytes are not a valid
+        message; nothing is then published.
         """
         if isinstance(item, Recorded):
             return self._publish_recorded(item, stamp_ns)
@@ -105,7 +106,7 @@ class CameraPublisher:
         self._images.publish(message)
         if self._truth is not None:
             if item.scene is None:
-                raise SourceError("only generated scenes have a truth to publish")
+                raise SourceError("only generated scenes have a ground truth to publish")
             detections, lane_mask = self._truth
             detections.publish(truth_message(item.scene, header))
             lane_mask.publish(mono_message(item.scene.lane_mask, "mono8", header))
@@ -134,7 +135,7 @@ class CameraPublisher:
         return True
 
     def _check_size(self, message: Any) -> None:
-        """Check once, before the first image."""
+        """Once, for the first image: warn if it is raw and subscribers may lose images of its size."""
         warn, self._warn = self._warn, None
         if warn is not None and isinstance(message, Image):
             text = publisher_warning(self.topic, len(message.data), rmem_max_bytes())

@@ -27,8 +27,8 @@ class SourceImage:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One image message of a recording. due_ns: recording time relative to the first; steps back and gaps of an hour or
-    more do not count. data: CDR bytes of type `msgtype`.
+    """One image message of a recording. due_ns: recording time relative to the first message, where negative gaps and
+    gaps of an hour or more count as 0. data: CDR bytes of type `msgtype`.
     """
 
     msgtype: str
@@ -37,9 +37,9 @@ class Recorded:
 
 
 class Source(Protocol):
-    """A sequence of images that can be iterated repeatedly.
+    """A sequence of images that can be iterated repeatedly, unless it is live.
 
-    rate_hz: its own rate; None: it has none. live: it delivers in real time and cannot be repeated. notes: problems,
+    rate_hz: rate of the source; None if it has none. live: whether it delivers images in real time. notes: problems,
     known after a complete iteration.
     """
 

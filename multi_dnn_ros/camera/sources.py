@@ -24,7 +24,7 @@ IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 
 
 class VideoSource:
-    """A video file, read by OpenCV. count: number of frames by its header, 0 if that is unknown."""
+    """A video file, read by OpenCV. count: number of frames according to its header, 0 if unknown."""
 
     live = False
 
@@ -119,8 +119,8 @@ class DeviceSource:
             self._capture.set(cv2.CAP_PROP_FPS, rate_hz)
         if not self._capture.isOpened():
             raise SourceError(f"device {path} cannot be opened as a V4L2 camera (in use, no permission, or no camera)")
-        own_hz = float(self._capture.get(cv2.CAP_PROP_FPS))
-        self.rate_hz: float | None = own_hz if 0.0 < own_hz < 1000.0 else None
+        reported_hz = float(self._capture.get(cv2.CAP_PROP_FPS))
+        self.rate_hz: float | None = reported_hz if 0.0 < reported_hz < 1000.0 else None
 
     def items(self) -> Iterator[SourceImage]:
         try:
@@ -176,8 +176,8 @@ def open_source(
     """Open the source `name`: `scenes`, a /dev device, a recording, a folder of images, an image or a video.
 
     size, rate_hz: requested from a device and for generated scenes; files have their own. count: number of wanted
-    frames, if known. topic: for recordings.
-    Raises SourceError (BagError for a recording): it does not exist or cannot be read.
+    frames, if known. topic: image topic of a recording.
+    Raises SourceError (BagError for a recording) if the source does not exist or cannot be read.
     """
     if name == "scenes":
         from multi_dnn_ros.camera.generated import SceneSource  # slow import, not needed for files

@@ -49,7 +49,7 @@ def minutes(text: str) -> float:
 
 
 def soak_minutes(text: str) -> float:
-    """A duration of at least 0.25 minutes, which has three parts with results."""
+    """A duration of at least 0.25 minutes, long enough that each of its three parts has results."""
     return _number(text, lambda value: 0.25 <= value < 1e6, "of at least 0.25")
 
 
@@ -70,17 +70,17 @@ def camera_name(text: str) -> str:
     return text
 
 
-def _integer(text: str, least: int) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
-        raise argparse.ArgumentTypeError(f"'{text}' is not an integer of at least {least}")
+def _integer(text: str, minimum: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < minimum:
+        raise argparse.ArgumentTypeError(f"'{text}' is not an integer of at least {minimum}")
     return int(text)
 
 
-def _number(text: str, allowed: Callable[[float], bool], which: str) -> float:
+def _number(text: str, allowed: Callable[[float], bool], requirement: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not allowed(value):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number {which}")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number {requirement}")
     return value

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 _DETAILS = """\
 For each mix of DNNs a node is started, and the highest rate is searched at which less than 5 % of the results are
-missing. At this rate latency, CPU, GPU, memory, power, temperature and throttling are measured for the rest of the time
-of the mix. A mix that does not fit or fails is reported with the reason. --output has all figures, and an HTML page
-of the same name shows them; `multi-dnn benchmark compare` compares two such files. Run nothing else during the
+missing. At this rate latency, CPU, GPU, memory, power, temperature and throttling are measured for the rest of the
+mix's time. A mix that does not fit or fails is reported with the reason. --output has all figures, and an HTML page of
+the same name shows them; `multi-dnn benchmark compare` compares two such files. Run nothing else during the
 measurement.
 
 mixes:

@@ -1,4 +1,4 @@
-"""``multi-dnn benchmark branches``: independent branches of a network at the same time."""
+"""``multi-dnn benchmark branches``: independent branches of a network, run in parallel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multi_dnn_ros.cli.options import add_device, add_output, add_plot, add_seed
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 _DETAILS = """\
-One image at a time. On a GPU every condition is one captured graph; on a CPU the streams are threads that divide the
+One image at a time. On a GPU every condition is one captured graph; on a CPU the streams are threads that share the
 cores. The outputs of all conditions must agree with the serial ones.
 
 Without names the networks are InceptionV3, GoogLeNet, RetinaNet, SSD300, DeepLabV3 and four of this package:
@@ -105,7 +105,7 @@ def _table(networks: Sequence[Mapping[str, Any]]) -> str:
         rates = each.get("frames_per_s", {})
         fastest = max(rates, key=rates.__getitem__) if rates else ""
         speed = f"{rates['serial']:.0f}, {fastest}: {rates[fastest]:.0f}" if rates else "-"
-        least = f"{each['critical_path_over_serial']:.2f}"
-        rows.append([each["network"], three_digits(each["ms"]["serial"]["p50"]), *cells, least, speed])
+        critical_path = f"{each['critical_path_over_serial']:.2f}"
+        rows.append([each["network"], three_digits(each["ms"]["serial"]["p50"]), *cells, critical_path, speed])
     header = ["network, one image", "serial, ms", *(f"{name}, ms (/ serial)" for name in conditions)]
     return table([*header, "critical path / serial (estimated)", "frames per s"], rows)

@@ -12,8 +12,8 @@ from multi_dnn_ros.common.errors import CommandError, UsageError
 
 _DETAILS = """\
 FIRST and SECOND are JSON files of `multi-dnn benchmark board` or of `multi-dnn benchmark host`: two boards, or two
-versions. Figures of cases with equal conditions are compared; what differs in its DNNs, cameras, image sizes or ROS
-runtime is listed with the reason. The exit code is 0, unless --fail-above is given.
+versions. Cases with equal conditions are compared; cases that differ in DNNs, cameras, image sizes or ROS runtime are
+listed with the reason. The exit code is 0, unless --fail-above is given.
 """
 _EXAMPLES = """\
 multi-dnn benchmark compare orin.json pc.json --output compare.html

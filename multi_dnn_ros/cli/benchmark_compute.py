@@ -65,7 +65,7 @@ def _cpu(args: argparse.Namespace) -> int:
     from multi_dnn_ros.benchmark.concurrency import ENGINE, measure_concurrency, on_cpu
     from multi_dnn_ros.common.reporting import table
 
-    config = on_cpu(read_config(args))  # its errors must not come after the minutes of --alone
+    config = on_cpu(read_config(args))  # first, so that its errors do not come after the minutes of --alone
     alone = _alone(args) if args.alone else {}
     figures = measure_concurrency(config, args.frames, args.repeats, args.seed, args.against)
     engine = figures["ms_per_frame"][ENGINE]["p50"]
@@ -101,7 +101,8 @@ def _alone(args: argparse.Namespace) -> dict[str, Any]:
         ]
         for each in networks
     ]
-    header = ["network, one thread", f"{DIRECT}, CPU ms: median (min)", f"{WHOLE} / that", JOBS, TORCHSCRIPT]
+    ratios = [f"{name} / directly" for name in (WHOLE, JOBS, TORCHSCRIPT)]
+    header = ["network, one thread", f"{DIRECT}, CPU ms: median (min)", *ratios]
     print(table(header, rows), end="\n\n")
     return {"alone": networks}
 

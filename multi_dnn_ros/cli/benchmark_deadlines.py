@@ -20,13 +20,13 @@ from multi_dnn_ros.cli.options import write_figures
 
 _DEADLINES = """\
 Three cameras send frames to DNNs of high, medium and low priority, whose deadlines are one, two and three frame
-periods. The engine first serves as much as it can; then the cameras send 50, 90 and 120 % of that. Reported are missed
-deadlines and drops under the policies fifo, priority and edf. The number of DNNs is chosen so that the cameras run at
-about --rate. Exit code 1 if a frame is unaccounted for.
+periods. The engine first serves as much as it can; then the cameras send 50, 90 and 120 % of that. The report gives
+missed deadlines and drops under the policies fifo, priority and edf. The number of DNNs is chosen so that the cameras
+run at about --rate. Exit code 1 if a frame is unaccounted for.
 """
 _IMPORTANT = """\
-One important DNN serves a camera at --rate while the others always have a frame waiting. Reported are its latency,
-relative to that with the others idle, and the throughput of the others, relative to that under policy fifo. On a GPU
+One important DNN serves a camera at --rate while the others always have a frame waiting. The report gives its latency,
+relative to its latency while the others are idle, and their throughput, relative to that under policy fifo. On a GPU
 --bounds adds runs with the node's parameter max_launched.
 """
 
@@ -43,7 +43,7 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add_condition(parser)
     add("--rate", type=positive_float, default=30.0, metavar="HZ",
         help="approximate frame rate of a camera in Hz (default: 30)")  # fmt: skip
-    add("--max-dnns", type=positive, default=24, metavar="N", help="most DNNs at once (default: %(default)s)")
+    add("--max-dnns", type=positive, default=24, metavar="N", help="maximum number of DNNs (default: %(default)s)")
     add_execution(parser, repeats=3, repeat="runs per case", seconds=5.0)
     add_output(parser, "a plot (.png) beside it")
     parser = add_command(
@@ -81,7 +81,7 @@ def _deadlines(args: argparse.Namespace) -> int:
         condition=condition,
         jobs=args.jobs,
         rate_hz=args.rate,
-        most_dnns=args.max_dnns,
+        max_dnns=args.max_dnns,
         repeats=args.repeats,
         seconds=args.seconds,
         seed=args.seed,

@@ -55,13 +55,15 @@ def _run(args: argparse.Namespace) -> int:
         [
             row["condition"],
             *(
-                f"{row['error_m'][it]['p50']:.3f} ({row['found'][it]:.0%})" if it in row["error_m"] else "-"
-                for it in distances
+                f"{row['error_m'][distance]['p50']:.3f} ({row['found'][distance]:.0%})"
+                if distance in row["error_m"]
+                else "-"
+                for distance in distances
             ),
         ]
         for row in rows
     ]
-    print(table(["lines, median error in m", *(f"at {it} m" for it in distances)], cells))
+    print(table(["lines, median error in m", *(f"at {distance} m" for distance in distances)], cells))
     if args.plot is not None:
         _plot(args.plot, args, lanes_of)
     write_figures(

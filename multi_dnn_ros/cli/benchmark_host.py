@@ -14,9 +14,9 @@ from multi_dnn_ros.cli.options import add_device, add_output, add_plot, add_seed
 from multi_dnn_ros.common.errors import CommandError
 
 _DETAILS = """\
-The node and its engine processes process the images of cameras that run as separate processes. Reported per result
-and per frame are CPU time by group of threads, context switches, page faults, latency and memory. Every combination of
---cameras, --sizes, --encodings and --presets is run; --output is written after each of them. Linux only.
+The node and its engine processes process the images of cameras that run as separate processes. The report gives CPU
+time by group of threads, context switches, page faults, latency and memory, per result and per frame. Every combination
+of --cameras, --sizes, --encodings and --presets is run; --output is written after each of them. Linux only.
 
 presets:
   builtin      the three built-in DNNs
@@ -87,7 +87,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         with log_folder(args.logs) as folder:
             measure_host(cases, folder, args.seconds, args.device, args.seed, print, keep)
-    finally:  # also after Ctrl-C or the failure of a case: what was measured until then
+    finally:  # also after Ctrl-C or the failure of a case, for what was measured before it
         if finished:
             print(host_table(finished))
             if args.output is not None:

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 _LOAD = """\
 Three cameras send images to a node over loopback DDS; one sends more than four times the rate that can be served. The
-run passes if latency and memory at its end are as they were in its second minute (if it is shorter than 5 minutes: in
-its second fifth), every frame is accounted for, no camera gets less than 80 % of its share, and the node ends in time
-(exit code 1 if not). --camera replaces the three cameras by cameras of your own, each at its rate; their shares are not
-checked.
+run passes if latency and memory at its end are about the same as in its second minute (if it is shorter than 5 minutes:
+in its second fifth), every frame is accounted for, no camera gets less than 80 % of its share, and the node ends in
+time (exit code 1 if not). --camera replaces the three cameras by cameras of your own, each at its rate; their shares
+are not checked.
 """
 _CAMERA_FAULTS = """\
-Of three cameras one stalls, sends broken images, is killed and comes back. The run passes if the results of the other
+One of three cameras stalls, sends broken images, is killed and comes back. The run passes if the results of the other
 two are not affected and the node reports each fault (exit code 1 if not).
 """
 _ISOLATION = """\
@@ -42,7 +42,7 @@ turn, and compares rate, latency, CPU time and memory.
 """
 _CYCLES = """\
 Each cycle activates the node, serves one frame per camera and deactivates the node. The run passes if memory, threads
-and file descriptors of the last cycles are as those of the first ones (exit code 1 if not).
+and file descriptors do not grow from the first cycles to the last ones (exit code 1 if they do).
 """
 
 
@@ -89,7 +89,7 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_node(parser: argparse.ArgumentParser, random: str = "") -> None:
-    """What the node is configured by. random: what is generated from --seed; empty: nothing."""
+    """Options that configure the node, and --output. random: what is generated from --seed; empty: nothing."""
     add_params_file(parser)
     add_device(parser, default=None)
     if random:
@@ -97,9 +97,9 @@ def _add_node(parser: argparse.ArgumentParser, random: str = "") -> None:
     add_output(parser)
 
 
-def _add_seconds(parser: argparse.ArgumentParser, of: str, default: float) -> None:
+def _add_seconds(parser: argparse.ArgumentParser, what: str, default: float) -> None:
     parser.add_argument("--seconds", type=positive_float, default=default, metavar="S",
-                        help=f"length of each {of} in seconds (default: %(default)g)")  # fmt: skip
+                        help=f"length of each {what} in seconds (default: %(default)g)")  # fmt: skip
 
 
 def _add_camera(parser: argparse.ArgumentParser, text: str) -> None:
@@ -128,7 +128,7 @@ def _plans(cameras: list[tuple[str, tuple[int, int], float, str]]) -> list[Camer
 
 
 def _finish(args: argparse.Namespace, figures: dict[str, Any], table: str) -> int:
-    """Print the table, write the figures; 1 for a run that did not pass."""
+    """Print the table and write the figures. Returns the exit code, 1 for a run that did not pass."""
     print(table)
     write_figures(args.output, figures, scenario=args.scenario)
     return 0 if figures.get("passed", True) else 1

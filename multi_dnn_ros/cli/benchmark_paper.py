@@ -12,7 +12,7 @@ from multi_dnn_ros.common.errors import CommandError, UsageError
 
 _PAPER = """\
 The experiments of Kim, Kim and Kim (2022), the paper whose method this package implements: several DNNs at once, each
-starting its next inference when the last one ends. Measured is the time of one inference while all of them run.
+starting its next inference when the previous one ends. The time of one inference is measured while all of them run.
 
 Every condition runs once in each repeat, in random order; ratios are taken within a repeat. Without --artifacts weights
 are random; decomposed networks have the structure that results from the paper's reductions of MACs.
@@ -33,7 +33,7 @@ multi-dnn benchmark paper --set fig5 --sms 16 --no-tf32 --output fig5_16.json --
 multi-dnn benchmark paper --set mixed --conditions ori_mp ours_fp16 compile_mp --repeats 9
 """
 _REPORT = "The files must come from one machine and the same settings."
-_BESIDE = "tables (.md) and plots (.png) beside it"
+_EXTRA_FILES = "tables (.md) and plots (.png) beside it"
 
 
 def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
@@ -56,14 +56,14 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
         help="folder `networks` of `python -m multi_dnn_ros.training controlled`: all conditions run the very networks "
         "that were scored; or a folder with <builder>.safetensors, written by `multi-dnn decompose`, for conditions "
         "ours_dcomp* (default: random weights, decomposed by the paper's ratios)")  # fmt: skip
-    add_output(parser, f"{_BESIDE}, after each repeat")
+    add_output(parser, f"{_EXTRA_FILES}, after each repeat")
     add("--resume", action="store_true", help="continue an interrupted run from its --output file")
     parser = add_command(
         scenarios, "paper-report", "merge results of scenario paper into one set of tables and plots", details=_REPORT,
         examples="multi-dnn benchmark paper-report fig5.json fig6.json --output all.json", run=_paper_report,
     )  # fmt: skip
     parser.add_argument("results", nargs="+", type=Path, metavar="JSON", help="files of `multi-dnn benchmark paper`")
-    add_output(parser, _BESIDE)
+    add_output(parser, _EXTRA_FILES)
 
 
 def _paper(args: argparse.Namespace) -> int:

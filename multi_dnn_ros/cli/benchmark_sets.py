@@ -1,4 +1,4 @@
-"""What the scenarios paper, deadlines and important share: they run sets of networks with random weights."""
+"""Options and checks of the scenarios paper, deadlines and important, which run sets of randomly weighted networks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_execution(parser: argparse.ArgumentParser, *, repeats: int, repeat: str,
 
 
 def add_condition(parser: argparse.ArgumentParser) -> None:
-    """--condition, of those that use the engine."""
+    """--condition, limited to conditions that use the engine."""
     from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
 
     engine = [name for name, condition in CONDITIONS.items() if condition.layout == "engine" and not condition.batched]
@@ -54,7 +54,7 @@ def check_output(output: Path | None) -> None:
     """Check --output before the run.
 
     Raises UsageError for a file that cannot be written or that has the suffix of the files written beside it, and
-    MissingExtra without the library that draws.
+    MissingExtra if matplotlib is not installed.
     """
     if output is None:
         return
@@ -65,7 +65,7 @@ def check_output(output: Path | None) -> None:
 
 
 def chosen_device(args: argparse.Namespace) -> torch.device:
-    """The device of --device; UsageError where it has no --sms SMs."""
+    """The device of --device. Raises UsageError if it cannot provide --sms SMs."""
     from multi_dnn_ros.benchmark.paper.partition import check_partition
     from multi_dnn_ros.pipeline.choices import choose_device
 
@@ -75,7 +75,7 @@ def chosen_device(args: argparse.Namespace) -> torch.device:
 
 
 def chosen_set(name: str) -> DnnSet:
-    """The set of --set. UsageError for a name that stands for several."""
+    """The set of --set. Raises UsageError for a name that stands for several sets."""
     from multi_dnn_ros.benchmark.paper.sets import choose_sets
 
     sets = choose_sets([name])
@@ -85,7 +85,7 @@ def chosen_set(name: str) -> DnnSet:
 
 
 def chosen_networks(option: str, names: Sequence[str] | None, dnns: DnnSet) -> tuple[Network, ...]:
-    """Networks of a set by name; without names all its networks, each once."""
+    """The networks of a set that `names` lists; if it lists none, each network of the set once."""
     known = {network.builder: network for network in dnns.kinds}
     for name in names or ():
         if name not in known:
@@ -94,6 +94,6 @@ def chosen_networks(option: str, names: Sequence[str] | None, dnns: DnnSet) -> t
 
 
 def print_progress() -> Callable[[str], None]:
-    """Prints lines with the seconds since this call."""
+    """Return a function that prints a line with the seconds since this call."""
     begin = time.monotonic()
     return lambda text: print(f"{time.monotonic() - begin:6.0f} s  {text}", flush=True)

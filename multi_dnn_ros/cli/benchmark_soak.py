@@ -27,8 +27,8 @@ run the overlay is subscribed to at times, parameters are changed, DNNs are swit
 engine process is killed, and the results are recorded.
 
 The run passes (exit code 0) if every frame is accounted for, memory, threads, file descriptors, latency and number of
-results at the end are as they were after ten minutes, every action was carried out, all DNNs served again after every
-fault, and nothing is left behind (docs/soak.md).
+results at the end are about the same as after ten minutes, every action was carried out, all DNNs served again after
+every fault, and nothing is left behind (docs/soak.md).
 """
 
 
@@ -46,7 +46,7 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
         help="length of the run in minutes, at least 0.25 (default: %(default)g)")  # fmt: skip
     add("--kill-every", type=not_negative, default=300.0, metavar="S",
         help="time between two kills of the engine process in seconds, rounded so that the compared windows have whole "
-        "rounds; at least 5, or 0: neither kills nor model swaps, so that one process serves for the whole run "
+        "rounds; at least 5, or 0 for neither kills nor model swaps, so that one process serves for the whole run "
         "(default: %(default)g)")  # fmt: skip
     add("--rate", type=positive_float, default=4.0, metavar="HZ",
         help="images per second and camera (default: %(default)g)")  # fmt: skip

@@ -19,9 +19,9 @@ results that take long to compute in ~/.cache/multi_dnn_ros (docs/providers.md l
 auto it also measures which backend is the fastest; the node then uses that one. Afterwards it configures again, from
 the caches, to show how long the node will take.
 
-Run it on the robot, because the results depend on the machine and on the versions of its libraries. Entries of another
-machine or version are never used; the summary names them, and they can be deleted. Stop other programs while backends
-are measured.
+Run it on the robot, because the results depend on the machine and on the versions of its libraries. Entries from
+another machine or version are never used; the summary names them, and they can be deleted. Stop other programs while
+backends are measured.
 
 CONFIG is a parameter file as for `multi-dnn run`. Exit code 1: a DNN cannot be configured; the message says why.
 """
@@ -48,7 +48,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, print progress and the summary."""
+    """Fill the caches, and print progress and the summary."""
     check_files(args, "output")
     if args.node is not None and not args.node.startswith("/"):
         raise UsageError(f"--node is '{args.node}'; expected a full name such as /multi_dnn")
@@ -75,11 +75,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary(built: Built) -> str:
-    """Tables of the caches and of the times, and what is not used."""
+    """Tables of the caches and of the times, and the entries that are not used."""
     from multi_dnn_ros.common.reporting import table
 
     caches = table(
-        ["cache", "where", "files made", "KiB made", "KiB in all"],
+        ["cache", "where", "files made", "KiB made", "KiB in total"],
         [
             [made.kind.what, str(made.kind.path), str(made.files), f"{made.size_bytes / 1024:.0f}",
              f"{made.total_bytes / 1024:.0f}"]
@@ -91,9 +91,9 @@ def summary(built: Built) -> str:
         ["seconds to configure", "first", "from the caches"],
         [
             *([name, f"{first:.1f}", f"{again:.1f}"] for name, (first, again) in built.by_dnn_s.items()),
-            ["in all, with starting the processes", f"{built.first_s:.1f}", f"{built.again_s:.1f}"],
+            ["in total, including the start of the processes", f"{built.first_s:.1f}", f"{built.again_s:.1f}"],
         ],
     )
     foreign = [line for made in built.caches for line in made.foreign]
-    note = "\n\nNot used, of another machine or version:\n" + "\n".join(f"  {line}" for line in foreign)
+    note = "\n\nNot used, from another machine or version:\n" + "\n".join(f"  {line}" for line in foreign)
     return f"\n{caches}\n\n{times}" + (note if foreign else "")

@@ -1,4 +1,4 @@
-"""Makes the caches that configuring reads: configures the DNNs as the node does, and then again from the caches."""
+"""Fills the caches that configuring reads: configures the DNNs as the node does, and then again from the caches."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class CacheKind:
 
 @dataclass(frozen=True)
 class Made:
-    """What one cache has after the build. files, size_bytes: written now. total_bytes: of the whole cache. foreign: a
-    line for each entry of another machine or version, which is not used.
+    """One cache after the build. files, size_bytes: number and size of the files it wrote. total_bytes: size of the
+    whole cache. foreign: a line for each unused entry, from another machine or version.
     """
 
     kind: CacheKind
@@ -48,10 +48,10 @@ class Made:
 
 @dataclass(frozen=True)
 class Built:
-    """Result of build_caches(). first_s, again_s: to configure, with the caches as they were and from the caches.
+    """Result of build_caches(). first_s, again_s: times to configure, before and after the caches are filled.
 
-    by_dnn_s: the same two times for each DNN, all its devices together, without starting the processes and without what
-    is done for all DNNs of a device at once. caches: in the order of kinds().
+    by_dnn_s: the same two times for each DNN, summed over its devices, without the start of the processes and without
+    work that is done once for all DNNs of a device. caches: in the order of kinds().
     """
 
     first_s: float
@@ -62,14 +62,14 @@ class Built:
 
 def kinds() -> tuple[CacheKind, ...]:
     """The caches that configuring reads and writes."""
-    own = cache_folder()
+    folder = cache_folder()
     return (
-        CacheKind("durations of configuring, for the progress", own / "configure"),
-        CacheKind("int8 networks (calibration)", own / "int8"),
-        CacheKind("checks of .onnx files", own / "onnx"),
-        CacheKind("numbers of streams (branches)", own / "branches"),
-        CacheKind("measured siblings (merge_siblings)", own / "siblings"),
-        CacheKind("costs of the DNNs on each device (placement)", own / "placement.json"),
+        CacheKind("durations of configuring, for the progress", folder / "configure"),
+        CacheKind("int8 networks (calibration)", folder / "int8"),
+        CacheKind("checks of .onnx files", folder / "onnx"),
+        CacheKind("numbers of streams (branches)", folder / "branches"),
+        CacheKind("measured siblings (merge_siblings)", folder / "siblings"),
+        CacheKind("costs of the DNNs on each device (placement)", folder / "placement.json"),
         CacheKind("layer times (blocking_ms)", LAYER_TIMES.folder, LAYER_TIMES),
         CacheKind("measured backends", CHOICES.folder, CHOICES),
         CacheKind("networks compiled by execution providers (TensorRT engines, OpenVINO)", COMPILED.folder, COMPILED),
@@ -80,15 +80,15 @@ def kinds() -> tuple[CacheKind, ...]:
 def build_caches(
     config: NodeConfig, make_host: Callable[[], Host], report: Callable[[str], None], clock: Callable[[], float]
 ) -> Built:
-    """Configure twice, each time in new processes; the first time `backend: auto` is measured, so that the second time,
-    and afterwards the node, reads the choice. Raises what Host.configure raises.
+    """Configure twice, each time in new processes: first with the backends of DNNs with `auto` measured, then reading
+    the choice, as the node will. Raises what Host.configure raises.
 
     make_host: a host for `config`. report: called with a line per step. clock: seconds.
     """
     before = {kind.path: snapshot(kind.path) for kind in kinds()}
     measured = config.model_copy(update={"dnns": {name: _measured(dnn) for name, dnn in config.dnns.items()}})
     first_s, first = _configure(measured, make_host, report, clock)
-    if config.placement == "auto" and measured != config:  # the costs of `auto`, which are now those of the choices
+    if config.placement == "auto" and measured != config:  # costs with `auto`, which now stands for the measured choice
         _configure(config, make_host, report, clock)
     made = tuple(_made(kind, before[kind.path]) for kind in kinds())
     report("configuring again, from the caches")
@@ -104,7 +104,7 @@ def _measured(settings: DnnConfig) -> DnnConfig:
 def _configure(
     config: NodeConfig, make_host: Callable[[], Host], report: Callable[[str], None], clock: Callable[[], float]
 ) -> tuple[float, dict[str, float]]:
-    """(seconds, seconds by DNN)."""
+    """Configure once. Returns the seconds in total and by DNN."""
     begin = clock()
     by_dnn_s: dict[str, float] = {}
     last, last_s = "", begin  # DNN and time of the latest step
@@ -113,7 +113,7 @@ def _configure(
         nonlocal last, last_s
         now = clock()
         report(f"{now - begin:7.1f} s  {step.text}")
-        if step.dnn:  # it has taken the time since the latest step, unless this is the first one of its device
+        if step.dnn:  # the time since the latest step, unless this is the first step of its device
             by_dnn_s[step.dnn] = by_dnn_s.get(step.dnn, 0.0) + (now - last_s if last else 0.0)
         last, last_s = step.dnn, now
 
@@ -127,7 +127,7 @@ def _configure(
 
 
 def snapshot(path: Path) -> Snapshot:
-    """The file, or all files below the folder; it need not exist."""
+    """Time and size of the file, or of all files below the folder; `path` need not exist."""
     found = {}
     for file in path.rglob("*") if path.is_dir() else (path,):
         try:
@@ -152,7 +152,7 @@ def foreign_entries(cache: MachineCache) -> Sequence[str]:
     for entry in cache.entries():
         gpu = "gpu" in entry.machine
         if gpu and not torch.cuda.is_available():
-            lines.append(f"{entry.folder}: of a GPU ({entry.machine['gpu']}); there is none here")
+            lines.append(f"{entry.folder}: made on a GPU ({entry.machine['gpu']}); this machine has none")
         elif gpu:
             every = [hardware_facts(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
             if all(entry.differences(facts) for facts in every):

@@ -83,7 +83,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="start when the image topic has N subscribers and each truth topic one, so that none misses the first "
         "image (default: 0)")  # fmt: skip
     add("--wait-timeout", type=positive_float, default=120.0, metavar="S",
-        help="fail after waiting this many seconds for them (default: 120)")  # fmt: skip
+        help="fail after waiting this many seconds for the subscribers (default: 120)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

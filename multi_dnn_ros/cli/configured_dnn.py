@@ -1,4 +1,4 @@
-"""Options of commands that take a DNN from a parameter file in place of MODEL."""
+"""Options of commands that take a DNN from a parameter file instead of MODEL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_configured_dnn(parser: argparse._ActionsContainer) -> None:
     """--params-file and --dnn."""
     add = parser.add_argument
     add("--params-file", type=Path, metavar="YAML",
-        help="in place of MODEL: a DNN of this parameter file, with all results of parameter `outputs`, its crop and "
+        help="instead of MODEL: a DNN of this parameter file, with all results of parameter `outputs`, its crop and "
         "its tiles")  # fmt: skip
     add("--dnn", metavar="NAME", help="the DNN of --params-file (default: its only one)")
 

@@ -210,7 +210,7 @@ def _latency(
     shape: tuple[int, ...],
     target: Target | None,
 ) -> list[dict[str, Any]]:
-    """Times of original and result from one run: measured by the policy when it chose, or now."""
+    """Times of the original and the result from one run: those of the policy when it chose the ranks, or new ones."""
     from multi_dnn_ros.compression.measured import Measured, NetworkTime
     from multi_dnn_ros.planning.timing import compare
 

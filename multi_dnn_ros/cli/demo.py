@@ -14,7 +14,7 @@ from multi_dnn_ros.common.errors import UsageError
 
 _DETAILS = """\
 A camera process publishes images of a drive along a generated road, and the node processes them, both on the loopback
-interface. The results are recorded and compared with the known truth. The first drive uses the package's three DNNs,
+interface. The results are recorded and compared with the ground truth. The first drive uses the package's three DNNs,
 the second the same DNNs decomposed and retrained, on the same road.
 
 Prints rate, latency (from the image's stamp to the receipt of the result), scores and drops of every DNN, and what
@@ -28,13 +28,13 @@ Written to the output folder, and for the decomposed DNNs to its subfolder `deco
   node.log, camera.log       output of the two processes
   comparison.json            figures of both drives (in the output folder only)
 
-Those of an earlier demo are replaced; a recording or results of something else in their place are an error.
+Files of an earlier demo are replaced. A recording or results of any other origin with these names are an error.
 
 With --video every frame of a video goes through the DNNs of --model, each as NAME=MODEL; a NAME of lane, object or
 pedestrian is also its role. MODEL is builtin:<name> or a file; a network of torchvision, which needs parameter
-`weights`, runs with --params-file. Without both options the package's DNNs run. There is no truth to compare with: the
-table and summary.json contain the number of results by class, and the times per frame. Written are overlay.mp4,
-overlay.png, summary.json and bag/.
+`weights`, runs with --params-file. Without both options the package's DNNs run. As there is no ground truth, the table
+and summary.json contain the number of results by class and the times per frame. overlay.mp4, overlay.png, summary.json
+and bag/ are written.
 """
 _EXAMPLES = """\
 multi-dnn demo
@@ -55,7 +55,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add = parser.add_argument
     add("--output", type=Path, default=Path("out/demo"), metavar="DIR", help="output folder (default: out/demo)")
     add("--seconds", type=positive_float, metavar="S",
-        help="seconds of each drive (default: 15), or of the part of --video (default: all)")  # fmt: skip
+        help="seconds of each drive (default: 15), or of the part of --video to use (default: all)")  # fmt: skip
     add("--rate", type=positive_float, metavar="HZ", help="images per second (default: 10)")
     add("--size", type=size, metavar="WxH", help="size of the images in pixels (default: 640x480)")
     add("--seed", type=natural, metavar="N", help="random seed of the road (default: 8)")
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo. Returns 1 if a DNN published nothing."""
     if args.video is not None:
         if args.model and args.params_file is not None:
-            raise UsageError("--model and --params-file name the DNNs; give one of them")
+            raise UsageError("--model and --params-file both name the DNNs; give only one of them")
         return run_video(args)
     for option in ("model", "device"):
         if getattr(args, option):

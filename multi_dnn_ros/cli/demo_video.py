@@ -65,7 +65,7 @@ def run_video(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> NodeConfig:
-    """The DNNs of --model on one camera; without it those of --params-file, or the built-in ones, on its first."""
+    """The DNNs of --model on one camera; without --model those of the parameter file on its first camera."""
     from multi_dnn_ros.models.decoder_choice import with_assumed_labels
     from multi_dnn_ros.settings.flat_parameters import to_config
 
@@ -80,7 +80,7 @@ def _config(args: argparse.Namespace) -> NodeConfig:
         return config.model_copy(update={"cameras": {camera: config.cameras[camera]}, "dnns": dnns})
     models = dict(args.model)
     if len(models) < len(args.model):
-        raise UsageError("--model names a DNN twice; give each its own name")
+        raise UsageError("--model names a DNN twice; give each DNN its own name")
     flat: dict[str, Any] = {"cameras": ["front"], "dnns": list(models)}
     for name, model in models.items():
         flat |= {f"dnn.{name}.role": name, f"dnn.{name}.model": model}
@@ -121,16 +121,16 @@ def _replay(
         replay, kinds = replay_of(config, runner, dnns, {camera: topic}, writer, _NODE)
         bar = stack.enter_context(tqdm(total=video.frames or None, unit="frame", desc="video", disable=None))
         picture = None
-        most = -1
+        max_found = -1
 
         def draw_frame(outcome: FrameOutcome) -> None:
-            nonlocal picture, most
+            nonlocal picture, max_found
             found = figures.add(outcome)
             if any(isinstance(end, Result) for end in outcome.in_order()):
                 image = drawn(kinds, outcome)
                 overlay.write(image, outcome.frame.stamp_ns)
-                if found > most:
-                    picture, most = image, found
+                if found > max_found:
+                    picture, max_found = image, found
 
         summary = replay.run(video, writer, with_input=True, on_frame=draw_frame, progress=bar.update)
     if picture is not None:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 _DETAILS = """\
 The CPU and the GPUs of this machine: name, memory, cores or SMs, measured arithmetic throughput per precision, measured
-bandwidths of memory, of copies between host and GPU and of those between GPUs, and the backends and precisions that
-work there. For those that do not work the reason is given.
+bandwidths of memory, of copies between host and GPU and between GPUs, and the backends and precisions that work there.
+For those that do not work the reason is given.
 
-Throughput is that of a large matrix product or 3x3 convolution, whichever is faster (int8: a matrix product): no DNN is
+Throughput is that of a large matrix product or 3x3 convolution, whichever is faster (int8: a matrix product). No DNN is
 faster. Measuring takes some seconds per device; stop other programs while it runs.
 """
 _EXAMPLES = """\
@@ -39,12 +39,12 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="write everything to this JSON file")
-    add("--list", action="store_true", help="do not measure")
+    add("--list", action="store_true", help="list the devices without measuring them")
     add("--threads", type=natural, default=0, metavar="N", help="CPU threads; 0: one per core (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Find, measure, print tables, write JSON."""
+    """Find and measure the devices, print tables and write JSON."""
     if args.json is not None:
         check_writable("--json", args.json)
     import torch

@@ -20,7 +20,7 @@ from multi_dnn_ros.cli.network_arguments import (
     add_model,
     add_network,
     add_target,
-    check_built,
+    check_weights,
     instances,
     read_data,
     read_target,
@@ -50,8 +50,8 @@ Classifiers get top-1 and top-5 accuracy, detectors COCO's mAP, lane networks th
 pixels at a width of 320. Scores are those of the network in float32; --served adds a row with the scores at the
 precision and backend that the node uses.
 
---params-file scores each result of a DNN with its configured crop and tiles, on whole images. It is compared with the
-truth of its kind, in pixels of the image. Results of a kind without a score are listed with the reason.
+--params-file scores each result of a DNN with its configured crop and tiles, on whole images. Each result is compared
+with the ground truth of its kind, in pixels of the image. Results of a kind without a score are listed with the reason.
 
 --units adds a row with the scores of the network computed by several processors at once, in batches of --batch-size,
 as `multi-dnn partition run` does, and prints the images per second. It needs the tables of `multi-dnn partition
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.pipeline.choices import choose_device
     from multi_dnn_ros.training.comparison import JSON_NAME, rows_of, threshold_tables, write_report
 
-    check_built(args, args.models)
+    check_weights(args, args.models)
     if args.report is not None:
         check_writable("--report", args.report / JSON_NAME)
     device = choose_device(args.device, "--device is")
@@ -168,7 +168,7 @@ def _calibration(folder: str, network: Trainable) -> list[tuple[torch.Tensor, ..
 def _scored(
     args: argparse.Namespace, network: Trainable, device: torch.device, target: Target | None
 ) -> list[dict[str, Any]]:
-    """The row of a network; with a target, its row as the node serves it; with --units, its row on them."""
+    """The rows of a network: in float32; with a target, as the node serves it; with --units, as computed by them."""
     from multi_dnn_ros.training.comparison import label
     from multi_dnn_ros.training.served import Served
 
@@ -202,12 +202,12 @@ def _scored(
 
 
 def _on_units(args: argparse.Namespace, network: Trainable, stack: ExitStack) -> UnitNetwork:
-    """The network computed by --units. stack: ends them."""
-    from multi_dnn_ros.cli.network_arguments import own_weights
+    """The network computed by --units. stack: closes the session."""
+    from multi_dnn_ros.cli.network_arguments import weights_of
     from multi_dnn_ros.partition.executor import NetworkRequest
     from multi_dnn_ros.partition.unit_network import UnitNetwork
 
-    weights, classes = own_weights(args, network.model)
+    weights, classes = weights_of(args, network.model)
     request = NetworkRequest(network.model, weights, classes, args.size)
     session = plan_session(network.model, args.precision, args.units, tables_folder(args), args.batch_size, request)
     return UnitNetwork(stack.enter_context(session))
@@ -220,7 +220,7 @@ def _cost(network: Trainable) -> dict[str, Any]:
     from multi_dnn_ros.models.sources import weights_file
 
     width, height = network.size
-    paid = cost(network.network, (torch.zeros(1, 3, height, width),))
+    network_cost = cost(network.network, (torch.zeros(1, 3, height, width),))
     file = weights_file(network.model)
     description = network.source.description
     return {
@@ -228,9 +228,9 @@ def _cost(network: Trainable) -> dict[str, Any]:
         "served": None,
         "input_size": list(network.size),
         "decomposed_layers": len(description.plan) if description is not None else 0,
-        "macs": paid.macs,
-        "parameters": paid.parameters,
-        "file_bytes": file.stat().st_size if file is not None else paid.bytes,
+        "macs": network_cost.macs,
+        "parameters": network_cost.parameters,
+        "file_bytes": file.stat().st_size if file is not None else network_cost.bytes,
         "scores": {},
         "latency_ms": [],
     }
@@ -287,7 +287,7 @@ def _rows(args: argparse.Namespace, data: Data) -> Rows:
 def _add_latency(
     args: argparse.Namespace, target: Target, networks: list[Trainable], entries: list[list[dict[str, Any]]]
 ) -> None:
-    """Time each network, as the node serves it; both rows of a network show this time."""
+    """Time each network as the node serves it; all rows of a network show this time."""
     from multi_dnn_ros.planning.timing import compare
 
     if len({network.size for network in networks}) > 1:

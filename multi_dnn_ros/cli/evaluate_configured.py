@@ -18,16 +18,16 @@ _BY_MODEL: dict[str, object] = {
 
 
 def check(args: argparse.Namespace) -> None:
-    """UsageError unless the arguments name models or a parameter file."""
+    """Raise UsageError unless the arguments name either models or a parameter file."""
     check_configured(args, _BY_MODEL)
     if args.params_file is not None and args.models:
-        raise UsageError("MODEL and --params-file name a model; give one of them")
+        raise UsageError("MODEL and --params-file both name a model; give only one of them")
     if args.params_file is None and not args.models:
         raise UsageError("expected MODEL, or --params-file")
 
 
 def evaluate_configured(args: argparse.Namespace) -> int:
-    """Score the DNN on the test part of each --data, print a table, and write the report. Exit code 1: no result has a
+    """Score the DNN on the test part of each --data, print a table, and write the report. Returns 1 if no result has a
     score.
     """
     from multi_dnn_ros.common.reporting import provenance, table, write_json
@@ -44,7 +44,7 @@ def evaluate_configured(args: argparse.Namespace) -> int:
     device = choose_device(args.device, "--device is")
     dnn = load_dnn(name, config.dnns[name])
     results: list[dict[str, Any]] = []
-    # All are opened first, so that a mistake in the last one is reported before the others are scored.
+    # Open all data first, so that a mistake in the last --data is reported before the others are scored.
     for images in [whole_images(data, scored_labels(dnn), args.scenes, args.limit) for data in args.data]:
         try:
             found = score_dnn(dnn, images, device)

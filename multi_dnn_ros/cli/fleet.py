@@ -1,4 +1,4 @@
-"""``multi-dnn fleet``: several trainings share the GPUs of a machine fairly."""
+"""``multi-dnn fleet``: several training runs share the GPUs of a machine fairly."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from multi_dnn_ros.fleet.launcher import Launcher
 
 _DETAILS = """\
-Every training of the file runs as one process per unit. Its mini-batch is divided over the units in tenths, and every
-period the tenths of the training with the largest slow-down may change, so that all are slowed down alike. Each image
-counts the same in the gradients, whichever unit computes it.
+Every job of the file is a training run with one process per unit. Its mini-batch is divided over the units in tenths,
+and every period the tenths of the job with the largest slow-down may change, so that all jobs are slowed down alike.
+Each image counts the same in the gradients, whichever unit computes it.
 
 The file is read again when it changes: new jobs are added, jobs that are no longer in it are stopped with a
 checkpoint. An interrupted fleet continues from its checkpoints when the same command is given again. With --cluster the
 units are on the hosts of a Ray cluster, and DIR and the data must be on a file system that all hosts share.
 
 With --measure, training steps of the file's networks are timed on the first unit; with --simulate, the file is
-simulated with such times, beside two baselines: equal shares on all units, and one unit per job.
+simulated with such times and compared with two baselines: equal shares on all units, and one unit per job.
 """
 _EXAMPLES = """\
 multi-dnn fleet jobs.yaml --folder runs
@@ -46,7 +46,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         details=_DETAILS, examples=_EXAMPLES, run=run,
     )  # fmt: skip
     add = parser.add_argument
-    add("jobs", type=Path, metavar="YAML", help="file of trainings, see docs/fleet.md")
+    add("jobs", type=Path, metavar="YAML", help="file of training jobs, see docs/fleet.md")
     add("--units", type=_units, metavar="UNIT,...",
         help="units, such as cuda:0,cuda:1 or cpu:1,cpu:1 (processes with one thread each) (default: all GPUs, or two "
         "processes of a CPU); with --cluster, cuda:0 to cuda:3 are any four GPUs of the cluster (default: all of them, "
@@ -61,7 +61,8 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     group = parser.add_argument_group("measure and simulate")
     mode = group.add_argument
     mode("--measure", type=Path, metavar="JSON", help="time training steps, write them to this file and stop")
-    mode("--simulate", type=Path, metavar="JSON", help="file of --measure; nothing is trained")
+    mode("--simulate", type=Path, metavar="JSON",
+         help="simulate with the times in this file of --measure; nothing is trained")  # fmt: skip
     mode("--gpus", type=positive, nargs="+", default=[4], metavar="N",
          help="numbers of units to simulate (default: 4)")  # fmt: skip
     mode("--copies", type=int, default=0, metavar="N",
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     check_files(args, "output", "plot")
     file = read_jobs_file(args.jobs)
     if args.cluster is not None and (args.measure is not None or args.simulate is not None):
-        raise UsageError("--cluster is for trainings; --measure and --simulate use this machine")
+        raise UsageError("--cluster is for training; --measure and --simulate use this machine")
     if args.simulate is not None:
         return _simulate(args, file)
     if args.cluster is not None:

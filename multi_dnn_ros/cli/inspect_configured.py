@@ -75,15 +75,15 @@ def _text(content: dict[str, Any]) -> str:
         lines.append(f"            labels: {shown}")
     image = content.get("image")
     if image is not None:
-        lines += [f"found       {text}" for text in image["found"] or ["nothing over the threshold"]]
+        lines += [f"found       {text}" for text in image["found"] or ["nothing above the threshold"]]
         lines.append(f"picture     {image['file']}")
     return "\n".join(lines)
 
 
 def check(args: argparse.Namespace) -> None:
-    """UsageError for arguments that do not name a model, or a DNN without a parameter file."""
+    """Raise UsageError unless the arguments name either MODEL or a DNN of --params-file."""
     check_configured(args, _BY_MODEL)
     if args.params_file is not None and args.model is not None:
-        raise UsageError("MODEL and --params-file name a model; give one of them")
+        raise UsageError("MODEL and --params-file both name a model; give only one of them")
     if args.params_file is None and args.model is None:
         raise UsageError("expected MODEL, or --params-file")

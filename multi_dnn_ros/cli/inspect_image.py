@@ -20,7 +20,7 @@ from multi_dnn_ros.vision.results import NO_CLASS, Lanes, Mask, boxes_of, result
 def draw_image(dnn: Dnn, image: Path, output: Path) -> dict[str, object]:
     """Run the image through the network, layer by layer in float32, and write the picture with all results.
 
-    Returns `file`, the picture, and `found`, a line for each thing that was found. Raises CommandError.
+    Returns `file`, the picture, and `found`, a line for each object, lane or class that was found. Raises CommandError.
     """
     if not image.is_file():
         raise CommandError(f"--image is {image}, and there is no such file")
@@ -39,7 +39,7 @@ def draw_image(dnn: Dnn, image: Path, output: Path) -> dict[str, object]:
 
 
 def _found(result: object) -> list[str]:
-    """A line for each thing that the model found."""
+    """A line for each object, lane or class that the model found."""
     if (boxes := boxes_of(result)) is not None:
         entries = zip(boxes.boxes, boxes.scores, boxes.class_ids, strict=True)
         return [

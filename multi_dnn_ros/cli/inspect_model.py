@@ -23,7 +23,8 @@ _DETAILS = """\
 Show the inputs and outputs of a model, which decoder reads its outputs and why, its class names, operators, MACs and
 parameters, on which backends of this machine it runs, and the parameters to paste into a file for the node.
 
-Where no decoder fits, the nearest are named with the difference. Exit code 1: the node cannot serve the model as it is.
+If no decoder fits, the nearest ones are listed with the difference. Exit code 1: the node cannot serve the model as it
+is.
 """
 _EXAMPLES = """\
 multi-dnn inspect yolov8n.onnx
@@ -73,9 +74,9 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Inspect, print, draw."""
+    """Inspect the model, print the result and draw the image."""
     if args.output is not None and args.image is None:
-        raise UsageError("--output is the picture of --image, which is missing")
+        raise UsageError("--output is for the picture of --image; give --image, too")
     if args.output is not None and args.output.suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise UsageError(f"--output is {args.output}; expected a name that ends in .png or .jpg")
     inspect_configured.check(args)
@@ -134,7 +135,7 @@ def _text(result: Inspection, content: dict[str, object]) -> str:
     lines += [f"problem     {text}" for problem in result.problems for text in problem.splitlines()]
     image = content.get("image")
     if isinstance(image, dict):
-        lines += [f"found       {text}" for text in image["found"] or ["nothing over the threshold"]]
+        lines += [f"found       {text}" for text in image["found"] or ["nothing above the threshold"]]
         lines.append(f"picture     {image['file']}")
     if result.yaml:
         lines += ["", "# parameters for the node", result.yaml.rstrip()]

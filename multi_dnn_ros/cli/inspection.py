@@ -43,10 +43,11 @@ _BY_MODEL = "named by the model"
 class Inspection:
     """What was found out about a model.
 
-    problems: a line for each reason why the node cannot serve the model. header: of an ONNX file. inputs, outputs: as
-    text, with names if the file has them. size: (width, height). decoder: name; empty: none. why: how it was chosen, or
-    the nearest decoders. labels_from: "parameter", "model", "decoder", "set coco80" (assumed by their number), or
-    "numbers". operators: how often each occurs. macs, parameters: None: unknown. backends: name -> outcome.
+    problems: a line for each reason why the node cannot serve the model. header: that of an ONNX file. inputs, outputs:
+    as text, with names if the file has them. size: (width, height). decoder: its name; empty: none. why: how it was
+    chosen, or the nearest decoders. labels_from: "parameter", "model", "decoder", "set coco80" (assumed by their
+    number), or "numbers". operators: how often each occurs. macs, parameters: None if unknown. backends: name ->
+    outcome.
     """
 
     model: str
@@ -69,7 +70,7 @@ class Inspection:
 
     @property
     def served(self) -> bool:
-        """Whether a backend ran it."""
+        """Whether a backend ran the model."""
         return any(": runs" in text for text in self.backends.values())
 
     def as_json(self) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class Inspection:
 def inspect_model(config: DnnConfig, devices: list[torch.device], *, compile_too: bool = False) -> Inspection:
     """Inspect the model of `config`, whose other parameters replace the metadata of the model.
 
-    devices: those on which backends are tried. compile_too: also try backends that compile for minutes. Raises
+    devices: devices on which backends are tried. compile_too: also try backends that compile for minutes. Raises
     ModelError only for a file that cannot be read at all; other problems are in the result.
     """
     result = Inspection(config.model)
@@ -113,9 +114,9 @@ def inspect_model(config: DnnConfig, devices: list[torch.device], *, compile_too
         if result.header is None:
             raise
         result.problems.append(str(error))
-        _of_header(result, config, result.header)
+        _add_header(result, config, result.header)
         return result
-    _of_source(result, config, source)
+    _add_source(result, config, source)
     if result.decoder:
         try:
             result.dnn = load_dnn(NAME, _complete(config, result))
@@ -127,12 +128,12 @@ def inspect_model(config: DnnConfig, devices: list[torch.device], *, compile_too
         for spec in BACKENDS.usable():
             result.backends[spec.name] = _try_backend(spec, result.dnn, config, devices, compile_too)
         if not result.served:
-            result.problems.append("no backend of this machine runs it")
+            result.problems.append("no backend of this machine runs the model")
     return result
 
 
-def _of_header(result: Inspection, config: DnnConfig, header: OnnxHeader) -> None:
-    """Add what the header contains of an ONNX file whose network cannot be loaded."""
+def _add_header(result: Inspection, config: DnnConfig, header: OnnxHeader) -> None:
+    """Add what the header of an ONNX file says, for a file whose network cannot be loaded."""
     result.inputs, result.outputs = ([_text(value) for value in values] for values in (header.inputs, header.outputs))
     images = [value.shape for value in header.inputs if value.shape is not None and len(value.shape) == 4]
     if images and images[0][2] and images[0][3]:
@@ -140,10 +141,10 @@ def _of_header(result: Inspection, config: DnnConfig, header: OnnxHeader) -> Non
     if all(value.shape is not None for value in header.outputs):
         layout = Layout(tuple(value.shape or () for value in header.outputs), result.size,
                         len(configured_labels(NAME, config)))  # fmt: skip
-        _recognized(result, recognize(layout))
+        _add_decoder(result, recognize(layout))
 
 
-def _of_source(result: Inspection, config: DnnConfig, source: Source) -> None:
+def _add_source(result: Inspection, config: DnnConfig, source: Source) -> None:
     size = result.size = input_size(source, config)
     if result.header is not None:
         result.inputs = [_text(value) for value in result.header.inputs]
@@ -169,10 +170,10 @@ def _of_source(result: Inspection, config: DnnConfig, source: Source) -> None:
             result.decoder = named
             result.why = "parameter decoder" if config.decoder != "auto" else _BY_MODEL
         else:
-            _recognized(result, recognition)
+            _add_decoder(result, recognition)
         classes = next((found.classes for name, found in recognition.matches if name == result.decoder), 0)
     result.inputs = result.inputs or [shape_text(tuple(inputs[0].shape))]
-    _label(result, config, source, classes)
+    _add_labels(result, config, source, classes)
     try:
         counted = cost(source.network, inputs)
         result.macs, result.parameters = counted.macs, counted.parameters
@@ -187,7 +188,7 @@ def _of_source(result: Inspection, config: DnnConfig, source: Source) -> None:
             result.problems.append(str(error))
 
 
-def _recognized(result: Inspection, recognition: Recognition) -> None:
+def _add_decoder(result: Inspection, recognition: Recognition) -> None:
     result.decoder, result.why = recognition.chosen, recognition.why
     if recognition.chosen:
         result.result_kind = DECODERS.get(recognition.chosen).result_kind
@@ -197,7 +198,7 @@ def _recognized(result: Inspection, recognition: Recognition) -> None:
         )
 
 
-def _label(result: Inspection, config: DnnConfig, source: Source, classes: int) -> None:
+def _add_labels(result: Inspection, config: DnnConfig, source: Source, classes: int) -> None:
     given = configured_labels(NAME, config)
     fitting = [key for key, names in LABEL_SETS.items() if len(names) == (source.classes or classes)]
     spec = None

@@ -22,7 +22,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 
 
 def check_passed(figures: Mapping[str, Any], folder: Path) -> None:
-    """CommandError for a run that has not passed. To be called inside :func:`log_folder`, which then keeps the logs."""
+    """Raise CommandError if the run has not passed. Call it inside :func:`log_folder`, which then keeps the logs."""
     if not figures["passed"]:
         raise CommandError(f"the run has not passed; the logs of its processes are in {folder}")
 

@@ -2,7 +2,7 @@
 
 The module of a verb has ``add_parser(subparsers)``, which declares its arguments
 (:func:`multi_dnn_ros.cli.commands.add_command`), and ``run(args) -> int``, which does the work and returns the exit
-code. Large libraries are imported inside ``run``, so that ``--help`` answers at once. A verb that needs optional
+code. Large libraries are imported inside ``run``, so that ``--help`` answers quickly. A verb that needs optional
 libraries (:mod:`multi_dnn_ros.common.extras`) sets their import names as the default ``libraries``.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
@@ -57,12 +57,12 @@ examples:
 `multi-dnn COMMAND --help` explains a command and its options.
 """
 
-#: Most pixels of an image that OpenCV decodes, whatever the header claims. OpenCV reads the variable when it is loaded.
+#: Maximum number of pixels of an image that OpenCV decodes. OpenCV reads the variable when it is loaded.
 _OPENCV_LIMIT = ("OPENCV_IO_MAX_IMAGE_PIXELS", str(1 << 27))
 
 
 def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
-    """The parser of the command line. verbs: those that it accepts, each of which takes time to import."""
+    """The parser of the command line. verbs: the verbs that it accepts, each of which takes time to import."""
     parser = argparse.ArgumentParser(
         prog="multi-dnn",
         usage="multi-dnn [-h] [--version] [--debug] COMMAND ...",
@@ -91,7 +91,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
 
 def split_ros_args(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate our arguments from ``--ros-args ... [--]``, which ROS 2 tools append and rclpy parses."""
-    own: list[str] = []
+    ours: list[str] = []
     ros: list[str] = []
     inside = False
     for argument in argv:
@@ -100,17 +100,17 @@ def split_ros_args(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         elif inside and argument == "--":
             inside = False
         else:
-            (ros if inside else own).append(argument)
-    return own, ros
+            (ros if inside else ours).append(argument)
+    return ours, ros
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: sys.argv[1:]) and return the exit code."""
-    own, ros_args = split_ros_args(sys.argv[1:] if argv is None else argv)
+    ours, ros_args = split_ros_args(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault(*_OPENCV_LIMIT)
-    # The help and the error about an unknown verb list all verbs; a command needs only its own.
-    parser = build_parser(own[:1] if own[:1] and own[0] in VERBS else VERBS)
-    args = parser.parse_args(own)
+    # The help and the error about an unknown verb list all verbs; a command needs only its own parser.
+    parser = build_parser(ours[:1] if ours[:1] and ours[0] in VERBS else VERBS)
+    args = parser.parse_args(ours)
     args.ros_args = ros_args
     program = f"{parser.prog} {args.command}"
     try:
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe(error: Exception) -> str:
-    """An error as one line for people. An unexpected error is shown with its type and how to get its traceback."""
+    """An error as one line for the user. An unexpected error is shown with its type and how to get its traceback."""
     text = " ".join(str(error).split())
     reported = (UsageError, CommandError, MissingExtra, ValueError, OSError, LookupError, TimeoutError)
     expected = isinstance(error, reported)

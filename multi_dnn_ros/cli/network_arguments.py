@@ -1,4 +1,4 @@
-"""Options of the offline commands that name networks and data, and what they stand for."""
+"""Options of the offline commands that name networks and data, and functions that read them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ data (KIND:PATH):
                  a single one
 
 Without DIR/test/, the val part is the test part, and images for choosing the best epoch are held out of train: 5 %, at
-least 50, and whole recordings (NAME of NAME_<frame>.jpg) where there are several.
+least 50, and whole recordings (NAME of NAME_<frame>.jpg) if there are several.
 """
 
 
@@ -55,7 +55,7 @@ def add_measured_networks(parser: argparse._ActionsContainer, also: str) -> None
 def add_model(
     parser: argparse._ActionsContainer, *, several: bool = False, optional: bool = False, what: str = "network"
 ) -> None:
-    """MODEL, or several of it. optional: other options can take its place. what: the first words of its help."""
+    """MODEL, or several of them. optional: other options can replace it. what: the first words of its help."""
     parser.add_argument(
         "models" if several else "model", metavar="MODEL", help=f"{what}: {MODEL_HELP}",
         nargs="*" if several and optional else "+" if several else None,
@@ -113,7 +113,7 @@ def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0
     from multi_dnn_ros.models.sources import load_network
     from multi_dnn_ros.training.trainable import make_trainable
 
-    weights, classes = own_weights(args, model)
+    weights, classes = weights_of(args, model)
     source = load_network(model, weights=weights, num_classes=classes, size=args.size)
     return make_trainable(
         source, model, size=args.size, decoder=args.decoder, labels=args.labels, keep=args.keep, smoothing=smoothing,
@@ -121,8 +121,8 @@ def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0
     )  # fmt: skip
 
 
-def own_weights(args: argparse.Namespace, model: str) -> tuple[str, int]:
-    """--weights and --num-classes as they apply to `model`: models other than torchvision's come with theirs."""
+def weights_of(args: argparse.Namespace, model: str) -> tuple[str, int]:
+    """--weights and --num-classes if `model` takes weights; other models come with their own."""
     from multi_dnn_ros.models.registry import source_of
 
     found = source_of(model)
@@ -147,7 +147,7 @@ def origin(model: str, source: Source) -> str:
 
 
 def check_output(output: Path, model: str, source: Source) -> None:
-    """UsageError unless --output has the suffix that the artifact of this network needs, and can be written."""
+    """Raise UsageError unless --output has the suffix that the artifact of this network needs, and can be written."""
     from multi_dnn_ros.models.artifact import suffix_of
 
     suffix = suffix_of(origin(model, source))
@@ -156,8 +156,8 @@ def check_output(output: Path, model: str, source: Source) -> None:
     check_writable("--output", output)
 
 
-def check_built(args: argparse.Namespace, models: Sequence[str]) -> None:
-    """UsageError for --weights if none of `models` takes them."""
+def check_weights(args: argparse.Namespace, models: Sequence[str]) -> None:
+    """Raise UsageError if --weights is given but none of `models` takes weights."""
     if args.weights == "default":
         return
     from multi_dnn_ros.models.registry import MODEL_SOURCES, source_of
@@ -182,7 +182,7 @@ def add_target(parser: argparse._ActionsContainer) -> None:
 
 
 def check_backend(args: argparse.Namespace) -> None:
-    """UsageError unless --backend names a backend."""
+    """Raise UsageError unless --backend names a backend."""
     known = extensions.names(extensions.BACKENDS)
     if args.backend != "auto" and args.backend not in known:
         raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(known)}")
@@ -191,13 +191,13 @@ def check_backend(args: argparse.Namespace) -> None:
 def read_target(
     args: argparse.Namespace, batch: int = 1, calibration: Callable[[], Sequence[Tensors]] | None = None
 ) -> Target:
-    """How networks are timed: --device, --sms, --backend and --precision.
+    """What networks are timed on: --device, --sms, --backend and --precision.
 
-    calibration: makes inputs of the network, on which int8 is calibrated. Raises UsageError for int8 without it.
+    calibration: makes the inputs on which int8 is calibrated. Raises UsageError for int8 without it.
     """
     if args.precision == "int8" and calibration is None:
         raise UsageError(
-            "--precision int8 is calibrated on images of the network that is served; use `multi-dnn evaluate --served`"
+            "--precision int8 needs images to calibrate the network with; use `multi-dnn evaluate --served`"
         )
     from multi_dnn_ros.benchmark.paper.partition import check_partition
     from multi_dnn_ros.pipeline import choices

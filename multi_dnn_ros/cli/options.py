@@ -1,4 +1,4 @@
-"""Options that many commands share, and what they stand for: parameter file, device, seed, files to write."""
+"""Options that many commands share, for parameter file, device, seed and files to write; reads and checks them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
 
 DEVICES = "auto, cpu, cuda, or cuda:<number>"
-#: Of parameter `device`, which also names a number of threads.
+#: Values of parameter `device`, which can also set the number of CPU threads.
 PARAMETER_DEVICES = "auto, cpu, cpu:<threads>, cuda, or cuda:<number>"
 
 
@@ -28,17 +28,17 @@ def add_params_file(parser: argparse._ActionsContainer) -> None:
 
 
 def add_device(parser: argparse._ActionsContainer, default: str | None = "auto") -> None:
-    """--device. default: None where the parameter file names one; the values are then those of parameter `device`."""
-    allowed, standard = DEVICES, "%(default)s"
+    """--device. default: None if the parameter file sets the device; the option then takes the values of `device`."""
+    allowed, default_text = DEVICES, "%(default)s"
     if default is None:
-        allowed, standard = PARAMETER_DEVICES, "parameter `device` of the parameter file"
-    parser.add_argument("--device", default=default, metavar="NAME", help=f"{allowed} (default: {standard})")
+        allowed, default_text = PARAMETER_DEVICES, "parameter `device` of the parameter file"
+    parser.add_argument("--device", default=default, metavar="NAME", help=f"{allowed} (default: {default_text})")
 
 
-def add_seed(parser: argparse._ActionsContainer, of: str, default: int = 0) -> None:
-    """--seed. of: what is random."""
+def add_seed(parser: argparse._ActionsContainer, what: str, default: int = 0) -> None:
+    """--seed. what: what is random."""
     parser.add_argument(
-        "--seed", type=natural, default=default, metavar="N", help=f"random seed of {of} (default: %(default)s)"
+        "--seed", type=natural, default=default, metavar="N", help=f"random seed of {what} (default: %(default)s)"
     )
 
 
@@ -47,9 +47,9 @@ def add_output(parser: argparse._ActionsContainer, what: str = "write the figure
     parser.add_argument("--output", type=Path, metavar="JSON", help=what)
 
 
-def add_plot(parser: argparse._ActionsContainer, of: str) -> None:
-    """--plot. of: what it shows."""
-    parser.add_argument("--plot", type=Path, metavar="PNG", help=f"write a plot to this file: {of}")
+def add_plot(parser: argparse._ActionsContainer, shown: str) -> None:
+    """--plot. shown: what the plot shows."""
+    parser.add_argument("--plot", type=Path, metavar="PNG", help=f"write a plot to this file: {shown}")
 
 
 def read_config(args: argparse.Namespace, node: str | None = None, **changes: Any) -> NodeConfig:
@@ -69,7 +69,7 @@ def read_config(args: argparse.Namespace, node: str | None = None, **changes: An
 
 
 def check_writable(option: str, path: Path) -> None:
-    """UsageError if the file `path` cannot be written. Called before the work begins, not hours later."""
+    """Raise UsageError if the file `path` cannot be written. Call it before the work begins, not hours later."""
     if path.is_dir():
         raise UsageError(f"{option} is {path}, which is a folder; expected a file")
     folder = next(parent for parent in path.absolute().parents if parent.exists())  # missing folders are created
@@ -78,9 +78,9 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def check_files(args: argparse.Namespace, *options: str) -> None:
-    """Check the files that a command will write before it begins. options: their names, such as `output`.
+    """Before a command begins, check that it can write its files. options: their names, such as `output`.
 
-    Raises MissingExtra if --plot is given without the library that draws, UsageError for a file that cannot be written.
+    Raises MissingExtra if --plot is given and matplotlib is missing, UsageError for a file that cannot be written.
     """
     if getattr(args, "plot", None) is not None:
         require("--plot", "matplotlib")
@@ -91,7 +91,7 @@ def check_files(args: argparse.Namespace, *options: str) -> None:
 
 
 def write_figures(path: Path | None, figures: dict[str, Any], **first: Any) -> None:
-    """Write `figures` to the JSON file of --output, if it was given, after `first` and the provenance; say so."""
+    """Write `first`, the provenance and `figures`, in this order, to the JSON file of --output, if it was given."""
     from multi_dnn_ros.common.reporting import provenance, write_json
 
     if path is not None:

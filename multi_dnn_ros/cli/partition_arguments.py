@@ -1,4 +1,4 @@
-"""Options that the actions of ``multi-dnn partition`` share, and what they stand for."""
+"""Options that the actions of ``multi-dnn partition`` share, and functions that read them."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def stored_tables(
 def find_tables(
     model: str, precision: str, units: Sequence[Unit], folder: Path, *, check: bool, failed: bool = False
 ) -> tuple[list[Unit], dict[str, BatchTable]]:
-    """These units, or all that have a table of the model if there are none, and their tables by unit.
+    """These units and their tables by unit. Without units: all units that have a table of the model.
 
-    check: refuse tables measured on another device or with other library versions than this machine's. failed: also
-    tables in which every measurement failed; otherwise they are refused, and left out with a line on stderr if no units
-    are named. Raises CommandError for a unit without a table, TableError for a table that is refused or does not match
-    the others, ProfileError for a file that is not a table.
+    check: refuse tables measured on another device or with other library versions than this machine's. failed: accept
+    tables in which every measurement failed; otherwise such a table is refused if its unit is named, and left out with
+    a line on stderr if no units are named. Raises CommandError for a unit without a table, TableError for a table that
+    is refused or does not match the others, ProfileError for a file that is not a table.
     """
     from multi_dnn_ros.partition.executor import identity
     from multi_dnn_ros.planning.batch_table import TableError, read_table, table_path
@@ -126,11 +126,11 @@ def find_tables(
             left_out.append(unit)
             continue
         first = next(iter(tables.values()), table)
-        asked = (model, unit.name, precision, first.shape, first.parameters)
+        expected = (model, unit.name, precision, first.shape, first.parameters)
         found = (table.model, table.unit, table.precision, table.shape, table.parameters)
-        if found != asked:
+        if found != expected:
             raise TableError(
-                f"{path} is a table of {found}; expected (model, unit, precision, shape, parameters) {asked}"
+                f"{path} is a table of {found}; expected (model, unit, precision, shape, parameters) {expected}"
             )
         if check:
             device = identity(unit, precision)
@@ -150,9 +150,9 @@ def find_tables(
 def plan_session(
     model: str, precision: str, units: Sequence[Unit], folder: Path, batch: int, network: NetworkRequest
 ) -> BatchSession:
-    """A session of `units` for batches of `batch` images, by their stored tables. Prints how they are divided.
+    """A session of `units` for batches of `batch` images, planned by their stored tables. Prints how these are divided.
 
-    Raises what find_tables raises, PlanError for a batch that the units do not hold, and UnitFailure.
+    Raises what find_tables raises, PlanError for a batch that the units cannot hold, and UnitFailure.
     """
     from multi_dnn_ros.common.reporting import cpu_count
     from multi_dnn_ros.partition.session import BatchSession
@@ -185,7 +185,7 @@ def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
 
 
 def row_table(table: BatchTable) -> str:
-    """The rows of one table as text: medians in milliseconds; of the total also half the interquartile range."""
+    """The rows of one table as text: medians in milliseconds, for the total with half the interquartile range."""
     from multi_dnn_ros.common.reporting import table as markdown
     from multi_dnn_ros.common.reporting import three_digits
 
@@ -195,7 +195,7 @@ def row_table(table: BatchTable) -> str:
         if total is None:
             lines.append([str(row.batch), "-", "-", "-", "-", "-", "-", row.failure])
             continue
-        cells = [three_digits(of.p50) if of else "-" for of in (row.input, row.compute, row.output)]
+        cells = [three_digits(part.p50) if part else "-" for part in (row.input, row.compute, row.output)]
         spread = f"{three_digits(total.p50)} ± {three_digits((total.p75 - total.p25) / 2)}"
         lines.append([str(row.batch), *cells, spread, three_digits(total.p50 / row.batch), str(row.samples), ""])
     return markdown(

@@ -49,5 +49,5 @@ def _run(args: argparse.Namespace) -> int:
         print(f"\nGantt chart in {args.plot}")
     if args.output is not None:
         write_json(args.output, {**provenance(), "model": args.model, "plan": plan_json(plan),
-                                 "subsets": [plan_json(of) for of in subsets.values() if of]})  # fmt: skip
+                                 "subsets": [plan_json(each) for each in subsets.values() if each]})  # fmt: skip
     return 0

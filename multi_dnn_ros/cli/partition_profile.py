@@ -22,8 +22,8 @@ _PROFILE = """\
 The units are measured one after another at batch sizes 2^n - 1, 2^n and 2^n + 1 up to --max-batch, or at those of
 --batches. Times of sizes between two measured ones are interpolated.
 
-Each result is written to the unit's table at once; an interrupted command continues when it is started again. A batch
-size that does not fit in memory is recorded as such, and larger ones are not tried.
+Each result is written to the unit's table immediately; an interrupted command continues when it is started again. A
+batch size that does not fit in memory is recorded as such, and larger ones are not tried.
 """
 _IO = """\
 No network runs. On a GPU the images are copied between host memory and the GPU, on a CPU within memory.
@@ -69,7 +69,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     add("--samples", type=positive, default=15, metavar="N",
         help="runs per batch size, of which medians are reported (default: %(default)s)")  # fmt: skip
     add("--limit", type=positive_float, default=20.0, metavar="S",
-        help="time limit in seconds for the runs of one batch size; at least 3 are made "
+        help="time limit in seconds for the runs of one batch size; there are at least 3 "
         "(default: %(default)g)")  # fmt: skip
 
 
@@ -104,10 +104,10 @@ def _io(args: argparse.Namespace) -> int:
     from multi_dnn_ros.partition.measure import Sampling, measure_transfers
     from multi_dnn_ros.planning.batch_table import BatchTable
 
-    most = args.max_batch or args.batch
-    if most < args.batch:
-        raise UsageError(f"--max-batch is {most}; must be at least --batch, {args.batch}")
-    batches = range(args.batch, most + 1, args.increment)
+    largest = args.max_batch or args.batch
+    if largest < args.batch:
+        raise UsageError(f"--max-batch is {largest}; must be at least --batch, {args.batch}")
+    batches = range(args.batch, largest + 1, args.increment)
     for unit in args.units:
         check_installation(unit)
     for unit in args.units:

@@ -23,7 +23,7 @@ def plan_table(plan: Plan, tables: Mapping[str, BatchTable]) -> str:
          f"{tables[name].predict_ms(plan.batch):.4g}" if tables[name].largest >= plan.batch else "cannot hold it"]
         for name, count in plan.images.items()
     ]  # fmt: skip
-    return table(["unit", "images", "predicted ms", "ms of the batch alone"], rows)
+    return table(["unit", "images", "predicted ms", "whole batch on this unit, ms"], rows)
 
 
 def subset_table(plans: Mapping[tuple[str, ...], Plan | None]) -> str:

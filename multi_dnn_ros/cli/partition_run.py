@@ -99,7 +99,7 @@ def _run(args: argparse.Namespace) -> int:
     if images is None and args.batch is None:
         raise UsageError("--batch or --input is needed: the number of random images, or a file with images")
     plan = SEARCHES[args.search](tables, args.batch if images is None else len(images))
-    if images is None:  # made only once it is known that the units hold them
+    if images is None:  # only now, because the plan has shown that the units can hold them
         images = random_images(shape, args.batch, args.seed)
     warning = oversubscription_warning([unit for unit in chosen if plan.images[unit.name]], cpu_count())
     if warning:
@@ -155,23 +155,23 @@ def _run_on(
 def _check_outputs(
     session: BatchSession, tables: Mapping[str, BatchTable], plan: Plan, images: Array, done: BatchRun
 ) -> float | None:
-    """Compare the outputs of each unit's first and last image with those of another unit that computes them alone.
+    """Compare the outputs of each unit's first and last image with those of another unit that computes these alone.
 
     Returns the largest difference, relative to the largest output; None, with a warning, if no other unit can compute
-    them. Raises CommandError if it exceeds the tolerance.
+    these images. Raises CommandError if the difference exceeds the tolerance.
     """
-    left = [name for name in plan.images if name not in session.failures]
-    computed_by = {name for name in plan.used if name in left} or set(left)
-    ends, first = set(), 0
+    working = [name for name in plan.images if name not in session.failures]
+    computed_by = {name for name in plan.used if name in working} or set(working)
+    chosen, first = set(), 0
     for count in plan.images.values():
-        ends |= {first, first + count - 1} if count else set()
+        chosen |= {first, first + count - 1} if count else set()
         first += count
-    # Comparing a unit with itself proves nothing: that with the fewest images of its own comes first.
-    for name in sorted(left, key=lambda of: (plan.images[of], of)):
+    # Comparing a unit with itself proves nothing, so the unit that computed the fewest images comes first.
+    for name in sorted(working, key=lambda unit: (plan.images[unit], unit)):
         if computed_by == {name}:
             continue
         try:
-            return _difference(session, name, tables[name], images, sorted(ends), done)
+            return _difference(session, name, tables[name], images, sorted(chosen), done)
         except CommandError:
             if name not in session.failures:
                 raise
@@ -185,7 +185,7 @@ def _check_outputs(
 def _difference(
     session: BatchSession, name: str, table: BatchTable, images: Array, chosen: Sequence[int], done: BatchRun
 ) -> float:
-    """The largest difference of the outputs of the chosen images from those of one unit. Raises CommandError."""
+    """The largest difference between the outputs of the chosen images and those of one unit. Raises CommandError."""
     from multi_dnn_ros.partition.run import disagreement, run_rounds
     from multi_dnn_ros.planning.batch_plan import plan_exact
 
@@ -193,9 +193,9 @@ def _difference(
     for begin in range(0, len(chosen), table.largest):
         part = list(chosen[begin : begin + table.largest])
         session.change_plan(plan_exact({name: table}, len(part)))
-        one = run_rounds(session, images[part])
-        largest = max(largest, disagreement([output[part] for output in done.outputs], one.outputs))
-        allowed = 2 * max(done.tolerance, one.tolerance)  # both may deviate
+        reference = run_rounds(session, images[part])
+        largest = max(largest, disagreement([output[part] for output in done.outputs], reference.outputs))
+        allowed = 2 * max(done.tolerance, reference.tolerance)  # both may deviate
         if largest > allowed:
             raise CommandError(
                 f"outputs differ from those of {name} alone by {largest:.2g} of the largest value; allowed: "

@@ -54,7 +54,7 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     add("--drop", type=positive, nargs="+", default=[], metavar="N", help="remove the rows of these batch sizes")
     add("--refresh", type=positive, nargs="+", default=[], metavar="N", help="measure these batch sizes again")
     add("--copy-to", type=units, default=[], metavar="UNIT,...",
-        help="store the table of --units, which is one unit, for these equal units too")  # fmt: skip
+        help="store the table of the one unit in --units for these equal units, too")  # fmt: skip
     add("--csv", type=Path, metavar="CSV", help="write all rows to this file")
     add_plot(parser, "times and rates by batch size")
 
@@ -94,7 +94,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _copied(args: argparse.Namespace, folder: Path, tables: Mapping[str, BatchTable]) -> dict[str, BatchTable]:
-    """The copies of --copy-to by unit, after they were stored. Raises CommandError for a unit that is not equal."""
+    """Store the copies of --copy-to and return them by unit. Raises CommandError for a unit that is not equal."""
     from multi_dnn_ros.partition.executor import identity
     from multi_dnn_ros.planning.batch_table import table_path, write_table
 
@@ -126,6 +126,6 @@ def _merge(args: argparse.Namespace, file: Path, folder: Path) -> None:
     if path.exists():
         known = read_table(path)
         known.require_same(added, str(file))
-        at = {row.batch: row.measured_at for row in known.rows}
-        added = known.with_rows(row for row in added.rows if row.measured_at >= at.get(row.batch, ""))
+        measured_at = {row.batch: row.measured_at for row in known.rows}
+        added = known.with_rows(row for row in added.rows if row.measured_at >= measured_at.get(row.batch, ""))
     write_table(path, added)

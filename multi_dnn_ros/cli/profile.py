@@ -40,8 +40,8 @@ multi-dnn profile fit --params-file config/multi_dnn.yaml --rate front=30
 multi-dnn profile training torchvision:resnet50 --gpus 2 --batch 64
 """
 _LAYERS = """\
-Every layer is timed in its place in the running network, with the data and cache contents that it finds there. Printed
-are the slowest layers, the kinds of layers, the jobs, and the sum of the layers compared with the whole network.
+Every layer is timed within the running network, with the data and cache contents that it finds there. The command
+prints the slowest layers, the kinds of layers, the jobs, and the sum of the layers compared with the whole network.
 
 The bound of a layer is that of the roofline model: the longer of its arithmetic at the device's highest rate and its
 bytes at the highest memory bandwidth. Both rates are measured once per device and cached. A layer can be faster than
@@ -77,7 +77,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add_target(layers, threads=None, default="0; with --predictor: as many as it was trained with")
     add("--realtime", action="store_true",
         help="measure with real-time priority, on a CPU that other processes use too; needs CAP_SYS_NICE")  # fmt: skip
-    add("--longest", type=positive, default=15, metavar="N", help="layers to print (default: %(default)s)")
+    add("--longest", type=positive, default=15, metavar="N", help="number of layers to print (default: %(default)s)")
     add("--output", type=Path, metavar="DIR",
         help="folder for profile.json, layers.csv and plots; one subfolder per model if there are several")  # fmt: skip
     add("--summary", type=Path, metavar="JSON", help="write the totals of all models to this file")

@@ -54,7 +54,7 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
         help="size of the camera images in pixels (default: 640x480)")  # fmt: skip
     add("--frames", type=positive, default=20, metavar="N", help="frames measured per DNN (default: %(default)s)")
     add("--verify", type=positive_float, metavar="S",
-        help="then send decoded frames for this many seconds and check that they are served in time")  # fmt: skip
+        help="afterwards send decoded frames for this many seconds and check that they are served in time")  # fmt: skip
     add("--mixes", type=natural, default=0, metavar="N",
         help="instead of the rates, predict N random mixes of these DNNs near capacity (default: 0)")  # fmt: skip
     add_seed(parser, "the mixes")
@@ -82,16 +82,16 @@ def _run(args: argparse.Namespace) -> int:
         measured = _measure_rates(args, config, pipeline, predictor, rates)
     if measured.unpredicted:
         print(f"measured, because the predictor does not know: {'; '.join(measured.unpredicted[:3])}")
-    entries, right = [], 0
+    entries, correct = [], 0
     for number, (demands, verdict) in enumerate(measured.cases):
         print("\n".join((f"mix {number}:" if args.mixes else "", *_lines(verdict))).lstrip("\n"))
         entry = _entry(demands, verdict)
         if args.verify:
-            cameras = {of.dnn: of.cameras for of in demands}
+            cameras = {demand.dnn: demand.cameras for demand in demands}
             # Mixes have no deadlines.
             lost = lost_frames(measured.tasks, cameras, make_engine, measured.images, args.verify, late=not args.mixes)
             served = max(lost.values()) <= MAX_LOST_SHARE
-            right += served == verdict.fits
+            correct += served == verdict.fits
             print(
                 f"frames sent for {args.verify:g} s: {'served' if served else 'not served'}, lost "
                 + ", ".join(f"{name} {part:.1%}" for name, part in lost.items())
@@ -99,12 +99,12 @@ def _run(args: argparse.Namespace) -> int:
             entry |= {"lost": lost, "served": served}
         entries.append(entry)
     if args.verify:
-        print(f"verdict correct in {right} of {len(entries)} cases")
+        print(f"verdict correct in {correct} of {len(entries)} cases")
     if args.output is not None:
-        services_ms = {name: vars(of) for name, of in measured.services.items()}
+        services_ms = {name: vars(service) for name, service in measured.services.items()}
         summary = {"workers": pipeline.servers, "device": str(pipeline.device),
                    "unpredicted": list(measured.unpredicted), "services_ms": services_ms}  # fmt: skip
-        verified = {"seconds": args.verify, "right": right, "of": len(entries)} if args.verify else None
+        verified = {"seconds": args.verify, "right": correct, "of": len(entries)} if args.verify else None
         write_json(args.output, {**provenance(), **summary, "verified": verified, "cases": entries})
         print(f"written to {args.output}")
     return 0 if args.mixes or all(entry["fits"] for entry in entries) else 1
@@ -112,8 +112,9 @@ def _run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Measured:
-    """services: of each DNN. unpredicted: see Verdict. cases: what is asked for, with the answers. tasks, images:
-    for --verify; images are by camera, or one for all.
+    """services: the service times of each DNN. unpredicted: see Verdict. cases: the demands of each, with the verdict.
+
+    tasks, images: for --verify; one image per camera, or one for all.
     """
 
     services: Mapping[str, Service]
@@ -138,8 +139,8 @@ def _measure_rates(
     fit = measure_fit(config, pipeline, sizes, rates, predictor, args.frames)
     for name, camera in fit.cameras.items():
         if camera.size != args.size:
-            print(f"camera {name}: images of {camera.size[0]} x {camera.size[1]}; its DNNs read no smaller ones")
-    services = {of.dnn: Service(of.alone_ms, of.crowded_ms, of.shared_ms, of.batch) for of in fit.demands}
+            print(f"camera {name}: images of {camera.size[0]} x {camera.size[1]}; its DNNs need at least this size")
+    services = {each.dnn: Service(each.alone_ms, each.crowded_ms, each.shared_ms, each.batch) for each in fit.demands}
     images = {name: _scene(camera.size, args.seed) for name, camera in fit.cameras.items()}
     tasks = [_after_decoding(task, fit) for task in pipeline.tasks]
     return _Measured(services, fit.unpredicted, [(fit.demands, fit.verdict())], tasks, images)
@@ -170,7 +171,7 @@ def _scene(size: tuple[int, int], seed: int) -> Image:
 
 
 def _after_decoding(task: DnnTask, fit: Fit) -> DnnTask:
-    """The DNN with the part of its deadline that is left after decoding: --verify sends decoded frames."""
+    """The DNN with the part of its deadline that is left after decoding, because --verify sends decoded frames."""
     from multi_dnn_ros.planning.image_sizes import megapixels
 
     if task.deadline_ns is None:
@@ -195,7 +196,7 @@ def _lines(verdict: Verdict) -> list[str]:
 
 def _entry(demands: Sequence[Demand], verdict: Verdict) -> dict[str, Any]:
     return {
-        "hz": {of.dnn: dict(of.cameras) for of in demands},
+        "hz": {demand.dnn: dict(demand.cameras) for demand in demands},
         "fits": verdict.fits,
         "utilization": verdict.utilization,
         "needs": verdict.needs,

@@ -26,12 +26,12 @@ Every layer of the models is timed while background threads (on a CPU) or stream
 The CSV file gets one row per layer and load, and is the input of `multi-dnn profile learn`.
 """
 _LEARN = """\
-From tables of `multi-dnn profile contention` two things are learned. A decision tree per kind of layer shows which
+Two things are learned from tables of `multi-dnn profile contention`. A decision tree per kind of layer shows which
 quantities determine its time. Three regressors predict times: a linear model (arithmetic at the highest rate, bytes at
 full bandwidth, launches), gradient-boosted trees, and the linear model corrected by trees.
 
-The regressors are scored on models and load levels that were held out, one after another, beside two baselines. The one
-with the smallest mean error is written to predictor.json.
+The regressors are scored on models and load levels that were held out, one after another, and compared with two
+baselines. The regressor with the smallest mean error is written to predictor.json.
 """
 _LOADS = ("compute", "memory", "dnn")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def add_target(
     parser: argparse.ArgumentParser, *, repeats: int = 25, threads: int | None = 0, default: str = "%(default)s"
 ) -> None:
-    """Declare device, backend, precision, threads, repeats, seed and cache. default: of --threads, in the help."""
+    """Declare device, backend, precision, threads, repeats, seed and cache. default: that of --threads in the help."""
     group = parser.add_argument_group("how to measure")
     add = group.add_argument
     add_device(group)
@@ -44,7 +44,7 @@ def add_target(
 def open_target(args: argparse.Namespace, threads: int = 0) -> Iterator[Target]:
     """The device and backend of the options. PyTorch uses --threads threads inside the context.
 
-    threads: if the option has no default and is not given; 0: one per core.
+    threads: number if --threads has no default and is not given; 0: one per core.
     """
     import torch
 

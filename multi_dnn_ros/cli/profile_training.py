@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 _DETAILS = """\
 Several processes train copies of a network on random images and average their gradients in two ways: each layer reduces
 its own gradients as soon as its backward pass ends, or DistributedDataParallel reduces buckets of several layers.
-Printed are, per layer, the times of forward, backward, all-reduce and optimizer, their operations and bytes, the bound
-of the device's roofline, and the time in which the step only waited for the layer's all-reduce (exposed).
+For each layer the command prints the times of forward, backward, all-reduce and optimizer, their operations and bytes,
+the bound of the device's roofline, and the time in which the step only waited for the layer's all-reduce (exposed).
 
-From the layer times without communication and a fit of the interconnect the step is predicted, here and for more
-processes. Processes on several hosts are started by torchrun:
+The step is predicted, here and for more processes, from the layer times without communication and a fit of the
+interconnect. Processes on several hosts are started by torchrun:
 
   torchrun --nnodes 2 --nproc-per-node N ... -m multi_dnn_ros.cli.main profile training MODEL
 """
@@ -62,7 +62,7 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
         help="size of DDP's buckets (default: %(default)s)")  # fmt: skip
     add("--limits", type=Path, metavar="JSON",
         help="cache of measured device limits (default: ~/.cache/multi_dnn_ros/devices.json)")  # fmt: skip
-    add("--longest", type=positive, default=15, metavar="N", help="layers to print (default: %(default)s)")
+    add("--longest", type=positive, default=15, metavar="N", help="number of layers to print (default: %(default)s)")
     add("--output", type=Path, metavar="DIR",
         help="folder for training.json, layers.csv, timeline.png and scaling.png")  # fmt: skip
     group = parser.add_argument_group("interconnect and prediction")
@@ -74,8 +74,8 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     add("--per-host", type=positive, metavar="N",
         help="processes per host in predictions; several hosts need --host-link (default: all on one)")  # fmt: skip
     add("--link", type=_link, metavar="US:GB/S",
-        help="predict with this latency (microseconds, of an all-reduce between GPUs, of a step of the ring between "
-        "processes on a CPU) and bandwidth (GB per second) inside a host (default: the measured one)")  # fmt: skip
+        help="predict with this latency (in microseconds; between GPUs of an all-reduce, between processes on a CPU of "
+        "a step of the ring) and bandwidth (GB per second) inside a host (default: the measured one)")  # fmt: skip
     add("--host-link", type=_link, metavar="US:GB/S",
         help="predict with this latency, of a step of the ring, and bandwidth between hosts "
         "(default: only one host)")  # fmt: skip
@@ -105,7 +105,8 @@ def _training(args: argparse.Namespace) -> int:
     check_processes(processes, device)
     if args.per_host is not None and args.per_host < args.predict_to and args.host_link is None:
         raise UsageError(
-            f"--per-host {args.per_host} with --predict-to {args.predict_to} is several hosts; give --host-link US:GB/S"
+            f"--per-host {args.per_host} with --predict-to {args.predict_to} means several hosts; give --host-link "
+            "US:GB/S"
         )
     if args.sweep_to * 2**20 < 16 << 10:
         raise UsageError(f"--sweep-to is {args.sweep_to:g} MiB: at least 0.0157 (two sizes)")

@@ -37,22 +37,22 @@ The results have the topics of the node (/multi_dnn/front/object/detections, ...
 recording time of its frame. No frame is dropped for being late. On a CPU two replays of one recording are identical
 byte for byte. The counts of every DNN and camera are printed and written to summary.json in the new recording's folder.
 
-IN_BAG is a rosbag2 folder, a .mcap file or a .db3 file. Of a damaged recording every complete message is read; each
+IN_BAG is a rosbag2 folder, a .mcap file or a .db3 file. Every complete message of a damaged recording is read; each
 damaged part is reported as a warning and in summary.json, and the exit code is 1.
 
-With --units the networks are computed in batches of --batch frames by several processors at once, as by
-`multi-dnn partition run`, instead of frame by frame by an engine: for long recordings. It needs the tables of
+With --units the networks are computed in batches of --batch frames by several processors at once, as by `multi-dnn
+partition run`, instead of frame by frame by an engine. This is meant for long recordings. It needs the tables of
 `multi-dnn partition profile` for each model.
 
-With --cluster, IN_BAG is a folder: every recording in it is replayed, each as a task of a Ray cluster, or of processes
+With --cluster, IN_BAG is a folder: every recording in it is replayed, each as a task of a Ray cluster or in a process
 of this machine. OUT_BAG gets a recording of the same name for each, its log, and manifest.json with the outcome and
-checksums. One that fails does not stop the others. The same command again replays only what is missing, failed or has
-changed. On several hosts the folders must have the same paths everywhere.
+checksums. A recording that fails does not stop the others. Given again, the command replays only what is missing, has
+failed or has changed. On several hosts the folders must have the same paths everywhere.
 
 With --live the frames go through a running node, which must have been started with parameter `autostart` false. The
-replay sets its cameras to reliable QoS, configures and activates it, and publishes /clock and the frames one at a time:
-the next one when all results of the last one have arrived. At the end the node is unconfigured again. The new recording
-is the same as without --live; the last line printed is `N of M frames`, the frames with results of every DNN.
+replay sets its cameras to reliable QoS, configures and activates it, and publishes /clock and the frames one at a time,
+each when all results of the previous one have arrived. At the end the node is unconfigured again. The new recording is
+the same as without --live; the last line printed is `N of M frames`, the frames with results of every DNN.
 
 Exit codes: 0 every frame was replayed; 1 a recording is damaged or, with --cluster, failed or, with --live, N is less
 than M; 2 wrong usage.
@@ -226,7 +226,7 @@ def _replay(
 
 
 def engine_runner(config: NodeConfig) -> tuple[EngineRunner, Mapping[str, Dnn]]:
-    """An engine of this process, and its DNNs by name."""
+    """An engine in this process, and its DNNs by name."""
     from multi_dnn_ros.pipeline.build import build
     from multi_dnn_ros.replay.frame_runner import EngineRunner
 
@@ -240,9 +240,9 @@ def engine_runner(config: NodeConfig) -> tuple[EngineRunner, Mapping[str, Dnn]]:
 def _batch_runner(
     args: argparse.Namespace, config: NodeConfig, stack: ExitStack
 ) -> tuple[FrameRunner, Mapping[str, Dnn]]:
-    """The units of --units, and the DNNs by name. stack: ends the units.
+    """The units of --units, and the DNNs by name. stack: closes the units.
 
-    Raises UsageError if the tiles of a DNN are more than a batch.
+    Raises UsageError if a DNN has more tiles than a batch has images.
     """
     from multi_dnn_ros.models.load import load_dnn
     from multi_dnn_ros.partition.executor import NetworkRequest
@@ -285,7 +285,7 @@ def replay_of(
     from multi_dnn_ros.vision.results import result_name
 
     RESULT_KINDS.report_broken()
-    outputs = {result_name(name, output): it for name, dnn in dnns.items() for output, it in dnn.outputs.items()}
+    outputs = {result_name(name, key): output for name, dnn in dnns.items() for key, output in dnn.outputs.items()}
     kinds = {name: RESULT_KINDS.get(output.result_kind) for name, output in outputs.items()}
     for dnn, cameras in runner.streams:
         for camera, output in product(cameras, dnns[dnn].outputs):
@@ -306,7 +306,7 @@ def replay_of(
 
 
 def _overlays(path: Path, cameras: tuple[str, ...]) -> dict[str, OverlayFiles]:
-    """One video or folder per camera. With several cameras the camera's name is appended to the file's."""
+    """One video or folder per camera. With several cameras the camera's name is appended to the file name."""
     from multi_dnn_ros.vision.overlay_files import OverlayFiles
 
     if len(cameras) == 1:

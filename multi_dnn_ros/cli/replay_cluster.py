@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from multi_dnn_ros.replay.manifest import Entry, Recording
 
 _RETRIES = 2
-#: Options of each replay: attribute of the arguments -> option.
+#: Attributes of the arguments that are passed on to each replay as options.
 _PASSED = ("params_file", "node", "device", "storage", "batch", "tables")
 
 
@@ -40,7 +40,7 @@ def run_cluster(args: argparse.Namespace) -> int:
         if not is_complete(manifest.recordings.get(recording.name), recording, output / recording.name)
     ]  # fmt: skip
     if len(left) < len(recordings):
-        print(f"{len(recordings) - len(left)} of {len(recordings)} recordings have their results already")
+        print(f"{len(recordings) - len(left)} of {len(recordings)} recordings already have results")
     manifest.provenance = provenance()
     retries = _RETRIES if args.retries is None else args.retries
     needs = Needs(args.cpus or 1.0, args.gpus or 0.0, retries)
@@ -65,7 +65,7 @@ def run_cluster(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> list[str]:
-    """The options of each replay. Relative paths become absolute, as other processes have other folders."""
+    """The options of each replay. Relative paths become absolute, as other processes have other working folders."""
     options: list[str] = []
     for name in _PASSED:
         value = getattr(args, name)
@@ -93,7 +93,7 @@ def _identity(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _remove_results(folder: Path) -> None:
-    """Remove results that are incomplete or of another recording; only folders that a replay wrote."""
+    """Remove results that are incomplete or of another recording. Raises UsageError if no replay wrote the folder."""
     import shutil
 
     if not folder.exists():

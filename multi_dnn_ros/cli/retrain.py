@@ -14,8 +14,8 @@ from multi_dnn_ros.cli.network_arguments import (
     add_data,
     add_model,
     add_network,
-    check_built,
     check_output,
+    check_weights,
     origin,
     read_data,
     read_trainable,
@@ -63,13 +63,13 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add_data(parser)
     parser.add_argument(
         "--max-faulty", type=fraction, default=0.01, metavar="X",
-        help="part of the images, 0..1, that may be unreadable, without truth or duplicates of another part; they are "
-        "left out (default: %(default)s)",
+        help="fraction of the images, 0..1, that may be unreadable, without ground truth or duplicates from another "
+        "part; they are left out (default: %(default)s)",
     )  # fmt: skip
     add_network(parser.add_argument_group("network"))
     add = parser.add_argument_group("teacher (knowledge distillation)").add_argument
     add("--teacher", metavar="MODEL",
-        help="network whose outputs are also learned from, such as the original (default: none)")  # fmt: skip
+        help="network whose outputs are learned, too, such as the original (default: none)")  # fmt: skip
     add("--teacher-weight", type=fraction, default=0.5, metavar="X",
         help="the teacher's part of the loss, 0..1 (default: %(default)s)")  # fmt: skip
     add = parser.add_argument_group("comparison").add_argument
@@ -108,10 +108,10 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="precision of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
     add_seed(schedule, "order, augmentation and dropout")
     add("--checkpoint", type=Path, metavar="FILE",
-        help="file that the state of training is written to; if it exists, training continues from it")  # fmt: skip
+        help="file for the state of training; if it exists, training continues from it")  # fmt: skip
     add("--checkpoint-every", type=positive, default=1, metavar="EPOCHS",
-        help="epochs between checkpoints; one takes up to five times the network's size on disk, twice that while it "
-        "is written (default: %(default)s)")  # fmt: skip
+        help="epochs between checkpoints; a checkpoint takes up to five times the network's size on disk, twice that "
+        "while it is written (default: %(default)s)")  # fmt: skip
     add("--quiet", action="store_true", help="show no progress bars")
 
 
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.report is not None:
         check_writable("--report", args.report / JSON_NAME)
-    check_built(args, [args.model, *([args.teacher] if args.teacher else [])])
+    check_weights(args, [args.model, *([args.teacher] if args.teacher else [])])
     teaching = source_of(args.teacher) if args.teacher else None
     if teaching is not None and teaching.takes_weights and args.weights == "random":
         raise UsageError(
@@ -167,10 +167,10 @@ def run(args: argparse.Namespace) -> int:
             check_labels(first_student, data)
         usable = check_sets(sets, max_faulty=args.max_faulty, progress=not args.quiet)
 
-        def train(network: Trainable, own: Schedule, checkpoint: Path | None) -> Result:
-            say(f"{network.model}, seed {own.seed}")
+        def train(network: Trainable, run_schedule: Schedule, checkpoint: Path | None) -> Result:
+            say(f"{network.model}, seed {run_schedule.seed}")
             return retrain(
-                network, usable, own, batch_size=args.batch_size, device=device, teacher=teacher,
+                network, usable, run_schedule, batch_size=args.batch_size, device=device, teacher=teacher,
                 teacher_weight=args.teacher_weight, checkpoint=checkpoint, checkpoint_every=args.checkpoint_every,
                 batch_norm=args.batch_norm, progress=not args.quiet, say=say,
             )  # fmt: skip
@@ -197,8 +197,8 @@ def _write(args: argparse.Namespace, student: Trainable, labels: tuple[str, ...]
     from multi_dnn_ros.training.loop import set_training
 
     before = student.source.description
-    own: dict[str, Any] = {**provenance(), "training": training}
-    own["source"] = {"model": args.model, "weights": args.weights, **(
+    origins: dict[str, Any] = {**provenance(), "training": training}
+    origins["source"] = {"model": args.model, "weights": args.weights, **(
         {"provenance": before.provenance} if before is not None else {}
     )}  # fmt: skip
     description = Description(
@@ -207,7 +207,7 @@ def _write(args: argparse.Namespace, student: Trainable, labels: tuple[str, ...]
         input_size=student.size,
         labels=labels if student.task == "classes" else student.labels,
         plan=dict(before.plan) if before is not None else {},
-        provenance=own,
+        provenance=origins,
         **student.source.own_interface,
     )
     set_training(student.source.module, False)

@@ -20,10 +20,10 @@ def configure_malloc() -> bool:
     end of the heap. Each image then causes a page fault every 4 kB, which is half of the CPU time of receiving it. With
     these settings the process keeps at most 128 MB of free memory; see :func:`return_free_memory`.
 
-    All threads share one arena. Otherwise each keeps the memory of the images that it has freed, and the process grows
-    by an image now and then.
+    All threads share one arena. With an arena of its own, each thread would keep the memory of the images that it has
+    freed, and the process would grow by an image now and then.
 
-    False if the C library has no such settings (musl, macOS) or rejects them.
+    Returns False if the C library has no such settings (musl, macOS) or rejects them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -34,9 +34,10 @@ def configure_malloc() -> bool:
 
 
 def return_free_memory() -> bool:
-    """Return the free pages of the heap to the system. False if the C library cannot or there were none.
+    """Return the free pages of the heap to the system. Returns False if the C library cannot, or if none were free.
 
-    Takes milliseconds, in which no thread can allocate from the heap; the pages that are used again cause page faults.
+    Takes milliseconds, during which no thread can allocate from the heap. Returned pages cause page faults when they
+    are used again.
     """
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return malloc_trim is not None and bool(malloc_trim(0))
@@ -45,8 +46,8 @@ def return_free_memory() -> bool:
 def return_free_memory_every(period_s: float) -> None:
     """Start a daemon thread that calls :func:`return_free_memory` after each period.
 
-    For processes that run for hours. Blocks as large as images leave gaps between small ones that stay, so that the
-    heap grows by an image now and then, although no more of it is in use.
+    For processes that run for hours. Freed image-sized blocks leave gaps between small blocks that stay allocated, so
+    the heap grows by an image now and then although no more of it is in use.
     """
 
     def run() -> None:

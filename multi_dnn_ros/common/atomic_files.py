@@ -37,15 +37,17 @@ def atomic_write(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
 
 
 def temporary_path(path: Path) -> Path:
-    """A path beside `path` with its suffix that no other writer uses: process ids of two containers, which may share a
-    folder, can be equal.
+    """A path in the folder of `path`, with the same suffix, that no other writer uses.
+
+    It contains random digits because processes of two containers that share the folder can have the same process id.
     """
     return path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{path.suffix}")
 
 
 class AtomicWriter(ABC):
-    """A file written in steps that gets its name at the end. A context manager: closes it, or discards it on an
-    exception.
+    """A file that is written in steps and gets its name at the end.
+
+    As a context manager it closes the file at the end of the block, or discards it if the block raises.
     """
 
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-#: Names of the kernel in /proc/cpuinfo, on x86-64 and aarch64: dot products of 8-bit integers ...
+#: The kernel's names in /proc/cpuinfo, on x86-64 and aarch64, for dot products of 8-bit integers ...
 _INT8 = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})
 #: ... and of bfloat16.
 _BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})

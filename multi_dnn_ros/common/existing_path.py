@@ -7,7 +7,7 @@ from typing import Literal
 
 
 def path_problem(path: str, kind: Literal["file", "folder"]) -> str:
-    """Why `path`, which may begin with ~ or ~user, is not an existing file or folder; empty: it is one."""
+    """Why `path`, which may begin with ~ or ~user, is not an existing file or folder; empty if it is."""
     try:
         found = Path(path).expanduser()
         if found.is_file() if kind == "file" else found.is_dir():

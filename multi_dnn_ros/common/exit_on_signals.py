@@ -11,11 +11,11 @@ from types import FrameType
 
 @contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """Inside the block SIGINT and SIGTERM end this process at once with exit code 0, as long as nobody sets other
-    handlers. For the main thread of a process that ends after the block.
+    """Inside the block SIGINT and SIGTERM end this process immediately with exit code 0, unless other handlers are set.
+    For the main thread of a process that ends after the block.
 
-    Both signals are ignored from then on: a terminal and a launcher may both send one, and the second one would end the
-    interpreter, which resets its handlers when it exits, by the signal.
+    After the block both signals are ignored. A terminal and a launcher may each send one, and because the interpreter
+    resets its handlers when it exits, the second signal would kill the process.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:

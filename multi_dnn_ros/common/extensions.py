@@ -33,7 +33,7 @@ DECODERS = "multi_dnn_ros.decoders"
 MODEL_SOURCES = "multi_dnn_ros.model_sources"
 RESULT_KINDS = "multi_dnn_ros.result_kinds"
 
-#: This package's own, by group and name: where the specification is, as in an entry point.
+#: Specifications of this package: group -> name -> reference to the object, as in an entry point.
 OWN: Mapping[str, Mapping[str, str]] = {
     BACKENDS: {
         "eager": "multi_dnn_ros.backends.eager:SPEC",
@@ -97,14 +97,14 @@ class ExtensionError(ValueError):
 
 @dataclass(frozen=True)
 class _Entry:
-    """package: name and version of the distribution that brings it; empty: this one."""
+    """Where a specification is. package: name and version of the distribution that provides it; empty: this one."""
 
     reference: str
     package: str
 
 
 def names(group: str) -> tuple[str, ...]:
-    """Every name in a registry: this package's in their order, then those of other packages, sorted."""
+    """Every name in a registry: this package's names in the order of OWN, then those of other packages, sorted."""
     return tuple(_found(group)[0])
 
 
@@ -129,14 +129,14 @@ class Registry(Generic[T]):
         self._reported: set[str] = set()
 
     def names(self) -> tuple[str, ...]:
-        """As :func:`names`."""
+        """See :func:`names`."""
         return names(self._group)
 
     def get(self, name: str) -> T:
-        """The specification of this name, imported now if it was not yet.
+        """The specification with this name, imported on first use.
 
-        Raises ExtensionError: unknown (the message lists the allowed names), cannot be imported, or is no
-        specification of this name.
+        Raises ExtensionError if the name is unknown (the message lists the allowed names), if the specification cannot
+        be imported, or if the imported object is not a specification with this name.
         """
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
@@ -151,9 +151,9 @@ class Registry(Generic[T]):
         return found
 
     def report_broken(self, report: Callable[[str], object] = log.warning) -> None:
-        """Import what other packages bring; `report` gets a line for each that cannot be used, once per process.
+        """Import the specifications of other packages and call `report`, once per process, for each unusable one.
 
-        The line names the distribution and what is wrong. The other names of the registry are not affected.
+        It gets a line with the distribution and the problem. The other names of the registry are not affected.
         """
         entries, problems = _found(self._group)
         lines = list(problems)
@@ -180,15 +180,15 @@ class Registry(Generic[T]):
             raise ExtensionError(f"{unusable}: {type(error).__name__}: {summarize_error(error)}") from error
         if not isinstance(spec, self._spec):
             raise ExtensionError(f"{unusable} is of type {type(spec).__name__}; expected {self._spec.__name__}")
-        own_name: Any = getattr(spec, "name", None)
-        if own_name != name:
-            raise ExtensionError(f"{unusable} has the name {own_name!r}; expected {name!r}, as its entry point")
+        spec_name: Any = getattr(spec, "name", None)
+        if spec_name != name:
+            raise ExtensionError(f"{unusable} has the name {spec_name!r}; expected {name!r}, as its entry point")
         return spec
 
 
 @cache
 def _found(group: str) -> tuple[Mapping[str, _Entry], tuple[str, ...]]:
-    """Entries by name, and a line for each entry point that is left out. Of equal names the first one counts."""
+    """Entries by name, and a line for each entry point that is not used. Of several with one name the first is used."""
     entries = {name: _Entry(reference, "") for name, reference in OWN[group].items()}
     problems = []
     points = [(f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package", point)

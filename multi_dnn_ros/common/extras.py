@@ -1,4 +1,4 @@
-"""Optional libraries: which extra of setup.py provides each, and the error that names it if one is missing.
+"""Optional libraries: the extra of setup.py that provides each, and the error for a missing one, which names the extra.
 
 Serving needs none of them. They are imported inside the functions that use them, within :func:`optional`; a command
 that runs for minutes before it needs one calls :func:`require` first.
@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-#: Extra by the import name of each optional library.
+#: Import name of each optional library -> extra.
 EXTRA_OF: Mapping[str, str] = {
     "matplotlib": "plots",
     "onnx2torch": "onnx",
@@ -32,7 +32,7 @@ class MissingExtra(ImportError):
 
 @contextmanager
 def optional(purpose: str) -> Iterator[None]:
-    """Raise MissingExtra where an import inside the block fails because of an optional library.
+    """Raise MissingExtra if an import inside the block fails because of an optional library.
 
     purpose: what needs the library; the message begins with it. Any other ImportError passes through.
     """

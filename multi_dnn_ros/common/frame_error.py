@@ -1,4 +1,4 @@
-"""The error of an unusable image, separate so that image decoding does not import PyTorch."""
+"""The error for an unusable image, in its own module so that image decoding does not import PyTorch."""
 
 
 class FrameError(ValueError):

@@ -1,9 +1,9 @@
 """Cache entries that are valid for one network on one machine only.
 
-An entry is a folder ``<kind>/<network>-<facts>`` in the user's cache folder, named by two checksums, with a file of the
-facts that it depends on: its setup, such as the precision, and the machine, such as the GPU and versions of libraries.
-An entry of the same network and setup from another machine, for example in a copied cache folder or from before an
-update, is named in the log, and neither used nor deleted.
+An entry is a folder ``<kind>/<network>-<facts>`` in the user's cache folder, named by two checksums. A file in it holds
+the facts that the entry depends on: its setup, such as the precision, and the machine, such as the GPU and versions of
+libraries. An entry of the same network and setup from another machine, for example in a copied cache folder or from
+before an update, is named in the log, and neither used nor deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _FORMAT = "multi_dnn_ros cache entry 1"
 _FACTS = "facts.json"
-#: File of an entry with what write() stored.
+#: Name of the file in an entry that holds what write() stored.
 CONTENT = "content.json"
 #: Hexadecimal digits of a checksum in the name of an entry.
 _DIGITS = 16
@@ -35,7 +35,7 @@ Facts = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Key:
-    """What an entry depends on. network: checksum. title: the network's name, for the log."""
+    """What an entry depends on. network: its checksum. title: the network's name, for the log."""
 
     network: str
     setup: Facts
@@ -44,7 +44,7 @@ class Key:
 
     @property
     def name(self) -> str:
-        """Of the entry's folder."""
+        """Name of the entry's folder."""
         text = json.dumps([dict(self.setup), dict(self.machine)], sort_keys=True)
         return f"{self.network[:_DIGITS]}-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
 
@@ -59,15 +59,15 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """Of all its files."""
+        """Total size of its files."""
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
     def matches(self, key: Key) -> bool:
-        """Whether it holds for exactly this setup and machine."""
+        """Whether the entry is valid for exactly this setup and machine."""
         return self.setup == dict(key.setup) and self.machine == dict(key.machine)
 
     def differences(self, machine: Facts) -> str:
-        """Which facts of `machine` are different in this entry, as text; "" if none is."""
+        """The facts of `machine` that differ in this entry, as text; "" if none does."""
         return ", ".join(
             f"{name} is '{self.machine.get(name, 'unknown')}' there and '{value}' here"
             for name, value in machine.items()
@@ -76,7 +76,7 @@ class Entry:
 
 
 class MachineCache:
-    """The entries of one kind. folder: None: the folder `kind` of the user's cache folder. what: content, for messages.
+    """The entries of one kind. what: what they hold, for messages. folder: None: `kind` in the user's cache folder.
 
     A file that is invalid or cannot be read or written is logged and ignored.
     """
@@ -84,7 +84,7 @@ class MachineCache:
     def __init__(self, kind: str, what: str, folder: Path | None = None) -> None:
         self._kind, self._folder = kind, folder
         self._what = what
-        self._named: set[Path] = set()
+        self._logged: set[Path] = set()
 
     @property
     def folder(self) -> Path:
@@ -94,7 +94,7 @@ class MachineCache:
     def entry(self, key: Key) -> Path | None:
         """The folder of an entry, created if it is missing; None if it cannot be written."""
         folder = self.folder / key.name
-        self._name_others(key)
+        self._log_unused(key)
         try:
             if folder.exists() and not _read_entry(folder).matches(key):
                 log.warning("%s in %s are not used: %s does not match the folder", self._what, folder, _FACTS)
@@ -109,7 +109,7 @@ class MachineCache:
 
     def read(self, key: Key) -> Any:
         """The content that write() stored under this key; None if there is none."""
-        self._name_others(key)
+        self._log_unused(key)
         folder = self.folder / key.name
         if not folder.exists():
             return None
@@ -139,13 +139,13 @@ class MachineCache:
                 if folder.is_dir():
                     yield _read_entry(folder)
 
-    def _name_others(self, key: Key) -> None:
-        """Unless there is an entry of this key: log each one, once, that would be used on another machine."""
+    def _log_unused(self, key: Key) -> None:
+        """If there is no entry for this key, log, once each, the entries for the same network and setup elsewhere."""
         if (self.folder / key.name).exists():
             return
         for entry in self.entries(key.network):
-            if entry.folder not in self._named and entry.setup == dict(key.setup):
-                self._named.add(entry.folder)
+            if entry.folder not in self._logged and entry.setup == dict(key.setup):
+                self._logged.add(entry.folder)
                 differences = entry.differences(key.machine)
                 log.warning("%s of %s in %s are not used: %s", self._what, key.title, entry.folder, differences)
 

@@ -1,4 +1,4 @@
-"""Memory around serving."""
+"""Heap and GPU memory before and after serving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends a process of multiprocessing together with the one that started it."""
+"""Ends a process that multiprocessing started when its parent ends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from multiprocessing import connection
 
 
 def end_with_parent() -> None:
-    """End this process, with exit code 1, when the one that started it through multiprocessing has ended.
+    """End this process, with exit code 1, when the process that started it through multiprocessing has ended.
 
-    For processes that may wait for each other at that moment, such as in a collective operation of NCCL, where they
-    would notice it after minutes. No effect in a process that multiprocessing did not start.
+    For processes that may be waiting for each other at that moment, such as in a collective operation of NCCL, and
+    would otherwise notice it only after minutes. No effect in a process that multiprocessing did not start.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

@@ -1,4 +1,4 @@
-"""Run our commands as child processes, with output in a log file and guaranteed termination; tell how one ended."""
+"""Run our commands as child processes, with output in a log file and guaranteed termination; describe how they end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import psutil
 
 from multi_dnn_ros.common.errors import CommandError
 
-#: Consecutive reservations get different domains: late messages of the previous session must not arrive.
+#: Consecutive reservations get different domains, so that late messages of the previous session do not arrive.
 _claims = itertools.count()
 
 
@@ -39,8 +39,8 @@ def describe_exit(code: int | None) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     name = signal.Signals(-code).name
-    maybe = " (the kernel does this when memory runs out)" if code == -signal.SIGKILL else ""
-    return f"was killed by {name}{maybe}"
+    hint = " (the kernel does this when memory runs out)" if code == -signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"
 
 
 @contextmanager
@@ -88,7 +88,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def __enter__(self) -> Interrupts:
-        with suppress(ValueError):  # not the main thread: handlers stay as they are
+        with suppress(ValueError):  # not the main thread: the handlers are not changed
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
         return self
@@ -106,8 +106,9 @@ class Interrupts:
 class Child:
     """A ``multi-dnn`` command as a child process; a context manager that stops it.
 
-    name: for messages. log: file for its output. environment: added to ours. module: what runs in place of the command.
-    The child has its own session: Ctrl-C in the terminal reaches only us, and we stop children in order.
+    name: for messages. log: file for its output. environment: variables added to those of this process. module: Python
+    module to run instead of the command. The child has its own session, so that Ctrl-C in the terminal reaches only
+    us and we can stop the children in order.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Child:
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """None while it is running."""
+        """The exit code; None while the child is running."""
         return self._process.poll()
 
     def sample(self) -> None:
@@ -151,11 +152,11 @@ class Child:
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory)
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the child."""
         self._process.send_signal(number)
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """Stop it with SIGINT; kill it after the timeout. False if it had to be killed."""
+        """Stop the child with SIGINT; kill it after the timeout. Returns False if it had to be killed."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
         try:

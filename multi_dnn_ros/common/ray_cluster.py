@@ -15,10 +15,10 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import optional
 
-#: Value of --cluster for processes of this machine alone.
+#: Value of --cluster for processes on this machine only.
 LOCAL = "local"
 _CONNECT_S = 5.0
-#: Longest wait for the answer of a cluster, which takes about 2 s; ray itself tries for minutes.
+#: Longest wait for a cluster's answer, which normally takes about 2 s; ray itself tries for minutes.
 _ANSWER_S = 30.0
 
 
@@ -59,7 +59,7 @@ def ray_reason(error: BaseException) -> str:
 
 
 def _check_address(address: str) -> None:
-    """Raise CommandError unless a Ray cluster answers at HOST:PORT in time."""
+    """Raise UsageError for another form of address, CommandError unless a Ray cluster answers at HOST:PORT in time."""
     if address in (LOCAL, "auto"):
         return
     host, separator, port = address.rpartition(":")

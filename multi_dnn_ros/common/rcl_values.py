@@ -15,7 +15,7 @@ from typing import Final
 _INT64: Final = range(-(2**63), 2**63)
 _TRUE: Final = frozenset(("Y", "y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"))
 _FALSE: Final = frozenset(("N", "n", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"))
-#: Longer decimal numbers are no int64; Python refuses to convert those of more than 4300 digits.
+#: Longer decimal numbers do not fit int64; Python refuses to convert those of more than 4300 digits.
 _INTEGER: Final = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]{0,18})")
 _FLOAT: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _HEX_FLOAT: Final = re.compile(r"[-+]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][-+]?[0-9]+)?")
@@ -24,7 +24,7 @@ _DOTTED_NAN: Final = frozenset((".nan", ".NaN", ".NAN"))
 
 
 def plain_value(text: str) -> bool | int | float | str:
-    """The value of a scalar without quotes and without a tag. text: not empty, which rcl refuses."""
+    """The value of a scalar without quotes and without a tag. text: not empty, because rcl rejects that."""
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
     if _INTEGER.fullmatch(text):
@@ -36,7 +36,7 @@ def plain_value(text: str) -> bool | int | float | str:
 
 
 def list_problem(values: Iterable[object]) -> str:
-    """What is wrong with a list of scalars; empty: nothing. A ROS list has one type, also for ints and floats."""
+    """What is wrong with a list of scalars; empty if nothing is. A ROS list cannot even mix ints and floats."""
     kinds = sorted({type(value).__name__ for value in values})
     if len(kinds) <= 1:
         return ""
@@ -50,9 +50,7 @@ def _integer(text: str) -> int:
 
 
 def _float(text: str) -> float | None:
-    """Return the value that C's strtod gives for the whole text; None if it does not accept it or
-    it is out of range.
-    """
+    """The value that C's strtod gives for the whole text; None if it is not accepted or out of range."""
     special = _SPECIAL.fullmatch(text)
     if text in _DOTTED_NAN or (special and special["nan"]):
         return math.nan

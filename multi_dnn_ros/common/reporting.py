@@ -1,4 +1,4 @@
-"""Provenance of results, and how they are written."""
+"""Provenance of results, and functions that format and write them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _program() -> str:
 
 
 def distribution(samples: Sequence[float]) -> dict[str, float]:
-    """Minimum, percentiles, maximum and count of measurements, in their own unit."""
+    """Count, minimum, percentiles and maximum of measurements, in the unit of `samples`."""
     values = np.asarray(samples, dtype=np.float64)
     p50, p95, p99 = np.percentile(values, (50, 95, 99))
     return {"samples": len(values), "min": float(values.min()), "p50": float(p50), "p95": float(p95), "p99": float(p99),
@@ -87,7 +87,7 @@ def three_digits(value: float) -> str:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Such as `3 overwritten, 1 engine_lost`; `none` without any."""
+    """Counts as text, such as `3 overwritten, 1 engine_lost`; `none` if there are none."""
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
 
 
@@ -126,7 +126,7 @@ def cpu_count() -> int:
 
 
 def nvidia_smi_id(index: int = 0) -> str:
-    """nvidia-smi's identifier of PyTorch's device cuda:<index>: CUDA_VISIBLE_DEVICES renumbers devices."""
+    """nvidia-smi's identifier of PyTorch's device cuda:<index>, which CUDA_VISIBLE_DEVICES may have renumbered."""
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return visible[index] if index < len(visible) else str(index)
 

@@ -33,7 +33,7 @@ class ServiceManager:
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> ServiceManager | None:
         """The manager that started this process; None without NOTIFY_SOCKET, or if its value is not supported.
 
-        Removes the variables of the protocol, so that child processes do not take them for theirs.
+        Removes the variables of the protocol, so that child processes do not use them.
         """
         address = environment.pop("NOTIFY_SOCKET", "")
         period_us, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
@@ -47,7 +47,7 @@ class ServiceManager:
         return cls(address, _watchdog_s(period_us, pid))
 
     def send(self, **fields: str | int) -> bool:
-        """Send one message with these fields, such as READY=1. Whether it was sent; the first failure is a warning.
+        """Send one message with these fields, such as READY=1, and return whether it was sent. Logs the first failure.
 
         STATUS may have several lines and any length: it is sent as one line of at most 2048 bytes.
         """

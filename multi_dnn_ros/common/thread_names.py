@@ -6,17 +6,17 @@ import threading
 from pathlib import Path
 from weakref import WeakSet
 
-#: Longest name that Linux keeps.
+#: Maximum length of a thread name on Linux, in bytes.
 _LENGTH = 15
 
 _named: WeakSet[threading.Thread] = WeakSet()
 
 
 def name_threads() -> None:
-    """Give the running Python threads their names in the system too, cut to 15 bytes; to be called now and then.
+    """Set the names of the running Python threads in the system too, cut to 15 bytes. Call it now and then.
 
-    Python does so itself from version 3.14 on. The main thread keeps the name of the process. Threads that a library
-    starts have that of the thread which started them. Without effect where there is no /proc.
+    Python does so itself from version 3.14 on. The main thread keeps the name of the process. A thread that a library
+    starts has the name of the thread that started it. No effect without /proc.
     """
     for thread in threading.enumerate():
         if thread in _named or thread is threading.main_thread() or thread.native_id is None:

@@ -8,14 +8,14 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 
-_kept: ThreadPoolExecutor | None = None  # of one thread
+_kept: ThreadPoolExecutor | None = None  # with one thread
 
 
 def keep_priority() -> None:
-    """Start a thread with the present nice value of the calling thread, for :func:`call_at_kept_priority`.
+    """Start a thread with the current nice value of the calling thread, for :func:`call_at_kept_priority`.
 
-    To be called before the calling thread raises its nice value. A new thread inherits the nice value of the thread
-    that starts it, and without a privilege none can lower it again. Further calls have no effect.
+    Call it before the calling thread raises its nice value. A new thread inherits the nice value of the thread that
+    starts it, and cannot lower it again without a privilege. Further calls have no effect.
     """
     global _kept
     if _kept is None:
@@ -25,10 +25,10 @@ def keep_priority() -> None:
 
 
 def call_at_kept_priority(function: Callable[[], Value]) -> Value:
-    """Call `function` in the thread of :func:`keep_priority`, or in this one if there is none; return or raise its
-    outcome.
+    """Call `function` in the thread that :func:`keep_priority` started, or in the calling thread if there is none.
 
-    For functions that start threads which are used long after the call, such as the thread pool of a session.
+    Returns what it returns and raises what it raises. For functions that start threads which are used long after the
+    call, such as the thread pool of a session.
     """
     return function() if _kept is None else _kept.submit(function).result()
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Context in which one CPU operation of PyTorch uses `count` threads; the former number is restored."""
+    """Let each CPU operation of PyTorch use `count` threads inside the block; restore the former number after it."""
     import torch
 
     before = torch.get_num_threads()

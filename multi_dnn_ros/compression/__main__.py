@@ -50,7 +50,7 @@ NETWORKS = (
 
 
 class FullRank:
-    """Every layer at full rank, as a chain of three: lossless."""
+    """Every layer at full rank, as a lossless chain of three layers."""
 
     def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
         """See RankPolicy."""
@@ -62,7 +62,7 @@ class FullRank:
 
 
 def paper_macs() -> list[dict[str, Any]]:
-    """MACs of the paper's four networks before and after, at its uniform ratios; from shapes only."""
+    """MACs of the paper's four networks before and after decomposition at its uniform ratios; from shapes only."""
     rows = []
     for builder, side, ratio, expected in PAPER:
         network = load_network(f"torchvision:{builder}", weights="random").module
@@ -91,8 +91,8 @@ def full_rank(builder: str, side: int) -> dict[str, Any]:
     network = source.network
     generator = torch.Generator().manual_seed(0)
     inputs = (torch.rand(1, 3, side, side, generator=generator),)
-    _settle(network, inputs)
-    whole = copy.deepcopy(network)
+    _fit_statistics(network, inputs)
+    original = copy.deepcopy(network)
     begin = time.perf_counter()
     outcomes = decompose(network, inputs, FullRank(), iterations=0)
     seconds = time.perf_counter() - begin
@@ -100,15 +100,15 @@ def full_rank(builder: str, side: int) -> dict[str, Any]:
         "model": builder,
         "input": [side, side],
         "layers": sum(outcome.plan is not None for outcome in outcomes),
-        "difference": output_difference(whole, network, inputs),
+        "difference": output_difference(original, network, inputs),
         "seconds": seconds,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
 
 
-def _settle(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-    """Set each batch norm's statistics to those of its inputs: otherwise activations vanish in
-    untrained deep networks.
+def _fit_statistics(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Set each batch norm's statistics to those of its inputs, because otherwise activations vanish in untrained deep
+    networks.
     """
 
     def observe(norm: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows = paper_macs()
         passed = all(row["cut"] >= row["paper"] for row in rows)
         cells = [[row["model"], str(row["ratio"]), f"{row['cut']:.1%}", f"{row['paper']:.1%}"] for row in rows]
-        print(table(("model", "ratio", "MACs cut", "the paper's"), cells))
+        print(table(("model", "ratio", "MACs cut", "in the paper"), cells))
     else:
         try:
             require(args.proof, "tensorly")

@@ -29,8 +29,8 @@ class NothingToDecompose(ModelError):
 class Outcome:
     """Outcome of one layer.
 
-    plan: None if it was kept, for `reason`. error: ||W - W'|| / ||W||. macs, parameters: before and after. details:
-    measurements of the policy, as text.
+    plan: None if the layer was kept, for `reason`. error: ||W - W'|| / ||W||. macs, parameters: before and after.
+    details: measurements of the policy, as text.
     """
 
     name: str
@@ -72,12 +72,12 @@ def decompose(
             raise ModelError(f"layer {layer.name}: its weights are not finite")
     done = 0
 
-    def chosen() -> None:
+    def count_choice() -> None:
         nonlocal done
         done += 1
         progress(done, 2 * len(open_layers), "ranks")
 
-    choices = policy.choose(layers, chosen)
+    choices = policy.choose(layers, count_choice)
     plans = {name: choice.plan for name, choice in choices.items() if choice.plan is not None}
     if not plans and not may_keep_all:
         reasons = sorted({choice.reason for choice in choices.values()})
@@ -105,8 +105,8 @@ def plan_of(outcomes: Sequence[Outcome]) -> dict[str, TuckerPlan | SvdPlan]:
 
 
 def output_difference(first: nn.Module, second: nn.Module, inputs: tuple[torch.Tensor, ...]) -> float:
-    """Largest difference of two networks' outputs on `inputs`, relative to the largest absolute value of the same
-    output.
+    """Largest difference between two networks' outputs on `inputs`, relative to the largest absolute value of the
+    output in which it occurs.
     """
     with torch.inference_mode():
         left, right = (

@@ -20,8 +20,8 @@ _GRID = 200
 def evbmf_rank(singular_values: NDArray[np.float64], rows: int, columns: int) -> int:
     """Rank of the signal in a (rows, columns) matrix of low rank plus Gaussian noise, from its singular values.
 
-    singular_values: all min(rows, columns) of them, descending. 0 if all is noise or all is zero; for a matrix of
-    exactly low rank, that rank.
+    singular_values: all min(rows, columns) of them, descending. Returns 0 if all is noise or zero; for a matrix of
+    exactly low rank, its rank.
     """
     short, long = min(rows, columns), max(rows, columns)
     if len(singular_values) != short:
@@ -30,7 +30,7 @@ def evbmf_rank(singular_values: NDArray[np.float64], rows: int, columns: int) ->
     largest = float(energy[0]) if short else 0.0
     if not largest > 0.0 or not math.isfinite(largest):
         return 0
-    # Treat values at rounding level as zeros: an exact low rank has no noise to estimate.
+    # Treat values at rounding level as zeros, because a matrix of exactly low rank has no noise to estimate.
     energy = energy / largest
     numerical = int(np.count_nonzero(energy > (max(rows, columns) * np.finfo(np.float32).eps) ** 2))
     if numerical < short:
@@ -42,8 +42,8 @@ def evbmf_rank(singular_values: NDArray[np.float64], rows: int, columns: int) ->
 
 
 def _threshold(alpha: float) -> float:
-    """x underbar, the square of the smallest normalized singular value that is kept: with tau, the zero of
-    phi(tau) + phi(tau / alpha), phi(z) = log(z + 1) / z - 1/2.
+    """x underbar in the paper, the square of the smallest normalized singular value that is kept. It follows from tau,
+    the zero of phi(tau) + phi(tau / alpha) with phi(z) = log(z + 1) / z - 1/2.
     """
     with optional("EVBMF"):
         from scipy.optimize import brentq
@@ -64,9 +64,9 @@ def _noise_variance(energy: NDArray[np.float64], long: int, alpha: float, thresh
         from scipy.optimize import minimize_scalar
 
     short = len(energy)
-    most = min(math.ceil(short / (1.0 + alpha)) - 1, short - 1)
+    max_rank = min(math.ceil(short / (1.0 + alpha)) - 1, short - 1)
     upper = float(energy.sum()) / (short * long)
-    lower = max(float(energy[most]) / (long * threshold), float(energy[most:].mean()) / long)
+    lower = max(float(energy[max_rank]) / (long * threshold), float(energy[max_rank:].mean()) / long)
     if not lower < upper:
         return upper
 
@@ -81,7 +81,7 @@ def _noise_variance(energy: NDArray[np.float64], long: int, alpha: float, thresh
 
     # Several local minima are possible: search the whole range on a grid, then refine around the best point.
     grid = np.linspace(math.log(lower), math.log(upper), _GRID)
-    best = int(np.argmin([free_energy(place) for place in grid]))
+    best = int(np.argmin([free_energy(log_variance) for log_variance in grid]))
     around = (float(grid[max(best - 1, 0)]), float(grid[min(best + 1, _GRID - 1)]))
     found = minimize_scalar(free_energy, bounds=around, method="bounded", options={"xatol": 1e-6})
     exact, coarse = float(found.x), float(grid[best])

@@ -13,13 +13,13 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.sources import load_network
 
 SUFFIX = "_bn"
-#: Largest difference of the outputs, relative to the largest output.
+#: Largest allowed difference of the outputs, relative to the largest output.
 _TOLERANCE = 1e-3
-_TRIED_PX = 64
+_TEST_PX = 64
 
 
 def has_plain_form(model: str) -> bool:
-    """Whether torchvision has the network without batch normalization, too."""
+    """Whether torchvision also has the network without batch normalization."""
     return model.startswith("torchvision:vgg") and model.endswith(SUFFIX)
 
 
@@ -28,24 +28,24 @@ def fold_batch_norm(
 ) -> tuple[nn.Module, str, Plan]:
     """The plain network with the same outputs, its name, and the plan with its layers' names.
 
-    network: in eval mode, built from `model`, which :func:`has_plain_form`, with `plan` applied; not changed. Raises
-    ModelError if it has no plain form, or if the outputs for random images differ.
+    network: built from `model`, with `plan` applied, in eval mode; not changed. Raises ModelError if the model has no
+    plain form, see :func:`has_plain_form`, or if the outputs for random images differ.
     """
     if not has_plain_form(model):
         raise ModelError(f"{model}: only torchvision's vgg*_bn have a form without batch normalization")
     name = model.removesuffix(SUFFIX)
     plain = load_network(name, weights="random", num_classes=num_classes).module
     with_norm = load_network(model, weights="random", num_classes=num_classes).module
-    places = dict(zip(_weighted(with_norm), _weighted(plain), strict=True))
-    renamed = {places[layer]: chain for layer, chain in plan.items()}
+    plain_names = dict(zip(_weighted(with_norm), _weighted(plain), strict=True))
+    renamed = {plain_names[layer]: chain for layer, chain in plan.items()}
     apply_plan(plain, renamed, name)
-    norms = _norm_behind(with_norm)
+    norms = _norm_after(with_norm)
     with torch.no_grad():
-        for there, here in places.items():
-            target = plain.get_submodule(here)
-            target.load_state_dict(network.get_submodule(there).state_dict())
-            if there in norms:
-                _fold(target, network.get_submodule(norms[there]))
+        for name_with_norm, plain_name in plain_names.items():
+            target = plain.get_submodule(plain_name)
+            target.load_state_dict(network.get_submodule(name_with_norm).state_dict())
+            if name_with_norm in norms:
+                _fold(target, network.get_submodule(norms[name_with_norm]))
     plain = plain.eval()
     _check_equal(network, plain, model)
     return plain, name, renamed
@@ -56,7 +56,7 @@ def _weighted(network: nn.Module) -> list[str]:
     return [name for name, module in network.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
 
 
-def _norm_behind(network: nn.Module) -> dict[str, str]:
+def _norm_after(network: nn.Module) -> dict[str, str]:
     """Name of the batch normalization after each convolution."""
     found, last = {}, ""
     for name, module in network.named_modules():
@@ -68,7 +68,7 @@ def _norm_behind(network: nn.Module) -> dict[str, str]:
 
 
 def _fold(target: nn.Module, norm: nn.Module) -> None:
-    """Into the last convolution of `target`, a convolution or a chain of them."""
+    """Fold `norm` into the last convolution of `target`, which is a convolution or a chain of convolutions."""
     assert isinstance(norm, nn.BatchNorm2d)
     assert norm.running_mean is not None
     assert norm.running_var is not None
@@ -83,7 +83,7 @@ def _fold(target: nn.Module, norm: nn.Module) -> None:
 
 
 def _check_equal(network: nn.Module, plain: nn.Module, model: str) -> None:
-    image = torch.randn(2, 3, _TRIED_PX, _TRIED_PX, generator=torch.Generator().manual_seed(0))
+    image = torch.randn(2, 3, _TEST_PX, _TEST_PX, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected, found = network(image), plain(image)
     difference = float((expected - found).abs().max() / expected.abs().max())

@@ -1,4 +1,4 @@
-"""Layers of exported programs: their graphs call convolutions as operations, which this turns into modules again."""
+"""Turns the operations in the graph of an exported program, such as convolutions, back into modules."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def with_layers(network: nn.Module) -> nn.Module:
     """Convert convolutions and fully connected layers of `network`, an exported program's module, to modules, in place.
 
     A layer takes the place and name of the module that held its weight (`features.0` for `features.0.weight`). An
-    operation stays an operation if its weight is computed or shared with other operations, or if a module lacks its
+    operation stays an operation if its weight is computed or shared with other operations, or if no module has its
     options. Any other module is returned unchanged.
     """
     if not isinstance(network, fx.GraphModule):
         return network
-    made: dict[tuple[Any, ...], str] = {}
+    added: dict[tuple[Any, ...], str] = {}
     found = dict.fromkeys(node for node in network.graph.nodes if _is_layer(node))
-    # A weight that other operations read must stay: a replacement of the layer may not have it.
+    # A weight that other operations read must stay, because a replacement of the layer may not have it.
     shared = {
         node.target for node in network.graph.find_nodes(op="get_attr") if any(user not in found for user in node.users)
     }
@@ -35,24 +35,26 @@ def with_layers(network: nn.Module) -> nn.Module:
             continue
         make = _MAKERS[node.target]
         key = (node.target, str(weight.target), str(bias and bias.target), _options(arguments))
-        if key not in made:
+        if key not in added:
             name = _free_name(network, str(weight.target))
-            network.add_submodule(name, make(_value(network, weight), bias and _value(network, bias), arguments))
-            made[key] = name
+            network.add_submodule(
+                name, make(_parameter(network, weight), bias and _parameter(network, bias), arguments)
+            )
+            added[key] = name
         with network.graph.inserting_before(node):
-            call = network.graph.call_module(made[key], (arguments["input"],))
+            call = network.graph.call_module(added[key], (arguments["input"],))
         call.meta = dict(node.meta)
         node.replace_all_uses_with(call)
         network.graph.erase_node(node)
-    if made:
+    if added:
         network.graph.eliminate_dead_code()
         network.recompile()
-        _forget_unused(network)
+        _remove_unused(network)
     return network
 
 
 def _is_layer(node: fx.Node) -> bool:
-    """Whether it is an operation of _MAKERS on stored, not computed, weights."""
+    """Whether the node is an operation of _MAKERS whose weights are stored, not computed."""
     if node.op != "call_function" or node.target not in _MAKERS:
         return False
     arguments = _arguments(node)
@@ -76,16 +78,16 @@ def _convolution(weight: nn.Parameter, bias: nn.Parameter | None, options: dict[
             groups,
             bias=bias is not None,
         )
-    return _with(layer, weight, bias)
+    return _with_weights(layer, weight, bias)
 
 
 def _linear(weight: nn.Parameter, bias: nn.Parameter | None, options: dict[str, Any]) -> nn.Module:
     with torch.device("meta"):
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    return _with(layer, weight, bias)
+    return _with_weights(layer, weight, bias)
 
 
-def _with(layer: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Module:
+def _with_weights(layer: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Module:
     layer.register_parameter("weight", weight)
     layer.register_parameter("bias", bias)
     return layer.eval()
@@ -116,7 +118,7 @@ def _pair(value: Any) -> tuple[int, int]:
     return pair[0], pair[-1]
 
 
-def _value(network: fx.GraphModule, node: fx.Node) -> nn.Parameter:
+def _parameter(network: fx.GraphModule, node: fx.Node) -> nn.Parameter:
     value: Any = reduce(getattr, str(node.target).split("."), network)
     return value if isinstance(value, nn.Parameter) else nn.Parameter(value, requires_grad=False)
 
@@ -135,7 +137,7 @@ def _free_name(network: fx.GraphModule, weight: str) -> str:
     return name
 
 
-def _forget_unused(network: fx.GraphModule) -> None:
+def _remove_unused(network: fx.GraphModule) -> None:
     """Remove weights that no node reads any more; they now belong to the layers."""
     read = {str(node.target) for node in network.graph.nodes if node.op == "get_attr"}
     called = {str(node.target) for node in network.graph.nodes if node.op == "call_module"}

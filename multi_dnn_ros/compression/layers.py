@@ -26,8 +26,8 @@ LARGE_LINEAR = 1_000_000
 class Layer:
     """A convolution or fully connected layer of a network.
 
-    name: qualified. kept: why it must not be decomposed; "": it may be. calls: input and output shape of every call in
-    one inference.
+    name: qualified name. kept: the reason why it must not be decomposed; empty if it may be. calls: input and output
+    shape of every call in one inference.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Layer:
     def unfoldings(self) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]:
         """Singular values of the unfoldings along inputs and along outputs, one descending array (channels,) per group.
 
-        For a fully connected layer both are the same.
+        For a fully connected layer, both lists are the same.
         """
         module: Any = self.module
         weight: torch.Tensor = module.weight.detach().cpu()
@@ -145,10 +145,10 @@ def list_layers(
 def _calls(network: nn.Module, inputs: tuple[torch.Tensor, ...], layers: Sequence[nn.Module]) -> dict[nn.Module, list]:
     calls: dict[nn.Module, list] = {layer: [] for layer in layers}
 
-    def note(layer: nn.Module, arguments: Any, result: torch.Tensor) -> None:
+    def record(layer: nn.Module, arguments: Any, result: torch.Tensor) -> None:
         calls[layer].append((tuple(arguments[0].shape), tuple(result.shape)))
 
-    hooks = [layer.register_forward_hook(note) for layer in layers]
+    hooks = [layer.register_forward_hook(record) for layer in layers]
     try:
         run_on_shapes(network, inputs)
     finally:
@@ -158,7 +158,7 @@ def _calls(network: nn.Module, inputs: tuple[torch.Tensor, ...], layers: Sequenc
 
 
 def run_on_shapes(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-    """One inference on shapes without values. Raises ModelError if the network cannot run on `inputs`."""
+    """Run one inference on shapes without values. Raises ModelError if the network cannot run on `inputs`."""
     shapes = [tuple(tensor.shape) for tensor in inputs]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
@@ -170,19 +170,19 @@ def run_on_shapes(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
 
 
 def _kept(layer: nn.Module, runs: bool, linear: bool, large: int) -> str:
-    """Why a layer must not be decomposed; "": it may be."""
+    """The reason why a layer must not be decomposed; empty if it may be."""
     if not runs:
         return "takes no part in inference"
     if isinstance(layer, nn.Linear):
         if not linear:
-            return "fully connected: SVD not asked for"
+            return "fully connected: SVD not requested"
         if layer.weight.numel() < large:
             return f"fully connected, fewer than {large} weights"
         return "" if is_plain(layer, nn.Linear) else f"{type(layer).__name__}: more than a plain Linear"
     if "Transpose" in type(layer).__name__:
         return "transposed convolution"
     if not isinstance(layer, nn.Conv2d):
-        return f"{type(layer).__name__}: Conv2d alone is decomposed"
+        return f"{type(layer).__name__}: only Conv2d is decomposed"
     if all(side == 1 for side in layer.kernel_size):
         return "1x1: is a matrix already"
     if layer.groups == layer.in_channels:

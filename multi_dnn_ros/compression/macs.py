@@ -15,7 +15,7 @@ from multi_dnn_ros.compression.layers import run_on_shapes
 @dataclass(frozen=True)
 class Cost:
     """macs: multiply-accumulates of one inference (half the counted FLOPs; biases, norms and activations are not
-    counted, as in the paper). parameters: number of trainable parameters. bytes: of parameters and buffers.
+    counted, as in the paper). parameters: number of trainable parameters. bytes: size of parameters and buffers.
     """
 
     macs: int
@@ -25,7 +25,7 @@ class Cost:
 
 def cost(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Cost:
     """Cost of one inference on `inputs`, whose values do not matter. Raises ModelError if the network cannot run."""
-    # Fused attention kernels are not counted: a vision transformer would have 36 % too few MACs.
+    # PyTorch does not count fused attention kernels: a vision transformer would have 36 % too few MACs.
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -28,7 +28,10 @@ _WHOLE_MARGIN = 0.01
 
 @dataclass(frozen=True)
 class NetworkTime:
-    """Milliseconds of the original and the decomposed network, alternating, with `instances` running at once."""
+    """Milliseconds of the original and the decomposed network, timed alternately, with `instances` concurrent copies.
+
+    layers: number of decomposed layers.
+    """
 
     instances: int
     original_ms: float
@@ -45,13 +48,15 @@ class Measured:
     """Selects the fastest plan among the ranks that `base` requires and larger, better aligned ones; otherwise the
     original.
 
-    Candidates for a layer have at least the base's ranks, so no accuracy is lost beyond what the base accepts: the
-    ranks themselves, rounded up to multiples of 16, 32 and 64, and with one mode not decomposed. A candidate must be
-    faster than the original layer by `margin`. Then the whole network is timed against the original, alone and with
-    `instances` copies at once; while it is not faster in both, the half of its layers with the smallest gains is
-    restored.
-    network, input_shape: what runs on the target; layers are named as in it. choose() fills `whole`, every measurement
-    of the network, and `accepted`, those of the selected plans, empty if that is the original.
+    The candidates for a layer are the base's ranks, these rounded up to multiples of 16, 32 and 64, and these with one
+    mode not decomposed. None is below the base's ranks, so no accuracy is lost beyond what the base accepts. A
+    candidate must be faster than the original layer by `margin`. Then the whole network is timed against the original,
+    alone and with `instances` concurrent copies; while it is not faster in both cases, the half of its decomposed
+    layers with the smallest gains is restored.
+
+    network, input_shape: the network that runs on the target, whose layer names are used, and its input. choose()
+    stores all measurements of the network in `whole`, and those of the selected plans in `accepted`, which is empty if
+    all layers are kept.
     """
 
     base: RankPolicy
@@ -91,7 +96,7 @@ class Measured:
         plans = candidate_plans(layer, base, self.rounding)
         times = self._times(layer, plans)
         original = times[0]
-        details = f"{original:.4f} ms as it is; " + ", ".join(
+        details = f"original {original:.4f} ms; " + ", ".join(
             f"{describe_plan(plan)} {ms:.4f}" for plan, ms in zip(plans, times[1:], strict=True)
         )
         best = min(range(len(plans)), key=lambda index: times[index + 1])
@@ -107,7 +112,7 @@ class Measured:
             where = f"{layer.describe()} | {'x'.join(map(str, (self.target.batch, *shape[1:])))} | {self.target.name()}"
             keys = [f"{what} | {where}" for what in ("as it is", *map(describe_plan, plans))]
             known = [self.cache.get(key) for key in keys]
-            if any(ms is None for ms in known):  # all of them, so that all were timed under the same conditions
+            if any(ms is None for ms in known):  # then all are timed, so that the conditions are the same
                 modules = [layer.module, *(empty_chain(layer.module, plan) for plan in plans)]
                 found = self.compare(modules, shape, self.target, (1,))[1]
                 self.cache.put(dict(zip(keys, found, strict=True)))
@@ -135,11 +140,11 @@ class Measured:
                 return choices
             worst = max(slower, key=lambda time: time.ratio)
             reason = (
-                f"restored: with {worst.layers} decomposed layers and {worst.instances} at once the network took "
-                f"{worst.decomposed_ms:.4f} ms against {worst.original_ms:.4f} ms"
+                f"restored: with {worst.layers} decomposed layers, {worst.instances} concurrent copies of the network "
+                f"took {worst.decomposed_ms:.4f} ms against {worst.original_ms:.4f} ms"
             )
-            least_first = sorted(plans, key=lambda name: gains.get(name, 0.0))
-            for name in least_first[: math.ceil(len(plans) / 2)]:
+            smallest_gain_first = sorted(plans, key=lambda name: gains.get(name, 0.0))
+            for name in smallest_gain_first[: math.ceil(len(plans) / 2)]:
                 choices[name] = Choice(None, reason, choices[name].details)
 
 
@@ -147,14 +152,14 @@ def candidate_plans(layer: Layer, base: LayerPlan, rounding: Rounding) -> list[L
     """Distinct plans with at least the ranks of `base`, which comes first."""
     inputs, outputs = layer.channels
     if isinstance(base, SvdPlan):
-        most = min(inputs, outputs)
-        ranks = [(base.rank, base.rank), *((_up(base.rank, to, most),) * 2 for to in _ALIGNMENTS)]
+        max_rank = min(inputs, outputs)
+        ranks = [(rank, rank) for rank in (base.rank, *(_round_up(base.rank, to, max_rank) for to in _ALIGNMENTS))]
     else:
         r, s = base.in_rank or inputs, base.out_rank or outputs
         ranks = [(r, s)]
         for alignment in _ALIGNMENTS:
             if alignment > rounding.alignment:
-                ranks.append((_up(r, alignment, inputs), _up(s, alignment, outputs)))
+                ranks.append((_round_up(r, alignment, inputs), _round_up(s, alignment, outputs)))
         ranks += [(r, outputs), (inputs, s)]
     plans: list[LayerPlan] = [base]
     for pair in ranks:
@@ -171,5 +176,5 @@ def describe_plan(plan: LayerPlan) -> str:
     return f"tucker2 in {plan.in_rank or 'all'} out {plan.out_rank or 'all'}"
 
 
-def _up(rank: int, alignment: int, channels: int) -> int:
+def _round_up(rank: int, alignment: int, channels: int) -> int:
     return min(channels, -(-rank // alignment) * alignment)

@@ -31,19 +31,19 @@ class Choice:
 
 
 class RankPolicy(Protocol):
-    """Selects the ranks of all layers at once, because some policies divide a budget among the layers."""
+    """Selects the ranks of all layers in one call, because some policies divide a budget among the layers."""
 
     def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
-        """By layer name, a choice for each layer that may be decomposed (its `kept` is empty).
+        """The choice for each layer that may be decomposed (whose `kept` is empty), by layer name.
 
-        Raises ValueError if no choice meets the policy's parameters.
+        Raises ValueError if no ranks meet the policy's parameters.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """alignment: ranks are multiples of it (tensor cores need 8 or more). floor: minimum rank."""
+    """The allowed ranks. alignment: ranks are multiples of it (tensor cores need 8 or more). floor: minimum rank."""
 
     alignment: int = 8
     floor: int = 8
@@ -55,21 +55,21 @@ class Rounding:
                 raise ValueError(f"{name} is {value}; allowed: 1 to 4096")
 
     def rank(self, wanted: float, channels: int) -> int:
-        """`wanted`, rounded down to an allowed rank; at least :meth:`least`, at most `channels`."""
+        """`wanted`, rounded down to an allowed rank; at least :meth:`min_rank`, at most `channels`."""
         multiple = int(wanted / self.alignment + 1e-9) * self.alignment
-        return min(channels, max(multiple, self.least()))
+        return min(channels, max(multiple, self.min_rank()))
 
-    def least(self) -> int:
+    def min_rank(self) -> int:
         """The smallest allowed rank."""
         return -(-max(self.floor, 1) // self.alignment) * self.alignment
 
     def all(self, channels: int) -> list[int]:
         """All allowed ranks in ascending order; `channels` is the last."""
-        return [*range(self.least(), channels, self.alignment), channels]
+        return [*range(self.min_rank(), channels, self.alignment), channels]
 
 
 def plan_of(layer: Layer, in_rank: int, out_rank: int) -> TuckerPlan | SvdPlan | None:
-    """The plan with these ranks; None if both are full. A mode (input or output channels) at full rank stays as it is.
+    """The plan with these ranks; None if both are full. A mode (inputs or outputs) at full rank is not decomposed.
 
     For a fully connected layer, `in_rank` is the rank.
     """
@@ -108,10 +108,10 @@ class Ratio:
     rounding: Rounding = Rounding()
 
     def __post_init__(self) -> None:
-        _fraction("ratio", self.ratio)
+        _check_fraction("ratio", self.ratio)
 
     def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
-        return _each(layers, progress, self._choice)
+        return _choose_each(layers, progress, self._choice)
 
     def _choice(self, layer: Layer) -> Choice:
         inputs, outputs = layer.channels
@@ -130,10 +130,10 @@ class Energy:
     rounding: Rounding = Rounding()
 
     def __post_init__(self) -> None:
-        _fraction("energy", self.energy)
+        _check_fraction("energy", self.energy)
 
     def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
-        return _each(layers, progress, self._choice)
+        return _choose_each(layers, progress, self._choice)
 
     def _choice(self, layer: Layer) -> Choice:
         ranks = []
@@ -152,7 +152,7 @@ class Evbmf:
     rounding: Rounding = Rounding()
 
     def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
-        return _each(layers, progress, self._choice)
+        return _choose_each(layers, progress, self._choice)
 
     def _choice(self, layer: Layer) -> Choice:
         found = [
@@ -179,7 +179,7 @@ class Budget:
     rounding: Rounding = Rounding()
 
     def __post_init__(self) -> None:
-        _fraction("macs_cut", self.macs_cut)
+        _check_fraction("macs_cut", self.macs_cut)
 
     def choose(self, layers: Sequence[Layer], progress: ReportProgress = lambda: None) -> dict[str, Choice]:
         wanted = self.macs_cut * self.total_macs
@@ -195,10 +195,10 @@ class Budget:
             progress()
         possible = sum(saved for _, saved, _, _ in steps)
         if possible < wanted:
-            most = math.floor(1e3 * possible / self.total_macs) / 1e3  # a limit that is rounded up would be refused
+            limit = math.floor(1e3 * possible / self.total_macs) / 1e3  # rounded up, it would be refused
             raise ValueError(
                 f"macs_cut is {self.macs_cut:.1%}; allowed with alignment {self.rounding.alignment} and floor "
-                f"{self.rounding.floor}: up to {most:.1%} of the MACs"
+                f"{self.rounding.floor}: up to {limit:.1%} of the MACs"
             )
         steps.sort(key=lambda step: step[0])  # stable sort and convex hulls: the steps of a layer stay in order
         for _, saved, name, plan in steps:
@@ -220,14 +220,14 @@ def tail_energy(groups: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 
 #: Kept energy is raised to this value before the logarithm; smaller values are rounding errors.
-_LEAST_KEPT = 1e-12
+_MIN_KEPT = 1e-12
 
 
 def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan | SvdPlan]]:
     """The lower convex hull: points (MACs, error, plan) by descending MACs, without the original layer."""
     inputs, outputs = layer.channels
     # Error of each rank; 0 at full rank.
-    cost_in, cost_out = (-np.log(np.maximum(1.0 - tail_energy(groups), _LEAST_KEPT)) for groups in layer.unfoldings)
+    cost_in, cost_out = (-np.log(np.maximum(1.0 - tail_energy(groups), _MIN_KEPT)) for groups in layer.unfoldings)
     points: list[tuple[int, float, TuckerPlan | SvdPlan]] = []
     if isinstance(layer.module, nn.Linear):
         pairs = [(rank, rank) for rank in rounding.all(min(inputs, outputs))]
@@ -251,10 +251,10 @@ def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan
         macs, error = step[0], step[1]
 
 
-def _thinned(ranks: list[int], most: int = 24) -> list[int]:
-    """At most `most` of the ranks, evenly spaced, including the first and the last."""
-    places = np.unique(np.linspace(0, len(ranks) - 1, min(most, len(ranks))).round().astype(int))
-    return [ranks[place] for place in places]
+def _thinned(ranks: list[int], limit: int = 24) -> list[int]:
+    """At most `limit` of the ranks, evenly spaced, including the first and the last."""
+    indices = np.unique(np.linspace(0, len(ranks) - 1, min(limit, len(ranks))).round().astype(int))
+    return [ranks[index] for index in indices]
 
 
 def _rounded_up(layer: Layer, ranks: tuple[int, int], rounding: Rounding) -> tuple[int, int]:
@@ -266,7 +266,9 @@ def _rounded_up(layer: Layer, ranks: tuple[int, int], rounding: Rounding) -> tup
     return rounding.rank(aligned[0], inputs), rounding.rank(aligned[1], outputs)
 
 
-def _each(layers: Sequence[Layer], progress: ReportProgress, choose: Callable[[Layer], Choice]) -> dict[str, Choice]:
+def _choose_each(
+    layers: Sequence[Layer], progress: ReportProgress, choose: Callable[[Layer], Choice]
+) -> dict[str, Choice]:
     choices = {}
     for layer in candidates(layers):
         choices[layer.name] = choose(layer)
@@ -274,6 +276,6 @@ def _each(layers: Sequence[Layer], progress: ReportProgress, choose: Callable[[L
     return choices
 
 
-def _fraction(name: str, value: float) -> None:
+def _check_fraction(name: str, value: float) -> None:
     if not 0.0 < value <= 1.0:
         raise ValueError(f"{name} is {value}; allowed: above 0, up to 1")

@@ -98,28 +98,29 @@ def markdown(content: Mapping[str, Any]) -> str:
     if content["latency_ms"]:
         lines += ["", f"Latency: medians of the same run, alternating, on {content['target']}."]
     layers = content["layers"]
-    done = [layer for layer in layers if layer["fate"] == "decomposed"]
-    lines += ["", f"![before and after]({SUMMARY_PLOT})", "", f"## Layers: {len(done)} of {len(layers)} decomposed", ""]
+    decomposed = [layer for layer in layers if layer["fate"] == "decomposed"]
+    lines += ["", f"![before and after]({SUMMARY_PLOT})"]
+    lines += ["", f"## Layers: {len(decomposed)} of {len(layers)} decomposed", ""]
     rows = [
         (
             f"`{layer['name']}`",
             layer["layer"],
-            _fate(layer),
+            _result(layer),
             f"{layer['macs']['before'] / 1e6:.2f}",
             f"{layer['macs']['after'] / 1e6:.2f}",
             f"{layer['relative_error']:.3f}" if layer["plan"] else "",
         )
         for layer in layers
     ]
-    lines += _table(("layer", "what", "where it went", "MMACs", "after", "error of its weight"), rows)
+    lines += _table(("layer", "type", "result", "MMACs before", "MMACs after", "relative weight error"), rows)
     lines += ["", f"![layers]({LAYER_PLOT})"]
     if measured := [layer for layer in layers if layer["measured"]]:
-        lines += ["", "## Timed", ""]
-        lines += _table(("layer", "timed"), [(f"`{layer['name']}`", layer["measured"]) for layer in measured])
+        lines += ["", "## Measured times", ""]
+        lines += _table(("layer", "times"), [(f"`{layer['name']}`", layer["measured"]) for layer in measured])
     return "\n".join(lines) + "\n"
 
 
-def _fate(layer: Mapping[str, Any]) -> str:
+def _result(layer: Mapping[str, Any]) -> str:
     plan = layer["plan"]
     if plan is None:
         return f"kept: {layer['reason']}"
@@ -147,12 +148,12 @@ def _plot_summary(path: Path, content: Mapping[str, Any]) -> None:
     ]
     figure = Figure(figsize=(1.8 + 1.2 * len(rows), 3.2), layout="constrained")
     axes = figure.add_subplot()
-    places = range(len(rows))
-    axes.bar([place - 0.2 for place in places], [1.0] * len(rows), 0.4, color=_BEFORE, label="original")
-    bars = axes.bar([place + 0.2 for place in places], [share for _, share in rows], 0.4, color=_AFTER,
+    positions = range(len(rows))
+    axes.bar([position - 0.2 for position in positions], [1.0] * len(rows), 0.4, color=_BEFORE, label="original")
+    bars = axes.bar([position + 0.2 for position in positions], [share for _, share in rows], 0.4, color=_AFTER,
                     label="decomposed")  # fmt: skip
     axes.bar_label(bars, labels=[f"{share:.2f}" for _, share in rows], padding=2, fontsize=8)
-    axes.set_xticks(list(places), [name for name, _ in rows])
+    axes.set_xticks(list(positions), [name for name, _ in rows])
     axes.set_ylabel("share of the original")
     axes.set_title(content["model"], fontsize=10)
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -167,16 +168,16 @@ def _plot_layers(path: Path, content: Mapping[str, Any]) -> None:
 
     layers = [layer for layer in content["layers"] if layer["macs"]["before"]]
     if len(layers) > _SHOWN:
-        least = sorted((layer["macs"]["before"] for layer in layers), reverse=True)[_SHOWN - 1]
-        layers = [layer for layer in layers if layer["macs"]["before"] >= least][:_SHOWN]
+        smallest = sorted((layer["macs"]["before"] for layer in layers), reverse=True)[_SHOWN - 1]
+        layers = [layer for layer in layers if layer["macs"]["before"] >= smallest][:_SHOWN]
     figure = Figure(figsize=(8, 1.2 + 0.2 * len(layers)), layout="constrained")
     axes = figure.add_subplot()
-    places = list(range(len(layers)))[::-1]
+    positions = list(range(len(layers)))[::-1]
     before = [layer["macs"]["before"] / 1e6 for layer in layers]
     after = [layer["macs"]["after"] / 1e6 for layer in layers]
-    axes.barh(places, before, 0.8, color=_BEFORE)
-    axes.barh(places, after, 0.45, color=[_AFTER if layer["plan"] else _KEPT for layer in layers])
-    axes.set_yticks(places, [layer["name"][-40:] for layer in layers], fontsize=6)
+    axes.barh(positions, before, 0.8, color=_BEFORE)
+    axes.barh(positions, after, 0.45, color=[_AFTER if layer["plan"] else _KEPT for layer in layers])
+    axes.set_yticks(positions, [layer["name"][-40:] for layer in layers], fontsize=6)
     axes.set_xlabel("million MACs")
     axes.set_title(f"{content['model']}: MACs of each layer", fontsize=10)
     colors = {"original": _BEFORE, "decomposed": _AFTER, "kept": _KEPT}

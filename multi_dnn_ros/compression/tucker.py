@@ -19,16 +19,16 @@ from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.models.decomposed import SvdLinear, SvdPlan, TuckerConv2d, TuckerPlan, check_ranks, empty_chain
 
 Matrix = NDArray[np.float64]
-#: Sweeps of higher-order orthogonal iteration after the HOSVD, which is nearly optimal already.
+#: Sweeps of higher-order orthogonal iteration after the HOSVD, whose result is nearly optimal already.
 ITERATIONS = 1
 
 
 def decomposed_layer(
     layer: nn.Module, plan: TuckerPlan | SvdPlan, *, iterations: int = ITERATIONS
 ) -> tuple[TuckerConv2d | SvdLinear, float]:
-    """The decomposition of a Conv2d or Linear by `plan`, with its weights, and the relative error of the weight.
+    """The chain that replaces a Conv2d or Linear by `plan`, with its weights, and the relative error of the weight.
 
-    The error is ||W - W'|| / ||W|| (Frobenius), 0 where W is 0. `iterations`: sweeps of higher-order orthogonal
+    The error is ||W - W'|| / ||W|| (Frobenius), 0 if W is 0. `iterations`: sweeps of higher-order orthogonal
     iteration. The chain has the layer's device, dtype and mode; it is computed deterministically on the CPU, for a
     Conv2d in float64, for a Linear in float32 with eigenvectors in float64. Raises ValueError if the plan does not fit
     or the weights are not finite.
@@ -56,12 +56,12 @@ def _fill_tucker(chain: TuckerConv2d, layer: nn.Conv2d, plan: TuckerPlan, iterat
     in_rank, out_rank = check_ranks(layer, plan)
     groups = layer.weight.detach().double().cpu().numpy().reshape(layer.groups, -1, *layer.weight.shape[1:])
     parts = [_tucker2(group, plan, iterations) for group in groups]
-    _set(chain.core, np.concatenate([core for core, _, _ in parts]))
+    _set_weight(chain.core, np.concatenate([core for core, _, _ in parts]))
     named: dict[str, Any] = dict(chain.named_children())
     if plan.in_rank is not None:  # (r, i): A transposed
-        _set(named["in_factor"], np.concatenate([a.T.reshape(in_rank, -1, 1, 1) for _, _, a in parts]))
+        _set_weight(named["in_factor"], np.concatenate([a.T.reshape(in_rank, -1, 1, 1) for _, _, a in parts]))
     if plan.out_rank is not None:
-        _set(named["out_factor"], np.concatenate([b.reshape(-1, out_rank, 1, 1) for _, b, _ in parts]))
+        _set_weight(named["out_factor"], np.concatenate([b.reshape(-1, out_rank, 1, 1) for _, b, _ in parts]))
     if layer.bias is not None:
         last: Any = named["out_factor"] if plan.out_rank is not None else chain.core
         last.bias.copy_(layer.bias)
@@ -88,7 +88,7 @@ def _tucker2(weight: Matrix, plan: TuckerPlan, iterations: int) -> tuple[Matrix,
     # HOSVD is optimal at full rank and for a single mode.
     sweeps = iterations if any(wanted[mode] != channels[mode] for mode in modes) and len(modes) == 2 else 0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about ranks above that of the matrix: tensorly completes the factor
+        warnings.simplefilter("ignore")  # about ranks above that of the matrix, for which tensorly completes the factor
         (core, found), _ = partial_tucker(
             weight,
             rank=[wanted[mode] for mode in modes],
@@ -119,13 +119,13 @@ def left_singular_vectors(matrix: Matrix, n_eigenvecs: int | None = None, **_: A
 
 
 def _fill_svd(chain: SvdLinear, layer: nn.Linear, plan: SvdPlan) -> float:
-    weight = layer.weight.detach().float().cpu().numpy()  # a large one takes minutes in float64
+    weight = layer.weight.detach().float().cpu().numpy()  # a large weight takes minutes in float64
     wide = weight.shape[0] <= weight.shape[1]
     u, _, _ = left_singular_vectors(weight if wide else weight.T, plan.rank)
     first, second = (u.T @ weight, u) if wide else (u.T, weight @ u)
     named: dict[str, Any] = dict(chain.named_children())
-    _set(named["in_factor"], first)
-    _set(named["out_factor"], second)
+    _set_weight(named["in_factor"], first)
+    _set_weight(named["out_factor"], second)
     if layer.bias is not None:
         named["out_factor"].bias.copy_(layer.bias)
     total = float(np.sum(weight**2))
@@ -133,5 +133,5 @@ def _fill_svd(chain: SvdLinear, layer: nn.Linear, plan: SvdPlan) -> float:
     return float(np.sqrt(max(0.0, total - kept) / total)) if total else 0.0
 
 
-def _set(layer: Any, weight: Matrix) -> None:
+def _set_weight(layer: Any, weight: Matrix) -> None:
     layer.weight.copy_(torch.from_numpy(weight).reshape(layer.weight.shape))

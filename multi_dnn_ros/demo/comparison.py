@@ -25,7 +25,7 @@ _SCORES = {"lane_f1": "lane F1", "map50": "mAP@0.5"}
 
 @dataclass(frozen=True)
 class Figures:
-    """One DNN of one set. scores: as far as in the summary. p50_ms, p95_ms: None without a result."""
+    """Figures of one DNN of one set. scores: those in the drive's summary. p50_ms, p95_ms: None without a result."""
 
     model: str
     macs: int
@@ -39,7 +39,7 @@ def run_both(demo: Demo, run: Callable[[Demo], Outcome] = Demo.run) -> int:
     """Run `demo` with the original DNNs, then with the decomposed ones, into its folder and the subfolder
     ``decomposed``; print a table of both. Returns the exit code: 1 if a DNN published nothing.
 
-    The drives run one after another, so that each set has the machine to itself. run: a replacement for tests. Raises
+    The drives run one after another, so that each set has the machine to itself. run: replaced in tests. Raises
     what Demo.run raises, and models.errors.ModelError.
     """
     folders = {"original": demo.output, "decomposed": demo.output / "decomposed"}
@@ -58,7 +58,7 @@ def run_both(demo: Demo, run: Callable[[Demo], Outcome] = Demo.run) -> int:
         **{name: {dnn: vars(each) for dnn, each in of_set.items()} for name, of_set in figures.items()},
     }
     write_json(demo.output / "comparison.json", content)
-    print(f"\nboth on the same road, {demo.seconds:g} s each; differences are relative to the original:")
+    print(f"\nboth on the same road, {demo.seconds:g} s each; in brackets: change from the original:")
     print(comparison_table(figures["original"], figures["decomposed"]))
     print(f"written to {demo.output / 'comparison.json'}")
     return max(outcome.exit_code for outcome in outcomes)
@@ -80,47 +80,47 @@ def networks_of(params_file: Path) -> dict[str, Figures]:
 
 
 def driven(networks: Mapping[str, Figures], summary: Mapping[str, Any]) -> dict[str, Figures]:
-    """`networks` with the figures of a drive. summary: of that drive."""
+    """`networks` with the figures of a drive. summary: the summary of that drive."""
     figures = {}
     for name, network in networks.items():
-        found = summary["dnns"][name]
-        latency = found.get("latency_ms", {})
-        scores = {score: found[score] for score in _SCORES if score in found}
+        measured = summary["dnns"][name]
+        latency = measured.get("latency_ms", {})
+        scores = {score: measured[score] for score in _SCORES if score in measured}
         figures[name] = replace(network, scores=scores, p50_ms=latency.get("p50"), p95_ms=latency.get("p95"))
     return figures
 
 
 def comparison_table(originals: Mapping[str, Figures], others: Mapping[str, Figures]) -> str:
-    """Two rows per DNN; the second with its differences from the first."""
+    """Two rows per DNN; the second shows the change from the first."""
     rows = []
     for dnn, first in originals.items():
-        for own in (first, others[dnn]):
-            compared = own is not first
+        for figures in (first, others[dnn]):
+            compared = figures is not first
             rows.append(
                 [
                     dnn if not compared else "",
-                    own.model,
-                    _score(own, first, compared),
+                    figures.model,
+                    _score(figures, first, compared),
                     *(
                         with_change(value, of_first if compared else None, digits)
                         for value, of_first, digits in (
-                            (own.macs / 1e6, first.macs / 1e6, 1),
-                            (own.p50_ms, first.p50_ms, 1),
-                            (own.p95_ms, first.p95_ms, 1),
-                            (_megabytes(own.file_bytes), _megabytes(first.file_bytes), 2),
+                            (figures.macs / 1e6, first.macs / 1e6, 1),
+                            (figures.p50_ms, first.p50_ms, 1),
+                            (figures.p95_ms, first.p95_ms, 1),
+                            (_megabytes(figures.file_bytes), _megabytes(first.file_bytes), 2),
                         )
                     ),
                 ]
             )
-    return table(["DNN", "model", "against the truth", "million MACs", "p50 ms", "p95 ms", "file MB"], rows)
+    return table(["DNN", "model", "vs ground truth", "million MACs", "p50 ms", "p95 ms", "file MB"], rows)
 
 
-def _score(own: Figures, first: Figures, compared: bool) -> str:
+def _score(figures: Figures, first: Figures, compared: bool) -> str:
     for score, name in _SCORES.items():
-        if score in own.scores:
-            difference = own.scores[score] - first.scores[score] if score in first.scores else None
+        if score in figures.scores:
+            difference = figures.scores[score] - first.scores[score] if score in first.scores else None
             shown = f" ({difference:+.3f})" if compared and difference is not None else ""
-            return f"{name} {own.scores[score]:.3f}{shown}"
+            return f"{name} {figures.scores[score]:.3f}{shown}"
     return "nothing to compare"
 
 

@@ -1,4 +1,4 @@
-"""Figures of a demo: rate, latency, drops, and score against the known truth, by DNN."""
+"""Figures of a demo, by DNN: rate, latency, drops, and score against the ground truth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _SAME_BOX = 0.5
 
 @dataclass
 class DnnFigures:
-    """Collects one DNN's frames. kind: of its results, which says what they are compared with. labels: its classes."""
+    """Figures of one DNN, collected frame by frame.
+
+    kind: the kind of its results, which determines what they are compared with. labels: its classes.
+    """
 
     kind: ResultKind
     labels: tuple[str, ...] = ()
@@ -60,9 +63,9 @@ class DnnFigures:
 
 
 def quality(frame: RecordedFrame, streams: Sequence[Stream]) -> float:
-    """How well a frame shows the DNNs' abilities: matched true boxes count for it, false and missed ones against it.
+    """How well a frame shows the DNNs' abilities: matched true boxes count for it, false and missed boxes against it.
 
-    streams: of all DNNs. 0 unless every DNN has a result.
+    streams: those of all DNNs. 0 unless every DNN has a result.
     """
     if frame.truth is None or any(stream.dnn not in frame.answers for stream in streams):
         return 0.0

@@ -16,7 +16,7 @@ _LOGS = ("node.log", "camera.log")
 
 
 def check_output(output: Path, video: Path | None = None) -> None:
-    """Raise UsageError if clear_output() would delete results or a recording that are not of an earlier demo.
+    """Raise UsageError if clear_output() would delete results or a recording that an earlier demo did not write.
 
     video: input of the demo, which must not be deleted either; a file or a folder of images.
     """
@@ -36,10 +36,10 @@ def check_output(output: Path, video: Path | None = None) -> None:
 
 
 def clear_output(output: Path) -> None:
-    """Create the folder, or remove the files of an earlier demo, and mark it. Raises as check_output()."""
+    """Create the folder, or remove the files of an earlier demo, and mark it. Raises what check_output() raises."""
     check_output(output)
     output.mkdir(parents=True, exist_ok=True)
-    (output / MARK).touch()  # first, so that the files of a killed demo are known as such
+    (output / MARK).touch()  # first, so that the files of a killed demo are recognized
     for name in (*_RESULTS, *_LOGS):
         (output / name).unlink(missing_ok=True)
     if (output / _BAG).exists():
@@ -48,8 +48,8 @@ def clear_output(output: Path) -> None:
 
 def _holds(path: Path, video: Path) -> bool:
     """Whether deleting `path` would delete the video, or one of its images."""
-    place = path.parent.resolve() / path.name
+    target = path.parent.resolve() / path.name
     return any(
-        place == source or place in source.parents or (source.is_dir() and source == place.parent)
+        target == source or target in source.parents or (source.is_dir() and source == target.parent)
         for source in (video.resolve(), video.parent.resolve() / video.name)
     )

@@ -22,7 +22,7 @@ _MAX_PIXELS = 1 << 24
 
 @dataclass(frozen=True)
 class Stream:
-    """The topics of one DNN: `detections`, or `mask` and `points`. kind: of its results.
+    """The results of one DNN. topics: its topics by name: `detections`, or `mask` and `points`.
 
     labels: the evaluated classes of its detections. label_info: topic of its class names.
     """
@@ -36,9 +36,9 @@ class Stream:
 
 @dataclass(frozen=True)
 class CameraTopics:
-    """Topics of a recording with the images (a CompressedImage topic) and the truth.
+    """The topics of a recording that hold the images (as CompressedImage) and the ground truth.
 
-    truth_labels: class names of the true detections by number.
+    truth_labels: class names of the true detections, by class number.
     """
 
     image: str
@@ -49,7 +49,7 @@ class CameraTopics:
 
 @dataclass(frozen=True)
 class Answer:
-    """Result of a DNN for a frame. output: as its result kind says. latency_ms: from the header's stamp to receipt."""
+    """Result of a DNN for a frame. output: as its kind defines it. latency_ms: from the header's stamp to receipt."""
 
     output: Any
     latency_ms: float
@@ -69,14 +69,14 @@ class RecordedFrame:
 def recorded_frames(
     bag: BagReader, camera: CameraTopics, streams: Sequence[Stream], window: int = 50
 ) -> Iterator[RecordedFrame]:
-    """Every frame with a recorded image, by stamp.
+    """Every frame with a recorded image, in the order of the stamps.
 
-    window: number of frames that wait for results; later results of a frame are not used.
+    window: number of frames that wait for results; results that arrive later are not used.
     """
     readers = {camera.image: "image", camera.truth_detections: "truth", camera.truth_lane_mask: "lane_mask"}
     by_topic = {topic: (stream, name) for stream in streams for name, topic in stream.topics.items()}
     pending: dict[int, RecordedFrame] = {}
-    masks: dict[tuple[str, int], Any] = {}  # of a lane DNN: the part that arrived first
+    first_parts: dict[tuple[str, int], Any] = {}  # mask or points of a lane DNN, whichever arrived first
     names = recorded_class_names(bag, [stream.label_info for stream in streams if stream.label_info])
     true_names = {str(number): name for number, name in enumerate(camera.truth_labels)}
     for recorded in bag.messages([topic for topic in (*readers, *by_topic) if topic in bag.topics]):
@@ -97,9 +97,9 @@ def recorded_frames(
                     raise LookupError(f"the recording holds no class names ({stream.label_info}) of DNN {stream.dnn}")
                 output = detections(message, stream.labels, names[stream.label_info])
             else:
-                other = masks.pop((stream.dnn, stamp_ns), None)
+                other = first_parts.pop((stream.dnn, stamp_ns), None)
                 if other is None:
-                    masks[stream.dnn, stamp_ns] = message
+                    first_parts[stream.dnn, stamp_ns] = message
                 else:
                     output = lanes(*((message, other) if name == "mask" else (other, message)))
             if output is not None:
@@ -112,7 +112,7 @@ def recorded_frames(
 
 
 def recorded_class_names(bag: BagReader, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Class names by class_id, of each LabelInfo topic with recorded messages."""
+    """Class names by class_id, for each LabelInfo topic with recorded messages."""
     names = {}
     for recorded in bag.messages([topic for topic in topics if topic in bag.topics]):
         names[recorded.topic] = class_names(deserialize_message(recorded.data, message_class(recorded.msgtype)))
@@ -122,7 +122,7 @@ def recorded_class_names(bag: BagReader, topics: Sequence[str]) -> dict[str, dic
 def detections(message: Any, labels: Sequence[str], names: Mapping[str, str]) -> Detections:
     """Convert a Detection2DArray; classes that are not in `labels` are skipped.
 
-    names: class names by class_id, as in the DNN's LabelInfo. Raises KeyError for another class_id.
+    names: class names by class_id, as in the DNN's LabelInfo. Raises KeyError for an unknown class_id.
     """
     rows = []
     for found in message.detections:
@@ -142,7 +142,7 @@ def detections(message: Any, labels: Sequence[str], names: Mapping[str, str]) ->
 
 
 def lanes(mask: Any, points: Any) -> Lanes:
-    """A mono8 mask and a cloud of (u, v, lane, score) float32 points as lane lines."""
+    """Convert a mono8 mask and a cloud of (u, v, lane, score) float32 points to lane lines."""
     table = np.frombuffer(bytes(points.data), "<f4").reshape(-1, 4)
     lines = []
     for number in np.unique(table[:, 2]):

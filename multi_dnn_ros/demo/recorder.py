@@ -45,7 +45,7 @@ class Recorder:
         latched: frozenset[str] = frozenset(),
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self.last_s = time.monotonic()  # of anything but the watched topic
+        self.last_activity_s = time.monotonic()  # time of the last message that was not on the watched topic
         self.watched: bytes | None = None
         self._watch = watch
         self._node = node
@@ -71,7 +71,7 @@ class Recorder:
             if topic == self._watch:
                 self.watched = data
             else:
-                self.last_s = time.monotonic()
+                self.last_activity_s = time.monotonic()
 
         return receive
 

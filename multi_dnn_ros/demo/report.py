@@ -1,4 +1,4 @@
-"""From the recording of a demo to its table, images and JSON files."""
+"""Makes the table, images and JSON files of a demo from its recording."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LAST_RESULT_NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class RecordedDrive:
-    """What was recorded of one drive, and where. settings: of the drive, for the summary."""
+    """The recording of one drive: its topics, and its folder. settings: those of the drive, for the summary."""
 
     output: Path
     node: str
@@ -151,7 +151,7 @@ def _table(streams: Mapping[str, Mapping[str, Any]]) -> str:
                 _score(figures),
             ]
         )
-    header = ["DNN", "Hz", "p50 ms", "p95 ms", "p99 ms", "offered", "published", "dropped", "against the truth"]
+    header = ["DNN", "Hz", "p50 ms", "p95 ms", "p99 ms", "offered", "published", "dropped", "vs ground truth"]
     return table(header, rows)
 
 

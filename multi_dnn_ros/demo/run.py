@@ -59,9 +59,9 @@ class Demo:
     domain_id: int | None = None
 
     def run(self) -> Outcome:
-        """Record, score, report.
+        """Record the drive, score the results and write the report.
 
-        Raises CommandError: a process failed; names its log. UsageError, ParameterError: bad arguments.
+        Raises CommandError, which names the log, if a process fails; UsageError or ParameterError for bad arguments.
         """
         config = read_params_file(self.params_file)
         camera, settings = next(iter(config.cameras.items()))
@@ -99,8 +99,9 @@ class Demo:
         return report(recorded, peak_memory, ended_cleanly=clean)
 
     def _record(self, camera: str, image: str, topics: dict[str, str], streams: Sequence[Stream]) -> tuple[int, bool]:
-        """Run both processes to the end of the drive; returns the node's peak resident bytes, and whether it ended in
-        time.
+        """Run both processes to the end of the drive.
+
+        Returns the node's peak resident memory in bytes, and whether it ended in time.
         """
         frames = max(1, round(self.seconds * self.rate_hz))
         drive = [
@@ -137,9 +138,9 @@ class Demo:
 
 
 def _thresholds(config: NodeConfig) -> list[str]:
-    """Arguments that set the threshold for generated roads for built-in DNNs without a configured one."""
-    own = [name for name, dnn in config.dnns.items() if is_builtin(dnn.model) and not dnn.score_threshold]
-    pairs = [("-p", f"dnn.{name}.score_threshold:={GENERATED_ROAD_THRESHOLD}") for name in own]
+    """Arguments that set the score threshold for generated roads, for built-in DNNs that have none configured."""
+    names = [name for name, dnn in config.dnns.items() if is_builtin(dnn.model) and not dnn.score_threshold]
+    pairs = [("-p", f"dnn.{name}.score_threshold:={GENERATED_ROAD_THRESHOLD}") for name in names]
     return ["--ros-args", *(word for pair in pairs for word in pair)] if pairs else []
 
 
@@ -166,13 +167,13 @@ def _watch_drive(
 ) -> None:
     """Spin until the camera has ended. Raises CommandError if a process fails or does not start."""
     begin = time.monotonic()
-    next_look = begin
+    next_check = begin
     while source.exit_code() is None:
         executor.spin_once(timeout_sec=0.1)
         now = time.monotonic()
-        if now < next_look:
+        if now < next_check:
             continue
-        next_look = now + 0.5
+        next_check = now + 0.5
         node.sample()
         if node.exit_code() is not None:
             raise _failed(node, f"ended with exit code {node.exit_code()}")
@@ -192,9 +193,9 @@ def _watch_drive(
 
 
 def _finish(executor: SingleThreadedExecutor, recorder: Recorder) -> None:
-    """Receive the remaining messages: until nothing arrives for a second, and the diagnostics have counted them."""
+    """Receive messages until none has arrived for a second, and then the diagnostics that count them."""
     deadline = time.monotonic() + _FINISH_LIMIT_S
-    while time.monotonic() < deadline and time.monotonic() - recorder.last_s < 1.0:
+    while time.monotonic() < deadline and time.monotonic() - recorder.last_activity_s < 1.0:
         executor.spin_once(timeout_sec=0.1)
     counted = recorder.counts[DIAGNOSTICS]
     while time.monotonic() < deadline and recorder.counts[DIAGNOSTICS] < counted + 2:

@@ -1,4 +1,4 @@
-"""When a DNN starts an inference: with the frames that are waiting, or after a short delay with more."""
+"""Decides when a DNN starts an inference: at once with the waiting frames, or after a short delay with more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class BatchDelay:
-    """Not thread-safe: the owning DNN thread calls it under its own lock.
+    """Not thread-safe: the DNN thread that owns it calls it under its lock.
 
     max_batch: maximum frames per inference. delay_ns: maximum wait for further frames, from the moment when the DNN
     could have started with the first. clock: nanoseconds.
@@ -32,5 +32,5 @@ class BatchDelay:
         return None if self._until_ns is None else max(0, self._until_ns - self._clock()) / 1e9
 
     def reset(self) -> None:
-        """The inference has started, or cannot start."""
+        """End the delay, because the inference has started or cannot start."""
         self._until_ns = None

@@ -14,7 +14,7 @@ from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.statistics import DnnCameraRecorder
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Timing
 
-#: Drops caused by the DNN itself; too many consecutive ones disable it.
+#: Reasons of drops that the DNN itself causes; too many such drops in a row disable it.
 FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT)
 
 
@@ -27,17 +27,17 @@ class FailureLimits:
 
 
 class DnnFrames:
-    """Not thread-safe: the owning DNN thread calls it under its own lock, except `waiting`, `is_in_progress` and
+    """Not thread-safe: the DNN thread that owns it calls it under its lock, except `waiting`, `is_in_progress` and
     `add_result`.
 
     Drops are counted here and returned, because the owner reports them after it has released the lock.
 
-    dnn: its name. clock: nanoseconds, monotonic.
+    dnn: name of the DNN. clock: nanoseconds, monotonic.
     """
 
     def __init__(self, dnn: str, cameras: Sequence[str], limits: FailureLimits, clock: Callable[[], int]) -> None:
         self._dnn = dnn
-        self._mail = Mailboxes(cameras)
+        self._mailboxes = Mailboxes(cameras)
         self._recorders = {camera: DnnCameraRecorder(limits.window_ns) for camera in cameras}
         self._health = Health(limits.max_failures, clock)
         self._in_progress: set[Item] = set()  # in progress: started, and not yet recorded as published or dropped
@@ -49,16 +49,16 @@ class DnnFrames:
     @property
     def waiting(self) -> int:
         """Number of waiting frames."""
-        return len(self._mail)
+        return len(self._mailboxes)
 
     def has_room(self, camera: str) -> bool:
-        """Whether a frame of the camera can be put without replacing one, or would be dropped at once."""
-        return self._health.disabled is not None or self._mail.is_empty(camera)
+        """Whether a new frame of the camera replaces no other: its mailbox is empty, or the DNN drops new frames."""
+        return self._health.disabled is not None or self._mailboxes.is_empty(camera)
 
     def put(self, frame: Frame, *, closed: bool) -> Drop | None:
-        """Store the frame in its mailbox. Returns the drop of the frame that it replaces, or of itself.
+        """Store the frame in its mailbox. Returns the drop of the frame that it replaces, or its own if it is refused.
 
-        closed: the engine is stopping.
+        closed: whether the engine is stopping.
         """
         self._recorders[frame.camera].offered += 1
         if closed:
@@ -66,7 +66,7 @@ class DnnFrames:
         disabled = self._health.disabled
         if disabled is not None:
             return self._drop(frame, DropReason.DISABLED, disabled)
-        old = self._mail.put(frame)
+        old = self._mailboxes.put(frame)
         if old is None:
             return None
         return self._drop(old, DropReason.OVERWRITTEN, "a newer frame replaced it before the DNN started on it")
@@ -75,7 +75,7 @@ class DnnFrames:
         """Take the frames of the next inference. Also returns the drops of those that exceeded the maximum age."""
         items: list[Item] = []
         too_old: list[Drop] = []
-        while len(items) < task.max_batch and (frame := self._mail.take()) is not None:
+        while len(items) < task.max_batch and (frame := self._mailboxes.take()) is not None:
             if task.max_age_ns is not None and now_ns - frame.received_ns > task.max_age_ns:
                 too_old.append(self._drop(frame, DropReason.TOO_OLD, "waited longer than the maximum age"))
             else:
@@ -85,7 +85,7 @@ class DnnFrames:
 
     def drop_waiting(self, reason: DropReason, message: str) -> list[Drop]:
         """Drop all waiting frames."""
-        return [self._drop(frame, reason, message) for frame in self._mail.clear()]
+        return [self._drop(frame, reason, message) for frame in self._mailboxes.clear()]
 
     # -- frames in progress
 
@@ -99,14 +99,14 @@ class DnnFrames:
         return item in self._in_progress
 
     def add_result(self, item: Item, timing: Timing, published_ns: int, deadline_ns: int | None) -> None:
-        """Note a published result for `record_results`. Needs no lock."""
+        """Keep a published result for `record_results`. Needs no lock."""
         self._unrecorded.append((item, timing, published_ns, deadline_ns))
 
     def record_results(self) -> bool:
-        """Count the published results; whether there were any.
+        """Count the published results. Returns whether there were any.
 
-        Deferred: the receiver of the last result may have offered the frames of the next inference, which should start
-        first.
+        This is deferred because the receiver of the last result may have offered the frames of the next inference,
+        which should start first.
         """
         if not self._unrecorded:
             return False

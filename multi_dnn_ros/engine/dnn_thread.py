@@ -63,7 +63,7 @@ class DnnThread(threading.Thread):
         self._running = 0  # inferences queued or running
         self._finished: deque[Inference] = deque()
         self._events = EventPool()
-        self._ready: torch.cuda.Event | None = None  # of the previous inference
+        self._ready: torch.cuda.Event | None = None  # `ready` of the previous inference
         self._specializer = Specializer(queue)
         self._closed = False
 
@@ -106,7 +106,7 @@ class DnnThread(threading.Thread):
         with self._lock:
             self._running -= 1
             self._ready = inference.ready
-            if self._frames.is_in_progress(inference.items[0]):  # as all items, or abandon() dropped them all
+            if self._frames.is_in_progress(inference.items[0]):  # either all of its items are, or none
                 self._finished.append(inference)
             self._wake.notify()
 
@@ -137,7 +137,7 @@ class DnnThread(threading.Thread):
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a frame waits for the end of the present inference. Without the lock: may be out of date."""
+        """Whether a frame waits for the end of the current inference. Read without the lock: may be out of date."""
         return self._frames.waiting > 0
 
     def statistics(self) -> tuple[dict[str, DnnCameraStatistics], str | None]:
@@ -199,7 +199,7 @@ class DnnThread(threading.Thread):
     def _enqueue(self, inference: Inference, *, may_launch: bool) -> None:
         """Queue the first job. With a runner, run what can be run directly, and queue the rest.
 
-        may_launch: no finished inference is waiting for this thread.
+        may_launch: whether this thread may run jobs, because no finished inference is waiting for it.
         """
         job = Job(inference, 0)
         rest = self._runner.try_run(job) if self._runner is not None and may_launch else job
@@ -217,7 +217,7 @@ class DnnThread(threading.Thread):
         return self._closed and not self._frames.in_progress and not self._frames.waiting
 
     def _put_frame(self, frame: Frame) -> Drop | None:
-        """Store the frame. Returns the drop of the frame that it replaces, or of itself."""
+        """Store the frame. Returns the drop of the frame that it replaces, or its own if it is refused."""
         drop = self._frames.put(frame, closed=self._closed)
         if drop is None or drop.frame is not frame:
             self._wake.notify()

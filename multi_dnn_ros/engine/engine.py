@@ -51,7 +51,7 @@ class Engine:
     workers: number of threads that run jobs, and on a CPU the maximum number of jobs that run at the same time.
     policy: fifo, priority, edf, or a :class:`Policy`. max_launched: None: no bound.
     on_result, on_failure: called in the DNN's thread; on_drop also in the thread that offers a frame or stops the
-    engine. An exception in one of them drops that frame at most.
+    engine. An exception in one of them drops at most that frame.
     max_failures: consecutive failures that disable a DNN. clock: nanoseconds, monotonic. observer: see
     :class:`Observer`.
 
@@ -223,18 +223,19 @@ class Engine:
         DNN, each with at most one inference in progress, has a worker of its own or no other DNN's frame may overtake
         this one.
 
-        A call costs less than its jobs. If the DNN cannot keep up with its cameras, it also runs in one call where it
-        would take turns with queued jobs, if that delays none of their inferences. Otherwise turns are better: they
-        keep all workers busy until the last of the frames that have arrived together is finished.
+        One call costs less than separate jobs. If the DNN cannot keep up with its cameras, its frame therefore runs in
+        one call even where it would take turns with queued jobs, if that delays none of their inferences. In all other
+        cases taking turns is better, because it keeps all workers busy until the last of the frames that have arrived
+        together is finished.
         """
-        own = successor.inference.task
+        task = successor.inference.task
         if not self._queue.precedes_all_queued(successor) and not (
-            self._dnns[own.name].has_waiting and self._queue.delays_no_inference(successor)
+            self._dnns[task.name].has_waiting and self._queue.delays_no_inference(successor)
         ):
             return False
         tasks = [dnn.task for dnn in self._dnns.values()]
         return len(self._workers) >= len(tasks) or not any(
-            self._policy.may_overtake(task, own) for task in tasks if task.name != own.name
+            self._policy.may_overtake(other, task) for other in tasks if other.name != task.name
         )
 
     def _update_policy(self) -> None:
@@ -259,7 +260,7 @@ class Engine:
         try:
             return self._dnns_by_camera[camera]
         except KeyError:
-            raise ValueError(f"no DNN serves camera '{camera}'; served are {', '.join(self.cameras)}") from None
+            raise ValueError(f"no DNN serves camera '{camera}'; served cameras: {', '.join(self.cameras)}") from None
 
 
 def _check(tasks: Sequence[DnnTask], workers: int, max_launched: int | None) -> None:

@@ -1,6 +1,6 @@
 """A pool of CUDA events: creating and destroying an event costs more than recording it.
 
-A thread that waits for a blocking event sleeps. Waiting for any other occupies a core until the kernels have run.
+A thread that waits for a blocking event sleeps. Waiting for any other event occupies a core until the kernels have run.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Frame:
         with self._lock:
             if device not in self._uploads:
                 self._uploads[device] = _upload(self.image(), device)
-                return self._uploads[device][0]  # the copy runs on the caller's own stream
+                return self._uploads[device][0]  # the copy runs on the caller's stream
             tensor, uploaded = self._uploads[device]
         if uploaded is not None:
             import torch
@@ -79,7 +79,7 @@ class Frame:
 
 
 class _Inputs:
-    """The input of all DNNs with one key; made by the first of them."""
+    """The input that all DNNs with the same key share; the first of them makes it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

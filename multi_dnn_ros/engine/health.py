@@ -9,7 +9,7 @@ RETRY_DELAYS_S = (10.0, 60.0, 600.0)
 
 
 class Health:
-    """Not thread-safe: the owning DNN thread calls it under its own lock.
+    """Not thread-safe: the DNN thread that owns it calls it under its lock.
 
     max_failures: consecutive failures that disable the DNN; during a retry a single failure does. clock: nanoseconds,
     monotonic.
@@ -50,7 +50,7 @@ class Health:
             )
 
     def thread_ended(self, message: str) -> None:
-        """An error in the engine itself ended the DNN's thread; it cannot be retried."""
+        """An error in the engine itself ended the DNN's thread; the DNN cannot be retried."""
         self.failures += 1
         self._retry_ns = None
         self._disabled = f"disabled because its thread ended: {message}"

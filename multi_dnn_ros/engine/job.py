@@ -32,10 +32,10 @@ class Inference:
     """The state passed from job to job; exactly one thread owns it at a time.
 
     items: one frame, or one per camera.
-    stages: from the first job on, those for the batch size. batch: that size.
+    stages: the stages for `batch`, the batch size including padding; the first job sets both for several images.
     carried: the tensors between two jobs; finally the raw outputs on the CPU.
-    ready: CUDA event after which `carried` is valid. Initially that of the DNN's previous inference, because stages may
-    use the same memory for all of them. None on a CPU.
+    ready: CUDA event after which `carried` is valid. Initially the event of the DNN's previous inference, because
+    the stages may use the same memory for every inference. None on a CPU.
     stream: CUDA stream of the most recently launched job.
     events: source of CUDA events. spans: the pair of events around each job.
     compute_ns: time in the layers; on a GPU measured there, and known once the outputs have arrived.
@@ -68,12 +68,12 @@ class Inference:
 
     @property
     def received_ns(self) -> int:
-        """Arrival of its oldest frame, on the engine's clock."""
+        """Arrival of the oldest frame, on the engine's clock."""
         return min(item.frame.received_ns for item in self.items)
 
     @property
     def due_ns(self) -> int | None:
-        """Deadline of its first result, on the engine's clock."""
+        """Deadline of the first result, on the engine's clock."""
         return None if self.deadline_ns is None else self.received_ns + self.deadline_ns
 
     def to_host(self) -> None:
@@ -87,12 +87,12 @@ class Inference:
             self.spans.clear()
 
     def outputs(self, row: int) -> Tensors:
-        """The raw outputs of item number `row`, counted without the items that are dropped."""
+        """The raw outputs of item number `row`; dropped items are not counted."""
         return self._rows[row] if self.batch > 1 else self.carried
 
 
 def drop_cause_from_error(error: BaseException, job: int) -> DropCause:
-    """The cause for an inference whose job raised. job: its index; the message counts from 1."""
+    """The drop cause of an inference whose job raised `error`. job: index of the job; the message counts from 1."""
     return DropReason.DNN_ERROR, f"job {job + 1}: {type(error).__name__}: {error}"
 
 
@@ -100,7 +100,7 @@ def drop_cause_from_error(error: BaseException, job: int) -> DropCause:
 class Job:
     """A run of consecutive layers of one inference: the unit of the shared queue.
 
-    index: of the job's stage; after `run`, of the last stage that ran with it.
+    index: index of the stage; after `run`, index of the last stage that it ran.
     """
 
     inference: Inference
@@ -112,7 +112,7 @@ class Job:
         return self.index == len(self.inference.stages) - 1
 
     def successor(self) -> Job:
-        """The inference's next job, with the queue time of this one."""
+        """The inference's next job, with the `queued_ns` of this one."""
         return Job(self.inference, self.index + 1, self.queued_ns)
 
     def run(
@@ -124,13 +124,13 @@ class Job:
     ) -> None:
         """Run the job; leaves the carried tensors in the inference.
 
-        may_continue: whether the inference's next job, passed to it, may run immediately. On a CPU all jobs are then
-        one call, if the task has single_launch.
+        may_continue: called with the inference's next job; returns whether it may run immediately. On a CPU all jobs
+        are then one call, if the task has single_launch.
 
-        On CUDA this only launches, on `stream`, which is the calling thread's current stream. Waits for earlier work
-        happen on the GPU, and an event is recorded for later work. Alternating with equal jobs between two launches
-        would gain nothing, so the next jobs are launched too while may_continue allows; all in one launch if the task
-        has single_launch.
+        On CUDA this only launches, on `stream`, which is the calling thread's current stream. The GPU itself waits for
+        earlier work, and an event is recorded for later work. Alternating with equal jobs between two launches would
+        gain nothing, so the next jobs are launched, too, while may_continue allows it; all of them are one launch if
+        the task has single_launch.
         """
         inference = self.inference
         if stream is not None:

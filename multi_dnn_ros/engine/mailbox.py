@@ -10,7 +10,7 @@ from multi_dnn_ros.engine.frame import Frame
 class Mailboxes:
     """The mailboxes of one DNN, emptied round-robin over the cameras.
 
-    Not thread-safe: the owning DNN thread calls it under its own lock.
+    Not thread-safe: the DNN thread that owns them calls them under its lock.
     """
 
     def __init__(self, cameras: Iterable[str]) -> None:

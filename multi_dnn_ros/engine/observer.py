@@ -1,4 +1,4 @@
-"""The callbacks of an engine: which DNN it is computing, and failures of its device."""
+"""The interface through which an engine reports which DNN it is computing, and failures of its device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class Observer(Protocol):
         ...
 
     def ended(self, dnn: str) -> None:
-        """The job is done; on a GPU, the outputs of the inference have arrived or it is dropped. Or decoding ends."""
+        """On a CPU, the job is done; on a GPU, the outputs of the inference have arrived, or it is dropped. On both,
+        decoding has ended.
+        """
         ...
 
     def device_failed(self, dnn: str, error: BaseException) -> None:

@@ -68,7 +68,7 @@ class Priority:
 class EarliestDeadlineFirst:
     """Earliest deadline first; least slack first where execution times are known.
 
-    With `remaining_ns` of a task, its jobs are ordered by the latest start time that still meets the deadline: deadline
+    If a task has `remaining_ns`, its jobs are ordered by the latest start time that still meets the deadline: deadline
     minus remaining time (least slack, Mok 1983).
 
     A frame without a deadline is treated as due `default_ns` after its arrival. Deadlines are absolute, so every

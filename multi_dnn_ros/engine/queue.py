@@ -171,8 +171,8 @@ class JobQueue:
     def delays_no_inference(self, job: Job) -> bool:
         """Whether running `job` and all later jobs of its inference first makes no queued inference end later.
 
-        Assumes one worker. If they did not run first, a queued inference with an equal key would take turns with this
-        one and have the first turn. If it has more jobs left, it ends after this one in either case.
+        Assumes one worker. If these jobs did not run first, a queued inference with an equal key would take turns with
+        this one and have the first turn. If it has more jobs left, it ends after this one in either case.
         """
         jobs = len(job.inference.stages)
         key = self._policy.key(Job(job.inference, jobs - 1, self._clock()))
@@ -216,7 +216,7 @@ class JobQueue:
         """Context in which no job runs: running jobs finish first, queued ones wait.
 
         Required for capturing a CUDA graph. Pauses are serialized across all engines of the process, because a stopped
-        engine may still capture. Raises TimeoutError if a running job, or another pause, does not end in time.
+        engine may still be capturing. Raises TimeoutError if a running job, or another pause, does not end in time.
         """
         if not _pause_lock.acquire(timeout=timeout_s):
             raise TimeoutError(f"a queue was paused by another DNN for more than {timeout_s:g} s")

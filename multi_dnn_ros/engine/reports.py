@@ -17,8 +17,8 @@ Report = TypeVar("Report")
 class Failure:
     """A frame, or a batch of frames, was dropped because of an error of the DNN.
 
-    consecutive: failures in a row. disabled: it accepts no more frames. reason: why it is disabled; empty if it is not.
-    retry_s: seconds until it accepts frames again; None: unknown or never.
+    consecutive: number of failures in a row. disabled: whether the DNN accepts no more frames. reason: why it is
+    disabled; empty if it is not. retry_s: seconds until it accepts frames again; None: unknown or never.
     """
 
     dnn: str

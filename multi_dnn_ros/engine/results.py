@@ -27,7 +27,7 @@ def await_outputs(inference: Inference, observer: Observer) -> None:
 def make_result(inference: Inference, item: Item, row: int, begin_ns: int, clock: Callable[[], int]) -> Result | None:
     """Decode the outputs of one item. None if decoding fails: the item is then dropped.
 
-    row: of the item in the batch's outputs. begin_ns: when the thread started on the item.
+    row: row of the item in the batch's outputs. begin_ns: when the thread started on the item.
     """
     frame, task = item.frame, inference.task
     try:

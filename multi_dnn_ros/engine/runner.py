@@ -25,7 +25,7 @@ class Runner:
     observer: see :class:`Observer`. stream_of: shared by all threads; not called on a CPU.
     waits_for_kernels: on a GPU, whether to wait (sleeping) for the kernels of a job that may be overtaken, see
     JobQueue.
-    single_call: whether a frame on a CPU runs as one call; called with its second job.
+    single_call: called with the second job of a frame on a CPU; returns whether the frame runs as one call.
     launch_ns: CPU time of the jobs that `try_run` ran.
     """
 
@@ -55,7 +55,7 @@ class Runner:
     def try_run(self, job: Job) -> Job | None:
         """Run a job that is not queued if no other job waits and a slot is free, which saves waking a worker.
 
-        On a CPU also the next jobs of the inference, until the queue has one that comes before them; the rest is then
+        On a CPU, also run the next jobs of the inference, until a queued job comes before the next one, which is then
         queued. Returns the job that the caller has to queue: the job itself if it was not run, its successor if the
         queue is closed, otherwise None.
         """
@@ -63,7 +63,7 @@ class Runner:
             return job
         began = time.thread_time_ns()
         try:
-            with torch.inference_mode():  # not for the whole thread: callbacks run in it
+            with torch.inference_mode():  # not for the whole thread, which also runs callbacks
                 rest = self.run(job)
                 while rest is not None and self._streams is None and self._queue.may_run_successor(rest):
                     rest = self.run(rest)
@@ -92,7 +92,7 @@ class Runner:
                 job.run(self._device, stream, self._single_call if stream is None else self._queue.may_continue)
                 if finished is not None:
                     finished.record(stream)
-            except BaseException as error:  # for any error of a DNN, this thread must continue
+            except BaseException as error:  # whatever error a DNN raises, this thread must continue
                 if is_device_failure(error):
                     observer.device_failed(name, error)
                 inference.drop_cause = drop_cause_from_error(error, job.index)

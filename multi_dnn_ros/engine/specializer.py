@@ -21,7 +21,7 @@ class Specializer:
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
-        self._attempts: dict[tuple[int, int], int] = {}  # remaining attempts by size; 0: done or abandoned
+        self._attempts_left: dict[tuple[int, int], int] = {}  # by size; 0: done or given up
 
     def specialize(self, task: DnnTask, inference: Inference) -> None:
         """Specialize once per image size, after a frame of that size was processed; a failure is logged and retried
@@ -33,21 +33,21 @@ class Specializer:
             if item.drop_cause is not None:
                 continue
             height, width = size = item.frame.image().shape[:2]
-            left = self._attempts.get(size, _MAX_ATTEMPTS if len(self._attempts) < _MAX_SIZES else 0)
-            if not left:
+            attempts_left = self._attempts_left.get(size, _MAX_ATTEMPTS if len(self._attempts_left) < _MAX_SIZES else 0)
+            if not attempts_left:
                 continue
-            self._attempts[size] = 0
+            self._attempts_left[size] = 0
             try:
                 with self._queue.paused():
                     task.specialize(size)
             except Exception as error:
-                self._attempts[size] = left - 1
+                self._attempts_left[size] = attempts_left - 1
                 log.warning(
-                    "DNN %s: preprocessing is not captured (capture_preprocess) and runs eager for images of %d x %d "
+                    "DNN %s: preprocessing is not captured (capture_preprocess) and runs eagerly for images of %d x %d "
                     "(attempts left: %d): %s",
                     task.name,
                     width,
                     height,
-                    left - 1,
+                    attempts_left - 1,
                     error,
                 )

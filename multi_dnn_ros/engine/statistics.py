@@ -40,7 +40,7 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class DnnCameraStatistics:
-    """One DNN on one camera. Always: offered == published + sum(dropped) + pending.
+    """Statistics of one DNN on one camera. Always: offered == published + sum(dropped) + pending.
 
     latencies: end_to_end: arrival to end of publishing; decode: decoding the image, on arrival; mailbox: waiting for
     decoding and for the DNN; pre: upload and preprocessing; queue: waiting in the shared queue; compute: the layers;
@@ -60,7 +60,7 @@ class DnnCameraStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """A snapshot. disabled: by DNN, the failure that disabled it."""
+    """A snapshot. disabled: for each disabled DNN, the reason."""
 
     by_dnn_and_camera: dict[DnnCamera, DnnCameraStatistics]
     disabled: dict[str, str]
@@ -126,7 +126,7 @@ class DnnCameraRecorder:
 
 
 def _quantile(ascending: npt.NDArray[np.float64], share: float) -> float:
-    """The quantile, with linear interpolation as np.percentile."""
+    """The quantile, with linear interpolation like np.percentile."""
     position = share * (len(ascending) - 1)
     low = int(position)
     lower, upper = ascending[low], ascending[min(low + 1, len(ascending) - 1)]

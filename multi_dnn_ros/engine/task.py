@@ -38,8 +38,8 @@ class DnnTask:
     condense: runs on a GPU after the last stage, for single images; reduces the raw outputs to what `decode` reads.
     None: `decode` reads all of them.
     min_size: (height, width) of the smallest image that `preprocess` takes; smaller ones raise.
-    input_key: on a CPU, equal for DNNs whose `preprocess` returns the same for every image: a frame is then
-    preprocessed once for all of them. Their stages must not write to their inputs. None: not shared.
+    input_key: on a CPU, equal for DNNs whose `preprocess` returns the same inputs for every image; a frame is
+    then preprocessed once for all of them. Their stages must not write to their inputs. None: not shared.
     remaining_ns: by job, time from its start to the end of the last job, for EDF's slack; None: unknown.
     """
 
@@ -68,7 +68,7 @@ class DnnTask:
         return min(max(self.batches, default=1), len(self.cameras))
 
     def enlarge_to_min(self, size: tuple[int, int]) -> tuple[int, int]:
-        """An image (height, width), enlarged to `min_size` where it is smaller."""
+        """The (height, width) of an image, enlarged to `min_size` where it is smaller."""
         return max(size[0], self.min_size[0]), max(size[1], self.min_size[1])
 
     def stages_for(self, images: int) -> tuple[int, tuple[Stage, ...]]:

@@ -19,8 +19,8 @@ class Worker(threading.Thread):
     """Runs jobs until the queue is closed.
 
     A daemon thread: a native call that never returns cannot be interrupted and must not block the end of the process.
-    waits_for_kernels: if launches are bounded (see JobQueue), whether it waits for the kernels of its jobs; None: they
-    are not bounded.
+    waits_for_kernels: if launches are bounded (see JobQueue), whether the worker waits for the kernels of its jobs;
+    None: launches are not bounded.
     """
 
     def __init__(self, number: int, queue: JobQueue, runner: Runner, *, waits_for_kernels: bool | None = None) -> None:
@@ -52,7 +52,7 @@ class Worker(threading.Thread):
                 )
 
     def _next(self, successor: Job) -> Job | None:
-        if self._waits_for_kernels is False:  # the successor may be a job for a waiting caller
+        if self._waits_for_kernels is False:  # the successor may be for a worker that waits for kernels
             if self._queue.put(successor):
                 return self._queue.get(job_done=True, waits_for_kernels=False)
             self._queue.job_done()

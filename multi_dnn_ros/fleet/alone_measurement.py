@@ -1,4 +1,4 @@
-"""Measures the step time of a job that has the units for itself, with which its slow-down is computed."""
+"""Measures the step time of a job that has the units for itself, from which its slow-down is computed."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ ALONE_STEPS = 4
 
 
 class AloneMeasurement:
-    """Measures one job at a time, while the others are paused. job: the one that is measured; None: there is none."""
+    """Measures one job at a time, while the others are paused. job: the job that is being measured, if any."""
 
     def __init__(self) -> None:
         self.job: RunningJob | None = None
         self._phases: list[Shares] = []
 
     def begin(self, job: RunningJob, phases: Sequence[Shares]) -> None:
-        """Measure a job, whose processes have been started, with each of the shares; the fastest counts."""
+        """Measure a job, whose processes have been started, with each of these shares; the shortest time counts."""
         assert job.processes is not None
         job.state.status = "measured"
         self.job, self._phases = job, list(dict.fromkeys(phases))
         job.processes.send(phases[0])  # the others continue while it loads its data
 
     def take(self, report: Report, others: Sequence[JobProcesses]) -> bool:
-        """Use a report of the measured job. others: of the other jobs that have shares; they are paused meanwhile.
+        """Use a report of the measured job. others: the other jobs that have shares, which are paused meanwhile.
 
-        Returns whether that was the last one; the job is then running, and the others continue.
+        Returns whether the measurement has ended; the job is then running, and the others continue.
         """
         assert self.job is not None
         if report.number > 1:
@@ -41,9 +41,9 @@ class AloneMeasurement:
         return self._next(self.job, others)
 
     def abandon(self, others: Iterable[JobProcesses]) -> None:
-        """End the measurement before its time, and let the others continue."""
+        """End the measurement early, and let the others continue."""
         if self.job is not None and self.job.state.status != "finished":
-            self.job.state.alone_s = 0.0  # of some of the phases only; all are measured again
+            self.job.state.alone_s = 0.0  # from some of the phases only; all will be measured again
         self.job, self._phases = None, []
         for other in others:
             if other.pause_requested:

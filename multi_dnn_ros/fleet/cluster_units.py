@@ -19,15 +19,15 @@ def bundles(units: Sequence[Unit]) -> list[dict[str, float]]:
 
     Raises UsageError for a CPU unit without a number of threads.
     """
-    asked = []
+    requested = []
     for unit in units:
         if unit.device.startswith("cuda"):
-            asked.append({"CPU": 1.0, "GPU": 1.0})
+            requested.append({"CPU": 1.0, "GPU": 1.0})
         elif unit.threads:
-            asked.append({"CPU": float(unit.threads)})
+            requested.append({"CPU": float(unit.threads)})
         else:
             raise UsageError(f"unit '{unit.name}': a cluster needs the number of threads, such as cpu:4")
-    return asked
+    return requested
 
 
 def units_of(hosts: Sequence[Resources]) -> tuple[Unit, ...]:
@@ -43,19 +43,19 @@ def units_of(hosts: Sequence[Resources]) -> tuple[Unit, ...]:
     return tuple(parse_unit(name) for name in names)
 
 
-def check_room(asked: Sequence[Resources], hosts: Sequence[Resources]) -> None:
-    """Raise CommandError if the hosts are too small for all bundles, each of which lies on one host.
+def check_room(requested: Sequence[Resources], hosts: Sequence[Resources]) -> None:
+    """Raise CommandError if the hosts are too small for all bundles, each of which must fit on one host.
 
-    For each size of a bundle, the hosts must hold as many of that size as there are bundles at least as large. If all
+    For each size of a bundle, the hosts must hold as many of this size as there are bundles at least as large. If all
     bundles are equal, this is exact; otherwise Ray may still find no placement.
     """
-    for bundle in asked:
-        needed = sum(all(other.get(name, 0.0) >= amount for name, amount in bundle.items()) for other in asked)
+    for bundle in requested:
+        needed = sum(all(other.get(name, 0.0) >= amount for name, amount in bundle.items()) for other in requested)
         room = sum(min(int(host.get(name, 0.0) // amount) for name, amount in bundle.items()) for host in hosts)
         if room < needed:
             raise CommandError(
-                f"the cluster has fewer resources than the {len(asked)} units need: no host has {_described(bundle)} "
-                f"left for one of them; hosts: {_listed(hosts)}; name fewer or smaller --units"
+                f"the cluster has fewer resources than the {len(requested)} units need: no host has "
+                f"{_described(bundle)} left for one of them; hosts: {_listed(hosts)}; name fewer or smaller --units"
             )
 
 

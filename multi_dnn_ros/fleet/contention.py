@@ -1,9 +1,9 @@
-"""Predicts step times and use of units for trainings that share units.
+"""Predicts step times and use of units for training jobs that share units.
 
 A unit divides its time equally among the processes that compute on it at the same time (time slices of a GPU, the
 scheduler of a CPU). The time that a job's part of a step takes there grows with the mean number of other jobs that are
-computing: approximate mean value analysis of processor sharing (Schweitzer 1979). A step lasts as long as its slowest
-unit, plus the exchange of gradients.
+computing there (approximate mean value analysis of processor sharing, Schweitzer 1979). A step lasts as long as its
+slowest unit, plus the exchange of gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROUNDS, _TOLERANCE = 500, 1e-6
 
 @dataclass(frozen=True)
 class JobLoad:
-    """A training as the model sees it. batch: images per step, over all units."""
+    """A training job as the model sees it. batch: images per step, over all units."""
 
     times: NetworkTimes
     batch: int
@@ -31,7 +31,7 @@ class JobLoad:
 
 @dataclass(frozen=True)
 class Rates:
-    """step_s: seconds of one step by job. use: 0..1 of each unit."""
+    """step_s: seconds of one step, by job. use: 0..1 for each unit."""
 
     step_s: dict[str, float]
     use: list[float]
@@ -57,13 +57,13 @@ def predict(
 
 
 def alone_s(load: JobLoad, units: int, interconnect: Interconnect) -> float:
-    """Seconds of a step if the job has the units for itself: the faster of one unit and even shares of all."""
+    """Seconds of a step if the job has the units for itself: on one unit, or with even shares if that is faster."""
     candidates: Sequence[Shares] = (whole(0, units), even(range(units), units))
     return min(predict({"job": load}, {"job": shares}, units, interconnect).step_s["job"] for shares in candidates)
 
 
 def _steps(busy: Floats, idle: Floats, exchange: Floats) -> Floats:
-    """Fixed point of the step times (jobs,). busy, idle: (jobs, units) seconds of each job's part alone."""
+    """Fixed point of the step times (jobs,). busy, idle: (jobs, units) seconds of each job's part without others."""
     step = (busy + idle).max(axis=1) + exchange
     present = busy / step[:, None]
     for _ in range(_ROUNDS):

@@ -15,13 +15,13 @@ from multi_dnn_ros.fleet.usable_units import decide_for_usable
 
 
 class Decisions:
-    """entries: every decision, for the report. use: 0..1 of each unit in the last period."""
+    """entries: every decision, for the report. use: 0..1 for each unit in the last period."""
 
     def __init__(self, launcher: Launcher, file: JobsFile) -> None:
         self.entries: list[dict[str, Any]] = []
         self.use = [0.0] * len(launcher.units)
         self._launcher = launcher
-        self._policy = file.policy  # of the start: a later change of the file does not change it
+        self._policy = file.policy  # fixed at the start: later changes in the file have no effect
         self._made_at = time.monotonic()
         self.discard_trials(file)
 
@@ -31,7 +31,7 @@ class Decisions:
         return self._policy
 
     def discard_trials(self, file: JobsFile) -> None:
-        """Discard what the trials have shown, which holds only for the former units; use the thresholds of the file."""
+        """Discard the results of trials, which are valid only for the former units; use the thresholds of the file."""
         self._sharing = Sharing(file.thresholds, file.gain, policy=self._policy)
 
     def change_thresholds(self, file: JobsFile) -> None:
@@ -43,14 +43,14 @@ class Decisions:
         return time.monotonic() - self._made_at >= period_s * (TRIAL_PART if self._sharing.has_trial else 1.0)
 
     def make_due(self) -> None:
-        """End the period."""
+        """End the period now."""
         self._made_at = float("-inf")
 
     def decide(self, jobs: Mapping[str, RunningJob], seconds: float) -> str:
-        """Decide about all running jobs, and send those that change their shares. seconds: since the start.
+        """Decide the shares of all running jobs, and send those that change. seconds: since the start.
 
-        Returns what has changed, in one line; empty: nothing. A job without a report under its shares is waited for,
-        unless another one is to be placed.
+        Returns what has changed, in one line; empty: nothing. Decides nothing while a job has not reported under its
+        present shares, unless another job is to be placed.
         """
         if not jobs or (all(job.placed for job in jobs.values()) and not all(job.is_current for job in jobs.values())):
             return ""
@@ -62,8 +62,8 @@ class Decisions:
             if job.placed and (progress := job.progress) is not None
         }
         weighted = {name: slow_down * jobs[name].job.priority for name, slow_down in slow_downs.items()}
-        nothing = (0,) * len(self._launcher.units)
-        allocation = {name: job.shares if job.placed else nothing for name, job in jobs.items()}
+        no_shares = (0,) * len(self._launcher.units)
+        allocation = {name: job.shares if job.placed else no_shares for name, job in jobs.items()}
         limits = {name: job.state.limits for name, job in jobs.items() if min(job.state.limits) < TENTHS}
         decision = decide_for_usable(
             self._sharing, self._launcher.usable, allocation, weighted, self.use, limits

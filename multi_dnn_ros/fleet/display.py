@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from multi_dnn_ros.fleet.supervisor import Supervisor
 
 _REDRAW_S = 1.0
-#: Lines that stay below the table.
+#: Number of the latest lines that are shown below the table.
 _LINES = 8
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 

@@ -1,4 +1,4 @@
-"""A lock on the folder of a fleet: two fleets would write the same checkpoints."""
+"""A lock on the folder of a fleet, because two fleets would write the same checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNSUPPORTED = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
 
 def lock_folder(folder: Path) -> TextIO:
-    """Create and lock the folder until the returned file is closed, or this process ends.
+    """Create the folder, and lock it until the returned file is closed or this process ends.
 
     On a file system without locks a warning is logged. Raises CommandError if another fleet uses the folder, OSError if
     it cannot be written.

@@ -20,7 +20,7 @@ _END_TIMEOUT_S, _TICK_S = 5.0, 0.1
 class JobProcesses:
     """The ranks of one job, one per usable unit.
 
-    shares, number: of the last command. pause_requested: the job was told to pause; is_paused: it has
+    shares, number: those of the last command. pause_requested: the last command was to pause. is_paused: the job has
     paused.
     """
 
@@ -45,7 +45,7 @@ class JobProcesses:
         self._ranks[unit] = self._start(unit)
 
     def drop(self, unit: int) -> None:
-        """Forget the rank, which has no share, on a unit that was lost."""
+        """Forget the rank on a unit that was lost; it must not have a share."""
         rank = self._ranks.pop(unit, None)
         if rank is not None:
             rank.close()
@@ -61,27 +61,30 @@ class JobProcesses:
 
     @property
     def connections(self) -> list[Connection[Any, Any]]:
-        """To wait on."""
-        return [rank.end for rank in self._ranks.values() if rank.end is not None and not rank.end.closed]
+        """The open connections, to wait on."""
+        return [
+            rank.connection
+            for rank in self._ranks.values()
+            if rank.connection is not None and not rank.connection.closed
+        ]
 
     def prepare(self) -> None:
-        """Have all ranks read the data now, because the job will be measured. Other jobs pause during a
-        measurement."""
+        """Make all ranks read the data before the job is measured, because other jobs pause during a measurement."""
         for rank in self._ranks.values():
             rank.send(Command(self.number, self.shares, prepare=True))
 
     def send(self, shares: Shares, *, pause: bool = False, stop: bool = False) -> None:
-        """Set the state of the job from its next step on."""
+        """Send a command: the state of the job from its next step on."""
         before = tuple(used(self.shares))
         self.number += 1
         command = Command(self.number, shares, before, pause, stop)
-        # The first active rank announces the command to the others, which then must have it.
+        # The first active rank, which announces the command to the others, gets it last: they must already have it.
         for unit in sorted(self._ranks, key=lambda unit: unit == (before[0] if before else -1)):
             self._ranks[unit].send(command)
         self.shares, self.pause_requested, self.is_paused = shares, pause, False
 
     def receive(self) -> list[tuple[int, Message]]:
-        """New messages with the rank; the end of a process without one is a Failed."""
+        """New messages, each with its rank; a process that ends without a final message yields a Failed."""
         return [(unit, message) for unit, rank in self._ranks.items() for message in rank.receive()]
 
     @property
@@ -103,7 +106,7 @@ class JobProcesses:
         self.kill()
 
     def kill(self) -> None:
-        """End all ranks at once."""
+        """Kill all ranks."""
         for rank in self._ranks.values():
             rank.kill()
         for rank in self._ranks.values():
@@ -112,10 +115,10 @@ class JobProcesses:
 
 
 def stop_jobs(jobs: Sequence[JobProcesses], checkpoint_s: float, end_s: float) -> list[JobProcesses]:
-    """End jobs with a checkpoint, all at the same time. Returns those that have a share, but wrote none.
+    """End jobs with a checkpoint, all at the same time. Returns those that have a share, but wrote no checkpoint.
 
     Jobs that have written no checkpoint after `checkpoint_s` are not waited for. Ranks that have not ended `end_s`
-    later are killed; all of them are if this function is interrupted.
+    later are killed; if this function is interrupted, all ranks are killed.
     """
     waiting = [job for job in jobs if used(job.shares)]
     failed: list[JobProcesses] = []
@@ -145,7 +148,7 @@ def stop_jobs(jobs: Sequence[JobProcesses], checkpoint_s: float, end_s: float) -
 
 
 def wait_for_messages(jobs: Sequence[JobProcesses], timeout_s: float) -> None:
-    """Return when a message has come from any rank, or after the timeout."""
+    """Return when a message has arrived from any rank, or after the timeout."""
     ends = [end for job in jobs for end in job.connections]
     if ends:
         wait(ends, timeout_s)

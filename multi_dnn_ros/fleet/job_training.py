@@ -43,10 +43,10 @@ def read_data(job: FleetJob, network: Trainable) -> CheckedData:
 
 
 class JobTraining:
-    """done: steps so far. total: steps in all. losses: of every step, of the global batch. data: as it was read."""
+    """done: steps so far. total: all steps. losses: loss of the global batch, by step. data: the checked data set."""
 
     def __init__(self, job: FleetJob, device: torch.device, data: CheckedData | None = None) -> None:
-        """Loads the network, and the data unless given.
+        """Loads the network, and the data unless it is passed.
 
         Raises TrainingError, ModelError, DatasetError; MissingExtra if the scores at the end need a library that is not
         installed.
@@ -84,18 +84,18 @@ class JobTraining:
         set_training(self.network, True)
 
     def take(self, shares: Shares, rank: int) -> None:
-        """Compute these tenths of the following batches: those of the rank, after those of lower ranks."""
+        """From now on, compute the tenths of the rank, which follow those of lower ranks in each batch."""
         first = sum(shares[:rank])
         self._range = (first, first + shares[rank])
         self._stream = None
 
     def step(self, flag: float = 0.0) -> float:
-        """One step; the sum of `flag` over the ranks. Raises TrainingError for a loss that is not finite."""
-        epoch, place = divmod(self.done, len(self._batches))
-        if self._stream is None or place == 0:
-            self._stream = self._batches.tenths(epoch, place, *self._range)
+        """Do one step. Returns the sum of `flag` over the ranks. Raises TrainingError for a loss that is not finite."""
+        epoch, position = divmod(self.done, len(self._batches))
+        if self._stream is None or position == 0:
+            self._stream = self._batches.tenths(epoch, position, *self._range)
         batch = next(self._stream)
-        # Dropout: other random numbers in each rank, the same when a step is repeated.
+        # For dropout: different random numbers in each rank, and the same ones when a step is repeated.
         torch.manual_seed((self.job.seed * 1_000_003 + self.done) * 11 + self._range[0])
         # The schedule has whole epochs, which `steps` need not fill.
         set_rate(self._optimizer, self._schedule, self.done / self.total * self._schedule.epochs)
@@ -116,7 +116,7 @@ class JobTraining:
         return flag
 
     def _exchange(self, loss: Tensor, flag: float) -> tuple[float, float]:
-        """Sum gradients, loss and flag over the ranks: one message, so that the flag costs nothing."""
+        """Sum gradients, loss and flag over the ranks, in one message, so that the flag costs nothing."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return float(loss), flag
         gradients = [weight.grad for weight in self._weights if weight.grad is not None]
@@ -144,28 +144,29 @@ class JobTraining:
         checkpoints.save(path, self._state(), self._identity())
 
     def load(self, path: Path) -> None:
-        """Continue from a checkpoint. Raises TrainingError for that of another training, with the differences."""
+        """Continue from a checkpoint. Raises TrainingError, with the differences, for that of another training."""
         self._load(checkpoints.load(path, self.network, self._identity()))
 
     def finish(self, path: Path) -> dict[str, float]:
         """Write the trained network and return its scores on the test part."""
-        own = self._trainable
-        for module in (self.network.float(), own.source.module):
+        trainable = self._trainable
+        for module in (self.network.float(), trainable.source.module):
             set_training(module, False)
         scores = score_rows(
-            self.network, own.task, self.data.part("test"), own.inputs, own.decoder, own.labels, kind=own.kind
-        )
-        before = own.source.description
+            self.network, trainable.task, self.data.part("test"), trainable.inputs, trainable.decoder,
+            trainable.labels, kind=trainable.kind,
+        )  # fmt: skip
+        described = trainable.source.description
         training = {"job": self.job.model_dump(mode="json"), "steps": self.total, "test_scores": scores}
         self.network.cpu()
         save_artifact(
             path,
-            own.source.module,
+            trainable.source.module,
             Description(
-                model=self._origin(), num_classes=before.num_classes if before else self.job.num_classes,
-                input_size=own.size, labels=self.data.labels if own.task == "classes" else own.labels,
-                plan=dict(before.plan) if before else {}, provenance={**provenance(), "training": training},
-                **own.source.own_interface,
+                model=self._origin(), num_classes=described.num_classes if described else self.job.num_classes,
+                input_size=trainable.size, labels=self.data.labels if trainable.task == "classes" else trainable.labels,
+                plan=dict(described.plan) if described else {}, provenance={**provenance(), "training": training},
+                **trainable.source.own_interface,
             ),
         )  # fmt: skip
         return scores

@@ -1,4 +1,4 @@
-"""The file of a fleet: its trainings, and how they share the units."""
+"""The file of a fleet: its training jobs, and how they share the units."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from multi_dnn_ros.settings.params_file import StrictLoader
 from multi_dnn_ros.settings.params_sections import read_text
 
 #: Keys of a job that may change between two runs of the same training.
-_FREE = {"name", "priority", "checkpoint_every_s", "start_after_s", "output"}
+_CHANGEABLE = {"name", "priority", "checkpoint_every_s", "start_after_s", "output"}
 
 
 class JobsFileError(ValueError):
@@ -26,12 +26,12 @@ class JobsFileError(ValueError):
 
 
 class FleetJob(FileModel):
-    """One training. The keys mean what the options of `multi-dnn retrain` with these names mean."""
+    """One training job. Its keys mean the same as the options of `multi-dnn retrain` with these names."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=64, description="unique; names its folder and log")
     model: str = Field(min_length=1, description="as MODEL of `multi-dnn retrain`")
     data: str = Field(min_length=1, description="KIND:PATH, as --data of `multi-dnn retrain`")
-    weights: str = Field(default="default", description="of a torchvision network: a file, a name, or random")
+    weights: str = Field(default="default", description="weights of a torchvision network: a file, a name, or random")
     num_classes: int = Field(default=0, ge=0, description="classes of a torchvision network; 0: those of its weights")
     size: tuple[int, int] | None = Field(default=None, description="input size, such as 640x480; null: the model's own")
     decoder: str = Field(default="auto", description="decoder of the outputs, if the model does not name one")
@@ -45,16 +45,16 @@ class FleetJob(FileModel):
     lr: float = Field(default=1e-3, gt=0, le=100, description="highest learning rate")
     weight_decay: float = Field(default=0.02, ge=0, description="weight decay")
     warm_up: float = Field(default=1.0, ge=0, description="epochs over which the learning rate rises")
-    label_smoothing: float = Field(default=0.1, ge=0, le=1, description="of classifiers")
+    label_smoothing: float = Field(default=0.1, ge=0, le=1, description="label smoothing of classifiers")
     precision: Literal["fp32", "bf16", "fp64"] = Field(
         default="bf16",
-        description="of the forward pass on a GPU; fp64: of everything, on any unit; slow, to check results",
+        description="precision of the forward pass on a GPU; fp64: everything, on any unit; slow, to check results",
     )
     batch_norm: Literal["global", "local"] = Field(
         default="global",
         description="statistics of batch normalization over the global batch, or each unit's part",
     )
-    seed: int = Field(default=0, ge=0, description="of order, augmentation and dropout")
+    seed: int = Field(default=0, ge=0, description="seed of order, augmentation and dropout")
     checkpoint_every_s: float = Field(default=60.0, gt=0, description="seconds between checkpoints")
     start_after_s: float = Field(default=0.0, ge=0, description="seconds from the fleet's start until the job is added")
     output: Path | None = Field(default=None, description="file for the trained network; null: in the job's folder")
@@ -62,12 +62,12 @@ class FleetJob(FileModel):
     @property
     def settings(self) -> dict[str, Any]:
         """What defines the training, as JSON values: all keys but those that may change before it continues."""
-        return {key: value for key, value in self.model_dump(mode="json").items() if key not in _FREE}
+        return {key: value for key, value in self.model_dump(mode="json").items() if key not in _CHANGEABLE}
 
     @field_validator("size", mode="before")
     @classmethod
     def _parse_size(cls, value: Any) -> Any:
-        """WIDTHxHEIGHT as on the command line, or a list of the two."""
+        """WIDTHxHEIGHT as on the command line, or a list of width and height."""
         if not isinstance(value, str):
             return value
         match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", value)
@@ -86,19 +86,19 @@ class JobsFile(FileModel):
     """The whole file."""
 
     policy: Policy = Field(
-        default="fair", description="fair: shares change; even and `one unit`: they stay, to compare with"
+        default="fair", description="fair: shares change; even and `one unit`: they do not, for comparison"
     )
     period_s: float = Field(default=30.0, gt=0, le=86400, description="seconds between decisions")
     slow_down_threshold: float = Field(
-        default=0.1, ge=0, description="part by which the largest slow-down must exceed the mean of the others"
+        default=0.1, ge=0, description="fraction by which the largest slow-down must exceed the mean of the others"
     )
     use_threshold: float = Field(
-        default=0.2, ge=0, le=1, description="difference between the busiest and the least used unit that matters"
+        default=0.2, ge=0, le=1, description="difference in use of busiest and least used unit above which use decides"
     )
     gain: float = Field(
-        default=0.02, gt=0, lt=1, description="least reduction of a slow-down for which a change is kept"
+        default=0.02, gt=0, lt=1, description="minimum reduction of a slow-down for which a change is kept"
     )
-    jobs: tuple[FleetJob, ...] = Field(min_length=1, description="the trainings")
+    jobs: tuple[FleetJob, ...] = Field(min_length=1, description="the training jobs")
 
     @property
     def thresholds(self) -> Thresholds:
@@ -114,7 +114,7 @@ class JobsFile(FileModel):
 
 
 def read_jobs_file(path: Path) -> JobsFile:
-    """Raises JobsFileError with every problem of the file."""
+    """The content of the file. Raises JobsFileError with every problem of the file."""
     try:
         document = yaml.load(read_text(path), StrictLoader)
     except OSError as error:
@@ -126,7 +126,7 @@ def read_jobs_file(path: Path) -> JobsFile:
     try:
         return JobsFile.model_validate(document)
     except ValidationError as error:
-        # Wrong jobs are left out of the list; that it is then too short is no problem of the file.
+        # Invalid jobs are left out of the list, so an error that it is too short then says nothing about the file.
         found = [each for each in error.errors() if each["type"] != "too_short" or not each["input"]]
         problems = "; ".join(_problem(document, dict(each)) for each in found)
         raise JobsFileError(f"{path}: {problems}") from None

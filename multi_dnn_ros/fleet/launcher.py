@@ -15,7 +15,7 @@ from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Message
 from multi_dnn_ros.fleet.rank_process import RankSetup
 from multi_dnn_ros.planning.batch_units import Unit
 
-#: What a rank runs; tests replace it.
+#: The main function of a rank's process; tests replace it.
 RankMain = Callable[[RankSetup, "Connection[Any, Any]"], None]
 
 
@@ -29,9 +29,9 @@ class UnitChange:
 
 
 class RankHandle(ABC):
-    """A rank, from the supervisor's side. end: the connection to it; None: not connected yet."""
+    """A rank, from the supervisor's side. connection: to the rank; None: not connected yet."""
 
-    end: Connection[Any, Any] | None = None
+    connection: Connection[Any, Any] | None = None
     _ended = False
 
     @property
@@ -42,7 +42,7 @@ class RankHandle(ABC):
     @abstractmethod
     def ending(self) -> str | None:
         """What is wrong with the process: it could not be started, does not connect, ended before it connected or with
-        an exit code other than 0, or runs without its connection. None: nothing, or not known yet.
+        an exit code other than 0, or runs without its connection. None: nothing is wrong, or it is not known yet.
         """
 
     @property
@@ -60,14 +60,14 @@ class RankHandle(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
 
     def send(self, command: Command) -> None:
-        """Pass a command on. That the rank has ended is reported by :meth:`receive`, not here."""
-        if self.end is None or self.end.closed:
+        """Send a command. If the rank has ended, :meth:`receive` reports it, not this method."""
+        if self.connection is None or self.connection.closed:
             return
         with suppress(OSError):
-            self.end.send(command)
+            self.connection.send(command)
 
     def receive(self) -> list[Message]:
         """New messages. A process that ends without a final message yields a Failed. Closes the connection if the rank
@@ -75,8 +75,8 @@ class RankHandle(ABC):
         """
         found: list[Message] = []
         try:
-            while self.end is not None and not self.end.closed and self.end.poll():
-                found.append(self.end.recv())
+            while self.connection is not None and not self.connection.closed and self.connection.poll():
+                found.append(self.connection.recv())
         except (EOFError, OSError):
             self.close()
         self._ended = self._ended or any(isinstance(message, Failed | Ended) for message in found)
@@ -87,12 +87,12 @@ class RankHandle(ABC):
 
     def close(self) -> None:
         """Close the connection, upon which the rank ends."""
-        if self.end is not None:
-            self.end.close()
+        if self.connection is not None:
+            self.connection.close()
 
 
 class Launcher(Protocol):
-    """units: where ranks run. names: of the units, for people. usable: whether each can be used now."""
+    """units: where ranks run. names: names of the units for messages. usable: whether each unit can be used now."""
 
     units: tuple[Unit, ...]
 
@@ -103,7 +103,9 @@ class Launcher(Protocol):
     def usable(self) -> Sequence[bool]: ...
 
     def start(self, job: FleetJob, unit: int, folder: Path, prefix: str, rank_main: RankMain) -> RankHandle:
-        """Start the rank of a job on a unit. folder: of the job. prefix: of its keys in the store, unique per start."""
+        """Start the rank of a job on a unit. folder: the job's folder. prefix: that of the rank's keys in the TCPStore,
+        unique per start.
+        """
 
     def poll(self) -> list[UnitChange]:
         """What changed since the last call. Called about ten times per second; also measures the use of the units."""

@@ -29,20 +29,20 @@ class LocalRank(RankHandle):
 
     def __init__(self, setup: RankSetup, rank_main: RankMain) -> None:
         context = process_context()
-        self.end, there = context.Pipe()
-        # No daemon: those may not start processes, as rendering `road` data does. `start_process` has it killed anyway.
+        self.connection, rank_end = context.Pipe()
+        # Not a daemon, which may not start processes, as rendering `road` data does. `start_process` kills it anyway.
         self._process: Any = context.Process(
-            target=rank_main, args=(setup, there), name=f"{setup.job.name} on {setup.unit.name}"
+            target=rank_main, args=(setup, rank_end), name=f"{setup.job.name} on {setup.unit.name}"
         )
         start_process(self._process)
-        there.close()  # so that the connection closes when the process ends
+        rank_end.close()  # so that the connection closes when the process ends
 
     @property
     def pid(self) -> int:
         return int(self._process.pid)
 
     def ending(self) -> str | None:
-        if self.end is None or not self.end.closed:
+        if self.connection is None or not self.connection.closed:
             return None
         self._process.join(_END_TIMEOUT_S)
         code = self._process.exitcode
@@ -60,7 +60,7 @@ class LocalRank(RankHandle):
 
 
 class LocalLauncher:
-    """All units are of this machine; none is ever lost."""
+    """Uses the units of this machine, which are never lost."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self.units = tuple(units)
@@ -88,8 +88,8 @@ class LocalLauncher:
 def start_process(process: Any) -> None:
     """Start a process of :func:`process_context` with SIGTERM blocked. It is killed at the end of this process.
 
-    Service managers send SIGTERM to all processes. It must reach neither the process of which ranks are forks, without
-    which their exit codes are not known, nor a rank that is not yet ready to ignore it.
+    Service managers send SIGTERM to all processes. It must reach neither the fork server, without which the exit
+    codes of ranks are not known, nor a rank that does not ignore it yet.
     """
     resource_tracker.ensure_running()  # its start unblocks SIGTERM
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -97,12 +97,12 @@ def start_process(process: Any) -> None:
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    # Before multiprocessing waits at exit for the processes that it has started.
+    # Runs before multiprocessing waits at exit for the processes that it has started.
     Finalize(process, _kill, (process._popen,), exitpriority=1)
 
 
 def _kill(started: Any) -> None:
-    """started: the Popen of a process, which may have ended."""
+    """Kill a process if it still runs. started: its Popen."""
     if started.poll() is None:
         with suppress(ProcessLookupError):
             os.kill(started.pid, signal.SIGKILL)

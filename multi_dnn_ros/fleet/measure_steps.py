@@ -35,8 +35,8 @@ _TIMEOUT = timedelta(seconds=120)
 def measure_network(network: Trainable, unit: Unit, batch: int, precision: str, samples: int = 5) -> NetworkTimes:
     """Step times (forward, loss, backward, SGD) at 1, 2, 5 and 10 tenths of `batch`, on random images.
 
-    precision: fp32, bf16 (of the forward pass on a GPU), or fp64 (of everything). The loss is that of the network for a
-    classifier. For others it is the mean square of all outputs: their own losses need boxes, masks or other truth.
+    precision: fp32, bf16 (the forward pass on a GPU), or fp64 (everything). The loss of a classifier is its own. For
+    other networks, whose losses need boxes, masks or other ground truth, it is the mean square of all outputs.
     """
     device = torch.device(unit.device)
     dtype = torch.float64 if precision == "fp64" else torch.float32
@@ -65,13 +65,13 @@ def measure_network(network: Trainable, unit: Unit, batch: int, precision: str, 
 def _step(
     network: Trainable, optimizer: torch.optim.Optimizer, images: torch.Tensor, precision: str
 ) -> Callable[[], None]:
-    own = network.loss if network.task == "classes" else None
+    class_loss = network.loss if network.task == "classes" else None
     batch = {"image": images, "label": torch.zeros(len(images), dtype=torch.long, device=images.device)}
 
     def once() -> None:
         with autocast(images.device, precision):
             outputs = network.network(images)
-        loss = own(outputs, batch) if own is not None else _mean_square(outputs)
+        loss = class_loss(outputs, batch) if class_loss is not None else _mean_square(outputs)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -80,7 +80,7 @@ def _step(
 
 
 def _mean_square(outputs: Any) -> torch.Tensor:
-    """Of all floating-point tensors in the outputs, which may be nested."""
+    """Sum of the mean squares of all floating-point tensors in the outputs, which may be nested."""
     leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
     parts = [leaf.square().mean() for leaf in leaves if leaf.is_floating_point()]
     return torch.stack([part.to(torch.promote_types(part.dtype, torch.float32)) for part in parts]).sum()
@@ -89,9 +89,9 @@ def _mean_square(outputs: Any) -> torch.Tensor:
 def _time_steps(
     once: Callable[[], None], device: torch.device, samples: int, threads: int
 ) -> tuple[list[float], list[float]]:
-    """Seconds of steps, and of them those in which the unit computed: CPU time per thread, or kernel time.
+    """Seconds of each step, and seconds in which the unit computed: CPU time per thread, or kernel time of one step.
 
-    On a CPU without the time that the process waited for a core, which other programs had.
+    Steps are counted without the time that this thread waited for a core that other programs used.
     """
     for _ in range(2):
         once()
@@ -109,7 +109,7 @@ def _time_steps(
 
 
 def _waited_s() -> float:
-    """Seconds that this thread has waited for a core; 0 where the system does not say."""
+    """Seconds that this thread has waited for a core; 0 if the system does not report it."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""What the supervisor and the processes (ranks) of a job send each other. Every rank gets every command, in order."""
+"""Messages between the supervisor and the processes (ranks) of a job. Every rank gets every command, in order."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from multi_dnn_ros.fleet.shares import Shares, used
 class Command:
     """The state of a job from its next step on.
 
-    number: rises by one. shares: tenths by rank. before: the ranks with a share until now, the first of which has the
-    state of the training; empty at the start. pause: keep the state and wait. stop: write a checkpoint and end.
-    prepare: read the data and initialize the device; all ranks will have a share soon.
+    number: counts the commands without `prepare`. shares: tenths by rank. before: the ranks with a share until now, the
+    first of which has the state of the training; empty at the start. pause: keep the state and wait. stop: write a
+    checkpoint and end. prepare: read the data and initialize the device; all ranks will have a share soon.
     """
 
     number: int
@@ -33,8 +33,8 @@ class Command:
 class Report:
     """Progress, from the first active rank.
 
-    number: of the command in force. done, total: steps of the job. count: steps under this command. step_s: median of
-    the last ones, without the first. loss: of the last step.
+    number: that of the command in force. done, total: steps of the job. count: steps under this command. step_s: median
+    time of the last of these steps, without the first. loss: that of the last step.
     """
 
     number: int

@@ -13,14 +13,14 @@ from typing import Any
 
 import psutil
 
-#: Key of a rank: of its start of its job, and its unit.
+#: Key of a rank: prefix of its start, see Launcher.start, and unit.
 RankKey = tuple[str, int]
 #: TCP keep-alive in seconds: idle time before the first probe, time between probes, time without an answer after which
 #: the connection is lost.
 _IDLE_S, _INTERVAL_S, _SILENT_S = 30, 10, 60
 #: Time until connections are accepted again after the system has refused one, such as for lack of descriptors.
-_AGAIN_S = 0.1
-#: Longest wait for the own connection with which the listener is closed.
+_RETRY_S = 0.1
+#: Longest wait for the connection by which the listener wakes its own thread when it is closed.
 _CLOSE_S = 1.0
 #: Longest wait for each message of a rank that is connecting.
 _GREETING_S = 30
@@ -55,7 +55,7 @@ class RankListener:
             try:
                 connection: Connection[Any, Any] = self._listener.accept()
             except OSError:
-                if self._closed.wait(_AGAIN_S):
+                if self._closed.wait(_RETRY_S):
                     return
                 continue  # a rank whose connection is never accepted would wait forever
             if self._closed.is_set():
@@ -78,7 +78,7 @@ class RankListener:
 
 
 def connect(address: tuple[str, int], secret: bytes, key: RankKey) -> Connection[Any, Any]:
-    """The rank's side. Raises OSError, EOFError or AuthenticationError."""
+    """Connect a rank to the supervisor. Raises OSError, EOFError or AuthenticationError."""
     connection: Connection[Any, Any] = Client(address, "AF_INET", authkey=secret)
     keep_alive(connection)
     connection.send(key)
@@ -86,7 +86,7 @@ def connect(address: tuple[str, int], secret: bytes, key: RankKey) -> Connection
 
 
 def limit_receiving(connection: Connection[Any, Any], seconds: int) -> None:
-    """Have reading raise OSError if nothing comes for this time; 0: wait without a limit."""
+    """Make reads raise OSError if nothing arrives for this time; 0: wait without a limit."""
     with socket.socket(fileno=connection.fileno()) as tcp:
         try:
             tcp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))  # struct timeval

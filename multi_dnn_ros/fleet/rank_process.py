@@ -43,8 +43,8 @@ _REPORT_S, _WINDOW = 0.25, 20
 
 @dataclass(frozen=True)
 class RankSetup:
-    """job, rank and its unit; folder: of the job; host, port, prefix: of the TCPStore through which ranks find each
-    other.
+    """A rank of a job and its unit. folder: the job's. host, port: address of the TCPStore through which ranks find
+    each other; prefix: that of their keys.
     """
 
     job: FleetJob
@@ -67,7 +67,7 @@ def main(setup: RankSetup, connection: Connection[Any, Any]) -> None:
     """
     end_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM):  # may reach the whole process group
-        signal.signal(number, signal.SIG_IGN)  # the supervisor stops us after a checkpoint
+        signal.signal(number, signal.SIG_IGN)  # the supervisor stops the rank after a checkpoint
     redirect_output(setup)
     if setup.host == LOOPBACK:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
@@ -100,14 +100,14 @@ class Rank:
     def __init__(self, setup: RankSetup, connection: Connection[Any, Any]) -> None:
         self.setup = setup
         self.training: JobTraining | None = None
-        self._data: CheckedData | None = None  # stays when the network goes: reading and checking it takes long
+        self._data: CheckedData | None = None  # kept without the network: reading and checking it takes long
         self._connection = connection
         self._device = torch.device(setup.unit.device)
         self._times: deque[float] = deque(maxlen=_WINDOW)
         self._reported = self._saved = time.monotonic()
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-            torch.set_num_threads(1)  # as torchrun does: all jobs have a rank per unit, each with a thread per core
+            torch.set_num_threads(1)  # as torchrun does: every job has a rank per unit, each with a thread per core
         elif setup.unit.threads:
             torch.set_num_threads(setup.unit.threads)
 
@@ -148,10 +148,10 @@ class Rank:
             if leader is not None and joining and rank in (leader, *joining):
                 members = sorted({leader, *joining})
                 self._join_group(members, f"{command.number}/state")
-                box = [self.training.state_bytes() if rank == leader and self.training is not None else b""]
-                dist.broadcast_object_list(box, src=members.index(leader))
+                content = [self.training.state_bytes() if rank == leader and self.training is not None else b""]
+                dist.broadcast_object_list(content, src=members.index(leader))
                 if rank in joining and self.training is not None:
-                    self.training.load_bytes(box[0])
+                    self.training.load_bytes(content[0])
                 self._leave_group()
             if rank not in active:
                 self._release()
@@ -172,7 +172,7 @@ class Rank:
             self.training.load(self.setup.checkpoint)
 
     def _train(self, command: Command) -> Command | None:
-        """Steps until the next command, which is returned, or the last step (None)."""
+        """Train until the next command, which is returned, or until the last step (returns None)."""
         training = self.training
         assert training is not None
         leads = self.setup.rank == command.active[0]
@@ -187,7 +187,7 @@ class Rank:
                 self._times.append(time.monotonic() - begin)
             if leads:
                 self._report(command.number, count)
-                # After a command another rank may already lead, and write the same file.
+                # After a command, another rank may already lead and write the same file.
                 if not flag and time.monotonic() - self._saved > self.setup.job.checkpoint_every_s:
                     training.save(self.setup.checkpoint)
                     self._saved = time.monotonic()
@@ -214,7 +214,7 @@ class Rank:
         self._connection.send(Ended(True, training.done, tuple(training.losses), tuple(scores.items())))
 
     def _release(self) -> None:
-        """Give the memory of the network back."""
+        """Free the memory of the network."""
         self.training = None
         gc.collect()
         if self._device.type == "cuda":

@@ -26,15 +26,15 @@ from multi_dnn_ros.fleet.remote_rank import RemoteRank
 from multi_dnn_ros.fleet.unit_agent import Supervision, UnitAgent
 from multi_dnn_ros.planning.batch_units import Unit
 
-#: Longest wait for resources that others use, for the agents, and for an answer of one.
+#: Longest wait for resources that others use, for the agents to start, and for an answer of an agent.
 _PLACE_S, _AGENT_S, _ANSWER_S = 30.0, 60.0, 2.0
 _POLL_S, _RETRY_S = 0.25, 5.0
-#: An agent without an answer for this long hangs: starting a rank imports PyTorch, and ending several waits for each.
+#: An agent without an answer for this long hangs. Starting a rank imports PyTorch; ending ranks waits for each of them.
 _HUNG_S = 60.0
 
 
 class _Agent:
-    """The agent of a unit. host: empty until it has described itself. problem: why it was refused when it returned.
+    """The agent of a unit. host: empty until it has described itself. problem: why it was refused after a loss.
     request: the call that is under way.
     """
 
@@ -52,7 +52,7 @@ class RayLauncher:
     """Create with :func:`ray_launcher`."""
 
     def __init__(self, ray: Any, units: Sequence[Unit], folder: Path) -> None:
-        """folder: of the fleet, on a file system that all hosts share.
+        """folder: the fleet's, on a file system that all hosts share.
 
         Raises CommandError if the cluster has too few resources, or a host cannot run ranks.
         """
@@ -119,28 +119,28 @@ class RayLauncher:
         return changes
 
     def take_use(self) -> list[float]:
-        asked = {agent.actor.take_use.remote(): unit for unit, agent in enumerate(self._agents) if not agent.lost}
-        done, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S) if asked else ([], [])
+        requests = {agent.actor.take_use.remote(): unit for unit, agent in enumerate(self._agents) if not agent.lost}
+        done, _ = self._ray.wait(list(requests), num_returns=len(requests), timeout=_ANSWER_S) if requests else ([], [])
         use = list(self._use)
         for reference in done:
             try:
-                use[asked[reference]] = float(self._ray.get(reference))
+                use[requests[reference]] = float(self._ray.get(reference))
             except self._ray.exceptions.RayError:
-                use[asked[reference]] = 0.0
-        self._use = use  # one that did not answer in time keeps its value
+                use[requests[reference]] = 0.0
+        self._use = use  # a unit whose agent did not answer in time keeps its value
         return use
 
     # The cluster
 
     def _reserve(self) -> Any:
-        asked = bundles(self.units)
-        check_room(asked, alive_hosts(self._ray))
-        group = self._ray.util.placement_group(asked, strategy=STRATEGY)
+        requested = bundles(self.units)
+        check_room(requested, alive_hosts(self._ray))
+        group = self._ray.util.placement_group(requested, strategy=STRATEGY)
         if not group.wait(_PLACE_S):
             self._ray.util.remove_placement_group(group)
             free = self._ray.available_resources()
             raise CommandError(
-                f"the cluster did not have {len(asked)} units free within {_PLACE_S:g} s; free in total: "
+                f"the cluster did not have {len(requested)} units free within {_PLACE_S:g} s; free in total: "
                 f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs; wait for other jobs, or name fewer --units"
             )
         return group
@@ -168,10 +168,10 @@ class RayLauncher:
         with optional("fleet --cluster"):
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        asked = bundles(self.units)[unit]
+        bundle = bundles(self.units)[unit]
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=unit)
         kind = self._ray.remote(UnitAgent).options(
-            num_cpus=asked["CPU"], num_gpus=asked.get("GPU", 0), scheduling_strategy=strategy, max_restarts=0
+            num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0), scheduling_strategy=strategy, max_restarts=0
         )
         agent = self._agents[unit]
         agent.actor = kind.remote(self.units[unit])
@@ -200,7 +200,7 @@ class RayLauncher:
     # Agents that are lost and return
 
     def _poll(self, unit: int, agent: _Agent) -> None:
-        """Take the answer to the last question, and ask the next."""
+        """Handle the answer to the last request, or send the next request."""
         now = time.monotonic()
         if agent.request is None:
             if now - agent.asked_at >= (_RETRY_S if agent.lost else _POLL_S):
@@ -209,7 +209,7 @@ class RayLauncher:
             return
         # A new agent of a lost unit may wait for its host for as long as that takes.
         overdue = not agent.lost and now - agent.asked_at >= _HUNG_S
-        # If the command itself was suspended, the answer is there, but may not have been read yet.
+        # If this command itself was suspended, the answer has arrived, but may not have been read yet.
         done, _ = self._ray.wait([agent.request], timeout=_ANSWER_S if overdue else 0)
         if not done and not overdue:
             return
@@ -240,7 +240,7 @@ class RayLauncher:
             rank.seen_running(agent.asked_at)
 
     def _refuse(self, unit: int, agent: _Agent, problem: str) -> None:
-        """The unit stays lost, and is tried again. The same problem is reported once."""
+        """Leave the unit lost; it is tried again. The same problem is reported once."""
         self._ray.kill(agent.actor)
         if problem != agent.problem:
             text = f"unit {unit} ({self.names[unit]}) cannot be used again: {problem}"

@@ -21,12 +21,12 @@ _CONNECT_S = 300.0
 
 
 class RemoteRank(RankHandle):
-    """A process on a host. It connects by itself; commands wait until it has."""
+    """A process on a host. It connects by itself; until then, commands are kept."""
 
     def __init__(self, ray: Any, agent: Any, started: Any, key: RankKey) -> None:
-        """started: reference to its process id."""
+        """started: Ray's reference to the process id."""
         self._ray, self._agent, self._started, self._key = ray, agent, started, key
-        self._lock = threading.Lock()  # the connection comes in a thread
+        self._lock = threading.Lock()  # `connected` is called in another thread
         self._waiting: list[Command] = []
         self._started_at = time.monotonic()
         self._gone_at = self._seen_running_at = 0.0
@@ -39,14 +39,14 @@ class RemoteRank(RankHandle):
             if self._closed:
                 connection.close()
                 return
-            self.end = connection
+            self.connection = connection
             for command in self._waiting:
                 super().send(command)
             self._waiting.clear()
 
     def send(self, command: Command) -> None:
         with self._lock:
-            if self.end is None:
+            if self.connection is None:
                 self._waiting.append(command)
             else:
                 super().send(command)
@@ -61,7 +61,7 @@ class RemoteRank(RankHandle):
         return int(self._ray.get(self._started, timeout=_START_S))
 
     def ending(self) -> str | None:
-        if self.end is None:
+        if self.connection is None:
             if self.exit_code is not None:
                 return describe_exit(self.exit_code)
             problem = self._start_problem()
@@ -71,12 +71,12 @@ class RemoteRank(RankHandle):
                     "other on all ports"
                 )
             return problem
-        if not self.end.closed:
+        if not self.connection.closed:
             return None
         self._gone_at = self._gone_at or time.monotonic()
         if self.exit_code is not None:
             return describe_exit(self.exit_code) if self.exit_code != 0 else None
-        # Not known while the agent does not answer, such as while it waits for the end of another rank.
+        # Unknown while the agent does not answer, such as while it waits for the end of another rank.
         return describe_exit(None) if self._seen_running_at - self._gone_at > _EXIT_S else None
 
     def seen_running(self, at_s: float) -> None:
@@ -85,7 +85,7 @@ class RemoteRank(RankHandle):
 
     @property
     def awaits_ending(self) -> bool:
-        return self.end is not None and self.end.closed and self.exit_code is None and not self._ended
+        return self.connection is not None and self.connection.closed and self.exit_code is None and not self._ended
 
     def _start_problem(self) -> str | None:
         done, _ = self._ray.wait([self._started], timeout=0)
@@ -105,7 +105,7 @@ class RemoteRank(RankHandle):
     def join(self, timeout_s: float) -> None:
         if self.exit_code is not None:
             return
-        with suppress(self._ray.exceptions.RayError):  # lost: its ranks end as their connections close
+        with suppress(self._ray.exceptions.RayError):  # the unit is lost; its ranks end when their connections close
             self._ray.get(self._agent.end.remote(self._key, timeout_s), timeout=timeout_s + _ANSWER_S)
             self.exit_code = 0
 

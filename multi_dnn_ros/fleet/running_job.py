@@ -21,8 +21,8 @@ Status = Literal["waiting", "starting", "measured", "running", "finished", "fail
 
 @dataclass
 class JobState:
-    """Kept in state.json in the folder of the job. alone_s: of a step with the units for itself; 0: not measured yet.
-    elapsed_s: running time, without that of measurements. limits: most tenths per unit; empty: ten each. settings: see
+    """Kept in state.json in the folder of the job. alone_s: time of a step with the units for itself; 0: not measured
+    yet. elapsed_s: running time without measurements. limits: maximum tenths per unit; empty: ten each. settings: see
     FleetJob; empty: not known.
     """
 
@@ -37,11 +37,11 @@ class JobState:
 
 
 class RunningJob:
-    """A job of the file. processes: None unless it is running. placed: whether it has its shares among the others."""
+    """A job of the file. processes: None unless it is running. placed: whether a decision has given it shares."""
 
     def __init__(self, job: FleetJob, folder: Path, units: tuple[str, ...], state: JobState | None = None) -> None:
-        """state: in place of that in the folder. Raises ValueError for a state.json that is not one, or of a job
-        that has finished with other settings.
+        """state: replaces the state in the folder. Raises ValueError if state.json is invalid, or if the job has
+        finished with other settings.
         """
         self.job = job
         self.folder = folder
@@ -54,7 +54,7 @@ class RunningJob:
             )
         if changed:
             self.state.elapsed_s = 0.0
-        if changed or self.state.units != units:  # other times and limits
+        if changed or self.state.units != units:  # times and limits differ
             self.state.alone_s, self.state.limits, self.state.units = 0.0, (TENTHS,) * len(units), units
         if self.state.status == "failed":  # tried again, with the memory that is free now
             self.state.limits = (TENTHS,) * len(units)
@@ -83,7 +83,7 @@ class RunningJob:
 
     @property
     def is_current(self) -> bool:
-        """Whether the last report is of the shares in force."""
+        """Whether the last report is for the shares in force."""
         return self.processes is not None and self.report is not None and self.report.number == self.processes.number
 
     @property

@@ -14,14 +14,14 @@ from multi_dnn_ros.fleet.sharing import POLICIES
 from multi_dnn_ros.fleet.simulator import Fleet, Simulated, SimulatedJob, compare, simulate
 from multi_dnn_ros.fleet.step_times import StepTimes
 
-#: Random lengths of jobs, relative to the file's; and work that arrives per second, relative to what all units finish.
+#: Range of job lengths, relative to those in the file; work that arrives per second, relative to what all units finish.
 _LENGTHS, _DEMAND = (0.5, 2.0), 0.8
 
 
 @dataclass(frozen=True)
 class Scenario:
     """units: number of equal units. copies: number of jobs, made from those of the file in turn; 0: those of the file,
-    at their own times. Copies have random lengths and arrive at random times (Poisson), so that the work that arrives
+    at their start times. Copies have random lengths and arrive at random times (Poisson), so that the work that arrives
     is 80 % of what the units could do.
     """
 
@@ -31,22 +31,22 @@ class Scenario:
 
 
 def simulated_jobs(file: JobsFile, times: StepTimes, scenario: Scenario) -> list[SimulatedJob]:
-    """Raises ValueError for a job without `steps`, or a model without step times."""
+    """The jobs of a scenario. Raises ValueError for a job without `steps`, or a model without step times."""
     loads = {job.name: JobLoad(times.of(job.model), job.global_batch) for job in file.jobs}
     if not scenario.copies:
         return [
             SimulatedJob(job.name, loads[job.name], _steps(job), job.start_after_s, job.priority) for job in file.jobs
         ]
-    dice = random.Random(scenario.seed)
+    rng = random.Random(scenario.seed)
     jobs, now = [], 0.0
     work = [_steps(job) * alone_s(loads[job.name], 1, times.interconnect) for job in file.jobs]
     factor = (_LENGTHS[0] + _LENGTHS[1]) / 2
     gap = factor * sum(work) / len(work) / scenario.units / _DEMAND
     for k in range(scenario.copies):
         job = file.jobs[k % len(file.jobs)]
-        steps = max(1, round(_steps(job) * dice.uniform(*_LENGTHS)))
+        steps = max(1, round(_steps(job) * rng.uniform(*_LENGTHS)))
         jobs.append(SimulatedJob(f"{job.name}-{k + 1}", loads[job.name], steps, now, job.priority))
-        now += dice.expovariate(1.0 / gap)
+        now += rng.expovariate(1.0 / gap)
     return jobs
 
 
@@ -76,17 +76,17 @@ def scenario_table(rows: Sequence[tuple[Scenario, Mapping[str, Simulated]]]) -> 
     lines = []
     for scenario, results in rows:
         for policy, result in results.items():
-            own = result.figures()
+            figures = result.figures()
             lines.append([
-                str(scenario.units), str(len(result.slow_downs)), policy, f"{own['largest_slow_down']:.2f}",
-                f"{own['median_slow_down']:.2f}", f"{own['use']:.1%}", f"{own['total_s'] / 3600:.2f}",
+                str(scenario.units), str(len(result.slow_downs)), policy, f"{figures['largest_slow_down']:.2f}",
+                f"{figures['median_slow_down']:.2f}", f"{figures['use']:.1%}", f"{figures['total_s'] / 3600:.2f}",
                 f"{result.changes} ({result.reverted})",
             ])  # fmt: skip
     return header, lines
 
 
 def slow_down_points(result: Simulated) -> dict[str, Points]:
-    """Predicted slow-down of each job at each sample, by job, in minutes."""
+    """(minutes, predicted slow-down) at each sample, by job."""
     points: dict[str, list[tuple[float, float]]] = {}
     for sample in result.samples:
         for job, value in sample.slow_downs.items():

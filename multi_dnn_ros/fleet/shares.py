@@ -1,4 +1,4 @@
-"""Which part of its mini-batches each training computes on each unit.
+"""Which part of its mini-batches each training job computes on each unit.
 
 The method of Kim, I. M. (Improving the efficiency of DNN model inference and training through distribution mechanisms,
 Hansung University), algorithms 1 and 2. The shares of a job (the data ratio of the paper) are tenths of its mini-batch,
@@ -19,8 +19,8 @@ Allocation = dict[str, Shares]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """slow_down: part by which the largest slow-down must exceed the mean of the others before shares change, 0.1 is
-    10 %. use: difference of the use (0..1) of the busiest and the least used unit from which on the use decides.
+    """slow_down: fraction by which the largest slow-down must exceed the mean of the others before shares change. use:
+    difference in use (0..1) between the busiest and the least used unit above which shares are chosen by use.
     """
 
     slow_down: float = 0.1
@@ -35,7 +35,7 @@ def by_largest_remainder(weights: Sequence[float], total: int = TENTHS) -> Share
     """
     if not weights or min(weights) < 0.0 or not 0.0 < sum(weights) < math.inf:
         raise ValueError(f"weights {list(weights)}: must be at least 0, with a finite sum above 0")
-    largest = max(weights)  # divided by it first, so that neither very small nor very large weights lose digits
+    largest = max(weights)  # divide by it first, so that neither very small nor very large weights lose digits
     scaled = [weight / largest for weight in weights]
     exact = [total * weight / sum(scaled) for weight in scaled]
     parts = [math.floor(part) for part in exact]
@@ -49,8 +49,8 @@ def even(units: Collection[int], count: int) -> Shares:
     """Equal shares on `units`, at most the first ten of them, of `count` units in all."""
     chosen = sorted(units)[:TENTHS]
     parts = by_largest_remainder([1.0] * len(chosen))
-    given = dict(zip(chosen, parts, strict=True))
-    return tuple(given.get(unit, 0) for unit in range(count))
+    tenths = dict(zip(chosen, parts, strict=True))
+    return tuple(tenths.get(unit, 0) for unit in range(count))
 
 
 def even_in_turn(number: int, count: int) -> Shares:
@@ -70,7 +70,7 @@ def used(shares: Shares) -> list[int]:
 
 
 def start_shares(allocation: Mapping[str, Shares], use: Sequence[float]) -> Shares:
-    """Shares of a new job: whole on the unit with the fewest tenths of other jobs; of several, on the least used."""
+    """Shares of a new job: whole on the unit with the fewest tenths of other jobs; if several, on the least used."""
     taken = [sum(shares[unit] for shares in allocation.values()) for unit in range(len(use))]
     return whole(min(range(len(use)), key=lambda unit: (taken[unit], use[unit])), len(use))
 
@@ -108,12 +108,12 @@ def manage(
 
 
 def own_units(allocation: Mapping[str, Shares], slow_downs: Mapping[str, float], use: Sequence[float]) -> Allocation:
-    """Shares of fewer jobs than units: each takes the least used unit whole, which then leaves the set; units that are
-    left over are spread over the jobs.
+    """Shares of fewer jobs than units: each job takes the least used unit that is left; then the remaining units are
+    spread over the jobs.
 
-    The job with the largest slow-down takes first. Each unit that is left goes to the job whose slow-down, divided by
-    its number of units, is largest. A job takes units that it uses already before others, and shares that give every
-    job units of its own, and leave none idle that a job could use, stay: moving jobs between equal units gains nothing.
+    The job with the largest slow-down takes first. Each remaining unit goes to the job whose slow-down, divided by its
+    number of units, is largest. A job prefers units that it uses already. Shares do not change if every job has units
+    of its own and no unit is idle that a job could use: moving jobs between equal units gains nothing.
     """
     count = len(use)
     holders = [sum(1 for shares in allocation.values() if shares[unit]) for unit in range(count)]
@@ -139,10 +139,11 @@ def own_units(allocation: Mapping[str, Shares], slow_downs: Mapping[str, float],
 
 
 def fill_idle(allocation: Mapping[str, Shares], slow_downs: Mapping[str, float]) -> Allocation:
-    """A unit without shares gets those that a job has on units of several jobs; unchanged if there is none of either.
+    """Move the shares that a job has on units of several jobs to a unit without shares; unchanged without such a unit
+    or job.
 
     The job is the one with the largest slow-down that shares a unit. No other unit loses its only job, so the number
-    of idle units falls by one. Not in the paper, whose condition on the slow-down holds no longer when all jobs are
+    of idle units falls by one. Not in the paper, whose condition on the slow-down is not met when all jobs are
     slowed down alike: the jobs of a lost unit would stay where they are after it has returned.
     """
     holders = [sum(1 for shares in allocation.values() if shares[unit]) for unit in range(_count(allocation))]
@@ -159,23 +160,23 @@ def fill_idle(allocation: Mapping[str, Shares], slow_downs: Mapping[str, float])
 
 
 def by_use(shares: Shares, use: Sequence[float]) -> Shares:
-    """Algorithm 2, by use: tenths in proportion to the free part of each unit that the job uses, plus the least used
-    one. Equal parts if none has anything free.
+    """Algorithm 2, by use: tenths in proportion to the free part of the units that the job uses and of the least used
+    unit. Equal parts if no unit is free.
     """
-    least = min(range(len(use)), key=lambda unit: use[unit])
-    units = sorted({*used(shares), least})
+    least_used = min(range(len(use)), key=lambda unit: use[unit])
+    units = sorted({*used(shares), least_used})
     free = [max(0.0, 1.0 - use[unit]) for unit in units]
     parts = by_largest_remainder(free if sum(free) > 0.0 else [1.0] * len(units))
-    given = dict(zip(units, parts, strict=True))
-    return tuple(given.get(unit, 0) for unit in range(len(use)))
+    tenths = dict(zip(units, parts, strict=True))
+    return tuple(tenths.get(unit, 0) for unit in range(len(use)))
 
 
 def by_slow_down(job: str, allocation: Mapping[str, Shares], slow_downs: Mapping[str, float]) -> Shares:
     """Algorithm 2, by slow-down: move tenths from the unit of the job's largest share to the unit with the smallest
     mean slow-down of the jobs that use it (0 for an idle unit).
 
-    The number of tenths grows with the distance of the job's slow-down from the middle of all: the part (SD - middle) /
-    middle of the share, rounded, at least one tenth.
+    The number of tenths grows with the distance of the job's slow-down from the middle of all: it is the share times
+    (SD - middle) / middle, rounded, at least one tenth.
     """
     shares = allocation[job]
     source = max(range(len(shares)), key=lambda unit: shares[unit])
@@ -198,7 +199,7 @@ def moved(shares: Shares, source: int, target: int, tenths: int) -> Shares:
 
 
 def mean_slow_downs(allocation: Mapping[str, Shares], slow_downs: Mapping[str, float]) -> list[float]:
-    """For each unit the mean slow-down of the jobs with a share of it; 0 for an idle unit."""
+    """The mean slow-down of the jobs with a share of each unit; 0 for an idle unit."""
     means = []
     for unit in range(_count(allocation)):
         here = [slow_downs[job] for job, shares in allocation.items() if shares[unit]]
@@ -207,8 +208,8 @@ def mean_slow_downs(allocation: Mapping[str, Shares], slow_downs: Mapping[str, f
 
 
 def within(shares: Shares, limits: Shares) -> Shares | None:
-    """The shares with what exceeds `limits` (tenths per unit) moved to units with room, those in use first; None if
-    all limits together are below ten tenths.
+    """The shares after what exceeds `limits` (tenths per unit) has moved to units with room, those in use first; None
+    if all limits together are below ten tenths.
     """
     if sum(limits) < TENTHS:
         return None

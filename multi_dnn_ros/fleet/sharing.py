@@ -33,16 +33,16 @@ from multi_dnn_ros.fleet.shares import (
 Policy = Literal["fair", "even", "one unit"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
-#: Part of a period after which a change is evaluated: most changes do not help, and last no longer than necessary.
+#: Part of a period after which a change is evaluated: short, because most changes do not help.
 TRIAL_PART = 1 / 6
-#: Jobs, from the largest slow-down down, for which changes are proposed in one period.
-_JOBS = 8
+#: Changes are proposed for at most this many jobs in one period, those with the largest slow-downs.
+_MAX_JOBS = 8
 
 
 @dataclass(frozen=True)
 class Decision:
     """Shares of the next period, and why: `start`, `own units`, `algorithm`, `alternative`, `reverted`, `kept` or
-    `unchanged`. jobs: whose shares change.
+    `unchanged`. jobs: those whose shares change.
     """
 
     allocation: Allocation
@@ -61,8 +61,8 @@ class _Trial:
 
 @dataclass
 class Sharing:
-    """gain: least relative reduction of a slow-down for which a change is kept. waste: relative rise of the sum of all
-    slow-downs that is accepted for it. policy: with one other than `fair`, shares stay as they are at the start.
+    """gain: minimum relative reduction of a slow-down for which a change is kept. waste: relative rise of the sum of
+    all slow-downs that is accepted for a change. policy: except with `fair`, jobs keep their first shares.
     """
 
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -89,7 +89,7 @@ class Sharing:
         """The shares of the next period.
 
         allocation: shares by job, of which those of a new job are all 0. slow_downs: by job, times its priority; those
-        of new jobs are not used. use: 0..1 of each unit. limits: most tenths per unit of some jobs, which ran out of
+        of new jobs are not used. use: 0..1 of each unit. limits: maximum tenths per unit of some jobs, which ran out of
         memory with more.
         """
         limits = limits or {}
@@ -130,45 +130,45 @@ class Sharing:
         return Decision({job: placed[job] for job in allocation}, "start", tuple(new))
 
     def _helped(self, trial: _Trial, now: Mapping[str, float]) -> bool:
-        """Whether a job that changed gained enough, and no other became as slow as the slowest of them had been."""
+        """Whether the changed jobs gained enough, and no other became as slow as the slowest of these had been."""
         before = trial.slow_downs
         worst = max(before[job] for job in trial.jobs)
-        if len(trial.jobs) > 1:  # own units: all change at once
+        if len(trial.jobs) > 1:  # own units: all change at the same time
             return max(now.values()) < max(before.values()) * (1.0 - self.gain)
         harmed = [job for job in now if job not in trial.jobs and now[job] > before[job] * (1.0 + self.gain)]
         limit = worst * (1.0 - self.gain)
-        # Spreading a job costs the others more than it gains once its parts are small: without this, job after job
-        # spreads, and all become slower.
+        # Once the parts of a job are small, spreading it further costs the others more than it gains: without this
+        # condition, job after job spreads, and all become slower.
         wasteful = sum(now.values()) > sum(before.values()) * (1.0 + self.waste)
         return now[trial.jobs[0]] < limit and all(now[job] < limit for job in harmed) and not wasteful
 
     def _proposals(
         self, allocation: Mapping[str, Shares], slow_downs: Mapping[str, float], use: Sequence[float]
     ) -> Iterator[tuple[Allocation, str]]:
-        """What Algorithm 1 proposes; where that was tried, other moves of the same job, then of others."""
-        few = len(allocation) < len(use)
+        """The proposal of Algorithm 1; then other moves of the job with the largest slow-down, then of other jobs."""
+        has_spare_units = len(allocation) < len(use)
         proposed = manage(allocation, slow_downs, use, self.thresholds)
-        yield proposed, "own units" if few else "algorithm"
+        yield proposed, "own units" if has_spare_units else "algorithm"
         mean = sum(slow_downs.values()) / max(1, len(slow_downs))
-        for job in sorted(allocation, key=lambda name: -slow_downs[name])[:_JOBS]:
-            if not few and slow_downs[job] <= mean:
+        for job in sorted(allocation, key=lambda name: -slow_downs[name])[:_MAX_JOBS]:
+            if not has_spare_units and slow_downs[job] <= mean:
                 return
             for shares in _moves(job, allocation, slow_downs, use):
                 yield {**allocation, job: shares}, "alternative"
 
 
 def first_shares(policy: str, number: int, allocation: Mapping[str, Shares], use: Sequence[float]) -> Shares:
-    """Shares of the `number`-th job (from 0) at its start, beside `allocation`. use: 0..1 of each unit."""
+    """Shares of the `number`-th job (from 0) at its start, in addition to `allocation`. use: 0..1 of each unit."""
     return even_in_turn(number, len(use)) if policy == "even" else start_shares(allocation, use)
 
 
 def _moves(
     job: str, allocation: Mapping[str, Shares], slow_downs: Mapping[str, float], use: Sequence[float]
 ) -> Iterator[Shares]:
-    """Other shares of one job: whole on one unit; half of its largest share, or one tenth, to the best units."""
+    """Other shares of one job: whole on one of the best units; up to five tenths, or one, moved to one of them."""
     shares = allocation[job]
     count = len(shares)
-    others = {name: own for name, own in allocation.items() if name != job}
+    others = {name: tenths for name, tenths in allocation.items() if name != job}
     means = mean_slow_downs(others, slow_downs) if others else [0.0] * count
     targets = sorted(range(count), key=lambda unit: (means[unit], use[unit]))[: max(3, math.isqrt(count))]
     source = max(used(shares), key=lambda unit: (means[unit], shares[unit]))

@@ -1,7 +1,7 @@
-"""Simulates a fleet of trainings on units that share them fairly, or by one of two baselines.
+"""Simulates a fleet of training jobs that share units fairly, or by one of two baselines.
 
-Between two events (a job arrives or ends, a period ends) all step times are constant, so that time advances from event
-to event, whatever the number of steps.
+Between two events (a job arrives or ends, a period ends) all step times are constant, so the simulation advances from
+event to event, whatever the number of steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from multi_dnn_ros.fleet.step_times import Interconnect
 
 @dataclass(frozen=True)
 class SimulatedJob:
-    """load: its network and batch. steps: in all. arrives_s: when it is added. priority: weight of its slow-down."""
+    """load: network and batch. steps: total number. arrives_s: when it is added. priority: weight of its slow-down."""
 
     name: str
     load: JobLoad
@@ -32,7 +32,7 @@ class SimulatedJob:
 
 @dataclass(frozen=True)
 class Fleet:
-    """units: their number. period_s: between decisions. change_s: pause of a job whose set of units changes."""
+    """units: number of units. period_s: time between decisions. change_s: pause of a job whose set of units changes."""
 
     units: int
     interconnect: Interconnect
@@ -54,8 +54,9 @@ class Sample:
 
 @dataclass
 class Simulated:
-    """slow_downs: of each job, completion time / completion time alone. use: mean over units and time until the last
-    job ended, 0..1. total_s: until then. changes: of shares after a job's start; reverted: of these.
+    """slow_downs: completion time / completion time alone, by job. use: mean over units and time until the last job
+    ended, 0..1. total_s: time until then. changes: number of changes of shares after a job's start. reverted: number of
+    these that were reverted.
     """
 
     policy: str
@@ -67,7 +68,7 @@ class Simulated:
     samples: list[Sample]
 
     def figures(self) -> dict[str, Any]:
-        """For a report."""
+        """The figures for a report."""
         values = list(self.slow_downs.values())
         return {
             "largest_slow_down": max(values),
@@ -155,8 +156,8 @@ class _Simulation:
         return Simulated(self.policy, ended, use, self.now, self.changes, self.reverted, samples)
 
     def _rates(self) -> Rates:
-        moving = {name: run.shares for name, run in self.running.items() if run.paused_s <= 0.0 and any(run.shares)}
-        return predict(self.loads, moving, self.fleet.units, self.fleet.interconnect)
+        computing = {name: run.shares for name, run in self.running.items() if run.paused_s <= 0.0 and any(run.shares)}
+        return predict(self.loads, computing, self.fleet.units, self.fleet.interconnect)
 
     def _time_to_end(self, run: _Running, rates: Rates) -> float:
         step_s = rates.step_s.get(run.job.name)
@@ -212,7 +213,7 @@ class _Simulation:
 
 def compare(results: Mapping[str, Simulated]) -> dict[str, float]:
     """Fair shares against the baselines: by how much (0..1) the largest slow-down is lower than that of the worse and
-    of the better baseline, use relative to the better baseline's, and total time relative to the shorter one.
+    of the better baseline, use relative to the better baseline's, and total time relative to the shorter baseline's.
     """
     fair = results["fair"].figures()
     others = [results[name].figures() for name in POLICIES[1:]]

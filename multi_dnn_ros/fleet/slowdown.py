@@ -1,4 +1,4 @@
-"""Slow-down of a training: predicted completion time, relative to that if it had the units for itself."""
+"""Slow-down of a job: predicted completion time, relative to its completion time with the units for itself."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """done, total: steps. elapsed_s: since the job was admitted, less the time in which it was paused while others were
-    measured. step_s: of one step now. alone_s: of one step with the units for itself.
+    """done, total: steps. elapsed_s: time since the job was admitted, without pauses while others were measured.
+    step_s: time of one step now. alone_s: time of one step with the units for itself.
     """
 
     done: int

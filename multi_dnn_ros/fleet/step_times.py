@@ -18,7 +18,7 @@ FORMAT: Literal["multi_dnn_ros step times 1"] = "multi_dnn_ros step times 1"
 class StepTime(FileModel):
     """Median times of one training step of `batch` images, alone on a unit.
 
-    step_ms: whole step without gradient exchange. busy_ms: of it, the time that the unit computes.
+    step_ms: whole step without gradient exchange. busy_ms: the part of it in which the unit computes.
     """
 
     batch: int = Field(ge=1)
@@ -51,8 +51,8 @@ class NetworkTimes(FileModel):
     def at(self, batch: float) -> tuple[float, float]:
         """(busy, idle) seconds of a step of `batch` images.
 
-        Linear between measured sizes. Below the smallest its time, because small batches take as long as the launches
-        of their operations; above the largest, busy time grows in proportion.
+        Interpolated linearly between measured sizes. Below the smallest size, its times are used, because small batches
+        take as long as the launches of their operations; above the largest, busy time grows in proportion.
         """
         sizes = [float(step.batch) for step in self.steps]
         busy = _interpolated(batch, sizes, [step.busy_ms for step in self.steps])
@@ -84,7 +84,7 @@ class StepTimes(FileModel):
     provenance: dict[str, Any] = Field(default_factory=dict)
 
     def of(self, model: str) -> NetworkTimes:
-        """The network of that name. Raises ValueError that lists those measured."""
+        """The times of a network. Raises ValueError, which lists the measured networks."""
         for network in self.networks:
             if network.model == model:
                 return network
@@ -93,9 +93,9 @@ class StepTimes(FileModel):
 
 
 def read_step_times(path: Path) -> StepTimes:
-    """Raises ProfileError, which names the file and what is wrong with it."""
+    """The content of the file. Raises ProfileError, which names the file and what is wrong with it."""
     return read_checked(path, StepTimes, "file of step times", "`multi-dnn fleet --measure`")
 
 
-def _interpolated(at: float, places: Sequence[float], values: Sequence[float]) -> float:
-    return float(np.interp(at, places, values))
+def _interpolated(at: float, positions: Sequence[float], values: Sequence[float]) -> float:
+    return float(np.interp(at, positions, values))

@@ -1,4 +1,4 @@
-"""Runs the trainings of a file on units, and changes their shares every period."""
+"""Runs the training jobs of a file on units, and changes their shares every period."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ class Supervisor:
 
     @property
     def unit_names(self) -> Sequence[str]:
-        """Of the units, with their hosts in a cluster."""
+        """Names of the units, with their hosts in a cluster."""
         return self._launcher.names
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self._begin
 
     def run(self) -> bool:
-        """Until all jobs have ended. Returns whether none has failed. KeyboardInterrupt writes checkpoints first.
+        """Run until all jobs have ended; returns whether none has failed. Writes checkpoints on KeyboardInterrupt.
 
         Raises CommandError if all units were lost and none returned.
         """
@@ -152,7 +152,7 @@ class Supervisor:
         return usable_limits(job.state.limits, self._launcher.usable)
 
     def _has_room(self, job: RunningJob) -> bool:
-        """Whether the job is to be started: False while it fits only units that were lost."""
+        """Whether the job is to be started: False while it would fit only on units that were lost."""
         return sum(self._limits(job)) >= TENTHS or sum(job.state.limits) < TENTHS
 
     def _change_unit(self, change: UnitChange) -> None:
@@ -186,7 +186,7 @@ class Supervisor:
             if found.state.status not in ("finished", "failed"):
                 found.state.status = "waiting"
             elif found.state.status == "failed":
-                found.state.status, found.state.text = "waiting", ""  # the command was given again
+                found.state.status, found.state.text = "waiting", ""  # the user has run the command again
             else:
                 self.show_line(f"{job.name}: finished before, see {folder}")
             self.jobs[job.name] = found
@@ -227,9 +227,9 @@ class Supervisor:
     # Start and measure alone
 
     def _spawn(self, job: RunningJob) -> None:
-        """Start the processes, which load their libraries, and the data of a job that is to be measured, and wait."""
+        """Start the processes, which load their libraries, and the data if the job is to be measured, and then wait."""
         job.starts += 1
-        # Never repeated, also if the job is removed and added again: the store still has the keys of its former ranks.
+        # Never repeated, even if the job is removed and added again: the store still has the keys of its former ranks.
         prefix = f"{job.name}/{next(self._start_numbers)}"
         job.processes = JobProcesses(job.job, self._launcher, job.folder, prefix, self._rank_main)
         if not job.state.alone_s:
@@ -242,7 +242,7 @@ class Supervisor:
         count = len(self.units)
         start = within(whole(0, count), self._limits(job))
         if start is None:
-            self._give_up(job, f"does not fit into memory: at most {job.state.limits} tenths fit the units")
+            self._give_up(job, f"does not fit into memory: at most {job.state.limits} tenths fit on the units")
             return
         if job.state.alone_s:
             job.state.status = "running"
@@ -293,8 +293,8 @@ class Supervisor:
         self._release_measurement(job)
 
     def _failed(self, job: RunningJob, failures: Sequence[tuple[int, Failed]]) -> None:
-        """Out of memory: the job loses half of its tenths there. Otherwise it is tried again, or given up; the loss of
-        a unit does not count as a failure of the job.
+        """After running out of memory, the job loses half of its tenths on that unit. Otherwise it is tried again, or
+        given up; the loss of a unit does not count as a failure of the job.
         """
         assert job.processes is not None
         rank, failure = max(
@@ -318,7 +318,7 @@ class Supervisor:
                 f"most {limits[rank]} from now on"
             )
             if sum(limits) < TENTHS:
-                self._give_up(job, f"does not fit into memory: at most {job.state.limits} tenths fit the units")
+                self._give_up(job, f"does not fit into memory: at most {job.state.limits} tenths fit on the units")
                 return
         else:
             job.attempts += 1
@@ -332,8 +332,8 @@ class Supervisor:
         job.save()
 
     def _with_causes(self, processes: JobProcesses, failures: Sequence[tuple[int, Failed]]) -> list[tuple[int, Failed]]:
-        """The failures of a job's ranks, with those that follow: the first may be of a rank whose peer has the cause,
-        and how that one has ended may be known only later. A lost unit explains all others.
+        """The failures of a job's ranks, with those that follow: the first may only be the effect of a peer's end,
+        whose cause may be known later. A lost unit explains all other failures.
         """
         found = list(failures)
         begin = time.monotonic()
@@ -347,7 +347,7 @@ class Supervisor:
             if time.monotonic() - begin >= (_GRACE_S if explained else _CAUSE_S):
                 return [*found, *lost]
             wait_for_messages([processes], _TICK_S)
-            found += [(rank, text) for rank, text in processes.receive() if isinstance(text, Failed)]
+            found += [(rank, message) for rank, message in processes.receive() if isinstance(message, Failed)]
             self._changes += self._launcher.poll()
 
     def _give_up(self, job: RunningJob, text: str) -> None:
@@ -369,7 +369,7 @@ class Supervisor:
     # Shares
 
     def _decide(self) -> None:
-        if self._changes:  # the launcher knows more than the jobs do; decide in the next turn, which applies it first
+        if self._changes:  # decide in the next turn, which first applies these changes of units to the jobs
             self.decisions.make_due()
             return
         jobs = {
@@ -383,12 +383,12 @@ class Supervisor:
     # The end
 
     def _stop(self, jobs: Sequence[RunningJob]) -> None:
-        """Stop jobs with a checkpoint, all at the same time; kill what does not answer."""
+        """Stop jobs with a checkpoint, all at the same time; kill those that do not answer."""
         running = [(job, job.processes) for job in jobs if job.processes is not None]
-        without = stop_jobs([processes for _, processes in running], _STOP_S, _GRACE_S)
+        unsaved = stop_jobs([processes for _, processes in running], _STOP_S, _GRACE_S)
         for job, processes in running:
             job.processes = None
-            if processes in without:
+            if processes in unsaved:
                 self.show_line(f"{job.name}: stopped without a checkpoint; it will continue from the last one")
         for job, _ in running:
             self._release_measurement(job)

@@ -1,4 +1,4 @@
-"""An actor of a Ray cluster on one unit: starts the ranks there, reports their ends, measures the unit's use."""
+"""An actor of a Ray cluster on one unit: starts the ranks there, reports when they end, measures the unit's use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class UnitAgent:
         with optional("fleet --cluster"):
             import ray
 
-        # Ranks would import the main module of this process, which is Ray's worker and takes seconds.
+        # Otherwise ranks would import the main module of this process, Ray's worker, which takes seconds.
         vars(sys.modules["__main__"]).pop("__file__", None)
         # Ray shows this process and its children one GPU, whatever number it has on the host.
         self._unit = replace(unit, device="cuda:0") if unit.device.startswith("cuda") else unit

@@ -1,4 +1,4 @@
-"""Use of each unit: CPU time of the ranks there per thread, or what nvidia-smi reports."""
+"""Use of each unit: CPU time of its ranks per thread, or what nvidia-smi reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class UnitUse:
         self._smi = shutil.which("nvidia-smi") if any(unit.device.startswith("cuda") for unit in units) else None
 
     def sample(self, pids: Sequence[Sequence[int]]) -> None:
-        """Add what was used since the last call. pids: of the processes on each unit."""
+        """Add the use since the last call. pids: ids of the processes on each unit."""
         for unit, processes in enumerate(pids):
             if self._units[unit].device == "cpu":
                 self._busy[unit] += sum(self._new_cpu_s(pid) for pid in processes)

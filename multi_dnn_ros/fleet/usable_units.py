@@ -1,4 +1,4 @@
-"""Decisions over the units that can be used, while others are lost."""
+"""Decisions about the usable units while others are lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def decide_for_usable(
     use: Sequence[float],
     limits: Mapping[str, Shares],
 ) -> Decision:
-    """:meth:`Sharing.decide` as if only the usable units existed. The others, of which no job has a share, get none."""
+    """:meth:`Sharing.decide` as if only the usable units existed. The others have no shares, and get none."""
     units = [unit for unit, can in enumerate(usable) if can]
 
     def chosen(values: Sequence[_Number]) -> tuple[_Number, ...]:
@@ -39,6 +39,6 @@ def decide_for_usable(
         {job: chosen(shares) for job, shares in allocation.items()},
         slow_downs,
         chosen(use),
-        {job: chosen(most) for job, most in limits.items()},
+        {job: chosen(tenths) for job, tenths in limits.items()},
     )
     return replace(decision, allocation={job: spread(shares) for job, shares in decision.allocation.items()})

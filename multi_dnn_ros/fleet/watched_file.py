@@ -8,18 +8,18 @@ from multi_dnn_ros.fleet.jobs_file import read_jobs_file
 
 
 class WatchedJobsFile:
-    """content: the last valid one."""
+    """content: the last valid content."""
 
     def __init__(self, path: Path) -> None:
         """Raises JobsFileError."""
         self.path = path
-        self._stamp = self._modified()  # before it is read: a later change is then seen
+        self._stamp = self._modified()  # taken before the file is read, so that a later change is noticed
         self.content = read_jobs_file(path)
 
     def changed(self) -> bool:
         """Read the file if it was written since the last call. Returns whether there is new content.
 
-        Raises JobsFileError for a file with mistakes, once for each time that it is written; `content` stays.
+        Raises JobsFileError for a file with mistakes, once for each change of the file; `content` stays.
         """
         stamp = self._modified()
         if stamp in (None, self._stamp):

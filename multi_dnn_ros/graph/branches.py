@@ -75,16 +75,16 @@ def device_operations(
     """The operations of a graph of :func:`multi_dnn_ros.graph.trace.trace` that launch work, in their order.
 
     cost: seconds of an operation; None: estimated from the shapes (see estimated_s). Raises SerialGraphError if an
-    operation writes into a tensor, is random, or is no ATen operation: its order then matters.
+    operation writes into a tensor, is random, or is no ATen operation, because the order then matters.
     """
     origin = origins(graph_module.graph)
     found = []
-    for node, own in origin.items():
+    for node, launcher in origin.items():
         if node.op in ("placeholder", "get_attr"):
             continue
-        if not is_repeatable(node) and not _is_no_dropout(node):
+        if not is_repeatable(node) and not _is_inactive_dropout(node):
             raise SerialGraphError(f"operation {node.name} ({node.target}) has side effects")
-        if own is not node:
+        if launcher is not node:
             continue
         sources = dict.fromkeys(origin[source] for source in node.all_input_nodes)
         names = tuple(source.name for source in sources if source.op == "call_function")
@@ -93,7 +93,7 @@ def device_operations(
 
 
 def estimated_s(graph_module: fx.GraphModule, node: fx.Node) -> float:
-    """Seconds of an operation on a nominal GPU, from the shapes that were traced: arithmetic or memory traffic.
+    """Seconds of an operation on a nominal GPU, from the traced shapes: the longer of arithmetic and memory traffic.
 
     Convolutions, linear layers and matrix products count their multiply-accumulates; others only their bytes.
     """
@@ -123,21 +123,21 @@ def remaining_s(operations: Sequence[DeviceOperation]) -> dict[str, float]:
 
 
 def critical_path(operations: Sequence[DeviceOperation]) -> tuple[tuple[str, ...], float]:
-    """The longest chain of dependent operations, and its seconds: no number of streams is faster."""
+    """The longest chain of dependent operations, and its seconds; no number of streams is faster."""
     if not operations:
         return (), 0.0
-    left, after = remaining_s(operations), readers(operations)
-    first = max(operations, key=lambda operation: left[operation.name]).name
+    remaining, after = remaining_s(operations), readers(operations)
+    first = max(operations, key=lambda operation: remaining[operation.name]).name
     chain = [first]
     while after[chain[-1]]:
-        chain.append(max(after[chain[-1]], key=left.__getitem__))
-    return tuple(chain), left[first]
+        chain.append(max(after[chain[-1]], key=remaining.__getitem__))
+    return tuple(chain), remaining[first]
 
 
 def branches(operations: Sequence[DeviceOperation]) -> tuple[tuple[str, ...], ...]:
     """The operations as runs between forks and joins, each in order.
 
-    A run goes on while an operation has one reader and that reader has one source.
+    A run continues while an operation has one reader and this reader has one source.
     """
     after = readers(operations)
     runs: list[list[str]] = []
@@ -162,8 +162,8 @@ def readers(operations: Iterable[DeviceOperation]) -> Mapping[str, tuple[str, ..
     return {name: tuple(names) for name, names in found.items()}
 
 
-def _is_no_dropout(node: fx.Node) -> bool:
-    """Whether it is a dropout in eval mode, which passes on its input. PyTorch tags it as random in any mode."""
+def _is_inactive_dropout(node: fx.Node) -> bool:
+    """Whether it is a dropout in eval mode, which returns its input. PyTorch tags dropout as random in any mode."""
     return node.target is aten.dropout.default and len(node.args) == 3 and node.args[2] is False
 
 

@@ -9,7 +9,7 @@ from torch import fx, nn
 
 
 def network_checksum(module: nn.Module) -> str:
-    """Of a network's structure and parameters, in hexadecimal digits."""
+    """Checksum of a network's structure and parameters, in hexadecimal digits."""
     digest = hashlib.sha256(repr(module).encode())
     for part in module.modules():
         if isinstance(part, fx.GraphModule):

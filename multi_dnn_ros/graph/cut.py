@@ -56,7 +56,7 @@ class _Layer:
 
     nodes: list[fx.Node]
     cost_s: float
-    carried: list[fx.Node]  # tensors carried over a cut before this layer
+    carried: list[fx.Node]  # tensors that a cut before this layer carries over
     cut_cost_s: float
 
 
@@ -69,7 +69,7 @@ def cut(
     limit_s: float = float("inf"),
     fold_batch_norm: bool = False,
 ) -> list[GraphStage]:
-    """Cut `module` (eval mode) into `jobs` stages of about equal cost that, run in sequence, compute the same.
+    """Cut `module` (eval mode) into `jobs` stages of about equal cost that, run in sequence, compute the same results.
 
     example_inputs: positional inputs of the final shapes and types; the first stage takes them as its carried tensors.
     The last stage returns the module's output tensors as a flat tuple, in the order of tuples and dicts. A DNN with

@@ -27,7 +27,7 @@ _IN_PLACE = {
     aten.sigmoid_.default: aten.sigmoid.default,
     aten.silu_.default: aten.silu.default,
 }
-#: Operations whose results never alias other memory.
+#: Operations whose results never alias other tensors' memory.
 _FRESH = {
     *_IN_PLACE.values(),
     aten._assert_tensor_metadata.default,
@@ -50,7 +50,7 @@ _FRESH = {
 _DROPOUTS = {aten.dropout.default, aten.dropout_.default}
 #: Index of the argument that selects training mode.
 _TRAINS = {aten.batch_norm.default: 5, **dict.fromkeys(_DROPOUTS, 2)}
-_OTHERS = {
+_VIEWS_AND_CASTS = {
     aten.flatten.using_ints,
     aten.permute.default,
     aten.slice.Tensor,
@@ -59,7 +59,7 @@ _OTHERS = {
     aten.view.default,
     operator.getitem,
 }
-_KNOWN = _FRESH | _IN_PLACE.keys() | _DROPOUTS | _OTHERS
+_KNOWN = _FRESH | _IN_PLACE.keys() | _DROPOUTS | _VIEWS_AND_CASTS
 
 
 def is_known(graph: fx.Graph) -> bool:
@@ -79,7 +79,7 @@ def make_functional(graph_module: fx.GraphModule) -> bool:
     _remove_no_ops(graph_module.graph)
     passed: set[fx.Node] = set()
     for node in graph_module.graph.nodes:
-        if node.target in _IN_PLACE and not _becomes_functional(node, passed):
+        if node.target in _IN_PLACE and not _replace_write(node, passed):
             return False
         passed.add(node)
     graph_module.recompile()
@@ -94,17 +94,17 @@ def _trains(node: fx.Node) -> bool:
 def _remove_no_ops(graph: fx.Graph) -> None:
     """Remove dropout in eval mode, and casts to the same dtype."""
     for node in list(graph.nodes):
-        nothing = node.target in _DROPOUTS
+        is_no_op = node.target in _DROPOUTS
         if node.target is aten.to.dtype and len(node.args) == 2 and not node.kwargs:
-            nothing = _dtype(node.args[0]) is node.args[1]
-        if nothing:
+            is_no_op = _dtype(node.args[0]) is node.args[1]
+        if is_no_op:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
 
-def _becomes_functional(node: fx.Node, passed: set[fx.Node]) -> bool:
-    """Whether `node` writes into memory that only `node` and later operations read. If so, they read its own result
-    instead.
+def _replace_write(node: fx.Node, passed: set[fx.Node]) -> bool:
+    """If only `node` and later operations read the memory that `node` writes into, replace the write; later operations
+    then read its result. Returns whether this is possible.
     """
     written = node.args[0]
     if not isinstance(written, fx.Node) or written.target not in _FRESH:

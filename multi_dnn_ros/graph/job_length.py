@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from multi_dnn_ros.graph.partition import fewest_runs
 
-#: As parameter `dnn.<dnn>.jobs`.
-MOST_JOBS = 256
+#: Maximum number of jobs, as of parameter `dnn.<dnn>.jobs`.
+MAX_JOBS = 256
 #: Maximum acceptable share of launch cost in the jobs' time.
 LAUNCH_SHARE = 0.05
 
@@ -18,7 +18,7 @@ class JobLength:
     """jobs: number of jobs. limit_s: maximum time of the layers of a job, for graph.cut.
 
     launch_share: share of launch cost in the time of all jobs. too_long: indices of layers that exceed limit_s by
-    themselves. capped: MOST_JOBS are not enough.
+    themselves. capped: MAX_JOBS are not enough.
     """
 
     jobs: int
@@ -34,7 +34,7 @@ class JobLength:
 
 
 def job_length(layers_s: Sequence[float], bound_s: float, launch_s: float) -> JobLength:
-    """The minimum number of jobs such that none takes longer than `bound_s`, because each launch has a cost.
+    """The minimum number of jobs such that none takes longer than `bound_s`. Each additional launch has a cost.
 
     layers_s: seconds of each layer, in order. launch_s: launch cost of a job, which counts towards the bound. A layer
     longer than the bound is a separate job. Raises ValueError for a bound that is not above 0, or a negative time.
@@ -45,7 +45,7 @@ def job_length(layers_s: Sequence[float], bound_s: float, launch_s: float) -> Jo
         raise ValueError("a layer's or a launch's time is negative or not a number")
     limit_s = max(0.0, bound_s - launch_s)
     wanted = fewest_runs(layers_s, limit_s)
-    jobs = min(wanted, MOST_JOBS)
+    jobs = min(wanted, MAX_JOBS)
     launches_s = jobs * launch_s
     return JobLength(
         jobs=jobs,

@@ -1,4 +1,4 @@
-"""Memory that a traced graph needs at once, from the shapes that were traced."""
+"""Memory that a traced graph needs, from the traced shapes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def peak_bytes(graph_module: fx.GraphModule) -> int:
     """
     graph = graph_module.graph
     origin = origins(graph)
-    last: dict[fx.Node, fx.Node] = {}
+    last_reader: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         for source in node.all_input_nodes:
-            last[origin[source]] = node
+            last_reader[origin[source]] = node
     freed_after: dict[fx.Node, list[fx.Node]] = {}
-    for owner, reader in last.items():
+    for owner, reader in last_reader.items():
         freed_after.setdefault(reader, []).append(owner)
-    now = peak = 0
+    used = peak = 0
     for node in graph.nodes:
         if node.op not in ("output", "get_attr") and origin[node] is node:
-            now += _size(node)
-        peak = max(peak, now)
-        now -= sum(_size(owner) for owner in freed_after.get(node, ()) if owner.op != "get_attr")
+            used += _size(node)
+        peak = max(peak, used)
+        used -= sum(_size(owner) for owner in freed_after.get(node, ()) if owner.op != "get_attr")
     return peak
 
 

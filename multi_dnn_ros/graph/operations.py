@@ -55,7 +55,7 @@ _BY_PART = (("pool", "pooling"), ("norm", "normalization"), ("upsample", "interp
 
 @dataclass(frozen=True)
 class Counts:
-    """One operation, or a sum of several.
+    """Counts of one operation, or of several together.
 
     macs: multiply-accumulates as counted in the paper (convolutions and matrix products; half of PyTorch's FLOP count).
     flops: arithmetic operations, two per MAC; without MACs, one per input or output element, whichever are more (per
@@ -82,9 +82,9 @@ class Counts:
 
 @dataclass(frozen=True)
 class Operation:
-    """kind: one of KINDS. name: ATen's, without overload. inputs, outputs: shapes, without parameters.
+    """kind: one of KINDS. name: ATen name without overload. inputs, outputs: their shapes, without those of parameters.
 
-    window: kernel height times width of a convolution or pooling, else 1. groups: of a convolution, else 1.
+    window: kernel height times width of a convolution or pooling, else 1. groups: those of a convolution, else 1.
     """
 
     kind: str
@@ -97,7 +97,7 @@ class Operation:
 
 
 def total(counts: Iterable[Counts]) -> Counts:
-    """Their sum."""
+    """The sum of the counts."""
     return reduce(Counts.__add__, counts, Counts())
 
 
@@ -132,11 +132,11 @@ def counter(graph_module: fx.GraphModule) -> Callable[[fx.Node], Operation]:
         weights = [fake_value(source) for source in node.all_input_nodes if source.op == "get_attr"]
         kind, window, groups = _kind(node, name, read)
         counted = int(flops.get_total_flops())
-        taken = sum(tensor.numel() for tensor in read)
-        given = sum(tensor.numel() for tensor in written)
+        input_elements = sum(tensor.numel() for tensor in read)
+        output_elements = sum(tensor.numel() for tensor in written)
         counts = Counts(
             macs=counted // 2,
-            flops=counted or max(taken, given * window),
+            flops=counted or max(input_elements, output_elements * window),
             bytes_read=sum(bytes_of(tensor) for tensor in read),
             bytes_written=sum(bytes_of(tensor) for tensor in written),
             parameters=sum(weight.numel() for weight in weights if isinstance(weight, torch.Tensor)),

@@ -19,9 +19,9 @@ def partition(
 ) -> list[int]:
     """Cut a sequence of layers into `runs` runs.
 
-    costs: of each layer, nonnegative. cut_costs: of cutting before each layer (the first entry is ignored).
-    runs: number of runs; at most one per layer is made. limit: maximum cost of a run of several layers, as far as
-    `runs` suffice (see fewest_runs). Returns the index of the first layer of every run.
+    costs: cost of each layer, nonnegative. cut_costs: cost of a cut before each layer (the first entry is ignored).
+    runs: number of runs; at most one per layer is made. limit: maximum cost of a run of several layers; ignored if
+    `runs` is less than :func:`fewest_runs`. Returns the index of the first layer of every run.
     Method: minimize the bottleneck (cost of the costliest run) by bisection; then, among partitions whose bottleneck is
     at most `slack` (relative) above that, minimize the sum of cut costs by dynamic programming with a sliding window
     minimum, O(layers * runs).
@@ -29,7 +29,7 @@ def partition(
     layers = len(costs)
     runs = max(1, min(runs, layers))
     total = _totals(costs)
-    even = _least_bottleneck(total, runs) * (1.0 + slack)
+    even = _min_bottleneck(total, runs) * (1.0 + slack)
     limit = min(limit, even) if _runs_needed(total, limit) <= runs else even
 
     # best[end]: minimum sum of cut costs for the layers before `end` with the runs so far; first[run][end]: start of
@@ -74,7 +74,7 @@ def _totals(costs: Sequence[float]) -> list[float]:
     return [0.0, *accumulate(costs)]
 
 
-def _least_bottleneck(total: Sequence[float], runs: int) -> float:
+def _min_bottleneck(total: Sequence[float], runs: int) -> float:
     low = max(after - before for before, after in pairwise(total))
     high = total[-1]
     for _ in range(50):

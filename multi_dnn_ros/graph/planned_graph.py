@@ -18,7 +18,7 @@ Values = dict[fx.Node, Any]
 
 @dataclass(frozen=True)
 class PlannedOperation:
-    """step: of the plan. node: that launches the work. views: of its result, computed after it."""
+    """step: the step of the plan. node: launches its work. views: views of its result, computed after it."""
 
     step: Step
     node: fx.Node
@@ -26,7 +26,7 @@ class PlannedOperation:
 
 
 class PlannedGraph:
-    """operations: in the order of the plan. views_of_inputs: computed before the first of them."""
+    """operations: in the order of the plan. views_of_inputs: views of inputs and parameters, computed before them."""
 
     def __init__(self, graph_module: fx.GraphModule, plan: StreamPlan) -> None:
         """Parameters are read here, so the graph must already be on its device."""

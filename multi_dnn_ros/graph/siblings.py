@@ -1,7 +1,7 @@
 """Merges sibling operations: convolutions or linear layers that read the same tensor become one with all channels.
 
 Examples are the 1x1 convolutions at the beginning of an Inception block, the two towers of a detection head, and the
-query, key and value layers of attention heads. An activation that all siblings have is applied to the merged result.
+query, key and value layers of attention heads. An activation that follows all siblings is applied to the merged result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from multi_dnn_ros.graph.nodes import attribute, is_selection, is_write, tensor_
 aten = torch.ops.aten
 
 _CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.convolution.default)
-#: Views that are correct for any strides of their input. aten.view is not: it becomes a reshape.
+#: Views that are correct for any strides of their input, and aten.view, which becomes a reshape.
 _VIEWS = frozenset(
     {
         aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.flatten.using_ints,
@@ -36,7 +36,7 @@ Concatenated = dict[tuple[int, ...], torch.Tensor]
 
 @dataclass(frozen=True)
 class Siblings:
-    """operations: at least two, in the order of the graph. axis: of their results' channels, negative."""
+    """operations: at least two, in the order of the graph. axis: axis of the channels of their results, negative."""
 
     operations: tuple[fx.Node, ...]
     axis: int
@@ -45,8 +45,8 @@ class Siblings:
 def find_siblings(graph_module: fx.GraphModule) -> tuple[Siblings, ...]:
     """Groups of operations of a graph of :func:`multi_dnn_ros.graph.trace.trace` that can be merged.
 
-    Convolutions without groups whose kernels, strides, padding and dilation are equal, and linear layers; each with
-    constant weights. None in a graph with an operation that writes into a tensor.
+    They are convolutions without groups whose kernels, strides, padding and dilation are equal, or linear layers, all
+    with constant weights. A graph with an operation that writes into a tensor has no such groups.
     """
     nodes = list(graph_module.graph.nodes)
     if any(is_write(node) for node in nodes):
@@ -76,13 +76,13 @@ def merge_siblings(graph_module: fx.GraphModule, concatenated: Concatenated | No
     copies: dict[fx.Node, fx.Node] = {}
     for node in graph_module.graph.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-    own = fx.GraphModule(graph_module, graph, class_name="MergedGraph")
+    copy = fx.GraphModule(graph_module, graph, class_name="MergedGraph")
     known: Concatenated = {} if concatenated is None else concatenated
-    for siblings in find_siblings(own):
-        _merge(own, siblings, known)
+    for siblings in find_siblings(copy):
+        _merge(copy, siblings, known)
     graph.eliminate_dead_code()
     graph.lint()
-    return fx.GraphModule(own, graph, class_name="MergedGraph")  # without the separate weights
+    return fx.GraphModule(copy, graph, class_name="MergedGraph")  # without the separate weights
 
 
 def _key(graph_module: fx.GraphModule, node: fx.Node) -> tuple[Any, ...] | None:
@@ -162,7 +162,7 @@ def _parameters(graph_module: fx.GraphModule, node: fx.Node) -> tuple[torch.Tens
 def _constant(
     graph_module: fx.GraphModule, known: Concatenated, parts: Sequence[torch.Tensor], make: Callable[[], torch.Tensor]
 ) -> fx.Node:
-    """The node of a concatenated tensor, inserted at the graph's insertion point. parts: that identify it."""
+    """The node of a concatenated tensor, inserted at the graph's insertion point. parts: tensors that identify it."""
     key = tuple(map(id, parts))
     if key not in known:
         with torch.no_grad():

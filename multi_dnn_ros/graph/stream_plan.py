@@ -10,8 +10,8 @@ from torch import fx
 
 from multi_dnn_ros.graph.branches import DeviceOperation, SerialGraphError, device_operations, readers, remaining_s
 
-#: Time from the end of an operation to the start of one on another stream, beyond that on the same stream. Weighs
-#: against a wait for a busy stream, so that short branches stay where they are.
+#: Time by which an operation starts later after one on another stream than after one on the same stream. A move to
+#: another stream must save more than this, so short branches stay where they are.
 EVENT_S = 1.5e-6
 
 
@@ -20,7 +20,7 @@ class Step:
     """One operation. stream: number of its stream; the inputs are ready on stream 0.
 
     waits: operations on other streams whose events its stream waits for first. signals: whether an event is recorded
-    after it. The first step of another stream than 0 that waits for no operation must wait for the start.
+    after it. If the first step on a stream other than 0 waits for no operation, it must wait for the start.
     """
 
     name: str
@@ -31,10 +31,10 @@ class Step:
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """steps: in an order that respects all dependencies. streams: number that is used.
+    """steps: in an order that respects all dependencies. streams: number of streams that are used.
 
     joins: the last operation of each stream other than 0; stream 0 waits for their events at the end. duration_s: from
-    the first to the last operation if streams did not slow each other.
+    the first to the last operation if streams did not slow each other down.
     """
 
     steps: tuple[Step, ...]
@@ -47,23 +47,24 @@ def plan_streams(operations: Sequence[DeviceOperation], streams: int, event_s: f
     """Assign operations to at most `streams` streams. Deterministic; ValueError for streams < 1.
 
     Method: list scheduling by the longest remaining chain (critical path first; Topcuoglu et al. 2002, HEFT, without
-    insertion). Each operation goes to the stream on which it starts first, at equal times to that of a source. Events
-    are the fewest for this assignment: none is implied by stream order and the others.
+    insertion). Each operation goes to the stream on which it starts first; with equal times that of a source is
+    preferred. This assignment needs all events: none of them follows from the stream order and the other events.
     """
     if streams < 1:
         raise ValueError(f"streams = {streams}: must be at least 1")
-    place, order, duration_s = _schedule(operations, streams, event_s)
-    waits, last = _waits(order, place, streams)
+    stream_of, order, duration_s = _schedule(operations, streams, event_s)
+    waits, last = _waits(order, stream_of, streams)
     joins = tuple(last[stream] for stream in sorted(last) if stream)
     signals = {source for sources in waits.values() for source in sources} | set(joins)
-    steps = tuple(Step(each.name, place[each.name], waits[each.name], each.name in signals) for each in order)
+    steps = tuple(Step(each.name, stream_of[each.name], waits[each.name], each.name in signals) for each in order)
     return StreamPlan(steps, len(last), joins, duration_s)
 
 
 def time_saved_s(graph_module: fx.GraphModule, cost: Callable[[fx.Node], float], streams: int) -> float:
     """Predicted seconds by which a graph is shorter on `streams` streams than on one; 0 if it must run in order.
 
-    cost: seconds of an operation. At most down to the critical path; what streams take from each other is not included.
+    cost: seconds of an operation. The critical path limits the saving. That streams slow each other down is not
+    included.
     """
     if streams == 1:
         return 0.0
@@ -78,37 +79,37 @@ def _schedule(
     operations: Sequence[DeviceOperation], streams: int, event_s: float
 ) -> tuple[dict[str, int], list[DeviceOperation], float]:
     """(stream of each operation, order of issue, predicted duration)."""
-    left, after = remaining_s(operations), readers(operations)
+    remaining, after = remaining_s(operations), readers(operations)
     number = {operation.name: index for index, operation in enumerate(operations)}
     missing = {operation.name: len(operation.sources) for operation in operations}
-    ready = [(-left[each.name], number[each.name]) for each in operations if not each.sources]
+    ready = [(-remaining[each.name], number[each.name]) for each in operations if not each.sources]
     heapq.heapify(ready)
-    place: dict[str, int] = {}
+    stream_of: dict[str, int] = {}
     end_s: dict[str, float] = {}
     free_s = [0.0] * streams
     order: list[DeviceOperation] = []
     while ready:
         operation = operations[heapq.heappop(ready)[1]]
         choices = []
-        for stream in range(min(streams, len(set(place.values())) + 1)):  # at most one that is not used yet
-            crossing = [source for source in operation.sources if place[source] != stream]
+        for stream in range(min(streams, len(set(stream_of.values())) + 1)):  # at most one unused stream
+            crossing = [source for source in operation.sources if stream_of[source] != stream]
             start_s = max(free_s[stream], 0.0 if operation.sources or not stream else event_s)
             for source in operation.sources:
-                start_s = max(start_s, end_s[source] + (event_s if place[source] != stream else 0.0))
+                start_s = max(start_s, end_s[source] + (event_s if stream_of[source] != stream else 0.0))
             choices.append((start_s, len(crossing), stream))
         start_s, _, stream = min(choices)
-        place[operation.name] = stream
+        stream_of[operation.name] = stream
         end_s[operation.name] = free_s[stream] = start_s + operation.cost_s
         order.append(operation)
         for reader in after[operation.name]:
             missing[reader] -= 1
             if not missing[reader]:
-                heapq.heappush(ready, (-left[reader], number[reader]))
-    return place, order, max(end_s.values(), default=0.0)
+                heapq.heappush(ready, (-remaining[reader], number[reader]))
+    return stream_of, order, max(end_s.values(), default=0.0)
 
 
 def _waits(
-    order: Sequence[DeviceOperation], place: Mapping[str, int], streams: int
+    order: Sequence[DeviceOperation], stream_of: Mapping[str, int], streams: int
 ) -> tuple[dict[str, tuple[str, ...]], dict[int, str]]:
     """(for each operation the events to wait for, the last operation of each stream).
 
@@ -121,14 +122,14 @@ def _waits(
     last: dict[int, str] = {}
     waits: dict[str, tuple[str, ...]] = {}
     for operation in order:
-        stream = place[operation.name]
+        stream = stream_of[operation.name]
         known = list(clock[last[stream]]) if stream in last else [0] * streams
-        crossing = [each for each in operation.sources if place[each] != stream]
-        crossing = [each for each in crossing if known[place[each]] < number[each]]
+        crossing = [each for each in operation.sources if stream_of[each] != stream]
+        crossing = [each for each in crossing if known[stream_of[each]] < number[each]]
         needed = tuple(
             each
             for each in crossing
-            if not any(other != each and clock[other][place[each]] >= number[each] for other in crossing)
+            if not any(other != each and clock[other][stream_of[each]] >= number[each] for other in crossing)
         )
         for each in needed:
             known = [max(pair) for pair in zip(known, clock[each], strict=True)]

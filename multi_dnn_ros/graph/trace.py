@@ -32,12 +32,12 @@ def trace(
 ) -> fx.GraphModule:
     """Trace `module` into a flat, functional, device-free graph.
 
-    example_inputs: positional inputs of the shapes and types it will always get. The returned graph takes them as its
-    placeholders and returns a flat tuple of the module's output tensors, in the order in which tuples and dicts hold
-    them (None and numbers among the outputs are left out). Parameters and buffers are shared with `module`, not copied,
-    save the convolutions that `fold_batch_norm` folds a batch norm into. What depends on neither inputs nor parameters
-    (anchors, grids, masks) is computed now and becomes a buffer, so that ``.to(device)`` moves all of it. Raises
-    TraceError.
+    example_inputs: positional inputs with the shapes and types that it will always get. The returned graph takes them
+    as its placeholders and returns a flat tuple of the module's output tensors, in the order in which tuples and dicts
+    hold them (None and numbers among the outputs are left out). Parameters and buffers are shared with `module`, not
+    copied, except for convolutions into which `fold_batch_norm` folds a batch norm. What depends on neither inputs nor
+    parameters (anchors, grids, masks) is computed now and becomes a buffer, so that ``.to(device)`` moves all of it.
+    Raises TraceError.
     """
     graph_module = _export(module, example_inputs)
     graph = graph_module.graph

@@ -45,21 +45,21 @@ def suffix_of(model: str) -> str:
 def save_artifact(path: Path, module: nn.Module, description: Description) -> None:
     """Write the network atomically: an existing file is replaced when the new one is complete, and kept on failure.
 
-    module: float32, on any device, in eval mode; for .safetensors as it was built from `description.model` with
-    `description.plan` applied (the whole torchvision detector, its transform included), for .pt2 any module that takes
-    one image (1, 3, height, width). Raises ModelError, which names the file, for a suffix that does not fit the model
-    and for weights that are not finite; OSError if the file cannot be written.
+    module: float32, on any device, in eval mode. For .safetensors it must have the layers of `description.model` with
+    `description.plan` applied (the whole torchvision detector, including its transform); for .pt2 it may be any module
+    that takes one image (1, 3, height, width). Raises ModelError, which names the file, for a suffix that does not fit
+    the model and for weights that are not finite; OSError if the file cannot be written.
     """
     expected = suffix_of(description.model)
     if path.suffix != expected:
-        raise ModelError(f"{path}: what is made from {description.model} is written as a {expected} file")
+        raise ModelError(f"{path}: an artifact made from {description.model} must be a {expected} file")
     for name, tensor in module.state_dict().items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ModelError(f"{path}: not written, as the weights {name} are not finite")
+            raise ModelError(f"{path}: not written, because the weights {name} are not finite")
     if expected == ".pt2":
         write = _exporter(module, description)
     else:
-        # What images and outputs are like follows from the name, as do the layers.
+        # Preprocessing and decoder follow from the model's name, as do the layers.
         fields = description.model_dump(mode="json", exclude={"preprocess", "decoder"})
         tensors = {name: value.detach().cpu().clone().contiguous() for name, value in module.state_dict().items()}
 
@@ -102,7 +102,7 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().cpu()
-        flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))  # independent of its strides
+        flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))  # contiguous for any strides
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -113,7 +113,7 @@ def _exporter(module: nn.Module, description: Description) -> Callable[[Path], N
     try:
         where = next((tensor.device for tensor in module.state_dict().values()), torch.device("cpu"))
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # they concern the exporter's internals
+            warnings.simplefilter("ignore")  # warnings about the exporter's internals
             program = torch.export.export(module, (torch.zeros(1, 3, height, width, device=where),), strict=False)
     except Exception as error:
         raise ModelError(f"{description.model} cannot be exported: {summarize_error(error)}") from None
@@ -124,8 +124,8 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
     from safetensors import SafetensorError
 
     try:
-        with atomic_write(path, to_disk=True) as beside:
-            write(beside)
+        with atomic_write(path, to_disk=True) as temporary:
+            write(temporary)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise OSError(f"{path} cannot be written: {summarize_error(error)}") from None
 

@@ -1,4 +1,4 @@
-"""The decoder of a network that does not name one, by the shapes of its outputs."""
+"""Recognizes the decoder of a network that does not name one from the shapes of its outputs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 
 def with_recognized_decoder(source: Source, name: str, config: DnnConfig, *, report: bool = True) -> Source:
-    """The source with the decoder that reads its outputs, where neither it nor parameter `decoder` names one.
+    """The source with the decoder that reads its outputs, if neither the source nor parameter `decoder` names one.
 
-    Where the shapes of the outputs are not in its file, the network is run once on zeros. report: the choice is logged,
-    with the other decoders that would fit. Unchanged where there is nothing to recognize: no input size is known, or
-    the shapes do not decide and the role has a decoder. Raises ModelError where they do not decide otherwise; it names
-    the decoders that would fit, or the nearest.
+    If the file does not state the shapes of the outputs, the network is run once on zeros. report: log the decoder and
+    the others that would fit. The source is returned unchanged if no input size is known, and if the shapes do not
+    decide but the role has a decoder. Raises ModelError if neither decides; it names the decoders that would fit, or
+    the nearest.
     """
     size = input_size(source, config)
     if source.detector is not None or size is None:
@@ -56,17 +56,18 @@ def recognize_outputs(
 ) -> Recognition:
     """The decoders that read what a network returns for an image of `size` (width, height).
 
-    labels: number of class names that the caller gives; 0: those of the source. result_kind: of this kind only. The
-    network is run once on zeros where its file does not tell the shapes of its outputs. Raises ModelError if it fails.
+    labels: number of class names; 0: as many as the source has. result_kind: only decoders with results of this kind;
+    empty: all. If the file does not state the shapes of the outputs, the network is run once on zeros. Raises
+    ModelError if the network fails.
     """
     shapes = source.outputs if has_shapes(source) else run_on_zeros(source, model, size)
     return recognize(Layout(shapes or (), size, labels or len(source.labels) or source.classes), result_kind)
 
 
 def recognized(source: Source, name: str, config: DnnConfig, shapes: tuple[tuple[int, ...], ...]) -> Recognition:
-    """The decoders that read outputs of `shapes`, with the input size and class names of source and parameters.
+    """The decoders that read outputs of `shapes`, given the input size and class names of source and parameters.
 
-    A decoder that `config` or the source names comes first where it fits.
+    A decoder that `config` or the source names comes first if it fits.
     """
     labels = configured_labels(name, config) or source.labels
     preset = PRESETS.get(config.role)
@@ -78,19 +79,19 @@ def recognized(source: Source, name: str, config: DnnConfig, shapes: tuple[tuple
 
 
 def input_size(source: Source, config: DnnConfig) -> tuple[int, int] | None:
-    """(width, height) by the parameters, else the source's own; None: neither is known."""
+    """(width, height) from the parameters, otherwise from the source; None: unknown."""
     own = source.size or (0, 0)
     width, height = config.input_width or own[0], config.input_height or own[1]
     return (width, height) if width and height else None
 
 
 def has_shapes(source: Source) -> bool:
-    """Whether the file tells the lengths of all axes of the outputs."""
+    """Whether the lengths of all axes of the outputs are known from the file."""
     return source.outputs is not None and all(axis for shape in source.outputs for axis in shape)
 
 
 def run_on_zeros(source: Source, model: str, size: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
-    """Shapes of the outputs for an image of `size`. ModelError: the network, which it calls `model`, fails on it."""
+    """Shapes of the outputs for an image of `size`. Raises ModelError, which names `model`, if the network fails."""
     width, height = size
     try:
         with torch.inference_mode():
@@ -107,14 +108,14 @@ def is_decided(source: Source, config: DnnConfig) -> bool:
 
 
 def decoders_for(source: Source) -> list[str]:
-    """Names of the decoders that can be asked to read what this network returns."""
+    """Names of the decoders that parameter `decoder` may select for this network."""
     return [spec.name for spec in DECODERS.usable() if spec.takes_detector == (source.detector is not None)]
 
 
 def with_assumed_labels(name: str, config: DnnConfig) -> DnnConfig:
-    """`config` with class names where neither it nor the model has any, and the outputs tell how many there are.
+    """`config` with assumed class names if neither it nor the model has any and the outputs show the number of classes.
 
-    Unchanged otherwise, also where only running the network shows its outputs. Raises ModelError as outline_source.
+    Unchanged otherwise, also if only running the network shows its outputs. Raises ModelError, as outline_source does.
     """
     if config.labels:
         return config

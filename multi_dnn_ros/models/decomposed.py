@@ -1,4 +1,4 @@
-"""The structure of decomposed layers: which layers of a network became chains of smaller ones, and of which ranks.
+"""The structure of decomposed layers: which layers of a network became chains of smaller ones, and with which ranks.
 
 A plan holds no weights. Applied to a newly built network, it gives the structure that a decomposed weights file fits;
 the weights are computed by :mod:`multi_dnn_ros.compression`.
@@ -61,11 +61,11 @@ class TuckerConv2d(nn.Sequential):
         """
         in_rank, out_rank = check_ranks(layer, plan)
         groups = layer.groups
-        where: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
+        factory_kwargs: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
         children: OrderedDict[str, nn.Module] = OrderedDict()
         if plan.in_rank is not None:
             children["in_factor"] = nn.Conv2d(
-                layer.in_channels, in_rank * groups, 1, groups=groups, bias=False, **where
+                layer.in_channels, in_rank * groups, 1, groups=groups, bias=False, **factory_kwargs
             )
         children["core"] = nn.Conv2d(
             in_rank * groups,
@@ -77,11 +77,11 @@ class TuckerConv2d(nn.Sequential):
             groups,
             bias=layer.bias is not None and plan.out_rank is None,
             padding_mode=layer.padding_mode,
-            **where,
+            **factory_kwargs,
         )
         if plan.out_rank is not None:
             children["out_factor"] = nn.Conv2d(
-                out_rank * groups, layer.out_channels, 1, groups=groups, bias=layer.bias is not None, **where
+                out_rank * groups, layer.out_channels, 1, groups=groups, bias=layer.bias is not None, **factory_kwargs
             )
         super().__init__(children)
 
@@ -91,15 +91,15 @@ class SvdLinear(nn.Sequential):
 
     def __init__(self, layer: nn.Linear, plan: SvdPlan) -> None:
         """layer: defines sizes, bias, device and dtype. Raises ValueError if the rank exceeds one of the sizes."""
-        most = min(layer.in_features, layer.out_features)
-        if plan.rank > most:
+        max_rank = min(layer.in_features, layer.out_features)
+        if plan.rank > max_rank:
             raise ValueError(f"rank {plan.rank}: the layer has {layer.in_features} inputs and {layer.out_features} "
-                             f"outputs; allowed: 1 to {most}")  # fmt: skip
-        where: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
+                             f"outputs; allowed: 1 to {max_rank}")  # fmt: skip
+        factory_kwargs: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
         super().__init__(
             OrderedDict(
-                in_factor=nn.Linear(layer.in_features, plan.rank, bias=False, **where),
-                out_factor=nn.Linear(plan.rank, layer.out_features, bias=layer.bias is not None, **where),
+                in_factor=nn.Linear(layer.in_features, plan.rank, bias=False, **factory_kwargs),
+                out_factor=nn.Linear(plan.rank, layer.out_features, bias=layer.bias is not None, **factory_kwargs),
             )
         )
 
@@ -155,11 +155,11 @@ def apply_plan(network: nn.Module, plan: Plan, source: str) -> None:
 def replace_layer(network: nn.Module, layer: nn.Module, by: nn.Module) -> None:
     """Replace `layer` by `by` everywhere in `network`; a layer may be used in several places."""
     by.train(layer.training)
-    for parent, name in list(_places(network, layer)):
+    for parent, name in list(_parents(network, layer)):
         setattr(parent, name, by)
 
 
-def _places(network: nn.Module, layer: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+def _parents(network: nn.Module, layer: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     for parent in network.modules():
         for name, child in parent._modules.items():
             if child is layer:

@@ -16,7 +16,7 @@ _Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class PreprocessOptions(TypedDict, total=False):
-    """Keyword arguments of Preprocess but width and height."""
+    """Keyword arguments of Preprocess, except width and height."""
 
     fit: Literal["stretch", "letterbox"]
     bgr: bool
@@ -31,10 +31,10 @@ class Description(_Strict):
     """How the network of an artifact was made.
 
     model: the original: `builtin:<name>`, `torchvision:<builder>`, or for a .pt2 artifact the file's name. num_classes:
-    of a torchvision builder; 0: its default. input_size: (width, height) of its input. labels: class names by index;
-    empty: the original's. preprocess, decoder: of a .pt2 artifact, as in Source; empty: not stated by the original.
-    plan: the decomposed layers; empty for a network that was only retrained. provenance: JSON: source hash, data,
-    seeds, versions, scores.
+    argument of a torchvision builder; 0: its default. input_size: (width, height) of its input. labels: class names by
+    index; empty: the original's. preprocess, decoder: as in Source, for a .pt2 artifact; empty: not stated by the
+    original. plan: the decomposed layers; empty for a network that was only retrained. provenance: source hash, data,
+    seeds, versions and scores, as JSON.
     """
 
     format: Literal["multi_dnn_ros network 1"] = FORMAT

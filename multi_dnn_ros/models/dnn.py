@@ -28,11 +28,11 @@ class Source:
 
     module: eval mode, on the CPU. size: input (width, height); None: parameters must give it. decoder: name of the
     decoder; "": parameters must name it. labels: class names by index; empty: unknown. preprocess: keyword arguments of
-    Preprocess; those missing are the decoder's. detector: the torchvision detector that its decoder takes apart.
-    fixed_size: whether no other size is possible. description: of a file of `multi-dnn decompose`. classes: number of
-    classes; 0: unknown. outputs: shapes of the outputs by the file, 0 for a free axis; None: unknown. score_threshold:
-    meaning of parameter score_threshold 0, 0..1; None: the model has no threshold of its own. output_names: of its
-    outputs, in their order, by its file; empty: unknown.
+    Preprocess; missing ones are the decoder's defaults. detector: the torchvision detector that its decoder takes
+    apart. fixed_size: whether no other size is possible. description: the description stored in an artifact. classes:
+    number of classes; 0: unknown. outputs: shapes of the outputs according to the file, 0 for a free axis; None:
+    unknown. score_threshold: the threshold, 0..1, that parameter score_threshold 0 stands for; None: the model has no
+    threshold of its own. output_names: names of its outputs in order, according to the file; empty: unknown.
     """
 
     module: nn.Module
@@ -50,7 +50,7 @@ class Source:
 
     @property
     def network(self) -> nn.Module:
-        """The layers that run on the device: of a torchvision detector those before its own decoding."""
+        """The layers that run on the device; for a torchvision detector, those before its own decoding."""
         return self.module if self.detector is None else DetectorCore(self.detector).eval()
 
     @property
@@ -58,16 +58,16 @@ class Source:
         """What the model itself says about its images and outputs: fields of the Description of its artifact."""
         return {"preprocess": self.preprocess, "decoder": self.decoder}
 
-    def input_size(self, model: str, asked: tuple[int, int] | None, name: str) -> tuple[int, int]:
-        """(width, height) to run at: `asked`, otherwise the network's own.
+    def input_size(self, model: str, requested: tuple[int, int] | None, name: str) -> tuple[int, int]:
+        """(width, height) to run at: `requested`, otherwise the network's own.
 
-        model, name: of the network and the argument, for messages. Raises ModelError for a size that the network does
-        not take, and if no size is given.
+        model, name: names of the network and of the argument, for messages. Raises ModelError for a size that the
+        network does not take, and if no size is known.
         """
-        if asked is not None and self.fixed_size and asked != self.size:
+        if requested is not None and self.fixed_size and requested != self.size:
             width, height = self.size or (0, 0)
-            raise ModelError(f"{name} is {asked[0]}x{asked[1]}; {model} takes {width}x{height} only")
-        chosen = asked or self.size
+            raise ModelError(f"{name} is {requested[0]}x{requested[1]}; {model} takes {width}x{height} only")
+        chosen = requested or self.size
         if chosen is None:
             raise ModelError(f"{name} is needed: {model} has no input size of its own")
         return chosen
@@ -79,7 +79,7 @@ class Output:
 
     decoder: (flat raw outputs on the CPU, (H, W) of the source image) -> result; `score_threshold`, `iou_threshold` and
     `max_detections` may be set at any time. labels: class names by index, as in the decoder's results. result_kind:
-    name of the kind of its results. raw_outputs: numbers of those that the decoder reads; None: all.
+    name of the kind of its results. raw_outputs: numbers of the raw outputs that the decoder reads; None: all.
     """
 
     decoder: Decoder
@@ -111,7 +111,7 @@ class Dnn:
 
     module: eval mode, on the CPU; forward(x: (1, 3, h, w) float32) -> tensor, tuple or dict of tensors.
     preprocess: (H, W, 3) uint8 RGB image on any device -> ((1, 3, h, w) float32,).
-    outputs: its results; by the names of parameter `outputs`, or one with an empty name.
+    outputs: its results by the names in parameter `outputs`, or a single one with an empty name.
     view: the part of the image that it sees, which `preprocess` and the decoders take for the whole image.
     """
 
@@ -124,22 +124,22 @@ class Dnn:
 
     @property
     def decoder(self) -> Decoder:
-        """Of its first result."""
+        """The decoder of the first result."""
         return next(iter(self.outputs.values())).decoder
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Of its first result."""
+        """The class names of the first result."""
         return next(iter(self.outputs.values())).labels
 
     @property
     def result_kind(self) -> str:
-        """Of its first result."""
+        """The kind of the first result."""
         return next(iter(self.outputs.values())).result_kind
 
     @property
     def inputs(self) -> Callable[[torch.Tensor], tuple[torch.Tensor]]:
-        """(H, W, 3) uint8 RGB image on any device -> the network's input of the part of the image that it sees."""
+        """(H, W, 3) uint8 RGB image on any device -> the network's input, made from the part that the DNN sees."""
         return self.preprocess if self.view.is_whole else WindowPreprocess(self.preprocess, self.view)
 
     @property

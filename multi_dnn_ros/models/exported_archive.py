@@ -1,8 +1,8 @@
 """Checks that a .pt2 archive holds data only, before ``torch.export.load``, which can execute text from the archive.
 
-Besides pickles (disabled by PyTorch's weights-only switch), an archive can execute code in four ways: by compiled
-libraries and TorchScript objects in it, by symbolic sizes (passed to sympy, which evaluates them), by operations, or
-arguments of operations, that are any function of torch, and by names, which become part of the source of the generated
+Besides pickles (disabled by PyTorch's weights-only switch), an archive can execute code in four ways: through compiled
+libraries and TorchScript objects in it; through symbolic sizes, which sympy evaluates; through operations, or arguments
+of operations, that name any function of torch; and through names, which become part of the source of the generated
 forward. Only what ``torch.export.save`` writes for an ordinary network is accepted, without operations on files.
 """
 
@@ -20,7 +20,7 @@ _RECORD = re.compile(
     r"(models/\w+\.json|data/weights/(weight_\d+|\w+_config\.json)|data/constants/(tensor_\d+|\w+_config\.json)"
     r"|data/sample_inputs/\w+\.pt|archive_format|archive_version|byteorder|version|\.data/\w+)"
 )
-#: from_file maps any file of the disk into memory, shared to write to it; save writes one.
+#: Excluded are from_file, which maps any file into memory and can write to it, and save, which writes a file.
 _OPERATION = re.compile(
     r"torch\.ops\.(aten(?!\.(from_file|save)\b)|prims|torchvision|higher_order)"
     r"(\.(?!__)\w+|\.__i?(and|or|xor|lshift|rshift)__){1,2}"
@@ -38,7 +38,7 @@ _QUOTED = ("metadata", "as_string", "guards_code", "__debug_artifacts")
 
 
 class UnsafeArchive(ValueError):
-    """The archive holds more than a graph and tensors; the message names the first such thing."""
+    """The archive holds more than a graph and tensors; the message names the first offending part."""
 
 
 def check_archive(path: Path) -> None:
@@ -58,9 +58,9 @@ def check_archive(path: Path) -> None:
 
 
 def stored_shapes(path: Path) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]] | None:
-    """Shapes of the user's inputs and outputs, 0 for a free axis, without reading weights; None: unknown form.
+    """Shapes of the user's inputs and outputs, 0 for a free axis, without reading weights; None: unknown format.
 
-    For archives that :func:`check_archive` accepts, in the form that torch.export.save of PyTorch 2.9 writes.
+    For archives that :func:`check_archive` accepts, in the format that torch.export.save of PyTorch 2.9 writes.
     """
     try:
         module = _graph_module(path)
@@ -80,9 +80,9 @@ def stored_shapes(path: Path) -> tuple[list[tuple[int, ...]], list[tuple[int, ..
 
 
 def stored_device_types(path: Path) -> frozenset[str]:
-    """Types of the devices, such as cpu and cuda, that hold the tensors of the graph; empty: unknown form.
+    """Types of the devices, such as cpu and cuda, that hold the tensors of the graph; empty: unknown format.
 
-    For archives as :func:`stored_shapes`.
+    For the same archives as :func:`stored_shapes`.
     """
     try:
         values = _graph_module(path)["graph"]["tensor_values"].values()

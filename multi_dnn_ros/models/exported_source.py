@@ -17,15 +17,15 @@ from multi_dnn_ros.models.file_source import source_of_file
 from multi_dnn_ros.models.registry import ModelRequest, ModelSource
 from multi_dnn_ros.models.weights import check_stored, no_pickles
 
-#: (input, probability, whether in training).
+#: Their arguments are (input, probability, whether in training).
 _DROPOUTS = (torch.ops.aten.dropout.default, torch.ops.aten.dropout_.default, torch.ops.aten.feature_dropout.default)
 
 
 def exported_source(request: ModelRequest) -> Source:
-    """The network of an exported program.
+    """The network of an exported program, on the CPU, whatever device it was exported on.
 
-    On the CPU, whatever device it was exported on. Raises ModelError for a file that is damaged, unsafe, exported in
-    training mode, or exported on a GPU if there is none here.
+    Raises ModelError for a file that is damaged, unsafe, exported in training mode, or exported on a GPU if this
+    machine has none.
     """
     path, outline = Path(request.name), request.outline
     try:
@@ -37,6 +37,7 @@ def exported_source(request: ModelRequest) -> Source:
                 f"{path}: was exported on cuda, and there is no GPU here; call .cpu() on the network before "
                 "torch.export.export"
             )
+        # outline: a check before loading, for which the shapes are enough; the module stays empty
         stored = stored_shapes(path) if outline else None
         if stored is not None:
             return source_of_file(path, nn.Module(), *stored, read_description(path))
@@ -49,12 +50,12 @@ def exported_source(request: ModelRequest) -> Source:
     except ModelError:
         raise
     except UnsafeArchive as error:
-        raise ModelError(f"{path}: refused, as loading it could run code: it {error}") from None
+        raise ModelError(f"{path}: refused, because loading it could run code: it {error}") from None
     except Exception as error:
         raise ModelError(f"{path}: cannot be read as an exported program: {summarize_error(error)}") from None
     _check_mode(path, program.graph)
     shapes = [
-        tuple(axis if isinstance(axis, int) else 0 for axis in node.meta["val"].shape)  # symbolic: free
+        tuple(axis if isinstance(axis, int) else 0 for axis in node.meta["val"].shape)  # 0: a free axis
         for node in program.graph.find_nodes(op="placeholder")
         if node.name in program.graph_signature.user_inputs
     ]

@@ -1,4 +1,4 @@
-"""Networks in files of which only the shapes of inputs and outputs are known."""
+"""Networks from files that state only the shapes of their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multi_dnn_ros.models.description import Description
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 
-#: Of an input image, in pixels; as the parameters input_width and input_height.
+#: Maximum side of an input image, pixels; the same as for the parameters input_width and input_height.
 _MAX_SIDE = 8192
 
 
@@ -23,7 +23,7 @@ def source_of_file(
     outputs: Sequence[tuple[int, ...]] | None,
     description: Description | None = None,
 ) -> Source:
-    """The source of a network with these shapes of inputs and, if known, outputs; 0 is a free axis.
+    """The source of a network with inputs and, if known, outputs of these shapes, in which 0 is a free axis.
 
     Raises ModelError unless the network takes one image.
     """
@@ -38,7 +38,7 @@ def source_of_file(
 
 
 def _image_size(path: Path, shapes: Sequence[tuple[Any, ...]]) -> tuple[int, int] | None:
-    """(width, height) of the one image input, None where they are free; 0 in `shapes` is a free axis."""
+    """(width, height) of the only input, an image; None: free. 0 in `shapes` is a free axis."""
     if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][1] not in (3, 0) or shapes[0][0] not in (1, 0):
         raise ModelError(f"{path}: takes inputs of shapes {list(shapes)}; allowed: one image (1, 3, height, width)")
     _, _, height, width = shapes[0]

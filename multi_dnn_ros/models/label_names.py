@@ -1,4 +1,4 @@
-"""Class names of the parameter `labels`: a list, a file, or a set that many models were trained with."""
+"""Class names from the parameter `labels`: a list, a file, or the name of a set that many models were trained with."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _COCO = (
     "refrigerator,,book,clock,vase,scissors,teddy bear,hair drier,toothbrush"
 )
 
-#: Written as `labels: [coco80]`. coco80: as most detectors number them, from 0. coco91: by category number, 0 being
-#: background, as torchvision and DETR do; a number without a class is called "N/A 12".
+#: The sets that the parameter can name, as in `labels: [coco80]`. coco80: numbered from 0 without gaps, as in most
+#: detectors. coco91: by category number, 0 being the background, as in torchvision and DETR; a number without a class
+#: is named like "N/A 12".
 LABEL_SETS: Mapping[str, tuple[str, ...]] = {
     "coco80": tuple(name for name in _COCO.split(",") if name),
     "coco91": ("background", *(name or f"N/A {number}" for number, name in enumerate(_COCO.split(","), start=1))),
@@ -28,9 +29,9 @@ LABEL_SETS: Mapping[str, tuple[str, ...]] = {
 
 
 def configured_labels(name: str, config: DnnConfig) -> tuple[str, ...]:
-    """The names that parameter `dnn.<name>.labels` gives; empty: it is not set.
+    """The names from parameter `dnn.<name>.labels`; empty: it is not set.
 
-    Raises ModelError, which names a file that cannot be read, or the first of its lines without a name.
+    Raises ModelError, which names a file that cannot be read or its first line without a name.
     """
     if len(config.labels) != 1:
         return tuple(config.labels)
@@ -45,7 +46,7 @@ def configured_labels(name: str, config: DnnConfig) -> tuple[str, ...]:
     except UnicodeDecodeError:
         raise ModelError(f"parameter dnn.{name}.labels is '{only}': not a text file") from None
     names = tuple(line.strip() for line in text.rstrip().splitlines())
-    if "" in names:  # without it, all later names would move to the class before
+    if "" in names:  # skipping it would give each later name to the class before
         raise ModelError(
             f"parameter dnn.{name}.labels is '{only}': line {names.index('') + 1} is empty; each class needs a name"
         )
@@ -53,12 +54,12 @@ def configured_labels(name: str, config: DnnConfig) -> tuple[str, ...]:
 
 
 def suggestion(classes: int) -> str:
-    """How to give the names of that many classes where a set has as many; else empty."""
+    """The end of a message that suggests the set with this number of classes; empty: there is none."""
     found = [key for key, names in LABEL_SETS.items() if len(names) == classes]
     return f"; for the classes of COCO: labels: [{found[0]}]" if found else ""
 
 
 def assumed_labels(classes: int) -> tuple[str, ...]:
-    """Parameter `labels` for a model of that many classes that has no names: the set of that size, else numbers."""
+    """Parameter `labels` for a model without class names: the set with this number of classes, else numbered names."""
     fitting = [key for key, names in LABEL_SETS.items() if len(names) == classes]
     return (fitting[0],) if fitting else tuple(f"class_{number}" for number in range(classes))

@@ -1,4 +1,4 @@
-"""Loads a DNN by its parameters: network, preprocessing and decoder."""
+"""Loads a DNN from its parameters: network, preprocessing and decoder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MAX_LABELS = 65_536
 
 @dataclass(frozen=True)
 class Interface:
-    """Preprocessing and decoder of a DNN, by its parameters and its source.
+    """Preprocessing and decoder of a DNN, from its parameters and its source.
 
     labels: class names by index. view: the part of the image that the DNN sees.
     """
@@ -64,8 +64,8 @@ def load_dnn(name: str, config: DnnConfig) -> Dnn:
 def check_dnn(name: str, config: DnnConfig) -> None:
     """Check parameters and headers of files without loading weights. Raises ModelError with a line for each problem.
 
-    Takes about a second and little memory for a DNN of any size. Left to :func:`load_dnn`: damaged values of weights,
-    weights that cannot be downloaded, and outputs that only running the network shows.
+    Takes about a second and little memory for a DNN of any size. Only :func:`load_dnn` finds damaged values of weights,
+    weights that cannot be downloaded, and errors in outputs whose shapes are unknown before the network runs.
     """
     source = outline_source(name, config)
     problems: list[str] = []
@@ -82,7 +82,7 @@ def _check_output(source: Source, name: str, config: DnnConfig) -> None:
     if has_shapes(source):
         source = with_recognized_decoder(source, name, config, report=False)
     elif not is_decided(source, config) and input_size(source, config) is not None:
-        return  # running the network shows the shapes of its outputs, and they its decoder
+        return  # the shapes that identify the decoder are known only after a run
     interface = interface_of(source, name, config)
     if source.outputs is None or source.detector is not None:
         return
@@ -93,7 +93,7 @@ def _check_output(source: Source, name: str, config: DnnConfig) -> None:
             raise ModelError(f"dnn.{name}: {config.model}: decoder {interface.decoder.name}: {found.text}")
         return
     shapes = [_with_free_axes(shape) for shape in source.outputs]
-    if all(shape[1:2] != (0,) for shape in source.outputs):  # else the number of classes is open
+    if all(shape[1:2] != (0,) for shape in source.outputs):  # otherwise the number of classes is unknown
         decoder = interface.decoder.factory(interface.preprocess, interface.labels, keep=config.keep)
         _check_outputs(decoder, [torch.empty(shape, device="meta") for shape in shapes], name, config)
 
@@ -104,10 +104,10 @@ def _with_free_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
-    """As `load_dnn`, of a loaded network, which is taken apart if its decoder does that."""
+    """As `load_dnn`, for a loaded network. A torchvision detector is taken apart by its decoder."""
     parts = output_parts(source, name, config)
     interfaces = _interfaces(parts)
-    # Only the last one has the defaults of all decoders.
+    # Only the preprocessing of the last one contains the defaults of all decoders.
     (*_, last) = interfaces.values()
     outputs = {output: _output(part, interfaces[output], last.preprocess) for output, part in parts.items()}
     core = next(iter(outputs.values())).decoder.core
@@ -118,8 +118,8 @@ def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
 
 
 def _interfaces(parts: Mapping[str, OutputPart]) -> dict[str, Interface]:
-    """The interface of each result, with one preprocessing: for what neither model nor parameters define, the first
-    result whose decoder has a default decides. Raises ModelError with the problems of all results.
+    """The interface of each result. All share one preprocessing: where neither the model nor the parameters define an
+    option, the first decoder with a default for it decides. Raises ModelError with the problems of all results.
     """
     problems: list[str] = []
     interfaces: dict[str, Interface] = {}
@@ -153,7 +153,7 @@ def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> O
 
 
 def _own_threshold(source: Source, role: str) -> float:
-    """The meaning of parameter score_threshold 0: the model's own threshold, otherwise that of its role."""
+    """The threshold that parameter score_threshold 0 stands for: the model's own, otherwise the default of its role."""
     if source.score_threshold is not None:
         return source.score_threshold
     return PRESETS[role].score_threshold if role in PRESETS else DEFAULT_SCORE_THRESHOLD
@@ -280,7 +280,7 @@ def _preprocess(name: str, config: DnnConfig, source: Source, decoder: DecoderSp
 
 
 def _try(dnn: Dnn, config: DnnConfig) -> None:
-    """Run once on zeros, so that a wrong class count or input size is an error now, not with the first frame."""
+    """Run once on zeros, so that a wrong class count or input size is reported now, not with the first frame."""
     try:
         with torch.inference_mode():
             outputs = pytree.tree_leaves(dnn.module(dnn.example_inputs()[0][:1]))

@@ -41,8 +41,8 @@ class Encoder(nn.Module):
     """Feature maps at strides 2, 4, 8, ...: one for each entry of `channels`, coarsest last."""
 
     def __init__(self, channels: Sequence[int], blocks: Sequence[int], dilation: int = 1) -> None:
-        """channels: of the stem and of each stage. blocks: residual blocks of each stage (one entry fewer).
-        dilation: of the last stage's blocks.
+        """channels: output channels of the stem and of each stage. blocks: number of residual blocks per stage (one
+        entry fewer). dilation: dilation of the last stage's blocks.
         """
         super().__init__()
         if len(blocks) != len(channels) - 1:
@@ -71,8 +71,8 @@ class LaneNet(nn.Module):
     """Which pixels belong to a lane line.
 
     forward: (B, 3, h, w) float, RGB, 0..1; h and w multiples of 16 -> logits (B, 1, h, w).
-    An encoder to stride 16 with dilated blocks at its end (a line is found by its whole length), and a decoder that
-    adds the finer maps one by one; the logits are made at half size and enlarged.
+    An encoder to stride 16 with dilated blocks at its end (a line is recognized by its whole length), and a decoder
+    that adds the finer maps one by one; the logits are computed at half size and upsampled.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {"LaneNet": LaneNet, "Detec
 
 
 def build(architecture: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """The network `architecture` with keyword `arguments`, untrained. Raises ValueError if one is wrong."""
+    """The network `architecture` with keyword `arguments`, untrained. Raises ValueError if either is wrong."""
     if architecture not in ARCHITECTURES:
         raise ValueError(f"architecture {architecture!r}: not one of {', '.join(sorted(ARCHITECTURES))}")
     try:

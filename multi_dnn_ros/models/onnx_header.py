@@ -14,7 +14,7 @@ from multi_dnn_ros.models.errors import ModelError
 
 @dataclass(frozen=True)
 class Value:
-    """An input or output. shape: 0 for a free axis; None: the file does not give it. dtype: such as "float32"."""
+    """An input or output. shape: has 0 for a free axis; None: not stated in the file. dtype: such as "float32"."""
 
     name: str
     shape: tuple[int, ...] | None
@@ -23,9 +23,11 @@ class Value:
 
 @dataclass(frozen=True)
 class OnnxHeader:
-    """producer: name and version of the program that wrote the file. opsets: version by domain, the standard one being
-    "". operators: how often each occurs, most frequent first, those inside of If and Loop included. metadata: key and
-    value as the exporter wrote them.
+    """What an ONNX file declares.
+
+    producer: name and version of the program that wrote the file. opsets: version by domain; "" is the domain of the
+    standard operators. operators: number of uses of each operator, most frequent first, including those inside If and
+    Loop. metadata: keys and values as the exporter wrote them.
     """
 
     producer: str
@@ -37,7 +39,7 @@ class OnnxHeader:
 
 
 def read_onnx_header(path: Path) -> OnnxHeader:
-    """ModelError names the file and says why it cannot be read."""
+    """Read what `path` declares. Raises ModelError, which names the file and says why it cannot be read."""
     try:
         with optional(f"{path}: an ONNX file"):
             import onnx

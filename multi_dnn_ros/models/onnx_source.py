@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def onnx_source(request: ModelRequest) -> Source:
-    """The network of an ONNX file as a PyTorch module. ModelError in one line: what the file is refused for."""
+    """The network of an ONNX file as a PyTorch module. Raises ModelError, which says in one line why it is refused."""
     path, config = Path(request.name), request.config
     try:
         with optional(f"{path}: an ONNX file"):
@@ -45,14 +45,14 @@ def onnx_source(request: ModelRequest) -> Source:
         raise ModelError(f"{path}: cannot be read as ONNX: {type(error).__name__}: {summarize_error(error)}") from None
     if prepared.cut:
         log.info(
-            "%s: cut before its non-maximum suppression, which the decoder does; outputs: %s", path,
+            "%s: cut before its non-maximum suppression, which the decoder performs instead; outputs: %s", path,
             ", ".join(f"{name} {shape}" for name, shape in prepared.outputs),
         )  # fmt: skip
     return _source(prepared, module)
 
 
 def _image(config: DnnConfig) -> Path | None:
-    """An image of the DNN's own camera, where there is one. A wrong folder is an error of the parameter, not here."""
+    """An image of the DNN's camera; None: there is none. A wrong folder is reported when the parameter is checked."""
     if not config.calibration_images:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Splits a DNN with parameter `outputs` into its results, each with the source and the settings of a DNN of its own."""
+"""Splits a DNN with parameter `outputs` into its results, each with source and settings like a separate DNN."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class OutputPart:
     """One result of a DNN.
 
     name: for messages, below "dnn.": `<dnn>` or `<dnn>.output.<output>`. source: the network as if it had only the raw
-    outputs of this result. config: the DNN's, with the parameters of this result. raw_outputs: their numbers; None:
-    all.
+    outputs of this result. config: the DNN's, with the parameters of this result. raw_outputs: the numbers of these raw
+    outputs; None: all.
     """
 
     name: str
@@ -60,7 +60,7 @@ def output_parts(source: Source, name: str, config: DnnConfig) -> dict[str, Outp
         else:
             own = _settings(config, settings)
             selected = _with_selected(source, numbers)
-            if own.labels != config.labels:  # those of the model are of another result
+            if own.labels != config.labels:  # the model's class names belong to another result
                 selected = replace(selected, labels=(), classes=0)
             parts[output] = OutputPart(where, selected, own, numbers)
     if problems:
@@ -69,8 +69,8 @@ def output_parts(source: Source, name: str, config: DnnConfig) -> dict[str, Outp
 
 
 def _settings(config: DnnConfig, output: OutputConfig) -> DnnConfig:
-    """The DNN's settings with those of one result. Labels of lane lines and areas are the decoder's before the DNN's,
-    which name what its boxes show.
+    """The DNN's settings with those of one result. For lane lines and areas, the decoder's default labels take
+    precedence over the DNN's labels, which name the classes of its boxes.
     """
     decoder = DECODERS.get(output.decoder) if output.decoder != "auto" else None
     named = list(decoder.default_labels) if decoder is not None and decoder.result_kind != "detections" else []
@@ -80,7 +80,7 @@ def _settings(config: DnnConfig, output: OutputConfig) -> DnnConfig:
 
 
 def _numbers(wanted: Sequence[str], source: Source, where: str, model: str) -> tuple[int, ...] | None:
-    """The numbers of the raw outputs `wanted`, names or numbers. Raises ModelError."""
+    """The numbers of the raw outputs that `wanted` lists by name or number; None: all. Raises ModelError."""
     if not wanted:
         return None
     names = source.output_names
@@ -101,7 +101,7 @@ def _numbers(wanted: Sequence[str], source: Source, where: str, model: str) -> t
 
 
 def _with_selected(source: Source, numbers: tuple[int, ...] | None) -> Source:
-    """The source with the raw outputs `numbers` only; a detector gets a copy that can be taken apart again."""
+    """The source with the raw outputs `numbers` only; a detector is copied, so that it can be taken apart again."""
     detector = None if source.detector is None else _shallow(source.detector)
     if numbers is None:
         return replace(source, detector=detector)
@@ -119,7 +119,7 @@ def _shallow(module: nn.Module) -> nn.Module:
 
 
 class _Selected(nn.Module):
-    """A network with some of its raw outputs, to find out their shapes."""
+    """A network that returns only some of its raw outputs, to find out their shapes."""
 
     def __init__(self, network: nn.Module, numbers: tuple[int, ...]) -> None:
         super().__init__()

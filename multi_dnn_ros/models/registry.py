@@ -20,10 +20,10 @@ class ModelRequest:
     """A request to a model source.
 
     where: prefix of the fields of `config` in messages, such as "parameter dnn.object.". name: the part of the model's
-    name after the prefix, or the path of a readable file. classifiers: whether classifiers are allowed, which the node
-    does not run. outline: read only the headers of files, for checks before loading: the module of the source may be on
-    the meta device, or an empty nn.Module if Source.outputs has the shapes. A source that cannot do this may load the
-    network.
+    name after the prefix, or the path of a readable file. classifiers: whether classifiers, which the node does not
+    run, are allowed. outline: read only the headers of files, for a check before loading. The module of the source may
+    then be on the meta device, or an empty nn.Module if Source.outputs has the shapes; a model source that cannot do
+    this may load the network.
     """
 
     where: str
@@ -37,15 +37,15 @@ class ModelRequest:
 class ModelSource:
     """A model source. Used in the engine process and by the offline verbs.
 
-    name: `zoo` for models `zoo:<name>`; `.zoo` for files whose names end so.
+    name: `zoo` for models `zoo:<name>`; `.zoo` for files with this suffix.
     load: returns the network in eval mode on the CPU. Raises ModelError, which names the parameter or file, its value
     and what is allowed.
     form: how such a model is written, for messages, such as "zoo:<name>".
-    takes_weights: whether the parameters `weights` and `num_classes` choose weights and size of the head; otherwise
-    they must have their defaults.
+    takes_weights: whether the parameters `weights` and `num_classes` select the weights and the size of the head;
+    otherwise they must have their defaults.
     rebuilds: whether `load` builds the same layers for the same name on any machine, so that an artifact of `multi-dnn
     decompose` can be a .safetensors file that holds the name; otherwise it is an exported program.
-    file: path of the file of a model, by its name without the prefix; None: unknown.
+    file: returns the path of a model's file from its name without the prefix; None: unknown.
     """
 
     name: str

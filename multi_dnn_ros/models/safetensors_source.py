@@ -30,7 +30,7 @@ def rebuilt_source(request: ModelRequest) -> Source:
     if origin is None or not origin.rebuilds:
         allowed = ", ".join(f"{each.name}:..." for each in MODEL_SOURCES.usable() if each.rebuilds)
         raise ModelError(f"{path}: header field model is '{description.model}'; allowed: {allowed}")
-    weights = "random" if origin.takes_weights else "default"  # replaced by those of the file below
+    weights = "random" if origin.takes_weights else "default"  # replaced below by the weights in the file
     config = DnnConfig(role="network", model=description.model, weights=weights, num_classes=description.num_classes)
     name = description.model.partition(":")[2]
     source = origin.load(ModelRequest(f"{path}: header field ", name, config, classifiers=True, outline=outline))

@@ -11,9 +11,9 @@ from multi_dnn_ros.vision.view import WHOLE, View
 
 
 def view_of(name: str, config: DnnConfig, decoder: DecoderSpec | None) -> View:
-    """The part of the image by parameters `crop` and `tiles`. decoder: None: unknown, its results are not checked.
+    """The part of the image by parameters `crop` and `tiles`. decoder: None if unknown; results are then not checked.
 
-    name: below "dnn.", for messages. Raises ModelError if results of the decoder cannot be placed or merged.
+    name: the DNN or result, as below "dnn.", for messages. Raises ModelError if results cannot be placed or merged.
     """
     columns, rows = tile_counts(config.tiles)
     if not config.crop and columns * rows == 1:

@@ -21,10 +21,10 @@ def load_source(name: str, config: DnnConfig) -> Source:
 
 
 def outline_source(name: str, config: DnnConfig) -> Source:
-    """As `load_source`, by the headers of files. Raises ModelError for every error that they show.
+    """As `load_source`, but reads only the headers of files. Raises ModelError for every error that they show.
 
-    The module holds no values: it is on the meta device, or has no layers if the network is a .pt2 or .onnx file.
-    Errors in values, and those that only running the network shows, are left to `load_source` and `load_dnn`.
+    The module holds no values: it is on the meta device, or has no layers if the network is a .pt2 or .onnx file. Only
+    `load_source` and `load_dnn` find errors in values and errors that show when the network runs.
     """
     return _load(f"parameter dnn.{name}.", config, classifiers=False, outline=True)
 
@@ -55,7 +55,7 @@ def load_artifact(path: Path) -> tuple[nn.Module, Description]:
     """
     source = load_network(str(path))
     if source.description is None:
-        raise ModelError(f"{path}: was not written by multi-dnn decompose; expected one of their files")
+        raise ModelError(f"{path}: was not written by multi-dnn decompose or retrain")
     return source.module, source.description
 
 

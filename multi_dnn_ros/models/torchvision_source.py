@@ -65,7 +65,7 @@ def torchvision_source(
             network = models.get_model(builder, **options).eval()
     if builder in detectors and not isinstance(network, ONE_STAGE):
         raise ModelError(
-            f"{where}model is '{config.model}', a detector of two stages, which has no one graph to cut; "
+            f"{where}model is '{config.model}', a two-stage detector, which is not a single graph that can be cut; "
             "allowed: SSD, SSDlite, RetinaNet, FCOS"
         )
     _fill(where, config, network, catalogue, outline)

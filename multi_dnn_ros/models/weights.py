@@ -22,11 +22,11 @@ from multi_dnn_ros.models.errors import ModelError
 #: Largest number of mismatches in a message.
 _SHOWN = 3
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-_CONVERT = "where you trust it, convert it: safetensors.torch.save_file(model.state_dict(), ...)"
+_CONVERT = "if you trust it, convert it: safetensors.torch.save_file(model.state_dict(), ...)"
 
 
 def existing_file(path: str, what: str) -> Path:
-    """`path`, with ~ expanded, if it is a readable file. Otherwise raises ModelError, which names it and `what`."""
+    """`path`, with ~ expanded, if it is a readable file. Otherwise raises ModelError with the path and `what`."""
     if problem := path_problem(path, "file"):
         raise ModelError(f"{what} is '{path}': {problem}")
     file = Path(path).expanduser()
@@ -45,7 +45,7 @@ def read_state_dict(path: Path, *, shapes_only: bool = False) -> dict[str, torch
         if path.suffix == ".safetensors":
             return _header(path) if shapes_only else load_file(path)
         check_stored(path)
-        with warnings.catch_warnings():  # about what is then rejected
+        with warnings.catch_warnings():  # about content that is then rejected
             warnings.simplefilter("ignore")
             lazily = shapes_only and zipfile.is_zipfile(path)
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=lazily)
@@ -86,9 +86,9 @@ def check_stored(path: Path) -> None:
             f"{path}: record {compressed[0][:80]!r} is compressed, as in TorchScript, which is code; allowed: what "
             f"torch.save and torch.export.save write; {_CONVERT}"
         )
-    inside, outside = sum(record.file_size for record in records), path.stat().st_size
-    if inside > outside:
-        raise ModelError(f"{path}: claims records of {inside} bytes in a file of {outside}")
+    claimed_bytes, file_bytes = sum(record.file_size for record in records), path.stat().st_size
+    if claimed_bytes > file_bytes:
+        raise ModelError(f"{path}: claims records of {claimed_bytes} bytes in a file of {file_bytes}")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from multi_dnn_ros.partition.executor import Array
 
 @dataclass(frozen=True)
 class BlockForm:
-    """Shape and dtype of an array. shape: of the whole array. dtype: its name in NumPy."""
+    """Shape of a whole array, and its dtype by NumPy's name."""
 
     shape: tuple[int, ...]
     dtype: str

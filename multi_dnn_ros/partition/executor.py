@@ -26,7 +26,7 @@ class NetworkRequest:
 
 @dataclass(frozen=True)
 class OutputForm:
-    """One output. shape: for a single image, without the batch axis. dtype: its name in NumPy."""
+    """One output. shape: for a single image, without the batch axis. dtype: name of the dtype in NumPy."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -78,7 +78,7 @@ class Executor(Protocol):
         ...
 
     def attach(self, inputs: Array, outputs: tuple[Array, ...]) -> None:
-        """Called before `run` with the arrays that it will use, so that a GPU can register their memory."""
+        """Called before `run` with the arrays that `run` will use, so that a GPU can register their memory."""
         ...
 
     def run(self, images: Array, outputs: tuple[Array, ...]) -> RunTimes:

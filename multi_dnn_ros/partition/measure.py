@@ -1,4 +1,4 @@
-"""Measure the table of a unit: one batch size after another, each written at once, so that a run can be continued."""
+"""Measure the table of a unit: one batch size after another, each written immediately so that a run can continue."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from multi_dnn_ros.planning.batch_table import BatchTable, Row, Spread, read_tab
 from multi_dnn_ros.planning.batch_units import Unit
 
 #: Minimum number of samples, for batch sizes that exceed the time limit.
-LEAST_SAMPLES = 3
+MIN_SAMPLES = 3
 ReportProgress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class Sampling:
     """samples: runs per batch size, of which medians are used. limit_s: time limit for the runs of one batch size; at
-    least LEAST_SAMPLES runs are made.
+    least MIN_SAMPLES runs are made.
     """
 
     samples: int = 15
@@ -46,7 +46,7 @@ def profile_unit(
 
     The table is written after each size. A size that does not fit in memory becomes a row with the reason, and larger
     ones are not tried, now or later. replace: start a new table even if the existing one is of another model, device
-    or version. refresh: measure all of `batches` again. Raises TableError for such a table without `replace`,
+    or version. refresh: measure all of `batches` again. Raises TableError for such a table unless `replace` is set,
     UnitFailure for a unit that fails for another reason than memory, ProfileError for a file that is not a table.
     """
     path = table_path(folder, network.model, unit.name, precision)
@@ -54,21 +54,21 @@ def profile_unit(
     processes = UnitProcesses([unit])
     try:
         processes.open(network, precision)
-        table = _begin(processes.handles[unit.name], network, precision, dict(provenance or {}))
+        table = _new_table(processes.handles[unit.name], network, precision, dict(provenance or {}))
         if path.exists() and not replace:
             known = read_table(path)
             table.require_same(known, str(path))
             table = table.with_rows(known.rows)
-        again = set(wanted) if refresh else set()  # whose rows are replaced; until then they stay
+        to_replace = set(wanted) if refresh else set()  # sizes whose rows stay until they are measured again
         for done, batch in enumerate(wanted):
             progress(done, len(wanted), f"{unit.name} batch {batch}")
-            limit = next((row.batch for row in table.rows if row.failure and row.batch not in again), None)
+            limit = next((row.batch for row in table.rows if row.failure and row.batch not in to_replace), None)
             if limit is not None and batch >= limit:
                 break
-            if batch not in again and any(row.batch == batch for row in table.rows):
+            if batch not in to_replace and any(row.batch == batch for row in table.rows):
                 continue
-            again.discard(batch)
-            request = messages.Measure(batch, sampling.samples, LEAST_SAMPLES, sampling.limit_s)
+            to_replace.discard(batch)
+            request = messages.Measure(batch, sampling.samples, MIN_SAMPLES, sampling.limit_s)
             timeout_s = PREPARE_TIMEOUT_S + 4 * sampling.limit_s
             try:
                 measured = processes.handles[unit.name].ask(request, messages.Measured, timeout_s)
@@ -105,7 +105,7 @@ def measure_transfers(
         handle = processes.handles[unit.name]
         for done, batch in enumerate(wanted):
             progress(done, len(wanted), f"{unit.name} batch {batch}")
-            request = messages.Measure(batch, sampling.samples, LEAST_SAMPLES, sampling.limit_s, transfer=True)
+            request = messages.Measure(batch, sampling.samples, MIN_SAMPLES, sampling.limit_s, transfer=True)
             try:
                 measured = handle.ask(request, messages.Measured, PREPARE_TIMEOUT_S)
             except UnitFailure as failure:
@@ -115,11 +115,11 @@ def measure_transfers(
                 break
             rows.append(_row(batch, measured.times))
         progress(len(wanted), len(wanted), unit.name)
-        begun = _begin(handle, network, precision, {})
-        return begun.shape, begun.device, rows
+        table = _new_table(handle, network, precision, {})
+        return table.shape, table.device, rows
 
 
-def _begin(handle: UnitHandle, network: NetworkRequest, precision: str, provenance: dict[str, Any]) -> BatchTable:
+def _new_table(handle: UnitHandle, network: NetworkRequest, precision: str, provenance: dict[str, Any]) -> BatchTable:
     opened = handle.opened
     if opened is None:
         raise RuntimeError(f"{handle.unit.name} is not open")
@@ -139,10 +139,10 @@ def _row(batch: int, times: Iterable[RunTimes]) -> Row:
     return Row(
         batch=batch,
         samples=len(samples),
-        input=Spread.of([of.input_ms for of in samples]),
-        compute=Spread.of([of.compute_ms for of in samples]),
-        output=Spread.of([of.output_ms for of in samples]),
-        total=Spread.of([of.total_ms for of in samples]),
+        input=Spread.of([each.input_ms for each in samples]),
+        compute=Spread.of([each.compute_ms for each in samples]),
+        output=Spread.of([each.output_ms for each in samples]),
+        total=Spread.of([each.total_ms for each in samples]),
         measured_at=_now(),
     )
 

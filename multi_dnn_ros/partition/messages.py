@@ -40,7 +40,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Attach:
-    """Announces blocks, which follow, inputs first; answered with Attached."""
+    """Announces blocks, which follow this message, inputs first; answered with Attached."""
 
     inputs: BlockForm
     outputs: tuple[BlockForm, ...]
@@ -70,14 +70,14 @@ class Ran:
 
 @dataclass(frozen=True)
 class Measure:
-    """Time random images, or with `transfer` copying them to the device and back; answered with Measured.
+    """Time the network on random images, or, with `transfer`, only copying them there and back; answered with Measured.
 
-    samples: number of runs; if they take longer than limit_s in total fewer are made, at least `least`.
+    samples: number of runs; fewer, but at least `min_samples`, if they take longer than limit_s in total.
     """
 
     batch: int
     samples: int
-    least: int
+    min_samples: int
     limit_s: float
     transfer: bool = False
 

@@ -16,13 +16,13 @@ Bar = tuple[str, int, float, float]
 
 
 def plan_bars(plan: Plan) -> list[Bar]:
-    """Every unit with work, from 0 to its predicted end."""
+    """A bar for every unit with work, from 0 to its predicted end."""
     return [(name, count, 0.0, plan.ms[name]) for name, count in plan.images.items() if count]
 
 
-def run_bars(done: BatchRun) -> list[Bar]:
-    """The shares of the round of median length."""
-    ordered = sorted(done.rounds, key=lambda shares: max(share.end_ms for share in shares))
+def run_bars(run: BatchRun) -> list[Bar]:
+    """A bar for every share of the round of median length."""
+    ordered = sorted(run.rounds, key=lambda shares: max(share.end_ms for share in shares))
     return [(share.unit, share.count, share.begin_ms, share.end_ms) for share in ordered[(len(ordered) - 1) // 2]]
 
 
@@ -31,11 +31,11 @@ def write_gantt(path: Path, title: str, groups: Mapping[str, Sequence[Bar]]) -> 
     with optional("a Gantt chart"):
         from matplotlib.figure import Figure
 
-    lines = [(group, place, bar) for place, (group, bars) in enumerate(groups.items()) for bar in bars]
+    lines = [(group, index, bar) for index, (group, bars) in enumerate(groups.items()) for bar in bars]
     figure = Figure(figsize=(9, 1.2 + 0.5 * len(lines)), layout="constrained")
     axes = figure.subplots()
-    for row, (_, place, (_, images, begin, end)) in enumerate(lines):
-        axes.barh(row, end - begin, left=begin, color=f"C{place}")
+    for row, (_, index, (_, images, begin, end)) in enumerate(lines):
+        axes.barh(row, end - begin, left=begin, color=f"C{index}")
         axes.text(begin + (end - begin) / 2, row, f"{images}", ha="center", va="center", color="white")
     axes.set_yticks(range(len(lines)), [f"{bar[0]} ({group})" for group, _, bar in lines])
     axes.invert_yaxis()
@@ -58,11 +58,11 @@ def write_table_plot(path: Path, tables: Iterable[BatchTable]) -> None:
         title = table.model
         rows = [(row.batch, row.total) for row in table.measured if row.total is not None]
         sizes = [batch for batch, _ in rows]
-        middle = [total.p50 for _, total in rows]
-        (line,) = left.plot(sizes, middle, marker=".", label=table.unit)
+        medians = [total.p50 for _, total in rows]
+        (line,) = left.plot(sizes, medians, marker=".", label=table.unit)
         left.fill_between(sizes, [total.p25 for _, total in rows], [total.p75 for _, total in rows],
                           color=line.get_color(), alpha=0.3)  # fmt: skip
-        right.plot(sizes, [1e3 * batch / ms for batch, ms in zip(sizes, middle, strict=True) if ms], marker=".",
+        right.plot(sizes, [1e3 * batch / ms for batch, ms in zip(sizes, medians, strict=True) if ms], marker=".",
                    label=table.unit)  # fmt: skip
     for axes, what in ((left, "ms per batch"), (right, "images per second")):
         axes.set_xscale("log", base=2)

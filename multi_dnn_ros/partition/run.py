@@ -62,7 +62,7 @@ def run_rounds(session: BatchSession, images: Array, rounds: int = 1) -> BatchRu
         failures = tuple(session.failures[name] for name in session.plan.images if name in session.failures)
         if failures:
             break
-        if number:  # the first one warms up
+        if number:  # the first round warms up
             done.append(computed.shares)
     return BatchRun(
         session.outputs(len(images)), tuple(done), failures, computed.repeated_images, computed.recovery_ms,
@@ -75,18 +75,18 @@ def _end(shares: Sequence[Share]) -> float:
 
 
 def disagreement(outputs: Sequence[Array], reference: Sequence[Array]) -> float:
-    """Largest difference between two lists of outputs, relative to the largest value of each output in `reference`.
+    """The largest difference between two lists of outputs, relative to the largest value of each reference output.
 
     Infinite if shapes differ, or if a value is finite in one list only.
     """
     worst = 0.0
     if len(outputs) != len(reference):
         return float("inf")
-    for own, theirs in zip(outputs, reference, strict=True):
-        if own.shape != theirs.shape or not np.array_equal(np.isfinite(own), np.isfinite(theirs)):
+    for output, expected in zip(outputs, reference, strict=True):
+        if output.shape != expected.shape or not np.array_equal(np.isfinite(output), np.isfinite(expected)):
             return float("inf")
-        finite = np.isfinite(theirs)
+        finite = np.isfinite(expected)
         if finite.any():
-            scale = float(np.abs(theirs[finite]).max()) or 1.0
-            worst = max(worst, float(np.abs(own[finite].astype(np.float64) - theirs[finite]).max()) / scale)
+            scale = float(np.abs(expected[finite]).max()) or 1.0
+            worst = max(worst, float(np.abs(output[finite].astype(np.float64) - expected[finite]).max()) / scale)
     return worst

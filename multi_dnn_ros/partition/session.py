@@ -37,7 +37,7 @@ class Share:
 class Computed:
     """How a batch was computed.
 
-    shares: of the units that succeeded at once. repeated_images: number of images that were computed by a unit other
+    shares: ranges that the planned units computed. repeated_images: number of images that were computed by a unit other
     than the planned one, because the planned one failed: all images if it had failed before. recovery_ms: time that
     this took.
     """
@@ -64,14 +64,14 @@ class BatchSession:
         *,
         timeout_s: float = 600.0,
     ) -> None:
-        """plan: of full batches, until :meth:`change_plan`. timeout_s: time limit per batch; a unit that exceeds it has
-        failed.
+        """plan: for full batches, used until :meth:`change_plan`. timeout_s: time limit per batch; a unit that exceeds
+        it has failed.
 
         Raises UnitFailure when a unit cannot load the network.
         """
         self.failures: dict[str, str] = {}
         self.plan = plan
-        self._most = plan.batch
+        self._max_batch = plan.batch
         self._tables = tables
         self._timeout_s = timeout_s
         self._blocks: list[Block] = []
@@ -92,8 +92,8 @@ class BatchSession:
             raise
 
     def change_plan(self, plan: Plan) -> None:
-        """Divide the next batches by another plan: over units of the first plan, of at most as many images."""
-        assert plan.batch <= self._most
+        """Divide the next batches by another plan, over units of the first plan and of at most as many images."""
+        assert plan.batch <= self._max_batch
         assert set(plan.images) <= set(self._processes.handles)
         self.plan = plan
 
@@ -112,7 +112,7 @@ class BatchSession:
     def compute(self) -> Computed:
         """Run the network on the images that were loaded.
 
-        A partial batch is computed as a full one, whose other images are those of the batch before it: preparing a unit
+        A partial batch is computed as a full one, filled up with images of the previous batch, because preparing a unit
         for another size can take much longer. Raises CommandError when no unit is left.
         """
         shares = _ranges(self.plan.images, 0)
@@ -122,7 +122,7 @@ class BatchSession:
             return Computed((), self.plan.batch, 1e3 * (time.monotonic() - began))
         failed: dict[str, tuple[int, int]] = {}
         ready = self._prepare(shares, failed)
-        done = self._once(ready, failed)
+        done = self._run_ranges(ready, failed)
         began = time.monotonic()
         repeated = sum(count for _, count in failed.values())
         self._recover(list(failed.values()))
@@ -157,15 +157,15 @@ class BatchSession:
     ) -> dict[str, tuple[int, int]]:
         """Prepare the units at the same time. Returns the ranges of those that succeed; adds the rest to `failed`."""
         ready = {}
-        began: set[str] = set()
+        preparing: set[str] = set()
         for name, (_, count) in shares.items():
             if self._prepared.pop(name, None) != count:
-                with suppress(UnitFailure):  # which its answer raises again
+                with suppress(UnitFailure):  # receiving the answer raises it again
                     self._processes.handles[name].send(messages.Prepare(count))
-                began.add(name)
+                preparing.add(name)
         for name, (first, count) in shares.items():
             try:
-                if name in began:
+                if name in preparing:
                     self._end_preparing(name)
                 self._prepared[name] = count
                 ready[name] = (first, count)
@@ -179,7 +179,7 @@ class BatchSession:
         forms = handle.receive(messages.Prepared, PREPARE_TIMEOUT_S).outputs
         if len(self._blocks) == 1:
             self._forms = forms
-            self._blocks += [Block(BlockForm((self._most, *form.shape), form.dtype)) for form in forms]
+            self._blocks += [Block(BlockForm((self._max_batch, *form.shape), form.dtype)) for form in forms]
         elif forms != self._forms:
             raise CommandError(f"unit {name} has outputs {forms}; expected those of the other units, {self._forms}")
         if name not in self._attached:
@@ -188,14 +188,16 @@ class BatchSession:
             handle.ask(attach, messages.Attached, PREPARE_TIMEOUT_S, self._blocks)
             self._attached.add(name)
 
-    def _once(self, shares: Mapping[str, tuple[int, int]], failed: dict[str, tuple[int, int]]) -> tuple[Share, ...]:
+    def _run_ranges(
+        self, shares: Mapping[str, tuple[int, int]], failed: dict[str, tuple[int, int]]
+    ) -> tuple[Share, ...]:
         answers, failures, begin = self._processes.run(shares, self._timeout_s)
         for name, failure in failures.items():
             self._lose(failure)
             failed[name] = shares[name]
         return tuple(
-            Share(name, *shares[name], (of.begin_ns - begin) / 1e6, (of.end_ns - begin) / 1e6)
-            for name, of in answers.items()
+            Share(name, *shares[name], (ran.begin_ns - begin) / 1e6, (ran.end_ns - begin) / 1e6)
+            for name, ran in answers.items()
         )
 
     def _lose(self, failure: UnitFailure) -> None:
@@ -210,23 +212,23 @@ class BatchSession:
         return [name for name in self.plan.images if name not in self.failures]
 
     def _recover(self, ranges: list[tuple[int, int]]) -> None:
-        """Compute these ranges of images on the remaining units, in steps of as many images as they hold."""
+        """Compute these ranges of images on the remaining units, in steps of as many images as fit on them."""
         while ranges:
             first, count = ranges.pop(0)
             tables = {name: self._tables[name] for name in self._left()}
-            most = min(count, capacity(tables))
-            if not most:
+            fitting = min(count, capacity(tables))
+            if not fitting:
                 reasons = "; ".join(self.failures.values())
                 raise CommandError(f"no unit is left for {count} images; no outputs were written: {reasons}")
-            if most < count:
-                ranges.insert(0, (first + most, count - most))
+            if fitting < count:
+                ranges.insert(0, (first + fitting, count - fitting))
             try:
-                plan = SEARCHES["exact"](tables, most)
+                plan = SEARCHES["exact"](tables, fitting)
             except PlanError as error:
                 raise CommandError(f"the images of a failed unit cannot be divided: {error}") from None
             failed: dict[str, tuple[int, int]] = {}
             ready = self._prepare(_ranges(plan.images, first), failed)
-            self._once(ready, failed)
+            self._run_ranges(ready, failed)
             ranges.extend(failed.values())
 
 

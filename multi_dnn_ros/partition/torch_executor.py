@@ -34,7 +34,7 @@ from multi_dnn_ros.serving.pinned import PinnedImages
 class TorchExecutor:
     """See :class:`multi_dnn_ros.partition.executor.Executor`.
 
-    Sets PyTorch's number of threads to that of the unit, for the whole process.
+    For a CPU unit, sets PyTorch's number of threads, for the whole process.
     """
 
     def __init__(self, unit: Unit, network: NetworkRequest, precision: str) -> None:
@@ -111,32 +111,32 @@ class TorchExecutor:
             began = time.perf_counter()
             results = _through(self._chain, torch.from_numpy(images))
             computed = time.perf_counter()
-            for place, result in zip(outputs, results, strict=True):
-                torch.from_numpy(place).copy_(result)
+            for output, result in zip(outputs, results, strict=True):
+                torch.from_numpy(output).copy_(result)
             ended = time.perf_counter()
         return RunTimes(0.0, 1e3 * (computed - began), 1e3 * (ended - computed))
 
     def transfer(self, images: Array) -> RunTimes:
-        place = np.empty_like(images)
+        received = np.empty_like(images)
         if self._stream is not None:
-            return self._on_gpu(images, lambda image: (image,), (place,))
+            return self._on_gpu(images, lambda image: (image,), (received,))
         began = time.perf_counter()
         copied = torch.from_numpy(images).clone()
         read = time.perf_counter()
-        torch.from_numpy(place).copy_(copied)
+        torch.from_numpy(received).copy_(copied)
         return RunTimes(1e3 * (read - began), 0.0, 1e3 * (time.perf_counter() - read))
 
     def _on_gpu(self, images: Array, work: Any, outputs: tuple[Array, ...]) -> RunTimes:
         with self._computing():
-            # blocking: a unit that waits for its GPU by spinning can keep the next one from a core for a whole batch.
+            # blocking: a unit that spins while it waits for its GPU can keep the next one off a core for a whole batch.
             marks = [torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(4)]
             marks[0].record()
             image = torch.from_numpy(images).to(self._target.device, non_blocking=True)
             marks[1].record()
             results = work(image)
             marks[2].record()
-            for place, result in zip(outputs, results, strict=True):
-                torch.from_numpy(place).copy_(result, non_blocking=True)
+            for output, result in zip(outputs, results, strict=True):
+                torch.from_numpy(output).copy_(result, non_blocking=True)
             marks[3].record()
             marks[3].synchronize()
         gaps = [before.elapsed_time(after) for before, after in itertools.pairwise(marks)]

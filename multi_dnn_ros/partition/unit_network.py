@@ -1,4 +1,4 @@
-"""A network that several units compute, as a module: for scoring."""
+"""A network that several units compute, as a module for scoring."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class UnitNetwork(nn.Module):
     """forward(images (B, 3, h, w) float32) -> raw outputs of B images: one tensor if the network returns one, otherwise
     a tuple of its tensors in the order of tuples and dicts. B: up to the session's batch.
 
-    seconds, images: computed so far, for the rate. failures: see BatchSession.
+    seconds, images: time and images computed so far, for the rate. failures: see BatchSession.
     """
 
     def __init__(self, session: BatchSession) -> None:
@@ -24,7 +24,7 @@ class UnitNetwork(nn.Module):
         self.failures = session.failures
         self._session = session
         # Scoring uses the device of the first parameter.
-        self.place = nn.Parameter(torch.empty(0), requires_grad=False)
+        self.device_marker = nn.Parameter(torch.empty(0), requires_grad=False)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         began = time.monotonic()

@@ -39,7 +39,7 @@ class UnitFailure(CommandError):
 
 @dataclass
 class UnitProcess:
-    """The process of one or more units. running: of multiprocessing. hung: the unit for which it was killed."""
+    """The process of one or more units. running: multiprocessing's process. hung: the unit that did not answer."""
 
     running: Any
     hung: str = ""
@@ -122,14 +122,14 @@ class UnitProcesses:
         try:
             for name, group in groups.items():
                 pairs = [context.Pipe() for _ in group]
-                theirs = [(unit, there) for unit, (_, there) in zip(group, pairs, strict=True)]
-                process = context.Process(target=main, args=(theirs,), name=f"unit {name}", daemon=True)
+                unit_ends = [(unit, unit_end) for unit, (_, unit_end) in zip(group, pairs, strict=True)]
+                process = context.Process(target=main, args=(unit_ends,), name=f"unit {name}", daemon=True)
                 process.start()
                 self._processes.append(process)
                 shared = UnitProcess(process)
-                for unit, (here, there) in zip(group, pairs, strict=True):
-                    there.close()  # so that the connection closes when the process ends
-                    self.handles[unit.name] = UnitHandle(unit, here, shared)
+                for unit, (own_end, unit_end) in zip(group, pairs, strict=True):
+                    unit_end.close()  # so that the connection closes when the process ends
+                    self.handles[unit.name] = UnitHandle(unit, own_end, shared)
         except BaseException:
             self.close()
             raise
@@ -166,7 +166,7 @@ class UnitProcesses:
                     continue
                 del waiting[name]
                 try:
-                    # If none is ready, the time is up, and receive() raises for each.
+                    # If none is ready, the time is up, and receive() raises for every unit.
                     times = (timeout_s, 0.0) if ready else (0.0, timeout_s)
                     answers[name] = handle.receive(messages.Ran, *times)
                 except UnitFailure as failure:

@@ -28,9 +28,8 @@ def main(units: Sequence[tuple[Unit, Connection[Any, Any]]]) -> None:
     batches at the same time, each in a thread of its own. A single unit runs in the main thread, as PyTorch's number of
     threads is set per calling thread.
     """
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole process group; the command closes the connection
+    # Ctrl-C reaches the whole process group; the command closes the connection.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Any: wait() is typed for sockets and handles too.
     servers: dict[Any, _Server] = {connection: _Server(unit, connection) for unit, connection in units}
     runners: dict[Any, ThreadPoolExecutor] = {}
@@ -75,12 +74,12 @@ class _Server:
         if isinstance(request, messages.Attach):
             return self._attach(request)
         if isinstance(request, messages.Open):
-            self._executor = executor_class(self._unit)(self._unit, request.network, request.precision)
-            own = self._executor
-            return messages.Opened(own.device, own.shape, own.parameters, own.tolerance)
+            opened: Executor = executor_class(self._unit)(self._unit, request.network, request.precision)
+            self._executor = opened
+            return messages.Opened(opened.device, opened.shape, opened.parameters, opened.tolerance)
         executor = self._executor
         if executor is None:
-            raise RuntimeError(f"{self._unit.name} was asked for {type(request).__name__} before Open")
+            raise RuntimeError(f"{self._unit.name} received {type(request).__name__} before Open")
         if isinstance(request, messages.Prepare):
             return messages.Prepared(executor.prepare(request.batch))
         if isinstance(request, messages.Run):
@@ -97,7 +96,7 @@ class _Server:
 
     def _run(self, executor: Executor, request: messages.Run) -> messages.Ran:
         if self._inputs is None:
-            raise RuntimeError(f"{self._unit.name} was asked to run before its images were attached")
+            raise RuntimeError(f"{self._unit.name} received Run before its images were attached")
         part = slice(request.first, request.first + request.count)
         begin = time.monotonic_ns()
         times = executor.run(self._inputs[part], tuple(output[part] for output in self._outputs))
@@ -128,7 +127,7 @@ class _Server:
         samples: list[RunTimes] = []
         begin = time.monotonic()
         while len(samples) < request.samples:
-            if len(samples) >= request.least and time.monotonic() - begin > request.limit_s:
+            if len(samples) >= request.min_samples and time.monotonic() - begin > request.limit_s:
                 break
             samples.append(once())
         for block in blocks:

@@ -1,4 +1,4 @@
-"""Whether bf16 is faster than float32 on a CPU: never without bf16 instructions, and with them only for some DNNs.
+"""Warns if bf16 is slower than float32 on a CPU: always without bf16 instructions, and with them for some DNNs.
 
 docs/measured.md has figures.
 """
@@ -19,11 +19,11 @@ from multi_dnn_ros.pipeline.choices import backend_name, choose_backend
 
 _ROUNDS = 7
 #: A smaller difference may be chance.
-_LEAST_SLOWDOWN = 1.05
+_MIN_SLOWDOWN = 1.05
 
 
 def missing_instructions(name: str, precision: str, device: torch.device) -> str | None:
-    """A warning if DNN `name` is to compute in bf16 on a CPU without instructions for it."""
+    """A warning if DNN `name` is to compute in bf16 on a CPU without bf16 instructions."""
     if precision != "bf16" or device.type != "cpu" or has_bf16_products():
         return None
     return (
@@ -35,8 +35,8 @@ def missing_instructions(name: str, precision: str, device: torch.device) -> str
 def slower_than_float32(dnn: Dnn, stages: tuple[Stage, ...]) -> str | None:
     """A warning if `stages`, the jobs of `dnn` in bf16 on the CPU, take longer than the DNN in float32.
 
-    Float32 is the whole DNN with backend `auto`, which is prepared for this and dropped; both run in turns on one
-    image.
+    For this, the whole DNN is prepared in float32 with backend `auto` and dropped afterwards; both run alternately on
+    one image.
     """
     cpu = torch.device("cpu")
     backend = backend_name("auto", cpu, dnn.name)
@@ -46,7 +46,7 @@ def slower_than_float32(dnn: Dnn, stages: tuple[Stage, ...]) -> str | None:
     )
     image = tuple(torch.rand_like(tensor) for tensor in inputs)
     bf16_ms, float32_ms = median_times_ms(image, partial(run_stages, stages), whole)
-    if bf16_ms < _LEAST_SLOWDOWN * float32_ms:
+    if bf16_ms < _MIN_SLOWDOWN * float32_ms:
         return None
     return (
         f"parameter dnn.{dnn.name}.precision is 'bf16', which takes {bf16_ms:.1f} ms per image on this CPU; float32 "
@@ -55,7 +55,7 @@ def slower_than_float32(dnn: Dnn, stages: tuple[Stage, ...]) -> str | None:
 
 
 def median_times_ms(image: Tensors, bf16: Stage, float32: Stage) -> tuple[float, float]:
-    """Median wall times of the two."""
+    """Median wall times of the two, which run alternately."""
     times: tuple[list[float], list[float]] = ([], [])
     with torch.inference_mode():
         for _ in range(_ROUNDS):

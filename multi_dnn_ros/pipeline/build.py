@@ -198,7 +198,7 @@ def _rebuilt(
     planner: JobPlanner, dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], device: torch.device,
     progress: Callable[[str], None], single_launch: bool,
 ) -> DnnTask:  # fmt: skip
-    """The task of an already prepared DNN, made again with other settings."""
+    """Prepare a DNN again, with other settings."""
     backend = _backend(dnn, settings, device, progress, single_launch)
     _, task = with_own_cudnn_plans(
         settings.sms, partial(_plan_and_make_task, planner, on_cpu(dnn), settings, cameras, backend, device)
@@ -257,7 +257,7 @@ def _cut_for_batch(dnn: Dnn, settings: DnnConfig, images: int, jobs: int) -> Seq
     try:
         return cut(dnn.module, repeat_inputs(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
     except TraceError as error:
-        raise _batch_error(dnn, settings, f"with {images} of them, {error}") from None
+        raise _batch_error(dnn, settings, f"with {images} images, {error}") from None
 
 
 def _prepare(
@@ -295,7 +295,7 @@ def _condense(parts: TwoParts, last: Stage, dnn: Dnn, device: torch.device) -> C
     try:
         with torch.inference_mode():
             return CapturedFunction(parts.condense, last.outputs, capture_on(device))
-    except Exception as error:  # whatever the capture raises, the function can still run eager
+    except Exception as error:  # whatever the capture raises, the function can still run eagerly
         if is_out_of_memory(error):
             raise
         log.warning(

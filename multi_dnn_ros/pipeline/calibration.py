@@ -12,34 +12,34 @@ import torch
 from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES
 
 #: Number of images. With fewer the ranges are unreliable; more take longer and change little.
-LEAST, MOST = 8, 32
-_OWN = Path(__file__).resolve().parents[1] / "calibration_images"
+MIN_IMAGES, MAX_IMAGES = 8, 32
+_PACKAGE_FOLDER = Path(__file__).resolve().parents[1] / "calibration_images"
 
 
 class CalibrationError(ValueError):
     """A folder of images for calibration cannot be used; the message names it and what is expected."""
 
 
-def calibration_files(folder: str, least: int = LEAST) -> Sequence[Path]:
-    """At most MOST image files of `folder`, evenly spaced by name; "": this package's.
+def calibration_files(folder: str, min_images: int = MIN_IMAGES) -> Sequence[Path]:
+    """At most MAX_IMAGES image files of `folder`, evenly spaced by name; "": the files of this package.
 
-    Raises CalibrationError, also for fewer than `least` images.
+    Raises CalibrationError, also for fewer than `min_images` images.
     """
     try:
-        path = Path(folder).expanduser() if folder else _OWN
+        path = Path(folder).expanduser() if folder else _PACKAGE_FOLDER
     except RuntimeError:
         raise CalibrationError(f"{folder}: the home folder of this user is not known") from None
     try:
         if not path.is_dir():
-            raise CalibrationError(f"{path}: no such folder; expected: a folder with at least {least} image(s)")
+            raise CalibrationError(f"{path}: no such folder; expected: a folder with at least {min_images} image(s)")
         found = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
     except OSError as error:
         raise CalibrationError(f"{path} cannot be read: {error.strerror}") from None
-    if len(found) < least:
+    if len(found) < min_images:
         raise CalibrationError(
-            f"{path}: {len(found)} image(s) ({', '.join(IMAGE_SUFFIXES)}); expected: at least {least}"
+            f"{path}: {len(found)} image(s) ({', '.join(IMAGE_SUFFIXES)}); expected: at least {min_images}"
         )
-    count = min(MOST, len(found))
+    count = min(MAX_IMAGES, len(found))
     return [found[index * len(found) // count] for index in range(count)]
 
 
@@ -48,10 +48,10 @@ def calibration_inputs(
     preprocess: Callable[[torch.Tensor], tuple[torch.Tensor]],
     enlarge: Callable[[tuple[int, int]], tuple[int, int]] | None = None,
 ) -> list[tuple[torch.Tensor]]:
-    """Those images as a DNN's inputs, as `preprocess` makes them.
+    """The images of :func:`calibration_files` as a DNN's inputs, made by `preprocess`.
 
-    enlarge: the (H, W) that an image of (H, W) must have, see View.enlarge_to_min; this package's images are enlarged
-    to it. Raises CalibrationError, also for an image of another folder that `preprocess` refuses.
+    enlarge: (H, W) of an image -> the (H, W) that it must have, see View.enlarge_to_min; only this package's images are
+    enlarged. Raises CalibrationError, also for an image that `preprocess` refuses.
     """
     inputs = []
     for file, image in named_images(folder):
@@ -71,15 +71,15 @@ def _enlarged(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     return torch.from_numpy(cv2.resize(image.numpy(), (size[1], size[0]), interpolation=cv2.INTER_LINEAR))
 
 
-def calibration_images(folder: str, least: int = LEAST) -> list[torch.Tensor]:
+def calibration_images(folder: str, min_images: int = MIN_IMAGES) -> list[torch.Tensor]:
     """The images as (H, W, 3) uint8 RGB. Raises CalibrationError, which names the first unreadable file."""
-    return [image for _, image in named_images(folder, least)]
+    return [image for _, image in named_images(folder, min_images)]
 
 
-def named_images(folder: str, least: int = LEAST) -> list[tuple[Path, torch.Tensor]]:
+def named_images(folder: str, min_images: int = MIN_IMAGES) -> list[tuple[Path, torch.Tensor]]:
     """As :func:`calibration_images`, each with its file."""
     images = []
-    for file in calibration_files(folder, least):
+    for file in calibration_files(folder, min_images):
         image = cv2.imread(str(file), cv2.IMREAD_COLOR)
         if image is None:
             raise CalibrationError(f"{file}: not a readable image")

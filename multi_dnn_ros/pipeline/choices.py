@@ -48,10 +48,10 @@ def choose_device(name: str, given: str = "parameter device is") -> torch.device
 def default_workers(device: torch.device, dnns: int, cores: int = 0) -> int:
     """Default number of workers: on a CPU one per core, but at most one per DNN; on a GPU one.
 
-    cores: that the DNNs may use; 0: all.
+    cores: number of cores that the DNNs may use; 0: all.
 
-    On a GPU workers only launch, and several would compete for the GIL (8 VGG16 in 8 jobs each, fp16, H200: 4.3 ms per
-    inference with one worker, 6.1 with two, 7.9 with eight).
+    On a GPU workers only launch jobs, and several would compete for the GIL (8 VGG16 in 8 jobs each, fp16, H200: 4.3 ms
+    per inference with one worker, 6.1 with two, 7.9 with eight).
     """
     return 1 if device.type == "cuda" else max(1, min(dnns, cores or cpu_count()))
 
@@ -62,8 +62,8 @@ def backend_name(
     """The backend for parameter `dnn.<dnn>.backend` on this device. Raises ConfigError if it cannot run there.
 
     precision: parameter `dnn.<dnn>.precision`, on which the meaning of `auto` depends, because not every backend has
-    every precision. `measured` is as `auto` until it was measured. backend_from: where `name` is from, for messages,
-    such as an option of a command; empty: that parameter.
+    every precision. `measured` means `auto` until the backends have been measured. backend_from: where `name` comes
+    from, for messages, such as an option of a command; empty: that parameter.
     """
     backend_from = backend_from or f"parameter dnn.{dnn}.backend"
     if name in ("auto", "measured"):
@@ -157,7 +157,7 @@ def choose_backend(
 
 
 def _served_on(device: torch.device, backend: str, precision: str) -> str:
-    """Device, share, precision, backend and versions; for the calling thread's current stream and number of threads."""
+    """Names device, share, precision, backend and versions, for the calling thread's current stream and threads."""
     sms = current_sms(device) if device.type == "cuda" else 0
     return Target(device, backend, partial(choose_backend, backend, device, precision), precision, sms=sms).name()
 
@@ -165,7 +165,8 @@ def _served_on(device: torch.device, backend: str, precision: str) -> str:
 def automatic_providers(backend: str, device: torch.device) -> tuple[str, ...]:
     """What an empty parameter `providers` means with this parameter `backend`; (): the order of preference.
 
-    `auto` is what was measured to be the fastest on a CPU, whichever build of ONNX Runtime is installed.
+    With `auto` on a CPU: the provider that was measured to be the fastest, whichever build of ONNX Runtime is
+    installed.
     """
     return ("cpu",) if backend == "auto" and device.type == "cpu" else ()
 
@@ -176,12 +177,12 @@ def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Targe
     Two exceptions: instead of a backend that compiles, the device's automatic one is used, because compiling layer by
     layer takes minutes; and instead of int8, which is calibrated for whole DNNs, float32, whose times are longer.
     """
-    serves = backend_name(settings.backend, device, name, settings.precision)
-    compiles = BACKENDS.get(serves).compiles
-    times = backend_name("auto", device, name, settings.precision) if compiles else serves
+    served_by = backend_name(settings.backend, device, name, settings.precision)
+    compiles = BACKENDS.get(served_by).compiles
+    timed_by = backend_name("auto", device, name, settings.precision) if compiles else served_by
     precision = "auto" if settings.precision == "int8" else settings.precision
     make_backend = partial(
-        choose_backend, times, device, precision, dnn=f"{name}, while it is timed,",
+        choose_backend, timed_by, device, precision, dnn=f"{name}, while it is timed,",
         providers=settings.providers or automatic_providers(settings.backend, device),
     )  # fmt: skip
-    return Target(device, times, make_backend, precision, rounds=ROUNDS, sms=settings.sms, served_by=serves)
+    return Target(device, timed_by, make_backend, precision, rounds=ROUNDS, sms=settings.sms, served_by=served_by)

@@ -15,7 +15,7 @@ from multi_dnn_ros.settings.schema import NodeConfig
 def unit_of(name: str, parameter: str) -> Unit:
     """The unit with this name, or the first GPU or the CPU for `auto`. parameter: for messages.
 
-    Raises ConfigError if the machine does not have it.
+    Raises ConfigError if the machine does not have the unit.
     """
     if name == "auto":
         name = str(choose_device("auto"))
@@ -54,7 +54,7 @@ def workers_and_threads(config: NodeConfig, unit: Unit) -> tuple[int, int]:
 def dnn_units(config: NodeConfig) -> dict[str, tuple[Unit, ...]]:
     """The devices of each DNN, in the order of its parameter. Raises ConfigError with all problems.
 
-    With `placement: auto` those that it may be placed on.
+    With `placement: auto` these are the devices that it may be placed on.
     """
     problems: list[str] = []
     common: Unit | None = None

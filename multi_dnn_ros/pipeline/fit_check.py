@@ -36,9 +36,9 @@ def measure_fit(
     predictor: Predictor | None = None,
     frames: int = _FRAMES,
 ) -> Fit:
-    """Measure what the fit check of `config` needs. The engine must not serve meanwhile.
+    """Measure what the fit check of `config` needs. The engine must not serve at the same time.
 
-    sizes: (width, height) of the images by camera, if known. rates: hertz by camera. frames: measured per DNN.
+    sizes: (width, height) of the images by camera, if known. rates: hertz by camera. frames: number measured per DNN.
     """
     assumed = {
         camera: enlarged(sizes.get(camera, ASSUMED_SIZE), (task for task in pipeline.tasks if camera in task.cameras))
@@ -87,8 +87,8 @@ def service_times(
     frames: int,
     predictor: Predictor | None = None,
 ) -> tuple[Mapping[str, Service], Sequence[str]]:
-    """Cost of a frame for each DNN, predicted or measured, and the reasons why it could not be predicted. With such a
-    reason, all costs are measured.
+    """Cost of a frame for each DNN, predicted or measured, and the reasons why it could not be predicted. If there is
+    such a reason, all costs are measured.
 
     images: (H, W, 3) uint8 by camera, or one for all. Predictions are for single images of a DNN's first camera.
     """
@@ -96,11 +96,11 @@ def service_times(
     if predictor is not None:
         chosen = {**config.dnns, **pipeline.backends}
         targets = {name: timing_target(name, settings, pipeline.device) for name, settings in chosen.items()}
-        of_dnns = {task.name: images[task.cameras[0]] if isinstance(images, Mapping) else images
-                   for task in pipeline.tasks}  # fmt: skip
+        image_of = {task.name: images[task.cameras[0]] if isinstance(images, Mapping) else images
+                    for task in pipeline.tasks}  # fmt: skip
         streams = {task.name: [streams_of(stage) for stage in task.stages] for task in pipeline.tasks}
         services, unpredicted = predicted_services(
-            pipeline.dnns, predictor, targets, pipeline.servers, of_dnns, streams
+            pipeline.dnns, predictor, targets, pipeline.servers, image_of, streams
         )
         if not unpredicted:
             return services, ()
@@ -132,7 +132,7 @@ def make_demands(
 
 
 def engine_factory(config: NodeConfig, pipeline: Pipeline) -> MakeEngine:
-    """A function that creates engines with the settings of the one that will serve."""
+    """A function that creates engines with the settings of the engine that will serve."""
     return lambda tasks, on_result: Engine(
         tasks,
         on_result=on_result,

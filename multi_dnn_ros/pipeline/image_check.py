@@ -32,7 +32,7 @@ from multi_dnn_ros.vision.results import OutputError
 log = logging.getLogger(__name__)
 
 #: One image is enough for a comparison of results.
-_LEAST_IMAGES = 1
+_MIN_IMAGES = 1
 #: Precisions that are float32 already, so that there is nothing to fall back to.
 _FLOAT32 = ("auto", "fp32")
 
@@ -52,7 +52,7 @@ def image_check_problems(name: str, settings: DnnConfig) -> Iterator[str]:
             f"(parameter dnn.{name}.outputs)"
         )
     try:
-        calibration_files(settings.check_images, _LEAST_IMAGES)
+        calibration_files(settings.check_images, _MIN_IMAGES)
     except CalibrationError as error:
         yield f"parameter dnn.{name}.check_images is '{settings.check_images}': {error}"
     if settings.check_against:
@@ -64,7 +64,7 @@ def image_check_problems(name: str, settings: DnnConfig) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class ImageCheck:
-    """The comparison of one DNN. against: name of what it is compared with; expected: its results for the images."""
+    """The comparison of one DNN. against: name of the original; expected: results of the original for the images."""
 
     dnn: Dnn
     settings: DnnConfig
@@ -75,7 +75,7 @@ class ImageCheck:
     def agreement(self, task: DnnTask, device: torch.device) -> Agreement | None:
         """The agreement of the results of `task`, the DNN as it is served, with the expected ones.
 
-        None, with a warning, if it has no valid result for an image. Some precisions give NaN only for real images.
+        None, with a warning, if `task` has no valid result for an image. Some precisions give NaN only for real images.
         """
         compare = RESULT_KINDS.get(self.dnn.result_kind).agreement
         assert compare is not None  # checked by _prepare
@@ -100,7 +100,7 @@ def checked_on_images(
 ) -> DnnTask:
     """`task`, or that of `in_float32` if the results of `task` on `check_images` agree less than `check_agreement`.
 
-    The figure is logged. Raises ConfigError if the results in float32 do not agree either, or cannot be compared.
+    The agreement is logged. Raises ConfigError if the results in float32 do not agree either, or cannot be compared.
     """
     progress(f"comparing the results of {dnn.name} on {settings.check_images}")
     check = _prepare(dnn, settings)
@@ -111,7 +111,7 @@ def checked_on_images(
         return task
     if settings.precision in _FLOAT32:
         raise ConfigError(f"{text}; required: {settings.check_agreement:g} (parameter dnn.{dnn.name}.check_agreement)")
-    log.warning("%s; required: %g; it is prepared in float32", text, settings.check_agreement)
+    log.warning("%s; required: %g; the DNN is prepared in float32", text, settings.check_agreement)
     task = in_float32()
     found = check.agreement(task, device)
     text = _text(check, found, "float32")
@@ -152,7 +152,7 @@ def _prepare(dnn: Dnn, settings: DnnConfig) -> ImageCheck:
             f"those of {settings.model} are {dnn.result_kind}"
         )
     try:
-        named = named_images(settings.check_images, _LEAST_IMAGES)
+        named = named_images(settings.check_images, _MIN_IMAGES)
     except CalibrationError as error:
         raise ConfigError(f"{where}: {error}") from None
     expected = []
@@ -173,15 +173,15 @@ def on_cpu(dnn: Dnn) -> Dnn:
 
 
 def _of_original(settings: DnnConfig, model: str) -> DnnConfig:
-    """The parameters of the original: those of the DNN without what belongs to its own model."""
-    own = {"weights": "default", "num_classes": 0, "decoder": "auto", "input_width": 0, "input_height": 0}
+    """The parameters of the original: those of the DNN, except for those that belong to its model."""
+    changes = {"weights": "default", "num_classes": 0, "decoder": "auto", "input_width": 0, "input_height": 0}
     if is_builtin(model):
-        own["labels"] = []
-    return settings.model_copy(update={"model": model, **own})
+        changes["labels"] = []
+    return settings.model_copy(update={"model": model, **changes})
 
 
 def _known_original(name: str, settings: DnnConfig) -> str:
-    """The built-in network from which the model was decomposed; empty: none, or not decomposed."""
+    """The built-in network from which the model was decomposed; empty if there is none."""
     description = outline_source(name, settings).description
     known = description is not None and bool(description.plan) and is_builtin(description.model)
     return description.model if known and description is not None else ""

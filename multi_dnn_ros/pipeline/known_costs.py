@@ -1,4 +1,4 @@
-"""Costs of a DNN on a device that need no measurement: measured by an earlier configure, or predicted."""
+"""Costs of a DNN on a device that need no measurement: they were measured earlier, or are predicted."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ log = logging.getLogger(__name__)
 _IRRELEVANT = {"device", "cameras", "labels", "keep", "deadline_ms", "batch_delay_ms", "outputs"}
 _IRRELEVANT_OF_OUTPUTS = {"labels", "keep"}
 _BYTES_PER_MB = 1e6
-#: TimingCache holds positive numbers; for a DNN whose use of memory is too small to be measured, it holds this one.
-_LEAST_MB = 1e-3
+#: Stored for a DNN whose use of memory is too small to be measured, because TimingCache holds only positive numbers.
+_MIN_MB = 1e-3
 _HEIGHT, _WIDTH = 480, 640
 _BLOCK = 1 << 20
 
 
 class CostCache:
-    """Measured costs by everything that they depend on: parameters, content of the model's files, device, backend,
-    precision and versions. path: None: `placement.json` in the user's cache folder.
+    """Measured costs, stored under everything that they depend on: parameters, content of the model's files, device,
+    backend, precision and versions. path: None: `placement.json` in the user's cache folder.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or cache_folder() / "placement.json"
 
     def get(self, key: str) -> Cost | None:
-        """None if it was not measured yet."""
+        """The cost; None if it was not measured yet."""
         times = TimingCache(self._path)
         ms, megabytes = times.get(f"{key} time"), times.get(f"{key} memory in MB")
         if ms is None or megabytes is None:
             return None
-        return Cost(ms, 0 if megabytes <= _LEAST_MB else round(megabytes * _BYTES_PER_MB), "measured earlier")
+        return Cost(ms, 0 if megabytes <= _MIN_MB else round(megabytes * _BYTES_PER_MB), "measured earlier")
 
     def put(self, key: str, cost: Cost) -> None:
-        """Store. If the file cannot be written, a warning is logged."""
+        """Store a cost. If the file cannot be written, a warning is logged."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             log.warning("costs of DNNs are not cached: %s cannot be written: %s", self._path, error)
             return
-        megabytes = max(_LEAST_MB, cost.memory_bytes / _BYTES_PER_MB)
+        megabytes = max(_MIN_MB, cost.memory_bytes / _BYTES_PER_MB)
         # Read again: processes of other devices write to the same file.
         TimingCache(self._path).put({f"{key} time": cost.ms, f"{key} memory in MB": megabytes})
 
@@ -67,19 +67,19 @@ class CostCache:
 def cost_key(name: str, config: NodeConfig, device: torch.device) -> str:
     """Key of a DNN's cost on a device. Raises ConfigError if the backend cannot run there.
 
-    With backend auto or measured it changes with every cached choice of a backend, because a DNN's own choice is known
-    only when the DNN is loaded.
+    With backend auto or measured the key changes with every cached choice of a backend, because the choice for this DNN
+    is known only when it is loaded.
     """
     settings = config.dnns[name]
-    own = settings.model_dump(mode="json", exclude={*_IRRELEVANT, *runtime_fields(DnnConfig)})
+    parameters = settings.model_dump(mode="json", exclude={*_IRRELEVANT, *runtime_fields(DnnConfig)})
     of_outputs = {*_IRRELEVANT_OF_OUTPUTS, *runtime_fields(OutputConfig)}
     cameras = len(set(settings.cameras or config.cameras))
     target = timing_target(name, settings, device)
     parts = {
-        "dnn": own,
+        "dnn": parameters,
         "outputs": {output: of.model_dump(mode="json", exclude=of_outputs) for output, of in settings.outputs.items()},
         "largest_batch": min(settings.max_batch, cameras),
-        "files": {field: _digest(str(own[field])) for field in ("model", "weights")},
+        "files": {field: _digest(str(parameters[field])) for field in ("model", "weights")},
         "node": {
             "cpu_threads": config.cpu_threads,
             "workers": config.workers,
@@ -94,7 +94,7 @@ def cost_key(name: str, config: NodeConfig, device: torch.device) -> str:
 
 
 def predicted_cost(name: str, config: NodeConfig, device: torch.device) -> tuple[Cost | None, str]:
-    """(cost, "") by the file of parameter `predictor`, or (None, the reason why it must be measured).
+    """(cost, "") from the file of parameter `predictor`, or (None, the reason why it must be measured).
 
     The network's time is predicted; preprocessing and decoding are measured with a black image of 640 x 480 pixels. The
     memory is that of the weights and of the results that exist at the same time. Raises ProfileError for a file that
@@ -111,8 +111,8 @@ def predicted_cost(name: str, config: NodeConfig, device: torch.device) -> tuple
     if unpredicted:
         return None, unpredicted[0]
     graph_module = trace(dnn.module, dnn.example_inputs(), fold_batch_norm=True)
-    part = target.dtype.itemsize / torch.float32.itemsize
-    return Cost(services[name].alone_ms, round(part * (weight_bytes(graph_module) + peak_bytes(graph_module))),
+    scale = target.dtype.itemsize / torch.float32.itemsize
+    return Cost(services[name].alone_ms, round(scale * (weight_bytes(graph_module) + peak_bytes(graph_module))),
                 "predicted"), ""  # fmt: skip
 
 

@@ -48,8 +48,8 @@ MEASURED = "measured"
 UNNAMED = ("auto", MEASURED)
 CHOICES = MachineCache("backends", "the measured backends")
 
-#: Largest time relative to that of backend auto at which another one is used: smaller gains may be noise.
-_WORTH = 0.98
+#: Another backend is used if its time is at most this share of that of backend auto: smaller gains may be noise.
+_MAX_TIME_SHARE = 0.98
 _ROUNDS = 9
 #: Duration of one candidate in one round; long compared with clock resolution.
 _BLOCK_S = 0.01
@@ -57,8 +57,8 @@ _BLOCK_S = 0.01
 
 @dataclass(frozen=True)
 class Row:
-    """A backend that was considered. provider: of ONNX Runtime; "": it has none. ms: median time of one image; None:
-    not measured. error: the largest error relative to the scale of an output. reason: why it is not used.
+    """A backend that was considered. provider: execution provider of ONNX Runtime; "": none. ms: median time of one
+    image; None: not measured. error: the largest error relative to the scale of an output. reason: why it is not used.
     """
 
     backend: str
@@ -75,7 +75,7 @@ class Row:
 def with_measured_backend(
     dnn: Dnn, settings: DnnConfig, device: torch.device, progress: Callable[[str], None]
 ) -> DnnConfig:
-    """`settings` with the fastest backend and execution provider instead of `measured`, from the cache if it is known.
+    """`settings` with the fastest backend and execution provider instead of `measured`, from the cache if it is there.
 
     progress: called with a line before slow steps and with the table of all backends. The backend of `auto` is kept if
     none is at least 2 % faster, if none works, and with int8, which only one backend computes.
@@ -106,7 +106,7 @@ def with_cached_backend(
     """`settings` with the backend and execution provider that were measured earlier on this machine, instead of `auto`
     or `measured`.
 
-    The same settings if they name a backend or if nothing was measured for them. progress: called with the table of all
+    `settings` itself if it names a backend or if nothing was measured for it. progress: called with the table of all
     backends.
     """
     if settings.backend not in UNNAMED or settings.precision == "int8" or next(CHOICES.entries(), None) is None:
@@ -149,13 +149,13 @@ def _with_fastest(
 
 
 def choose(rows: Sequence[Row], automatic: str) -> Row:
-    """The row with the smallest time; that of backend `automatic` unless another one is clearly faster."""
+    """The fastest row, but that of backend `automatic` unless another one is clearly faster."""
     timed = [(row.ms, row) for row in rows if row.ms is not None]
     if not timed:
         return Row(automatic)
     usual = min((pair for pair in timed if pair[1].backend == automatic), key=lambda pair: pair[0], default=None)
     best = min(timed, key=lambda pair: pair[0])
-    return best[1] if usual is None or best[0] <= _WORTH * usual[0] else usual[1]
+    return best[1] if usual is None or best[0] <= _MAX_TIME_SHARE * usual[0] else usual[1]
 
 
 def as_table(rows: Sequence[Row]) -> str:
@@ -212,7 +212,7 @@ def _measured(dnn: Dnn, settings: DnnConfig, device: torch.device, rows: Sequenc
                 chain = _prepared(dnn, settings, device, row, stages, inputs)
                 results = tuple(tensor.cpu() for tensor in run_stages(chain, on_device))
                 check_agreement(results, expected, len(chain) * PRECISIONS[settings.precision].tolerance(device))
-            except Exception as error:  # whatever a backend raises, another one works
+            except Exception as error:  # whatever this backend raises, another one may work
                 found[index] = Row(row.backend, row.provider, reason=summarize_error(error))
                 complete = complete and not is_out_of_memory(error)
                 continue
@@ -243,8 +243,8 @@ def _prepared(
         providers=[row.provider] if row.provider else (),
     )
     with CapturedWarnings("multi_dnn_ros.backends") as warnings, torch.inference_mode(False):
-        own: Any = copy.deepcopy(list(stages))  # copies made in inference mode could not be moved to a GPU
-        ready = backend.prepare(own, inputs, device)
+        copies: Any = copy.deepcopy(list(stages))  # copies made in inference mode could not be moved to a GPU
+        ready = backend.prepare(copies, inputs, device)
     if instead := [text for text in warnings.messages if "stays float32" not in text]:
         raise ValueError(instead[0])
     whole = getattr(ready[0], "single_launch", None)
@@ -292,7 +292,7 @@ def _cached(key: Key, rows: Sequence[Row]) -> list[Row] | None:
         if any(row.ms is not None and not 0.0 < row.ms < 1e9 for row in found):
             raise ValueError("a time is not positive")
         if not {row.name for row in found if row.ms is not None} <= {row.name for row in rows if not row.reason}:
-            raise ValueError("it has a time of a backend that is not installed")
+            raise ValueError("a time is that of a backend that is not installed")
     except (TypeError, ValueError, AttributeError) as error:
         log.warning("the measured backends in %s are not used: %s", CHOICES.folder / key.name, summarize_error(error))
         return None

@@ -1,7 +1,7 @@
 """The result of the configuration: what the engine runs.
 
-Not in :mod:`multi_dnn_ros.pipeline.build`, whose imports take longer than PyTorch's and are not needed by other
-builders.
+Separate from :mod:`multi_dnn_ros.pipeline.build`, because its imports take longer than PyTorch's and other builders
+do not need them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Pipeline:
     """Everything that the configuration builds.
 
-    dnns: by name, for labels and thresholds. predictor: of layer times, from parameter `predictor`; None: none.
-    backends: the parameters of the DNNs whose backend auto or measured was replaced by a measured one.
+    dnns: by name, for labels and thresholds. predictor: predicts layer times, from parameter `predictor`; None: not
+    set. backends: the parameters of the DNNs whose backend auto or measured was replaced by a measured one.
     """
 
     device: torch.device

@@ -1,6 +1,6 @@
 """Finds all problems of a configuration on this machine at once, before the first DNN is loaded.
 
-Loading, compiling and timing DNNs takes minutes; a wrong file name of the last DNN should be reported before. The
+Loading, compiling and timing DNNs takes minutes; a wrong file name of the last DNN should be reported before that. The
 schema checks single values (:mod:`multi_dnn_ros.settings.parameter_fields`); this module checks files, names and
 combinations.
 """
@@ -33,7 +33,7 @@ from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 from multi_dnn_ros.vision.decoders.registry import DECODERS
 
-#: Those used in the engine process; result kinds are used in the node's.
+#: The registries that the engine process uses; the node's process uses result kinds.
 _REGISTRIES: tuple[Registry[Any], ...] = (BACKENDS, DECODERS, MODEL_SOURCES)
 
 
@@ -81,12 +81,13 @@ def check_settings(config: NodeConfig) -> Findings:
         )
     for name, settings in config.dnns.items():
         problems.extend(_camera_problems(name, settings, config))
-        own = tuple(dict.fromkeys(torch_device(unit) for unit in units.get(name, ())))
-        problems.extend(_placed_problems(name, settings, own, can_choose=config.placement == "auto"))
+        dnn_devices = tuple(dict.fromkeys(torch_device(unit) for unit in units.get(name, ())))
+        problems.extend(_placed_problems(name, settings, dnn_devices, can_choose=config.placement == "auto"))
         warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
-        warnings.extend(filter(None, (missing_instructions(name, settings.precision, device) for device in own)))
-        warnings.extend(_branch_warnings(name, settings, own))
-        warnings.extend(_provider_warnings(name, settings, own))
+        missing = (missing_instructions(name, settings.precision, device) for device in dnn_devices)
+        warnings.extend(filter(None, missing))
+        warnings.extend(_branch_warnings(name, settings, dnn_devices))
+        warnings.extend(_provider_warnings(name, settings, dnn_devices))
         problems.extend(image_check_problems(name, settings))
         try:
             check_dnn(name, settings)
@@ -100,7 +101,7 @@ def _camera_problems(name: str, settings: DnnConfig, config: NodeConfig) -> Iter
         if camera not in config.cameras:
             yield (
                 f"parameter dnn.{name}.cameras names '{camera}'; "
-                f"allowed are {', '.join(config.cameras)} (parameter cameras)"
+                f"allowed: {', '.join(config.cameras)} (parameter cameras)"
             )
 
 
@@ -117,7 +118,7 @@ def _batch_warnings(name: str, settings: DnnConfig, cameras: int) -> Iterator[st
     if settings.max_batch > 1 and cameras == 1:
         yield (
             f"parameter dnn.{name}.max_batch is {settings.max_batch}, but {name} serves one camera: an inference takes "
-            "at most one frame of each"
+            "at most one frame per camera"
         )
     if settings.batch_delay_ms and settings.max_batch == 1:
         yield (
@@ -152,7 +153,7 @@ def _provider_warnings(name: str, settings: DnnConfig, devices: tuple[torch.devi
             have = ", ".join(spec.name for spec in BACKENDS.usable() if spec.providers)
             yield (
                 f"parameter dnn.{name}.providers is {settings.providers} and has no effect with backend {backend} on "
-                f"{device}: backends with execution providers: {have}"
+                f"{device}; backends with execution providers: {have}"
             )
 
 
@@ -168,7 +169,7 @@ def _isolation_problem(config: NodeConfig, devices: tuple[Unit, ...]) -> str:
 def _placed_problems(
     name: str, settings: DnnConfig, devices: tuple[torch.device, ...], *, can_choose: bool
 ) -> Iterator[str]:
-    """can_choose: the DNN runs on one of the devices, so problems matter only if there are some on all of them."""
+    """can_choose: the DNN runs on one of the devices, so problems matter only if every device has some."""
     if can_choose and any(not [*_execution_problems(name, settings, (device,))] for device in devices):
         return
     yield from _execution_problems(name, settings, devices)

@@ -13,8 +13,8 @@ from multi_dnn_ros.models.dnn import Dnn
 
 
 def share_inputs(tasks: Sequence[DnnTask], dnns: Mapping[str, Dnn], device: torch.device) -> tuple[DnnTask, ...]:
-    """The tasks. On a CPU, those whose networks get equal inputs have the same `input_key`, except tasks with a stage
-    that may write to its inputs.
+    """Return the tasks. On a CPU, those whose networks get equal inputs get the same `input_key`, except tasks with a
+    stage that may write to its inputs.
     """
     sharing = {
         task.name: dnns[task.name].input_key

@@ -32,7 +32,7 @@ def check_tiles(dnn: Dnn, settings: DnnConfig) -> None:
     except Exception as error:  # whatever the network raises on a batch
         raise ConfigError(
             f"parameter dnn.{dnn.name}.tiles is '{settings.tiles}', but {settings.model} takes one image at a time: "
-            f"with {len(images)} of them, {summarize_error(error)}; allowed: 1x1, or a network with a free batch size"
+            f"with {len(images)} images, {summarize_error(error)}; allowed: 1x1, or a network with a free batch size"
         ) from None
 
 

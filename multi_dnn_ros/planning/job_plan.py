@@ -19,7 +19,7 @@ from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.graph.cut import GraphStage, NodeCost
-from multi_dnn_ros.graph.job_length import LAUNCH_SHARE, MOST_JOBS, JobLength, job_length
+from multi_dnn_ros.graph.job_length import LAUNCH_SHARE, MAX_JOBS, JobLength, job_length
 from multi_dnn_ros.graph.stream_plan import time_saved_s
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.models.dnn import Dnn
@@ -218,7 +218,7 @@ def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float],
         took_ms = ms[worst] + launch_s * 1e3
         found.append(f"layer {name} takes {took_ms:.3g} ms by itself{others} and is kept as one job")
     if length.capped:
-        found.append(f"more than {MOST_JOBS} jobs would be needed, and {MOST_JOBS} are used")
+        found.append(f"more than {MAX_JOBS} jobs would be needed, and {MAX_JOBS} are used")
     if not length.launch_pays:
         found.append(
             f"launching {length.jobs} jobs takes {100 * length.launch_share:.1f} % of their time, more than "

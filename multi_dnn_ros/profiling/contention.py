@@ -26,14 +26,14 @@ from multi_dnn_ros.profiling.network import Network
 
 LEVELS = (0, 1, 2, 4, 8)
 _WARM_UP_ROUNDS = 2
-_CHUNKS = 2
+_BLOCKS = 2
 T = TypeVar("T")
 #: Layers, and by load the milliseconds of each layer in each round.
 _Measured = tuple[list[LayerShape], dict[Load, list[list[float]]]]
 
 
 def loads_of(kinds: Sequence[LoadKind], levels: Sequence[int]) -> list[Load]:
-    """Every kind at every level; level 0 once."""
+    """Every kind of load at every level; without load only once."""
     loads = [Load(kind, level) for kind in kinds for level in levels if level and kind != "none"]
     return [Load(), *loads] if 0 in levels or not loads else loads
 
@@ -54,21 +54,22 @@ def measure_contention(
 ) -> list[Sample]:
     """Time every layer of `networks` under every load on every slice.
 
-    target.rounds: per condition, in two visits in random order, so that drift of the machine does not affect a single
-    condition. load_network: run by DNN loads. slices: numbers of SMs, 0 for the whole device, whose limits are
-    `limits`; limits_of_slice: measures those of the slice that the thread computes on. background, timed: replacements
-    for tests. Raises ProfileError if the device does not support slices.
+    target.rounds: rounds per load, measured in two blocks; the blocks of all loads run in random order, so that drift
+    of the machine affects all loads alike. load_network: the network that DNN loads run. slices: numbers of SMs, 0 for
+    the whole device, whose limits are `limits`; limits_of_slice: measures the limits of the slice on which the calling
+    thread computes. background, timed: replacements for tests. Raises ProfileError if the device does not support
+    slices.
     """
     check_slices(slices, target)
     network_of_load = _load_networks(load_network, target, seed)
     order = random.Random(seed)
-    total = len(networks) * len(slices) * len(loads) * _CHUNKS
+    total = len(networks) * len(slices) * len(loads) * _BLOCKS
     done = itertools.count(1)
 
-    def beside(load: Load, make_stream: MakeStream | None) -> Any:
+    def running_load(load: Load, make_stream: MakeStream | None) -> Any:
         return background(load, target, network_of_load, make_stream)
 
-    def visited() -> None:
+    def block_done() -> None:
         progress(next(done), total)
 
     settings = {
@@ -79,8 +80,8 @@ def measure_contention(
     for network in networks:
         traced = trace_for(network.module, network.shape, target, seed)
         for sms in slices:
-            visits = order.sample(list(loads) * _CHUNKS, len(loads) * _CHUNKS)
-            measure = functools.partial(_layer_times, traced, target, visits, beside, timed, visited)
+            blocks = order.sample(list(loads) * _BLOCKS, len(loads) * _BLOCKS)
+            measure = functools.partial(_layer_times, traced, target, blocks, running_load, timed, block_done)
             shapes, times = _on_slice(sms, target, measure)
             for load in dict.fromkeys(loads):
                 for shape, column in zip(shapes, zip(*times[load], strict=True), strict=True):
@@ -91,34 +92,35 @@ def measure_contention(
 def _layer_times(
     traced: Traced,
     target: Target,
-    visits: Sequence[Load],
-    beside: Callable[[Load, MakeStream | None], Any],
+    blocks: Sequence[Load],
+    running_load: Callable[[Load, MakeStream | None], Any],
     timed: Callable[..., list[list[float]]] | None,
-    visited: Callable[[], None],
+    block_done: Callable[[], None],
     make_stream: MakeStream | None,
 ) -> _Measured:
     """The layers of one network and their times under each load, on the calling thread's stream.
 
-    beside: returns a context in which the load runs, on streams by `make_stream`.
+    blocks: the load of each block of rounds. running_load: returns a context manager that runs the load, on streams
+    made by `make_stream`.
     """
-    times: dict[Load, list[list[float]]] = {load: [] for load in visits}
+    times: dict[Load, list[list[float]]] = {load: [] for load in blocks}
     with torch.inference_mode():
         stages = split(traced.graph_module, 1)
         inputs = tuple(tensor.to(target.device) for tensor in traced.inputs)
         run = layers_run(traced.graph_module, stages, inputs, target, clock_for(target.device))
         shapes = describe(traced, stages[0].layers)
-        for load in visits:
-            with beside(load, make_stream):
-                for turn in range(-_WARM_UP_ROUNDS, max(1, target.rounds // _CHUNKS)):
+        for load in blocks:
+            with running_load(load, make_stream):
+                for turn in range(-_WARM_UP_ROUNDS, max(1, target.rounds // _BLOCKS)):
                     (layers,) = run() if timed is None else timed(load, len(shapes))
                     if turn >= 0:
                         times[load].append(layers)
-            visited()
+            block_done()
     return shapes, times
 
 
 def setting_of(target: Target, limits: DeviceLimits, sms: int = 0) -> Setting:
-    """The setting as named in samples and predictors. limits: of the slice of `sms` SMs; 0: of the whole device."""
+    """The setting as samples and predictors name it. limits: those of the slice of `sms` SMs, or of the device if 0."""
     cores = cpu_count() if target.device.type == "cpu" else 0
     return Setting(
         limits.name, target.backend, target.precision, torch.get_num_threads(), cores, sms, limits.flops_per_s,
@@ -130,32 +132,33 @@ def check_slices(slices: Sequence[int], target: Target) -> None:
     """Raise ProfileError if the device cannot be restricted to these numbers of SMs."""
     for sms in slices:
         if sms and (problem := green_contexts.sms_problem(target.device, sms)):
-            raise ProfileError(f"a slice of {sms} SMs is asked for; {problem}")
+            raise ProfileError(f"a slice of {sms} SMs was requested, but {problem}")
 
 
 def _on_slice(sms: int, target: Target, work: Callable[[MakeStream | None], T]) -> T:
-    """Return the result of `work`, which runs on a stream of `sms` SMs and gets a function that makes more of them. 0:
-    the whole device, on which loads make their own streams.
+    """Return the result of `work`, called on a stream of `sms` SMs with a function that makes more such streams.
+
+    If `sms` is 0, it runs on the whole device and gets None: loads then make their own streams.
     """
 
-    def on_its_stream() -> T:
+    def call_work() -> T:
         if not sms:
             return work(None)
         with green_contexts.computing_on(target.device, sms):
-            own = torch.cuda.current_stream(target.device)
+            current = torch.cuda.current_stream(target.device)
 
-            def another() -> torch.cuda.Stream:
-                # Streams are assigned round-robin: skip this thread's own, on which the load would not run in parallel.
+            def make_stream() -> torch.cuda.Stream:
+                # Streams are assigned round-robin: skip this thread's, on which a load would not run in parallel.
                 stream = green_contexts.make_stream(target.device, sms)
-                return stream if stream != own else green_contexts.make_stream(target.device, sms)
+                return stream if stream != current else green_contexts.make_stream(target.device, sms)
 
-            return work(another)
+            return work(make_stream)
 
-    return green_contexts.with_own_cudnn_plans(sms, on_its_stream)
+    return green_contexts.with_own_cudnn_plans(sms, call_work)
 
 
 def _load_networks(network: Network | None, target: Target, seed: int) -> Callable[[], ReadyNetwork]:
-    """Makes the network of a DNN load. On a CPU all threads share one; on a GPU each has its own memory."""
+    """Return a function that makes the network of a DNN load: a copy per thread on a GPU, one for all on a CPU."""
 
     @functools.cache
     def trace() -> Traced:

@@ -1,4 +1,4 @@
-"""What the processors of this machine are, how fast they compute and copy, and what can run on them."""
+"""The processors of this machine: how fast they compute and copy, and which backends and precisions they run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.profiling.int8_rate import measure_int8_ops_per_s
 from multi_dnn_ros.profiling.links import Link, link_kinds, measure_host_copies, measure_link
 
-#: The precisions that differ in speed; `auto` is one of them, or on a GPU fp32 with TF32 convolutions.
+#: Precisions that differ in speed. `auto` is one of these, or on a GPU fp32 with TF32 convolutions.
 MEASURED = ("fp32", "tf32", "fp16", "bf16", "int8")
-#: Factor on the sizes for a CPU that converts each bf16 number in software.
+#: Factor on the problem sizes for a CPU that converts each bf16 number in software.
 _EMULATED_SCALE = 0.25
 
 ReportProgress = Callable[[int, int, str], None]
@@ -34,9 +34,10 @@ ReportProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class BackendSupport:
-    """One backend on one device. precisions: that it takes there. refused: reason by each other precision.
+    """One backend on one device. precisions: those that it supports there. refused: by other precision, the reason.
 
-    version: of the library that decides its times; "": PyTorch's. problem: why it runs nothing there; "": it runs.
+    version: of the library that decides its times, "" if that is PyTorch. problem: why the backend cannot run there,
+    "" if it can.
     """
 
     name: str
@@ -50,10 +51,10 @@ class BackendSupport:
 class Device:
     """A processor. id: as for parameter `device`. units: cores that this process may use, or SMs.
 
-    features: instructions, or the compute capability, that decide the precisions. ops_per_s: by measured precision, the
-    better of a matrix product and a 3x3 convolution (int8: a matrix product). not_measured: reason by precision.
-    bytes_per_s: of a copy in its memory, bytes read and written. from_host, to_host: bytes per second of copies between
-    it and page-locked host memory; None: a CPU, or not measured.
+    features: instructions, or the compute capability, that decide the precisions. ops_per_s: by precision, the faster
+    of a matrix product and a 3x3 convolution (int8: a matrix product). not_measured: by precision, the reason.
+    bytes_per_s: bytes read and written per second by a copy in the device's memory. from_host_bytes_per_s,
+    to_host_bytes_per_s: copies from and to page-locked host memory; None for a CPU, or if not measured.
     """
 
     id: str
@@ -70,9 +71,9 @@ class Device:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Those of MEASURED that some backend takes here."""
-        taken = {name for backend in self.backends for name in backend.precisions}
-        return tuple(name for name in MEASURED if name in taken)
+        """The precisions in MEASURED that some backend supports on this device."""
+        supported = {name for backend in self.backends for name in backend.precisions}
+        return tuple(name for name in MEASURED if name in supported)
 
 
 def find_devices() -> list[Device]:
@@ -92,7 +93,8 @@ def measure_devices(
 ) -> tuple[list[Device], list[Link]]:
     """Measure each device alone, one after another, then the links between GPUs.
 
-    progress: gets (measurements done, their number, the next one). scale: factor on the sizes, for tests.
+    progress: called with (measurements done, total, what is measured next). scale: factor on the problem sizes, for
+    tests.
     """
     total, done = steps(devices), 0
 
@@ -122,7 +124,7 @@ def measure_devices(
 
 
 def describe(device: Device) -> dict[str, Any]:
-    """For JSON."""
+    """The device as a dictionary for JSON."""
     return {
         "id": device.id,
         "name": device.name,
@@ -149,8 +151,8 @@ def describe(device: Device) -> dict[str, Any]:
 def _cpu() -> Device:
     features = [
         name
-        for name, there in (("int8 products", has_int8_products()), ("bf16 products", has_bf16_products()))
-        if there
+        for name, supported in (("int8 products", has_int8_products()), ("bf16 products", has_bf16_products()))
+        if supported
     ]
     memory, device = psutil.virtual_memory().total, torch.device("cpu")
     return Device("cpu", cpu_model(), memory, cpu_count(), tuple(features), tuple(_backends(device, None)))
@@ -190,15 +192,17 @@ def _support(spec: BackendSpec, device: torch.device, capability: tuple[int, int
         return BackendSupport(spec.name, version, problem=missing)
     if spec.providers and (missing := missing_provider(device.type)):
         return BackendSupport(spec.name, version, problem=missing)
-    own, allowed = spec.precisions[device.type], allowed_precisions(device.type, spec.name, capability)
+    by_backend, allowed = spec.precisions[device.type], allowed_precisions(device.type, spec.name, capability)
     refused = {
-        name: _refusal(name, device, own, capability) for name in PRECISIONS if name not in allowed
+        name: _refusal(name, device, by_backend, capability) for name in PRECISIONS if name not in allowed
     }  # fmt: skip
     return BackendSupport(spec.name, version, allowed, refused)
 
 
-def _refusal(precision: str, device: torch.device, own: Sequence[str], capability: tuple[int, int] | None) -> str:
-    if precision not in own:
+def _refusal(
+    precision: str, device: torch.device, by_backend: Sequence[str], capability: tuple[int, int] | None
+) -> str:
+    if precision not in by_backend:
         return f"this backend has no {precision} on {device.type}"
     if device.type == "cuda":
         return f"needs compute capability 8.0; this GPU has {'.'.join(map(str, capability or ()))}"
@@ -229,6 +233,6 @@ def _with_rate(device: Device, precision: str, scale: float) -> Device:
 
 
 def _link_kind(kinds: dict[tuple[int, int], str], source: int, target: int) -> str:
-    """nvidia-smi numbers GPUs otherwise than PyTorch where CUDA_VISIBLE_DEVICES is set."""
+    # nvidia-smi and PyTorch number GPUs differently if CUDA_VISIBLE_DEVICES is set.
     ids = nvidia_smi_id(source), nvidia_smi_id(target)
     return kinds.get((int(ids[0]), int(ids[1])), "") if all(map(str.isdigit, ids)) else ""

@@ -1,4 +1,4 @@
-"""How fast the CPU multiplies 8-bit integers, by ONNX Runtime, whose backend serves int8."""
+"""How fast the CPU multiplies 8-bit integers with ONNX Runtime, which is the backend for int8."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _OPSET = 17
 
 
 def measure_int8_ops_per_s(side: int = _SIDE) -> float:
-    """Operations per second of a product of `side` x `side` matrices, unsigned by constant signed 8-bit integers.
+    """Operations per second of a product of `side` x `side` matrices: unsigned times constant signed 8-bit integers.
 
-    With as many threads as PyTorch has. Counted as for other precisions: a multiplication and an addition are two.
+    It runs with as many threads as PyTorch has. A multiplication and an addition count as two operations, as for other
+    precisions.
     """
     random = np.random.default_rng(0)
     weights = random.integers(-128, 128, (side, side), dtype=np.int8)
@@ -34,5 +35,5 @@ def measure_int8_ops_per_s(side: int = _SIDE) -> float:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    images = {"a": random.integers(0, 256, (side, side), dtype=np.uint8)}
-    return 2.0 * side**3 / fastest_s(lambda: session.run(None, images), HostClock())
+    inputs = {"a": random.integers(0, 256, (side, side), dtype=np.uint8)}
+    return 2.0 * side**3 / fastest_s(lambda: session.run(None, inputs), HostClock())

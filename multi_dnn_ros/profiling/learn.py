@@ -33,61 +33,62 @@ Fit = Callable[[Sequence[Sample]], Callable[[Sequence[Sample]], Matrix]]
 Regressor = Callable[[Sequence[Sample], int], Linear | Trees]
 MACS, UNLOADED = "MACs x constant", "unloaded time"
 LINEAR, TREES, CORRECTED = "linear", "trees", "linear, corrected by trees"
-_TREES, _DEPTH, _RATE, _LEAF = 200, 4, 0.06, 6
-#: Of the linear model: logarithms that are as good as none, steps of the search, and what keeps logarithms finite.
-_ROUND, _SEARCH, _TINY_MS = 0.1, 200, 1e-9
-#: Minimum initial weight relative to the median time; the next value is tried if the search fails.
-_BEGINS = (1e-3, 2e-3, 1e-2)
+_TREES, _DEPTH, _RATE, _LEAF_SAMPLES = 200, 4, 0.06, 6
+#: Search for the linear model's weights: errors of logarithms that count as small, maximum number of evaluations, and
+#: a time that is added to keep logarithms finite.
+_SMALL_LOG, _MAX_EVALUATIONS, _TINY_MS = 0.1, 200, 1e-9
+#: Minimum initial weights, relative to the median time; the next one is tried if the search fails.
+_MIN_STARTS = (1e-3, 2e-3, 1e-2)
 
 
 def fit_linear(samples: Sequence[Sample]) -> Linear:
     """Nonnegative weights for each kind of layer that minimize the absolute logarithms of predicted / measured.
 
     Logarithms, because a layer may take a hundred times as long under load: relative errors are bounded by 1 below the
-    measured time and unbounded above, so their least squares would underestimate most times. Absolute values (smoothed
-    below _ROUND), so that the median is fitted instead of outliers.
+    measured time and unbounded above, so that least squares of them would underestimate most times. Absolute values
+    (smoothed below _SMALL_LOG), because they fit the median instead of outliers.
     """
     weights = {}
     for kind in KINDS:
-        own = [sample for sample in samples if sample.counts.kind == kind]
-        if own:
-            times = np.array([sample.ms for sample in own])
-            weights[kind] = tuple(float(weight) for weight in _weights(linear_features(_questions(own)), times))
+        of_kind = [sample for sample in samples if sample.counts.kind == kind]
+        if of_kind:
+            times = np.array([sample.ms for sample in of_kind])
+            weights[kind] = tuple(float(weight) for weight in _weights(linear_features(_questions(of_kind)), times))
     return Linear(weights=weights)
 
 
 def _weights(features: Matrix, times: Matrix) -> Matrix:
-    """Start from the least squares of relative errors, which are unique, and minimize the absolute logarithms."""
+    """Minimize the absolute logarithms, starting from the unique least-squares solution of the relative errors."""
     with optional("learning a predictor"):
         from scipy.optimize import least_squares, nnls
 
     scale = features.max(axis=0)
-    seen = scale > 0.0
-    unit = features[:, seen] / scale[seen]
+    used = scale > 0.0
+    unit = features[:, used] / scale[used]
     start, _ = nnls(unit / times[:, None], np.ones(len(times)), maxiter=10_000)
     logs = np.log(times)
     best = start
-    for begin in _BEGINS:
+    for smallest in _MIN_STARTS:
         try:
             best = least_squares(
                 lambda weights: np.log(unit @ weights + _TINY_MS) - logs,
                 # Strictly inside the bounds, where every weight has a gradient.
-                np.maximum(start, begin * np.median(times)),
+                np.maximum(start, smallest * np.median(times)),
                 jac=lambda weights: unit / (unit @ weights + _TINY_MS)[:, None],
-                bounds=(0.0, np.inf), loss="soft_l1", f_scale=_ROUND, max_nfev=_SEARCH,
+                bounds=(0.0, np.inf), loss="soft_l1", f_scale=_SMALL_LOG, max_nfev=_MAX_EVALUATIONS,
             ).x  # fmt: skip
             break
         except ValueError:  # raised by SciPy if rounding puts a step outside the trust region
             continue
     weights = np.zeros(len(scale))
-    weights[seen] = best / scale[seen]
+    weights[used] = best / scale[used]
     return weights
 
 
 def fit_trees(samples: Sequence[Sample], seed: int = 0, *, corrects: Linear | None = None) -> Trees:
-    """Gradient boosting of the logarithm of measured / ideal time; deterministic for the same samples.
+    """Gradient boosting of the logarithm of measured / ideal time; the same samples and seed give the same trees.
 
-    corrects: relative to this linear model's time instead.
+    corrects: linear model whose predictions replace the ideal times.
     """
     with optional("learning a predictor"):
         from sklearn.ensemble import GradientBoostingRegressor
@@ -95,7 +96,7 @@ def fit_trees(samples: Sequence[Sample], seed: int = 0, *, corrects: Linear | No
     questions = _questions(samples)
     target = np.log(np.array([sample.ms for sample in samples]) / base_ms(questions, corrects))
     regressor = GradientBoostingRegressor(
-        n_estimators=_TREES, max_depth=_DEPTH, learning_rate=_RATE, min_samples_leaf=min(_LEAF, len(samples)),
+        n_estimators=_TREES, max_depth=_DEPTH, learning_rate=_RATE, min_samples_leaf=min(_LEAF_SAMPLES, len(samples)),
         subsample=0.7 if len(samples) > 1 else 1.0, max_features=0.5, loss="huber", random_state=seed,
     )  # fmt: skip
     regressor.fit(tree_features(questions), target)
@@ -107,19 +108,19 @@ def fit_trees(samples: Sequence[Sample], seed: int = 0, *, corrects: Linear | No
 def learn(
     samples: Sequence[Sample], *, seed: int = 0, progress: Callable[[], object] = lambda: None, **origin: Any
 ) -> Predictor:
-    """The regressor with the smallest mean error, with its scores and provenance.
+    """A predictor with the regressor that has the smallest mean error, and with all scores and its provenance.
 
-    The mean weighs equally: held-out models without load, models under load, and load levels; of layers and of whole
-    networks. All samples must be of one device, backend and precision and of at least two models; otherwise raises
-    ProfileError. progress: called after each held-out group.
+    The mean weighs all scores equally: held-out models without load, models under load, and load levels, each for
+    layers and for whole networks. Raises ProfileError unless all samples are of one device, backend and precision and
+    of at least two models. progress: called after each held-out group. origin: added to the provenance.
     """
     rows = usable(samples)
     settings = {row.setting.sms: row.setting for row in rows}
     setting = settings[0]
     scores = compare(rows, seed=seed, progress=progress)
-    answered = [of for of in scores if of.layer]
-    best = min(_REGRESSORS, key=lambda name: sum(of.layer[name] + of.whole[name] for of in answered))
-    models = {sms: _REGRESSORS[best](own, seed) for sms, own in _by_slice(rows).items()}
+    compared = [score for score in scores if score.layer]
+    best = min(_REGRESSORS, key=lambda name: sum(score.layer[name] + score.whole[name] for score in compared))
+    models = {sms: _REGRESSORS[best](of_slice, seed) for sms, of_slice in _by_slice(rows).items()}
     loads: dict[str, int] = defaultdict(int)
     for sample in rows:
         loads[sample.load.kind] = max(loads[sample.load.kind], sample.load.level)
@@ -136,7 +137,7 @@ def learn(
             for sms, of in sorted(settings.items())
             if sms
         },
-        seen=trained_range(samples),  # with layers below the clock's resolution: their short times are known too
+        seen=trained_range(samples),  # includes layers below the clock's resolution, whose times are known to be short
         loads=dict(loads),
         model=models[0],
         scores=tuple(scores),
@@ -151,37 +152,37 @@ def learn(
 
 
 def usable(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples that can be combined for training; raises ProfileError otherwise.
+    """The samples with a known time, with common limits; raises ProfileError if they cannot be learned from together.
 
-    Tables of one device may contain different measured limits; the largest count, for the device and each slice.
+    Tables of one device may contain different measured limits; the largest ones apply, per slice.
     """
     rows = known_layers(samples)
     if not rows:
-        raise ProfileError("the table has no layer that takes time")
+        raise ProfileError("the table has no layer with a measurable time")
     for name in ("device", "backend", "precision"):
         found = sorted({getattr(sample.setting, name) for sample in rows})
         if len(found) > 1:
-            raise ProfileError(f"the table is of more than one {name}: {', '.join(found)}; learn from one at a time")
+            raise ProfileError(f"the table has more than one {name}: {', '.join(found)}; learn from one at a time")
     slices = _by_slice(rows)
     if 0 not in slices:
         raise ProfileError(
-            f"the table is of slices of {', '.join(map(str, slices))} SMs alone; measure the whole device too, with "
+            f"the table has only slices, of {', '.join(map(str, slices))} SMs; measure the whole device too, with "
             f"--slices 0,{','.join(map(str, slices))}"
         )
     models = {sample.model for sample in rows}
     if len(models) < 2:
-        raise ProfileError(f"the table is of one model, {', '.join(models)}; to hold one out it takes two")
-    flops = {sms: max(row.setting.flops_per_s for row in own) for sms, own in slices.items()}
-    moved = {sms: max(row.setting.bytes_per_s for row in own) for sms, own in slices.items()}
+        raise ProfileError(f"the table has only one model, {', '.join(models)}; holding one out needs at least two")
+    flops = {sms: max(row.setting.flops_per_s for row in of_slice) for sms, of_slice in slices.items()}
+    moved = {sms: max(row.setting.bytes_per_s for row in of_slice) for sms, of_slice in slices.items()}
 
-    def at_its_limits(of: Setting) -> Setting:
-        return replace(of, flops_per_s=flops[of.sms], bytes_per_s=moved[of.sms])
+    def with_common_limits(setting: Setting) -> Setting:
+        return replace(setting, flops_per_s=flops[setting.sms], bytes_per_s=moved[setting.sms])
 
-    return [replace(row, setting=at_its_limits(row.setting)) for row in rows]
+    return [replace(row, setting=with_common_limits(row.setting)) for row in rows]
 
 
 def _by_slice(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
-    """Each slice is trained separately, like a device of its own."""
+    """Samples by slice: each slice is trained separately, like another device."""
     slices: dict[int, list[Sample]] = {sms: [] for sms in sorted({sample.setting.sms for sample in samples})}
     for sample in samples:
         slices[sample.setting.sms].append(sample)
@@ -189,34 +190,36 @@ def _by_slice(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
 
 
 def compare(samples: Sequence[Sample], *, seed: int = 0, progress: Callable[[], object] = lambda: None) -> list[Scores]:
-    """Evaluate the regressors and both baselines: without load, holding out models; under load, holding out models,
-    then levels.
+    """Evaluate the regressors and both baselines on held-out samples, separately for each slice.
 
-    For each slice separately. Errors are medians over layers of |predicted - measured| / measured, and over (model,
-    load) of the same for the sum of its layers. Only the corresponding baseline uses a layer's unloaded time.
+    Held out are models without load, then models under load, then load levels. Errors are |predicted - measured| /
+    measured: the median over layers, and the median over (model, load) of the error of the sum of the layers. Only one
+    baseline, UNLOADED, knows the unloaded time of a layer.
     """
     scores = []
-    for sms, own in _by_slice(samples).items():
+    for sms, of_slice in _by_slice(samples).items():
         fits: dict[str, Fit] = {
             MACS: _macs_times_constant,
-            UNLOADED: _unloaded(own),
+            UNLOADED: _unloaded(of_slice),
             **{name: _predicting(regressor, seed) for name, regressor in _REGRESSORS.items()},
         }
         where = f", on {sms} SMs" if sms else ""
-        alone = [sample for sample in own if not sample.load.level]
-        loaded = [sample for sample in own if sample.load.level]
-        scores.append(_held_out(f"models, without load{where}", alone, lambda sample: sample.model, fits, progress))
+        alone = [sample for sample in of_slice if not sample.load.level]
+        loaded = [sample for sample in of_slice if sample.load.level]
+        scores.append(_score(f"models, without load{where}", alone, lambda sample: sample.model, fits, progress))
         if not loaded:
             continue
-        scores.append(_held_out(f"models, all loads{where}", own, lambda sample: sample.model, fits, progress, loaded))
+        scores.append(
+            _score(f"models, all loads{where}", of_slice, lambda sample: sample.model, fits, progress, loaded)
+        )
         if len({sample.load.level for sample in loaded}) > 1:
             scores.append(
-                _held_out(f"load levels{where}", own, lambda sample: str(sample.load.level), fits, progress, loaded)
+                _score(f"load levels{where}", of_slice, lambda sample: str(sample.load.level), fits, progress, loaded)
             )
     return scores
 
 
-def _held_out(
+def _score(
     what: str,
     samples: Sequence[Sample],
     group_of: Callable[[Sample], str],
@@ -224,7 +227,7 @@ def _held_out(
     progress: Callable[[], object],
     counted: Sequence[Sample] | None = None,
 ) -> Scores:
-    """Each group is predicted from the others. counted: the samples whose errors count; by default all."""
+    """Errors when each group is predicted from the others. counted: samples whose errors count; None: all."""
     count = {id(sample) for sample in (samples if counted is None else counted)}
     layers: dict[str, list[float]] = {name: [] for name in fits}
     wholes: dict[str, list[float]] = {name: [] for name in fits}
@@ -238,7 +241,7 @@ def _held_out(
         for name, fit in fits.items():
             predicted = fit(train)(test)
             if name == UNLOADED and np.isnan(predicted).all():
-                continue  # nothing to predict; an unknown kind of layer counts as an error
+                continue  # this baseline has nothing to predict; elsewhere NaN, an unknown kind of layer, is an error
             predicted = np.nan_to_num(predicted)
             layers[name] += list(np.abs(predicted - measured) / measured)
             sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -264,14 +267,14 @@ def _predicting(regressor: Regressor, seed: int) -> Fit:
 
 
 def _macs_times_constant(train: Sequence[Sample]) -> Callable[[Sequence[Sample]], Matrix]:
-    """The constant that maps the training layers' total MACs to their total time."""
+    """Baseline: MACs times the total time of the training layers per MAC."""
     macs = sum(sample.counts.macs for sample in train)
     constant = sum(sample.ms for sample in train) / macs if macs else 0.0
     return lambda rows: np.array([constant * sample.counts.macs for sample in rows])
 
 
 def _unloaded(samples: Sequence[Sample]) -> Fit:
-    """The measured time of the same layer alone, whatever is held out; undefined for layers measured alone."""
+    """Baseline: the measured time of the same layer alone, whatever is held out; NaN for samples without load."""
     alone = {(sample.model, sample.layer): sample.ms for sample in samples if not sample.load.level}
     known = lambda rows: np.array(  # noqa: E731
         [alone.get((sample.model, sample.layer), np.nan) if sample.load.level else np.nan for sample in rows]
@@ -286,11 +289,11 @@ def _questions(samples: Sequence[Sample]) -> list[Question]:
 def _tree(tree: Any) -> Tree:
     leaves = tree.children_left < 0
     return Tree(
-        feature=tuple(int(of) for of in np.where(leaves, 0, tree.feature)),
-        threshold=tuple(float(of) for of in np.where(leaves, 0.0, tree.threshold)),
-        left=tuple(int(of) for of in tree.children_left),
-        right=tuple(int(of) for of in tree.children_right),
-        value=tuple(float(of) for of in tree.value[:, 0, 0]),
+        feature=tuple(int(value) for value in np.where(leaves, 0, tree.feature)),
+        threshold=tuple(float(value) for value in np.where(leaves, 0.0, tree.threshold)),
+        left=tuple(int(child) for child in tree.children_left),
+        right=tuple(int(child) for child in tree.children_right),
+        value=tuple(float(value) for value in tree.value[:, 0, 0]),
     )
 
 

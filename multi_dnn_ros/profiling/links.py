@@ -1,4 +1,4 @@
-"""How fast data comes to a GPU: from the host's memory and from other GPUs, and by which link."""
+"""How fast data is copied between a GPU and the host's memory or other GPUs, and over which link."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class Link:
-    """From one GPU to another. kind: "" if unknown. peer_access: whether it reads the other's memory directly.
+    """Link from GPU `source` to GPU `target`. kind: "" if unknown. peer_access: whether `source` can access the memory
+    of `target` directly.
 
-    bytes_per_s: of a copy; None: the memory did not suffice.
+    bytes_per_s: rate of a copy; None: not enough memory to measure it.
     """
 
     source: str
@@ -44,20 +45,20 @@ def measure_host_copies(device: torch.device) -> tuple[float, float] | None:
     """Bytes per second of a large copy from page-locked host memory to a GPU, and back. None: out of memory."""
     try:
         host = torch.empty(_MEBIBYTES << 20, dtype=torch.uint8, pin_memory=True)
-        own = torch.empty_like(host, device=device)
+        gpu = torch.empty_like(host, device=device)
         clock = clock_for(device)
         with torch.cuda.device(device):
-            there_s = fastest_s(lambda: own.copy_(host, non_blocking=True), clock)
-            back_s = fastest_s(lambda: host.copy_(own, non_blocking=True), clock)
+            to_gpu_s = fastest_s(lambda: gpu.copy_(host, non_blocking=True), clock)
+            to_host_s = fastest_s(lambda: host.copy_(gpu, non_blocking=True), clock)
     except Exception as error:
         if is_out_of_memory(error):
             return None
         raise
-    return host.nbytes / there_s, host.nbytes / back_s
+    return host.nbytes / to_gpu_s, host.nbytes / to_host_s
 
 
 def measure_link(source: int, target: int, kind: str = "") -> Link:
-    """The link from GPU `source` to GPU `target`, PyTorch's indices."""
+    """Measure the link from GPU `source` to GPU `target`, which are PyTorch's indices."""
     devices = torch.device("cuda", source), torch.device("cuda", target)
     rate = None
     try:
@@ -71,7 +72,7 @@ def measure_link(source: int, target: int, kind: str = "") -> Link:
 
 
 def link_kinds() -> dict[tuple[int, int], str]:
-    """By nvidia-smi's indices of two GPUs: how they are connected. Empty where nvidia-smi does not say it."""
+    """How two GPUs are connected, by their nvidia-smi indices. Empty if nvidia-smi is missing or fails."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True
@@ -82,7 +83,7 @@ def link_kinds() -> dict[tuple[int, int], str]:
 
 
 def parse_topology(text: str) -> dict[tuple[int, int], str]:
-    """The matrix of ``nvidia-smi topo -m``; what is no link between two GPUs is left out.
+    """The links between GPUs in the matrix that ``nvidia-smi topo -m`` prints.
 
     NV18 becomes "NVLink (18 links)".
     """

@@ -15,25 +15,25 @@ from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.planning.samples import LOAD_KINDS, Load
 from multi_dnn_ros.planning.timing import Target
 
-#: compute: side of the multiplied matrices (all three fit into a core's cache), and products per call.
+#: Load `compute`: side of the multiplied matrices (all three fit into a core's cache), and products per call.
 _SIDE, _PRODUCTS = {"cpu": 256, "cuda": 2048}, {"cpu": 16, "cuda": 4}
-#: memory: MiB copied per call, much more than the caches hold.
+#: Load `memory`: MiB copied per call, much more than the caches hold.
 _MEBIBYTES = {"cpu": 64, "cuda": 512}
 #: Maximum number of calls queued on a stream.
-_AHEAD = 2
+_MAX_QUEUED = 2
 _TIMEOUT_S = 120.0
 #: The prepared network of a DNN load, with its inputs.
 ReadyNetwork = tuple[Sequence[Stage], Tensors]
-#: Makes CUDA streams for the loads; None: they make their own.
+#: Makes CUDA streams for the loads, which otherwise make their own.
 MakeStream = Callable[[], "torch.cuda.Stream"]
 
 
 class BackgroundLoad:
-    """Context manager in which `load.level` threads (on a GPU each with a stream) run the load.
+    """Context manager in which `load.level` threads, on a GPU each with its own stream, run the load.
 
-    network: makes one instance of a DNN load's network; called on the calling thread, once per background thread.
-    Entering returns once every thread has completed one call. PyTorch's number of threads is then the caller's again;
-    each background thread computes with one.
+    network: makes the network of a DNN load; called on the caller's thread, once per background thread. Entering
+    returns once every background thread has completed one call. Each of them computes with one PyTorch thread; the
+    caller's number of PyTorch threads does not change.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class BackgroundLoad:
             self._ready[number].set()
 
     def _launch(self, number: int, work: Callable[[], object], stream: torch.cuda.Stream) -> None:
-        done = [torch.cuda.Event() for _ in range(_AHEAD)]
+        done = [torch.cuda.Event() for _ in range(_MAX_QUEUED)]
         with torch.inference_mode(), torch.cuda.stream(stream):
             while not self._stop.is_set():
-                event = done[self.calls[number] % _AHEAD]
+                event = done[self.calls[number] % _MAX_QUEUED]
                 event.synchronize()
                 work()
                 event.record(stream)
@@ -125,20 +125,20 @@ def _work(load: Load, target: Target, network: Callable[[], ReadyNetwork] | None
     if load.kind == "compute":
         side, products = _SIDE[device.type], _PRODUCTS[device.type]
         a, b, c = (torch.rand(side, side, device=device) for _ in range(3))
-        multiply = _products()
+        multiply = _scripted_products()
         return lambda: multiply(a, b, c, products)
     if load.kind == "memory":
         source = torch.ones(_MEBIBYTES[device.type] << 18, device=device)
-        place = torch.empty_like(source)
-        return lambda: place.copy_(source)
+        copy = torch.empty_like(source)
+        return lambda: copy.copy_(source)
     if network is None:
         raise ProfileError("a load of kind dnn needs a network to run")
     stages, inputs = network()
     return partial(run_stages, stages, inputs)
 
 
-def _products() -> Callable[..., object]:
-    """A loop that runs without the GIL, for which many short operations would contend."""
+def _scripted_products() -> Callable[..., object]:
+    """A loop that runs without the GIL, because many short calls from Python would contend for it."""
 
     def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, times: int) -> torch.Tensor:
         for _ in range(times):

@@ -22,7 +22,7 @@ CutBy = Literal["estimate", "count", "measured"]
 
 @dataclass(frozen=True)
 class Network:
-    """The profiled network. shape: of its single input, batch 1."""
+    """A network to profile. shape: of its only input, with batch 1."""
 
     name: str
     module: nn.Module
@@ -32,8 +32,8 @@ class Network:
 def load(model: str, *, weights: str = "", num_classes: int = 0, size: tuple[int, int] | None = None) -> Network:
     """The network that the node would run for `model`, or a torchvision classifier.
 
-    weights: "" is random for sources that take weights (times do not depend on them), the model's own for others.
-    size: (width, height), for models without their own. Raises ModelError that names the argument.
+    weights: "" means random for sources that take weights (times do not depend on them), otherwise the model's own.
+    size: (width, height), for models that do not define it. Raises ModelError, which names the argument.
     """
     from multi_dnn_ros.graph.balance import balance, random_image
     from multi_dnn_ros.models.registry import source_of
@@ -63,11 +63,11 @@ def profile_network(
     timed: Callable[..., Times] = measure,
     **origin: Any,
 ) -> Profile:
-    """Trace, measure and describe. costs: cost function of the cut, instead of `cut_by`; timed: measure, or a
-    replacement.
+    """Trace, measure and describe a network.
 
-    seed, hold, progress: see measure; warnings, origin: see profile.
-    "measured" measures twice: the layers, then the network cut accordingly.
+    cut_by: "measured" measures twice: the layers, then the network cut accordingly. costs: makes the cost function of
+    the cut, instead of `cut_by`. seed, hold, progress: see measure. timed: measure, or a replacement. warnings, origin:
+    see profile.
     """
     traced = trace_for(network.module, network.shape, target, seed)
     chosen: NodeCost | None = None
@@ -83,7 +83,7 @@ def profile_network(
 
 
 def measured_costs(traced: Traced, times: Times, name: str) -> NodeCost:
-    """Cost function of measured layers: seconds, median over the rounds."""
+    """Cost function from measured layers: the median over the rounds, in seconds."""
     shapes = describe(traced, [layer for stage in times.stages for layer in stage.layers])
     medians = (float(torch.tensor(ms, dtype=torch.float64).median()) for ms in times.layers)
     return node_costs(zip(shapes, medians, strict=True), f"the measurement of {name}")

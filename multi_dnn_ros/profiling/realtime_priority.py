@@ -15,11 +15,10 @@ _PRIORITY = 10
 
 @contextmanager
 def realtime_priority() -> Iterator[None]:
-    """Context in which all threads of this process preempt all that is not real-time; afterwards it sleeps for as long.
+    """Context in which all threads of this process preempt every thread that is not real-time.
 
-    The sleep returns the time to other processes and avoids real-time throttling by the kernel. Linux, with
-    CAP_SYS_NICE.
-    Raises ProfileError if not permitted.
+    On exit it sleeps for as long as the body took: this returns the time to other processes and avoids real-time
+    throttling by the kernel. Raises ProfileError if it is not permitted; Linux with CAP_SYS_NICE is required.
     """
     if not hasattr(os, "sched_setscheduler"):
         raise ProfileError("real-time priority is not available on this operating system")

@@ -52,9 +52,9 @@ def layers_csv(profile: Profile) -> str:
     return text.getvalue()
 
 
-def layer_table(profile: Profile, longest: int) -> str:
-    """The slowest layers in descending order; a Markdown table."""
-    layers = sorted(profile.layers, key=lambda layer: layer.ms.p50, reverse=True)[:longest]
+def layer_table(profile: Profile, count: int) -> str:
+    """The `count` slowest layers in descending order; a Markdown table."""
+    layers = sorted(profile.layers, key=lambda layer: layer.ms.p50, reverse=True)[:count]
     rows = [
         [layer.name, layer.module[-32:], layer.kind, shapes(layer.outputs), str(layer.job), *_work(layer),
          f"{layer.ms.p50:.3f}", f"{layer.ms.spread:.0%}", f"{_share(layer, profile):.1%}", f"{layer.bound_ms:.3f}",
@@ -95,7 +95,7 @@ def job_table(profile: Profile) -> str:
 
 
 def closing_lines(profile: Profile) -> list[str]:
-    """Closure, balance of the jobs, device limits, and warnings."""
+    """Sum of the layers against the whole network, balance of the jobs, device limits, and warnings."""
     limits = profile.limits
     return [
         f"sum of the layers {profile.sum_ms:.3f} ms, whole network {profile.whole.p50:.3f} ms: "
@@ -107,13 +107,13 @@ def closing_lines(profile: Profile) -> list[str]:
     ]
 
 
-def shapes(of: Sequence[Sequence[int]]) -> str:
-    """Format as 1x64x56x56, joined with +."""
-    return "+".join("x".join(map(str, shape)) or "scalar" for shape in of)
+def shapes(sizes: Sequence[Sequence[int]]) -> str:
+    """Format shapes as 1x64x56x56, joined with +."""
+    return "+".join("x".join(map(str, shape)) or "scalar" for shape in sizes)
 
 
 def plot_roofline(path: Path, profile: Profile) -> None:
-    """Performance over arithmetic intensity of each layer, below the device's two limits; area: share of the time."""
+    """Plot each layer's performance over its arithmetic intensity below the device's limits; area: share of time."""
     with optional("a picture"):
         from matplotlib.figure import Figure
 
@@ -131,12 +131,12 @@ def plot_roofline(path: Path, profile: Profile) -> None:
     axes.annotate(f"{limits.bytes_per_s / 1e9:,.0f} GB/s", (slope, slope * limits.bytes_per_s / 1e9), xytext=(-6, 6),
                   fontsize=8, ha="right", textcoords="offset points")  # fmt: skip
     for kind in KINDS:
-        own = [layer for layer in layers if layer.kind == kind]
-        if own:
+        of_kind = [layer for layer in layers if layer.kind == kind]
+        if of_kind:
             axes.scatter(
-                [layer.work.intensity for layer in own],
-                [layer.work.flops / layer.ms.p50 / 1e6 for layer in own],
-                s=[10 + 1500 * _share(layer, profile) for layer in own],
+                [layer.work.intensity for layer in of_kind],
+                [layer.work.flops / layer.ms.p50 / 1e6 for layer in of_kind],
+                s=[10 + 1500 * _share(layer, profile) for layer in of_kind],
                 color=COLORS[kind], alpha=0.6, linewidths=0.4, edgecolors="#222222", label=kind, zorder=2,
             )  # fmt: skip
     axes.set_xscale("log")
@@ -153,7 +153,7 @@ def plot_roofline(path: Path, profile: Profile) -> None:
 
 
 def plot_layers(path: Path, profile: Profile) -> None:
-    """Milliseconds of each layer in the order of the network, with quartiles, bound, and job boundaries."""
+    """Plot the time of each layer in the order of the network, with quartiles, bound, and job boundaries."""
     with optional("a picture"):
         from matplotlib.figure import Figure
         from matplotlib.lines import Line2D
@@ -162,18 +162,18 @@ def plot_layers(path: Path, profile: Profile) -> None:
     layers = [layer for layer in profile.layers if layer.kind != "view"]
     figure = Figure(figsize=(max(7.0, min(18.0, 2.5 + 0.11 * len(layers))), 4.2), layout="constrained")
     axes = figure.add_subplot()
-    places = list(range(len(layers)))
-    middle = [layer.ms.p50 for layer in layers]
+    positions = list(range(len(layers)))
+    medians = [layer.ms.p50 for layer in layers]
     spread = [[layer.ms.p50 - layer.ms.p25 for layer in layers], [layer.ms.p75 - layer.ms.p50 for layer in layers]]
-    axes.bar(places, middle, 0.85, color=[COLORS[layer.kind] for layer in layers])
-    axes.errorbar(places, middle, yerr=spread, fmt="none", ecolor="#555555", elinewidth=0.7)
-    axes.hlines([layer.bound_ms for layer in layers], [place - 0.42 for place in places],
-                [place + 0.42 for place in places], color="#111111", linewidth=1.2)  # fmt: skip
-    for place in places[1:]:
-        if layers[place].job != layers[place - 1].job:
-            axes.axvline(place - 0.5, color="#888888", linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.bar(positions, medians, 0.85, color=[COLORS[layer.kind] for layer in layers])
+    axes.errorbar(positions, medians, yerr=spread, fmt="none", ecolor="#555555", elinewidth=0.7)
+    axes.hlines([layer.bound_ms for layer in layers], [position - 0.42 for position in positions],
+                [position + 0.42 for position in positions], color="#111111", linewidth=1.2)  # fmt: skip
+    for position in positions[1:]:
+        if layers[position].job != layers[position - 1].job:
+            axes.axvline(position - 0.5, color="#888888", linewidth=0.8, linestyle=(0, (4, 3)))
     step = max(1, len(layers) // 60)
-    axes.set_xticks(places[::step], [layer.name for layer in layers[::step]], rotation=90, fontsize=6)
+    axes.set_xticks(positions[::step], [layer.name for layer in layers[::step]], rotation=90, fontsize=6)
     axes.set_xlim(-0.8, max(1, len(layers)) - 0.2)
     axes.set_ylabel("ms")
     axes.set_title(f"{profile.model}, {profile.backend}, {profile.limits.name}: {profile.sum_ms:.2f} ms", fontsize=9)

@@ -22,10 +22,10 @@ _NO_TIMES = Timing(0, 0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class BatchedDnn:
-    """One DNN. preprocess, decode: as of :class:`multi_dnn_ros.engine.task.DnnTask`, for one image on the CPU.
+    """One DNN. preprocess, decode: as in :class:`multi_dnn_ros.engine.task.DnnTask`, for one image on the CPU.
 
-    compute: raises for an error that ends the replay. tiles: number of inputs of the network per image, and so of rows
-    of each output.
+    compute: an error that it raises ends the replay. tiles: number of network inputs per image, which is also the
+    number of rows per image in each output.
     """
 
     name: str
@@ -37,9 +37,9 @@ class BatchedDnn:
 
 
 class BatchRunner:
-    """Collects frames until their inputs are a batch of a DNN, of any camera, and runs them at once in `submit`.
+    """Collects the frames of all cameras until they fill a batch of a DNN, and then runs the batch in `submit`.
 
-    batch: largest number of inputs per inference; not less than the tiles of any DNN.
+    batch: maximum number of inputs per inference; not less than the tiles of any DNN.
     """
 
     def __init__(self, dnns: Sequence[BatchedDnn], batch: int) -> None:
@@ -80,7 +80,7 @@ class BatchRunner:
                 with torch.inference_mode():
                     inputs.append(dnn.preprocess(frame.tensor(torch.device("cpu")))[0].numpy())
                 frames.append(frame)
-            except Exception as error:  # as in the engine, a frame that cannot be preprocessed is lost alone
+            except Exception as error:  # as in the engine, only the frame that cannot be preprocessed is lost
                 self._settle(Drop(dnn.name, frame, DropReason.DNN_ERROR, f"preprocessing: {error}"))
         self._waiting[dnn.name] = []
         if not frames:

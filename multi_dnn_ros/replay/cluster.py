@@ -20,7 +20,9 @@ ReplayOne = Callable[[str, str, list[str], str], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Needs:
-    """What one replay needs. cpus: cores. gpus: GPUs, or a part of one. retries: after a process or host was lost."""
+    """What one replay needs. cpus: cores. gpus: GPUs, or a fraction of one. retries: how often it is repeated after the
+    loss of a process or host.
+    """
 
     cpus: float
     gpus: float
@@ -36,23 +38,23 @@ def replay_all(
     settled: Callable[[Recording, Entry], None],
     replay_one: ReplayOne,
 ) -> None:
-    """Replay each recording into a folder of its name below `output`.
+    """Replay each recording into the folder with its name below `output`.
 
-    settled: called for each as it ends, in any order. replay_one: runs in a process of the cluster, which imports its
-    module. A recording that fails does not stop the others. Raises CommandError if no host of the cluster has what one
-    replay needs.
+    settled: called for each recording when its replay has ended, in any order. replay_one: runs in a process of the
+    cluster, which imports the module of this function. A recording that fails does not stop the others. Raises
+    CommandError if no host of the cluster has what one replay needs.
     """
     _check(ray, needs)
     task = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus, max_calls=1, max_retries=needs.retries)(replay_one)
-    waiting = {}
+    pending = {}
     for recording in recordings:
-        state = recording.state()  # before it is read: one that changes meanwhile is replayed again the next time
+        state = recording.state()  # before the replay: a recording that changes meanwhile is replayed again next time
         reference = task.remote(str(recording.path), str(output / recording.name), list(options), __version__)
-        waiting[reference] = recording, state
-    while waiting:
-        ended, _ = ray.wait(list(waiting), num_returns=1)
+        pending[reference] = recording, state
+    while pending:
+        ended, _ = ray.wait(list(pending), num_returns=1)
         for reference in ended:
-            recording, state = waiting.pop(reference)
+            recording, state = pending.pop(reference)
             try:
                 entry = Entry(input=state, **ray.get(reference))
             except ray.exceptions.RayTaskError as error:
@@ -66,7 +68,7 @@ def replay_all(
 def _check(ray: Any, needs: Needs) -> None:
     hosts = alive_hosts(ray)
     if not any(host.get("CPU", 0) >= needs.cpus and host.get("GPU", 0) >= needs.gpus for host in hosts):
-        there = "; ".join(f"{host.get('CPU', 0):g} CPUs, {host.get('GPU', 0):g} GPUs" for host in hosts) or "none"
+        found = "; ".join(f"{host.get('CPU', 0):g} CPUs, {host.get('GPU', 0):g} GPUs" for host in hosts) or "none"
         raise CommandError(
-            f"no host of the cluster has the {needs.cpus:g} CPUs and {needs.gpus:g} GPUs of one replay; hosts: {there}"
+            f"no host of the cluster has the {needs.cpus:g} CPUs and {needs.gpus:g} GPUs for one replay; hosts: {found}"
         )

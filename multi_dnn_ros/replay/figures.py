@@ -15,13 +15,13 @@ from multi_dnn_ros.replay.summary import Summary
 from multi_dnn_ros.vision.results import Lanes, boxes_of, results_by_name
 
 #: Number of classes that the table names.
-_NAMED = 3
+_NAMED_CLASSES = 3
 
 
 @dataclass
 class _Found:
-    """Of one DNN. counts: results of each frame. names: number by class name. times_ms: from the start of each frame's
-    inference to its decoded result."""
+    """What one DNN found. counts: number of results, by frame. names: number of results, by class name. times_ms: time
+    from the start of each frame's inference to its decoded result."""
 
     counts: list[int] = field(default_factory=list)
     names: Counter[str] = field(default_factory=Counter)
@@ -29,7 +29,7 @@ class _Found:
 
 
 class VideoFigures:
-    """Collects the figures frame by frame. models: by DNN."""
+    """Collects the figures frame by frame. models: the model of each DNN."""
 
     def __init__(self, models: Mapping[str, str]) -> None:
         self._models = dict(models)
@@ -54,7 +54,7 @@ class VideoFigures:
         return len(self._found[dnn].counts)
 
     def as_json(self, summary: Summary) -> dict[str, Any]:
-        """By DNN: its model, accounts, results and times."""
+        """The model, accounts, results and times of each DNN, by its name."""
         content = {}
         for (dnn, _), stream in summary.streams.items():
             found = self._found[dnn]
@@ -72,11 +72,11 @@ class VideoFigures:
         return content
 
     def table(self, summary: Summary) -> str:
-        """Markdown, a row for each DNN."""
+        """The figures as a Markdown table with a row for each DNN."""
         rows = []
         for dnn, figures in self.as_json(summary).items():
             times, published = figures["inference_ms"], figures["published"]
-            common = list(figures["by_class"].items())[:_NAMED]
+            common = list(figures["by_class"].items())[:_NAMED_CLASSES]
             more = len(figures["by_class"]) - len(common)
             drops = ", ".join(f"{reason} {count}" for reason, count in figures["dropped"].items())
             rows.append(
@@ -93,13 +93,13 @@ class VideoFigures:
         return table(["DNN", "model", "frames", "dropped", "p50 ms", "p95 ms", "results per frame", "found"], rows)
 
     def write(self, path: Path, summary: Summary, **first: Any) -> None:
-        """Write the figures as JSON, after `first` and the provenance."""
+        """Write the provenance, `first` and the figures, in this order, as JSON."""
         dnns = self.as_json(summary)
         write_json(path, {**provenance(), **first, "dnns": dnns, "input_damage": summary.input_damage})
 
 
 def _names(output: Any) -> list[str]:
-    """The class of each box, "line" for each lane line; none for masks of classes and the results of other packages."""
+    """The class of each box, or "line" for each lane line; empty for class masks and for results of other packages."""
     if (boxes := boxes_of(output)) is not None:
         return [boxes.labels[class_id] for class_id in boxes.class_ids]
     if isinstance(output, Lanes):

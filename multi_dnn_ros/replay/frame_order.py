@@ -24,7 +24,7 @@ class FrameOutcome:
         return len(self.ends) == len(self.dnns)
 
     def in_order(self) -> list[Result | Drop]:
-        """The results and drops so far, by DNN."""
+        """The results and drops so far, in the order of the DNNs."""
         return [self.ends[dnn] for dnn in self.dnns if dnn in self.ends]
 
 
@@ -58,7 +58,7 @@ class FrameOrder:
         with self._lock:
             outcome = self._by_frame.get(id(end.frame))
             if outcome is None or end.dnn not in outcome.dnns or end.dnn in outcome.ends:
-                raise LookupError(f"DNN '{end.dnn}' ended a frame that was not waiting for it")
+                raise LookupError(f"DNN '{end.dnn}' gave a result or drop for a frame that does not wait for it")
             outcome.ends[end.dnn] = end
             if outcome.complete:
                 self._lock.notify_all()

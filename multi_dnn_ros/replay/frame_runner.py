@@ -1,4 +1,4 @@
-"""The interface of what runs the DNNs of a replay, and the engine behind it."""
+"""The interface of a component that runs the DNNs of a replay, and its implementation by an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Settle = Callable[[Result | Drop], None]
 
 
 class FrameRunner(Protocol):
-    """Runs every DNN of a frame's camera on it; none is dropped for being late."""
+    """Runs every DNN of a frame's camera on the frame; no frame is dropped for being late."""
 
     @property
     def streams(self) -> Sequence[tuple[str, tuple[str, ...]]]:
@@ -32,7 +32,7 @@ class FrameRunner(Protocol):
         ...
 
     def finish(self) -> None:
-        """Called after the last frame: run frames that still wait for others. Results may arrive later."""
+        """Called after the last frame: run the frames that still wait for further ones. Results may arrive later."""
         ...
 
     def stop(self) -> None:
@@ -41,7 +41,7 @@ class FrameRunner(Protocol):
 
 
 class EngineRunner:
-    """Runs frames through an engine of this process. Parameters, `device`: see Engine."""
+    """Runs frames through an engine in this process. For the parameters and `device`, see Engine."""
 
     def __init__(
         self, tasks: Sequence[DnnTask], *, workers: int = 2, device: torch.device | None = None, max_failures: int = 5

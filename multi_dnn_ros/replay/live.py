@@ -34,7 +34,7 @@ _RELIABLE = QoSProfile(depth=10)
 _LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 #: A frame later than this relative to the recording shifts the schedule.
 _SLACK_S = 0.05
-#: Interval of checking the connections.
+#: Interval between checks of the connections.
 _CONNECT_POLL_S = 0.02
 
 
@@ -67,7 +67,7 @@ class LiveReplay:
         self._rate = rate
         self._results = results = LiveResults(remote, plan.topics, arrival_timeout_s, work_timeout_s)
         self._clock = node.create_publisher(Clock, "/clock", _RELIABLE)
-        self._frames = {
+        self._publishers = {
             camera.name: node.create_publisher(message_class(camera.msgtype), camera.topic, _RELIABLE)
             for camera in plan.cameras
         }
@@ -82,21 +82,22 @@ class LiveReplay:
             for dnn in camera.dnns
             for name, msgtype in plan.topics(dnn).items()
         ]
-        self._with_labels = [name for name, kind in plan.kinds.items() if kind.has_labels and LabelInfo is not None]
+        self._labeled_results = [name for name, kind in plan.kinds.items() if kind.has_labels and LabelInfo is not None]
         self._subscriptions += [
             node.create_subscription(
                 LabelInfo, f"{remote.name}/{name}/label_info", partial(results.receive_labels, name), _LATCHED
             )
-            for name in self._with_labels
+            for name in self._labeled_results
         ]
         self._subscriptions.append(
             node.create_subscription(DiagnosticArray, "/diagnostics", results.receive_diagnostics, _RELIABLE)
         )
-        self._listeners: dict[str, int] = {}
+        self._other_subscribers: dict[str, int] = {}
 
     def before_activation(self) -> None:
         """Record the current subscribers of the cameras' topics, to distinguish them from the node."""
-        self._listeners = {name: publisher.get_subscription_count() for name, publisher in self._frames.items()}
+        counts = {name: publisher.get_subscription_count() for name, publisher in self._publishers.items()}
+        self._other_subscribers = counts
 
     def wait_connected(self, timeout_s: float) -> None:
         """Wait until the active node is connected in both directions and has sent its class names.
@@ -104,9 +105,9 @@ class LiveReplay:
         Raises LiveReplayError that names the unconnected topic.
         """
         deadline = time.monotonic() + timeout_s
-        while missing := self._not_connected():
+        while topic := self._unconnected_topic():
             if time.monotonic() > deadline:
-                raise LiveReplayError(f"not connected with {self._remote.name} on {missing} after {timeout_s:g} s")
+                raise LiveReplayError(f"not connected to {self._remote.name} on {topic} after {timeout_s:g} s")
             self._results.wait_change(_CONNECT_POLL_S)
 
     def run(
@@ -117,7 +118,7 @@ class LiveReplay:
         with_input: bool = False,
         progress: Callable[[int], object] = lambda frames: None,
     ) -> Summary:
-        """Play `bag` and write the results into `writer`, which stays open; same order as Replay.run.
+        """Play `bag` and write the results into `writer`, which stays open, in the same order as Replay.run.
 
         The replay ends early if the node ends or stops responding, if frames do not reach it, or if a callback fails;
         :attr:`Summary.stopped` then says why.
@@ -151,7 +152,7 @@ class LiveReplay:
     # -- one frame
 
     def _play(self, message: BagMessage, camera: LiveCamera, writer: BagWriter, summary: Summary) -> bool:
-        """Whether every DNN published its results."""
+        """Play one frame. Returns whether every DNN published its results."""
         for dnn in camera.dnns:
             summary.offer(dnn, camera.name)
         if summary.stopped:
@@ -164,7 +165,7 @@ class LiveReplay:
             return False
         self._results.begin(image.header, camera)
         self._clock.publish(Clock(clock=nearest_time(message.stamp_ns)))
-        self._frames[camera.name].publish(image)
+        self._publishers[camera.name].publish(image)
         try:
             results, lost = self._results.wait_finished()
         except (LiveReplayError, RemoteNodeError) as error:
@@ -201,10 +202,10 @@ class LiveReplay:
         """Write the labels with the time of the first frame, whatever the clock was when the node was activated."""
         try:
             stamp = deserialize_message(first.data, message_class(first.msgtype)).header.stamp
-        except Exception:  # the frame itself is counted later
+        except Exception:  # _play counts the damaged frame
             stamp = nearest_time(first.stamp_ns)
         labels = self._results.labels
-        for name in self._with_labels:
+        for name in self._labeled_results:
             topic, msgtype = f"{self._remote.name}/{name}/label_info", "vision_msgs/msg/LabelInfo"
             labels[name].header.stamp = stamp
             writer.add_topic(topic, msgtype, latched=True)
@@ -212,18 +213,18 @@ class LiveReplay:
 
     # -- connections
 
-    def _not_connected(self) -> str:
-        """Connections that are still missing; empty if there are none."""
+    def _unconnected_topic(self) -> str:
+        """The first topic that is not connected yet; empty if all are."""
         if not self._remote.is_up():
             raise LiveReplayError(f"the node {self._remote.name} has ended")
         for camera in self._plan.cameras:
-            if self._frames[camera.name].get_subscription_count() <= self._listeners.get(camera.name, 0):
+            if self._publishers[camera.name].get_subscription_count() <= self._other_subscribers.get(camera.name, 0):
                 return camera.topic
         for subscription in self._subscriptions:
             if not self._count_publishers(subscription):
                 return str(subscription.topic_name)
         labels = self._results.labels
-        silent = [name for name in self._with_labels if name not in labels]
+        silent = [name for name in self._labeled_results if name not in labels]
         return f"{self._remote.name}/{silent[0]}/label_info" if silent else ""
 
     def _count_publishers(self, subscription: Any) -> int:

@@ -15,7 +15,7 @@ from multi_dnn_ros.replay.remote_node import RemoteNode
 #: (DNN, camera)
 Stream = tuple[str, str]
 
-#: Interval of checking that the node still exists.
+#: Interval between checks that the node still exists.
 _POLL_S = 0.5
 #: Consecutive lost frames of one camera that end the replay; each costs the arrival timeout.
 _MAX_LOST = 3
@@ -26,7 +26,7 @@ class LiveReplayError(RuntimeError):
 
 
 class LiveResults:
-    """Collects the messages of the node `remote`. Received in the executor's thread, awaited in the player's.
+    """Collects the messages of the node `remote`: the executor's thread receives them, the player's waits for them.
 
     topics: topics of a DNN's results below ``~/<camera>/``, with message types. arrival_timeout_s, work_timeout_s: see
     LiveReplay.
@@ -57,20 +57,20 @@ class LiveResults:
     # -- called in the executor's thread
 
     def receive(self, stream: Stream, name: str, message: Any) -> None:
-        """A result of a DNN and camera on the topic `name` below that of the camera."""
+        """Receive a result of a stream, from the topic `name` below the camera's."""
         with self._changed:
             if stream in self._results and message.header == self._header:
                 self._results[stream][name] = message
                 self._changed.notify_all()
 
     def receive_labels(self, result: str, message: Any) -> None:
-        """The class names of a result."""
+        """Receive the class names of a result."""
         with self._changed:
             self._labels[result] = message
             self._changed.notify_all()
 
     def receive_diagnostics(self, message: Any) -> None:
-        """The frame counts of the node."""
+        """Receive the frame counts of the node."""
         with self._changed:
             self._accounts.update(stream_accounts(message, self._remote.name))
             self._changed.notify_all()
@@ -89,7 +89,7 @@ class LiveResults:
             self._changed.wait(timeout_s)
 
     def begin(self, header: Any, camera: LiveCamera) -> None:
-        """Expect the results of a frame that is about to be published. header: of its image."""
+        """Expect the results of a frame that is about to be published. header: the image's header."""
         with self._changed:
             self._header = header
             self._results = {(dnn, camera.name): {} for dnn in camera.dnns}
@@ -110,7 +110,7 @@ class LiveResults:
                 waited_s = time.monotonic() - begin
                 for stream in self._results:
                     if stream not in lost and not self._is_complete(stream):
-                        reason = self._lost(stream, waited_s)
+                        reason = self._loss_reason(stream, waited_s)
                         if reason is not None:
                             lost[stream] = reason
                 if all(stream in lost or self._is_complete(stream) for stream in self._results):
@@ -140,7 +140,7 @@ class LiveResults:
     def _is_complete(self, stream: Stream) -> bool:
         return self._results[stream].keys() >= self._topics(stream[0]).keys()
 
-    def _lost(self, stream: Stream, waited_s: float) -> tuple[str, str] | None:
+    def _loss_reason(self, stream: Stream, waited_s: float) -> tuple[str, str] | None:
         """Why the frame in progress will have no result from this DNN; None: it may still arrive. Holds the lock."""
         account = self._accounts.get(stream, StreamAccount())
         arrived = account.offered >= self._offered[stream]

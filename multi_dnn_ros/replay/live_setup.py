@@ -18,13 +18,13 @@ from multi_dnn_ros.settings.schema import CameraConfig
 from multi_dnn_ros.vision.result_kind import ResultKind
 from multi_dnn_ros.vision.results import result_name
 
-#: Depth of the node's camera subscription: one frame is in progress at a time, the rest is reserve.
+#: Depth of the node's camera subscription: one frame is in progress at a time, the rest is a reserve.
 _DEPTH = 10
 
 
 @dataclass(frozen=True)
 class LiveCamera:
-    """One camera of the node. topic: subscribed by the node. recorded: the topic in the recording."""
+    """One camera of the node. topic: the node subscribes to it. recorded: the topic in the recording."""
 
     name: str
     topic: str
@@ -35,8 +35,8 @@ class LiveCamera:
 
 @dataclass(frozen=True)
 class LivePlan:
-    """What is replayed. cameras: those that a DNN serves. kinds: of every result, by its name, in the order of the
-    node's parameters.
+    """What is replayed. cameras: those that a DNN serves. kinds: the kind of every result, by its name, in the order of
+    the node's parameters.
     """
 
     cameras: tuple[LiveCamera, ...]
@@ -70,14 +70,14 @@ def plan_replay(node: Node, remote: RemoteNode, bag: BagReader, chosen: Mapping[
         + [f"dnn.{dnn}.{field}" for dnn in dnns for field in ("role", "decoder", "cameras", OUTPUTS)]
     )
     outputs = {dnn: tuple(values[f"dnn.{dnn}.{OUTPUTS}"] or ()) for dnn in dnns}
-    named = [f"dnn.{dnn}.output.{output}.decoder" for dnn in dnns for output in outputs[dnn]]
-    if named:
-        values = {**values, **remote.parameters(named)}
+    decoders = [f"dnn.{dnn}.output.{output}.decoder" for dnn in dnns for output in outputs[dnn]]
+    if decoders:
+        values = {**values, **remote.parameters(decoders)}
     kinds: dict[str, ResultKind] = {}
     for dnn in dnns:
         for output in outputs[dnn]:
-            own = f"dnn.{dnn}.output.{output}"
-            kinds[result_name(dnn, output)] = _kind("", values[f"{own}.decoder"], own, remote)
+            prefix = f"dnn.{dnn}.output.{output}"
+            kinds[result_name(dnn, output)] = _kind("", values[f"{prefix}.decoder"], prefix, remote)
         if not outputs[dnn]:
             kinds[dnn] = _kind(values[f"dnn.{dnn}.role"], values[f"dnn.{dnn}.decoder"], f"dnn.{dnn}", remote)
     served = {
@@ -107,9 +107,9 @@ def plan_replay(node: Node, remote: RemoteNode, bag: BagReader, chosen: Mapping[
 
 
 def _kind(role: Any, decoder: Any, where: str, remote: RemoteNode) -> ResultKind:
-    """The kind of a result. Raises RemoteNodeError, which names its parameters, if they do not determine it.
+    """The kind of a result. Raises RemoteNodeError, which names the parameters, if they do not determine it.
 
-    role: empty for one of several results. where: prefix of its parameters.
+    role: empty for one of several results. where: prefix of the result's parameters.
     """
     try:
         return expected_kind(str(role), str(decoder))

@@ -20,7 +20,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording under the input folder. name: of its results, relative to the output folder."""
+    """A recording under the input folder. name: name of its results, relative to the output folder."""
 
     name: str
     path: Path
@@ -31,7 +31,7 @@ class Recording:
         return [file for file in files if file.is_file()]
 
     def state(self) -> dict[str, list[int]]:
-        """Size and time of change (ns) of each file: another content has another state."""
+        """Size and modification time (ns) of each file, which tell whether its content has changed."""
         return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in self.files()}
 
 
@@ -39,8 +39,8 @@ class Entry(BaseModel):
     """What became of one recording.
 
     status: `damaged`: everything readable was replayed; `failed`: nothing was written. input: see Recording.state.
-    input_sha256, output_sha256: by file name. message: why it failed, or the damage. seconds: of the last attempt.
-    host: where it ran.
+    input_sha256, output_sha256: checksums by file name. message: why it failed, or the damage. seconds: duration of the
+    last attempt. host: where it ran.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -68,15 +68,15 @@ class Manifest(BaseModel):
     recordings: dict[str, Entry] = Field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write it atomically into the output folder."""
+        """Write the manifest atomically into the output folder."""
         write_json(folder / MANIFEST, self.model_dump())
 
 
 def open_manifest(folder: Path, options: Mapping[str, Any]) -> Manifest:
     """The manifest of an output folder, or an empty one for a new folder.
 
-    Raises UsageError for a folder that is not empty and has none, or whose replays had other options, and CommandError
-    for a file that is not a manifest.
+    Raises UsageError if the folder is not empty and has no manifest, or if its replays had other options, and
+    CommandError if the file is not a manifest.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -91,7 +91,7 @@ def open_manifest(folder: Path, options: Mapping[str, Any]) -> Manifest:
     if differing:
         key = differing[0]
         raise UsageError(
-            f"{path} is of replays with {key} {manifest.options.get(key)!r}, not {options.get(key)!r}; "
+            f"{path} belongs to replays with {key} {manifest.options.get(key)!r}, not {options.get(key)!r}; "
             "name a new folder"
         )
     return manifest
@@ -100,8 +100,8 @@ def open_manifest(folder: Path, options: Mapping[str, Any]) -> Manifest:
 def find_recordings(folder: Path, output: Path) -> list[Recording]:
     """All recordings under a folder, sorted by name: rosbag2 folders, and single .mcap and .db3 files outside them.
 
-    output: folder of the results, which are no recordings to replay. Raises UsageError if there is none, or if two
-    would have results of one name, or one inside the other.
+    output: folder of the results, which are not replayed. Raises UsageError if there is no recording, or if the results
+    of two recordings would have the same name or lie one inside the other.
     """
     found: dict[str, Recording] = {}
     if not folder.is_dir():
@@ -110,7 +110,7 @@ def find_recordings(folder: Path, output: Path) -> list[Recording]:
         relative = path.relative_to(folder)
         name = (relative if path.is_dir() else relative.with_suffix("")).as_posix()
         if name in found:
-            raise UsageError(f"the results of {found[name].path} and {path} would have one name, {name}")
+            raise UsageError(f"the results of {found[name].path} and {path} would have the same name, {name}")
         found[name] = Recording(name, path)
     if not found:
         raise UsageError(f"{folder} holds no recording: no folder with metadata.yaml, no .mcap and no .db3 file")
@@ -123,19 +123,19 @@ def find_recordings(folder: Path, output: Path) -> list[Recording]:
     return [found[name] for name in sorted(found)]
 
 
-def _recordings(folder: Path, left_out: Path) -> Iterable[Path]:
+def _recordings(folder: Path, excluded: Path) -> Iterable[Path]:
     for path in sorted(folder.iterdir()):
         if path.is_dir():
             if (path / "metadata.yaml").is_file():
                 yield path
-            elif path.resolve() != left_out:
-                yield from _recordings(path, left_out)
+            elif path.resolve() != excluded:
+                yield from _recordings(path, excluded)
         elif path.suffix in _SUFFIXES:
             yield path
 
 
 def is_complete(entry: Entry | None, recording: Recording, output: Path) -> bool:
-    """Whether the recording has been replayed as it is now, and its results are as they were written."""
+    """Whether the recording was replayed, and neither the recording nor its results have changed since."""
     if entry is None or entry.status == "failed" or entry.input != recording.state():
         return False
     return output.is_dir() and checksums(sorted(output.iterdir())) == entry.output_sha256

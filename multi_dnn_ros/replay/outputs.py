@@ -19,9 +19,9 @@ from multi_dnn_ros.vision.results import results_by_name
 
 
 def result_messages(kinds: Mapping[str, ResultKind], result: Result, header: Header) -> Iterator[tuple[str, Any]]:
-    """Topic below `~/<camera>/` and message, for each message of an inference. kinds: of each result, by its name.
+    """Topic below `~/<camera>/` and message, for each message of an inference. kinds: the kind of each result, by name.
 
-    TypeError for a result that is not of its kind.
+    Raises TypeError for a result that is not of its kind.
     """
     for name, output in results_by_name(result.dnn, result.output).items():
         kinds[name].check(name, output)
@@ -49,7 +49,7 @@ def decode_message(message: Any, max_pixels: int) -> npt.NDArray[np.uint8]:
 
 
 def drawn(kinds: Mapping[str, ResultKind], outcome: FrameOutcome) -> npt.NDArray[np.uint8]:
-    """The frame's image with its results on it, (H, W, 3) uint8 RGB. kinds: of each result, by its name."""
+    """The frame's image with its results on it, (H, W, 3) uint8 RGB. kinds: the kind of each result, by name."""
     layers = [
         Layer(name, kinds[name], output)
         for end in outcome.in_order()

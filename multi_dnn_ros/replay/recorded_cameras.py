@@ -28,17 +28,17 @@ def recorded_topics(
 ) -> dict[str, str]:
     """The recorded topic of each camera.
 
-    chosen: the user's choice by camera; overrides the camera's own topic. A single camera whose topic is not in the
-    recording takes the only image topic. resolve: from a configured topic to its full name.
-    Raises BagError: a topic is missing or no image topic, two cameras have the same one, or `chosen` names an unknown
-    camera.
+    chosen: topics that the user has chosen, by camera; they override the configured ones. A single camera whose topic
+    is not in the recording takes the only image topic. resolve: returns the full name of a configured topic.
+    Raises BagError if a topic is missing or is no image topic, if two cameras have the same topic, or if `chosen` names
+    an unknown camera.
     """
     if unknown := chosen.keys() - cameras.keys():
         raise BagError(f"--topic names camera '{min(unknown)}'; the cameras are {', '.join(cameras)}")
     images = [name for name, topic in bag.topics.items() if topic.msgtype in IMAGE_TYPES]
     topics: dict[str, str] = {}
     for camera, settings in cameras.items():
-        wanted = (chosen[camera],) if camera in chosen else _own_topics(camera, settings, resolve)
+        wanted = (chosen[camera],) if camera in chosen else _configured_topics(camera, settings, resolve)
         found = next((name for name in wanted if name in bag.topics), None)
         if found is None and camera not in chosen and len(cameras) == len(images) == 1:
             found = images[0]
@@ -47,18 +47,18 @@ def recorded_topics(
             raise BagError(f"bag {bag.path} has no topic {' or '.join(wanted)} for camera '{camera}'; it has {listing}")
         if found not in images:
             allowed = " or ".join(IMAGE_TYPES)
-            raise BagError(f"topic {found} of bag {bag.path} is {bag.topics[found].msgtype}; a camera is {allowed}")
+            raise BagError(f"topic {found} of bag {bag.path} is {bag.topics[found].msgtype}; must be {allowed}")
         if (other := next((name for name, topic in topics.items() if topic == found), None)) is not None:
             raise BagError(
                 f"cameras '{other}' and '{camera}' have the same topic {found} in bag {bag.path}; "
-                "give each its own: --topic CAMERA:=TOPIC"
+                "choose a separate topic for each: --topic CAMERA:=TOPIC"
             )
         topics[camera] = found
     return topics
 
 
-def _own_topics(camera: str, settings: CameraConfig, resolve: Callable[[str], str]) -> tuple[str, ...]:
-    """Topics that the live node would use, its own transport first."""
+def _configured_topics(camera: str, settings: CameraConfig, resolve: Callable[[str], str]) -> tuple[str, ...]:
+    """Topics that the live node would use, starting with the configured transport."""
     if settings.topic:
         return (resolve(settings.topic),)
     raw, compressed = (resolve(default_topic(camera, transport)) for transport in ("raw", "compressed"))

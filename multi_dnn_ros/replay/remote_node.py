@@ -13,9 +13,9 @@ from rcl_interfaces.srv import GetParameters, SetParametersAtomically
 from rclpy.node import Node
 from rclpy.parameter import Parameter, parameter_value_to_python
 
-#: Timeout of requests that need no work.
+#: Timeout of requests that the node can answer at once.
 _ANSWER_S = 30.0
-#: Interval of checking that the node still exists.
+#: Interval between checks that the node still exists.
 _POLL_S = 0.5
 
 
@@ -27,8 +27,8 @@ class RemoteNode:
     """Client of the node `name` (fully qualified). An executor in another thread must spin `node`.
 
     start_timeout_s: how long to wait for its services; raises RemoteNodeError if they do not appear.
-    failure: returns why that executor has ended, empty while it spins; every method then raises RemoteNodeError with
-    it.
+    failure: returns why that executor has ended, empty while it spins. Once it has ended, every request raises
+    RemoteNodeError with this reason.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RemoteNode:
         """Values of parameters. Raises RemoteNodeError if one is not declared."""
         values = self._ask("get_parameters", GetParameters.Request(names=list(names)), _ANSWER_S).values
         if len(values) != len(names):
-            raise RemoteNodeError(f"node {self.name} has no parameter among {', '.join(names)}")
+            raise RemoteNodeError(f"node {self.name} lacks at least one of the parameters {', '.join(names)}")
         return {name: parameter_value_to_python(value) for name, value in zip(names, values, strict=True)}
 
     def set_parameters(self, values: Mapping[str, Any]) -> None:
@@ -94,7 +94,7 @@ class RemoteNode:
 
     def _require_executor(self) -> None:
         if failure := self._failure():
-            raise RemoteNodeError(f"node {self.name} cannot be asked any more: {failure}")
+            raise RemoteNodeError(f"node {self.name} can no longer be reached: {failure}")
 
     def _ask(self, service: str, request: Any, timeout_s: float) -> Any:
         self._require_executor()
@@ -109,7 +109,7 @@ class RemoteNode:
                 raise RemoteNodeError(f"node {self.name} ended during the request {service}")
             if time.monotonic() > deadline:
                 client.remove_pending_request(future)
-                raise RemoteNodeError(f"node {self.name} does not answer {service} within {timeout_s:g} s")
+                raise RemoteNodeError(f"node {self.name} did not answer {service} within {timeout_s:g} s")
         return future.result()
 
 

@@ -1,4 +1,4 @@
-"""Frames of a recording through the DNNs; the results, in order, into another recording."""
+"""Runs the frames of a recording through the DNNs, and writes the results in order into another recording."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _CLASSES = {"sensor_msgs/msg/Image": Image, "sensor_msgs/msg/CompressedImage": C
 
 #: (camera, image message) -> (H, W, 3) uint8 RGB; raises FrameError.
 Decode = Callable[[str, Any], npt.NDArray[np.uint8]]
-#: (result, header of its frame) -> topics below the camera's DNN (`detections`) and their messages.
+#: (result, header of its frame) -> topics below the camera's (`object/detections`) and their messages.
 ToMessages = Callable[[Result, Header], Iterable[tuple[str, Any]]]
 #: Header of the first frame -> latched topics below the node and their messages.
 ToLatched = Callable[[Header], Iterable[tuple[str, Any]]]
 
 
 class Messages(Protocol):
-    """What is replayed: a :class:`multi_dnn_ros.bags.BagReader`, or anything that has these two.
+    """What is replayed: a :class:`multi_dnn_ros.bags.BagReader`, or anything with these two members.
 
     damage: problems of the recording, complete after reading.
     """
@@ -49,7 +49,7 @@ class ReplayError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedFrame:
     """Context of a frame: its message and header."""
 
     message: BagMessage
@@ -59,7 +59,7 @@ class Recording:
 class Replay:
     """Replays recordings through one set of DNNs.
 
-    runner: runs the DNNs. topics: recorded topic of each camera. decode, to_messages: convert from and to ROS.
+    runner: runs the DNNs. topics: recorded topic of each camera. decode, to_messages: convert from and to ROS messages.
     to_latched: messages written once, before the outputs of the first frame, on latched topics.
     node: fully qualified node name used in the written topics (`/multi_dnn/front/object/detections`).
     stall_timeout_s: a DNN that takes longer for a frame ends the replay.
@@ -79,7 +79,7 @@ class Replay:
         self._runner = runner
         self._camera_of = {topic: camera for camera, topic in topics.items()}
         if len(self._camera_of) < len(topics):
-            raise ValueError(f"two cameras read one topic: {', '.join(f'{c}:={t}' for c, t in topics.items())}")
+            raise ValueError(f"two cameras read the same topic: {', '.join(f'{c}:={t}' for c, t in topics.items())}")
         self._decode = decode
         self._to_messages = to_messages
         self._to_latched = to_latched
@@ -103,14 +103,14 @@ class Replay:
         frames.
         """
         order, summary = FrameOrder(), Summary()
-        begun = False
+        latched_written = False
 
         def write_complete(*, all_of_them: bool = False) -> None:
-            nonlocal begun
+            nonlocal latched_written
             for outcome in order.take(all_of_them=all_of_them):
-                if not begun:
+                if not latched_written:
                     self._write_latched(outcome, writer)
-                    begun = True
+                    latched_written = True
                 self._write(outcome, writer, summary, with_input)
                 on_frame(outcome)
                 progress(1)
@@ -119,14 +119,14 @@ class Replay:
         self._runner.start(order.settle)
         try:
             for message in bag.messages(self._camera_of):
-                frame, bad = self._frame(message)
+                frame, problem = self._frame(message)
                 dnns = [name for name, cameras in streams if frame.camera in cameras]
                 order.expect(frame, dnns)
                 for dnn in dnns:
                     summary.offer(dnn, frame.camera)
-                if bad is not None:
+                if problem is not None:
                     for dnn in dnns:
-                        order.settle(Drop(dnn, frame, DropReason.BAD_IMAGE, bad))
+                        order.settle(Drop(dnn, frame, DropReason.BAD_IMAGE, problem))
                 elif not self._runner.submit(frame, self._stall_timeout_s):
                     raise ReplayError(f"a DNN has been busy with one frame for {self._stall_timeout_s:g} s")
                 write_complete()
@@ -146,10 +146,10 @@ class Replay:
             image = deserialize_message(message.data, _CLASSES[message.msgtype])
         except Exception as error:  # deserialization raises arbitrary errors for damaged bytes
             header = Header(stamp=nearest_time(message.stamp_ns))
-            frame = Frame(camera, message.stamp_ns, context=Recording(message, header))
+            frame = Frame(camera, message.stamp_ns, context=RecordedFrame(message, header))
             return frame, f"not a {message.msgtype}: {error}"
         stamp_ns = image.header.stamp.sec * 1_000_000_000 + image.header.stamp.nanosec
-        recording = Recording(message, image.header)
+        recording = RecordedFrame(message, image.header)
         try:
             return Frame(camera, stamp_ns, self._decode(camera, image), recording), None
         except FrameError as error:
@@ -157,7 +157,7 @@ class Replay:
 
     def _write_latched(self, first: FrameOutcome, writer: BagWriter) -> None:
         recording = first.frame.context
-        assert isinstance(recording, Recording)
+        assert isinstance(recording, RecordedFrame)
         for name, message in self._to_latched(Header(stamp=recording.header.stamp)):
             topic, msgtype = f"{self._node}/{name}", msgtype_of(message)
             writer.add_topic(topic, msgtype, latched=True)
@@ -165,7 +165,7 @@ class Replay:
 
     def _write(self, outcome: FrameOutcome, writer: BagWriter, summary: Summary, with_input: bool) -> None:
         recording = outcome.frame.context
-        assert isinstance(recording, Recording)
+        assert isinstance(recording, RecordedFrame)
         source = recording.message
         if with_input:
             writer.add_topic(source.topic, source.msgtype)

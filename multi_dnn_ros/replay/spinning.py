@@ -17,7 +17,7 @@ _END_S = 10.0
 
 
 class SpinningNode:
-    """node: the node. failure: one line why its executor has ended; empty while it spins.
+    """node: the node. failure: why its executor has ended, in one line; empty while it spins.
 
     A callback that raises ends the executor, and nothing is received afterwards, so callers that wait must check
     `failure`.

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class StreamCount:
-    """One DNN on one camera: offered == published + sum(dropped). messages: of the first drop by each reason."""
+    """One DNN on one camera: offered == published + sum(dropped). messages: message of the first drop, by reason."""
 
     offered: int = 0
     published: int = 0

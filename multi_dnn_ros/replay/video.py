@@ -23,10 +23,11 @@ _MSGTYPE = "sensor_msgs/msg/CompressedImage"
 class VideoMessages:
     """The frames of a video as messages, as :class:`multi_dnn_ros.bags.BagReader` reads them.
 
-    path: a video, an image, or a folder of images. topic: of the messages, sensor_msgs/CompressedImage (JPEG).
-    frame_id: of their headers. seconds: only the beginning of that length; None: all of it. Stamps begin when the file
-    was last modified and have the video's rate, so that they are the same in every run; 10 Hz if it has no rate.
-    frames: expected number, 0 if unknown. damage: problems of the file, known after reading. Raises SourceError.
+    path: a video, an image, or a folder of images. topic: topic of the messages, sensor_msgs/CompressedImage (JPEG).
+    frame_id: frame_id of their headers. seconds: how much of the video is read, from its beginning; None: all of it.
+    The stamps start at the modification time of the file and advance at the video's rate, or 10 Hz if it has none, so
+    that they are the same in every run. frames: expected number, 0 if unknown. damage: problems of the file, known
+    after reading. Raises SourceError.
     """
 
     def __init__(self, path: Path, topic: str, frame_id: str, seconds: float | None = None) -> None:
@@ -34,9 +35,9 @@ class VideoMessages:
         self._format = CameraFormat(topic, frame_id, compressed=True)
         self._begin_ns = path.stat().st_mtime_ns
         self.rate_hz = self._source.rate_hz or DEFAULT_RATE_HZ
-        self._most = None if seconds is None else max(1, round(seconds * self.rate_hz))
+        self._max_frames = None if seconds is None else max(1, round(seconds * self.rate_hz))
         known = int(getattr(self._source, "count", 0))
-        self.frames = known if self._most is None else min(known or self._most, self._most)
+        self.frames = known if self._max_frames is None else min(known or self._max_frames, self._max_frames)
 
     @property
     def damage(self) -> list[str]:
@@ -44,7 +45,7 @@ class VideoMessages:
 
     def messages(self, topics: Collection[str] | None = None) -> Iterator[BagMessage]:
         """The frames in order. topics: ignored, as there is one topic only."""
-        for number, item in enumerate(islice(self._source.items(), self._most)):
+        for number, item in enumerate(islice(self._source.items(), self._max_frames)):
             assert isinstance(item, SourceImage)  # the CLI refuses recordings, which `multi-dnn replay` reads
             stamp_ns = self._begin_ns + round(number * 1e9 / self.rate_hz)
             header = Header(stamp=nearest_time(stamp_ns), frame_id=self._format.frame_id)

@@ -11,7 +11,7 @@ from multi_dnn_ros.ros.diagnostics import OK, WARN, DiagnosticsReport
 
 
 def board_statuses(report: DiagnosticsReport, reading: Reading, energy_j: float | None) -> Iterator[DiagnosticStatus]:
-    """None for a computer without readable sensors. energy_j: per result; None: unknown."""
+    """The status; empty for a computer without readable sensors. energy_j: energy per result; None: unknown."""
     values: dict[str, object] = {}
     total = reading.total_w
     if total is not None:

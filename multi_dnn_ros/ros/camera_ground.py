@@ -31,7 +31,7 @@ _COUNTS = {
     Outcome.TOO_FAR: "left out: beyond ground_range_m",
     Outcome.OUTSIDE_LENS: "left out: outside the lens model",
 }
-#: Called with pixels (N, 2) of the image.
+#: Projects pixels (N, 2) of an image onto the ground.
 Project = Callable[[npt.NDArray[np.floating]], GroundPoints]
 
 
@@ -39,8 +39,8 @@ class CameraGround:
     """Calibration, pose and counts of one camera.
 
     image_topic: absolute. transforms: open while the points of a camera that uses TF have a subscription. clock:
-    monotonic, nanoseconds. warn: logs a warning. :meth:`view` is called in threads of the host, everything else in that
-    of the executor.
+    monotonic, nanoseconds. warn: logs a warning. :meth:`view` is called in threads of the host, everything else in the
+    executor's thread.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class CameraGround:
         self._subscription: Any = None
         self._since_ns = 0
         self._content: tuple[Any, ...] | None = None
-        #: Of the last CameraInfo, or why it cannot be used; None: none has arrived. Replaced as a whole.
+        #: From the last CameraInfo, or why it cannot be used; None: no CameraInfo yet. Replaced, never modified.
         self._calibration: Calibration | CalibrationError | None = None
         self._pose: CameraPose | None = None  # None: from TF
         if settings.height_m > 0.0:
             position = (settings.x_m, settings.y_m, config.ground_z_m + settings.height_m)
             self._pose = CameraPose.mounted(position, settings.roll_rad, settings.pitch_rad, settings.yaw_rad)
-        self._lock = threading.Lock()  # for what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._counts: Counter[Outcome] = Counter()
         self._without_points = 0
-        self._problem = ""  # of the last image; empty: none
+        self._problem = ""  # with the last image; empty: none
 
     @property
     def uses_tf(self) -> bool:
@@ -94,7 +94,7 @@ class CameraGround:
                 self._problem = ""
 
     def view(self, header: Header, image_size: tuple[int, int]) -> Project | None:
-        """The projection for an image of (width, height) with this header; it counts the points. None: not possible."""
+        """The projection, which counts points, for an image of (width, height) with this header; None: not possible."""
         view, problem = None, ""
         try:
             view = self._view(header, image_size)
@@ -141,7 +141,7 @@ class CameraGround:
         return report.status(f"ground {self._camera}", level, text, values)
 
     def log_problem(self, stale_after_s: float) -> None:
-        """Log why there are no points, now and then."""
+        """Log why there are no points; throttled."""
         with self._lock:
             problem = self._problem
         if self._subscription is None or self._is_waiting(stale_after_s) or not problem:
@@ -176,7 +176,7 @@ class CameraGround:
         return GroundView(calibration.lens, area, turned, self._ground_z, self._settings.ground_range_m)
 
     def _is_waiting(self, stale_after_s: float) -> bool:
-        """Whether it subscribed to the CameraInfo so recently that none need have arrived."""
+        """Whether no CameraInfo has arrived, but the subscription is too new to expect one."""
         return self._calibration is None and (self._clock() - self._since_ns) / 1e9 < stale_after_s
 
     def _no_info(self) -> str:

@@ -19,24 +19,24 @@ class Calibration:
     """A checked CameraInfo.
 
     rotation: (3, 3) from the frame of the image's rays to the optical frame; not the identity for rectified images of
-    a stereo camera. size: (width, height) of the calibrated image. part: left, top, width and height of the region of
+    a stereo camera. size: (width, height) of the calibrated image. roi: left, top, width and height of the region of
     interest. binning: horizontal and vertical.
     """
 
     lens: Lens
     rotation: Points
     size: tuple[int, int]
-    part: tuple[int, int, int, int]
+    roi: tuple[int, int, int, int]
     binning: tuple[int, int]
 
     def area(self, image_size: tuple[int, int]) -> ImageArea:
-        """Where an image of (width, height) is in the calibrated one.
+        """The area of the calibrated image that an image of (width, height) shows.
 
         The image has the size of the region of interest, divided by the binning, or was resized from it with the same
-        aspect ratio. Raises CalibrationError if it cannot be.
+        aspect ratio. Raises CalibrationError if the aspect ratio differs.
         """
-        left, top, *part = self.part
-        expected = tuple(size / reduced for size, reduced in zip(part, self.binning, strict=True))
+        left, top, *roi_size = self.roi
+        expected = tuple(size / factor for size, factor in zip(roi_size, self.binning, strict=True))
         width, height = image_size
         if abs(width * expected[1] / expected[0] - height) > _ROUNDING:
             raise CalibrationError(
@@ -44,13 +44,13 @@ class Calibration:
                 f"{expected[1]:g}, or another size with that aspect ratio; calibrate the camera at the size of its "
                 "images, or set roi in the CameraInfo"
             )
-        return ImageArea((float(left), float(top)), (part[0] / width, part[1] / height))
+        return ImageArea((float(left), float(top)), (roi_size[0] / width, roi_size[1] / height))
 
 
 def checked_calibration(info: Any, *, rectified: bool) -> Calibration:
     """The calibration of a CameraInfo. rectified: P and R are used instead of K and D.
 
-    Raises CalibrationError: the camera is not calibrated, or the message cannot be right.
+    Raises CalibrationError if the camera is not calibrated or the message is invalid.
     """
     size = (int(info.width), int(info.height))
     if 0 in size:

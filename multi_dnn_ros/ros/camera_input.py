@@ -21,7 +21,7 @@ from multi_dnn_ros.serving.camera_decoder import Decode
 from multi_dnn_ros.settings.schema import CameraConfig
 from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
 
-#: A topic that has no compatible publisher for this time is logged as a warning.
+#: A warning is logged if a topic has had no compatible publisher for this time.
 WARN_AFTER_NS = 5_000_000_000
 
 
@@ -29,7 +29,7 @@ class CameraInput:
     """The subscription of one camera.
 
     on_frame: called with each frame (without its image), the function that decodes the image, and whether a later image
-    has arrived before it; must not block. clock: monotonic, nanoseconds. check: of the node's receive buffers.
+    has arrived before it; must not block. clock: monotonic, nanoseconds. check: checks the node's receive buffers.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CameraInput:
         self._type = image_sources.TYPES[config.transport]
         self._topic = topic = config.topic or default_topic(camera, config.transport)
         self._publishers: list[Publisher] = image_sources.publishers_of(node, topic)
-        self._gids: frozenset[bytes] = frozenset()  # of the publishers with the right type
+        self._gids: frozenset[bytes] = frozenset()  # identities of the publishers with the right type
         self._publisher_state, self._state_since_ns, self._warned = PublisherState.FITS, clock(), False
         compressed = config.transport == "compressed"
         self._subscription = CameraSubscription(

@@ -17,7 +17,7 @@ class CameraRecord:
     """Images received from one camera. Times are those of the monotonic clock, in nanoseconds.
 
     since_ns: when the topic was subscribed to. rate_hz, max_loss: parameters of the camera. raw: whether its transport
-    is `raw`. qos: of the subscription, in words. error: why no image can arrive (incompatible QoS). loss_cause: why
+    is `raw`. qos: the subscription's, in words. error: why no image can arrive (incompatible QoS). loss_cause: why
     more than max_loss of the images is missing, and what helps. shape: size and encoding of the last image, in words.
     """
 
@@ -53,7 +53,7 @@ class CameraRecord:
         single_publisher: bool = True,
         late: bool = False,
     ) -> None:
-        """Count a message. shape: size and encoding according to the message. sequence: the publisher's number of it.
+        """Count a message. shape: size and encoding according to the message. sequence: number given by the publisher.
 
         age_ns: the node's clock minus the stamp; negative if the clocks of two computers differ. single_publisher: the
         topic has one publisher. late: an image sent after this one has arrived already.

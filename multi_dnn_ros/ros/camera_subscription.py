@@ -11,7 +11,7 @@ from rclpy.subscription import Subscription
 
 from multi_dnn_ros.ros.middleware import is_standalone
 
-#: How long the old subscription is kept: it delivers its queue, and images until the new one is discovered.
+#: How long the old subscription is kept, to deliver its queue, and images until publishers discover the new one.
 _OVERLAP_NS = 2_000_000_000
 #: Images of the overlap that are remembered to detect duplicates.
 _MAX_SEEN = 1024
@@ -41,7 +41,7 @@ class CameraSubscription:
         self._on_lost = on_lost
         self._old: tuple[Any, int] | None = None  # the old subscription, and when to destroy it
         self._seen: dict[tuple[int, int, int], None] = {}
-        self._newest: tuple[int, int, int] | None = None  # of self._seen
+        self._newest: tuple[int, int, int] | None = None  # the newest key in self._seen
         self.qos = qos
         self._current = self._subscribe(qos)
 
@@ -78,7 +78,7 @@ class CameraSubscription:
             if self._old is not None:
                 key = _key(message, info)
                 # Without a key, duplicates cannot be detected: only the current subscription delivers.
-                if not (mine[0] is self._current if key is None else self._is_new(key)):
+                if not (created[0] is self._current if key is None else self._is_new(key)):
                     return
                 late = key is not None and self._is_late(key)
             self._deliver(message, info.get("publication_sequence_number"), late)
@@ -87,13 +87,13 @@ class CameraSubscription:
             receive(message, {})
 
         def lost(event: Any) -> None:
-            if mine and mine[0] is self._current:  # what the old one loses, the new one receives
+            if created and created[0] is self._current:  # the new subscription receives what the old one loses
                 self._on_lost(event.total_count_change)
 
-        mine: list[Any] = []  # the subscription, which exists only after the callbacks
-        callback = receive if _gives_info() else receive_without_info
+        created: list[Any] = []  # the subscription, which does not exist yet when the callbacks are defined
+        callback = receive if _callbacks_take_info() else receive_without_info
         subscription = self._create(callback, qos, lost)
-        mine.append(subscription)
+        created.append(subscription)
         return subscription
 
     def _create(self, callback: Callable[..., None], qos: QoSProfile, lost: Callable[[Any], None]) -> Any:
@@ -132,7 +132,7 @@ def _key(message: Any, info: Any) -> tuple[int, int, int] | None:
     return key if any(key) else None
 
 
-def _gives_info() -> bool:
+def _callbacks_take_info() -> bool:
     """Whether callbacks may take a MessageInfo: rclpy since Iron, and the standalone runtime."""
     return is_standalone() or hasattr(Subscription, "CallbackType")
 

@@ -1,4 +1,4 @@
-"""How far configuring is: reported by the host in any thread, logged, and shown in the status of the node."""
+"""The progress of configuring: reported by the host in any thread, logged, and shown in the status of the node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ConfigureProgress:
 
     @property
     def current(self) -> Progress | None:
-        """None: the node is not configuring."""
+        """The latest progress; None: the node is not configuring."""
         return self._current
 
     def start(self, text: str) -> None:

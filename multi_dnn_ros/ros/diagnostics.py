@@ -3,8 +3,8 @@
 docs/diagnostics.md lists every status with its levels and values. The counts and percentiles of a DNN on a camera come
 from :mod:`multi_dnn_ros.engine.statistics`. The statuses of the node and of the capacity are in :mod:`.node_status`,
 those of the engine processes in :mod:`multi_dnn_ros.serving.engine_status`. Keys contain the unit. Times are
-measured on the monotonic clock, so they are correct with simulated time, too; only the stamp of the message, and ages
-relative to header stamps, are those of the node's clock.
+measured on the monotonic clock, so they are correct with simulated time, too; only the stamp of the message and the
+ages relative to header stamps use the node's clock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OK, WARN, ERROR, STALE = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticS
 _MIN_SERVED = 0.5
 #: Reasons that make the status ERROR.
 _FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT, DropReason.PUBLISH_ERROR)
-#: Reasons that alone do not make the status WARN: a DNN slower than its camera overwrites frames all the time, and
+#: Reasons that by themselves do not make the status WARN: a DNN slower than its camera overwrites frames all the time,
 #: deactivating drops the frames in progress, and the parameters enable and max_rate_hz refuse images.
 _EXPECTED = (
     DropReason.OVERWRITTEN,
@@ -42,21 +42,21 @@ _EXPECTED = (
 class PublishAges:
     """Ages of results when they are published, per DNN and camera: the node's clock minus the header stamp.
 
-    Threads of the host add to it; appending to a deque is atomic.
+    Threads of the host add to it without a lock, because appending to a deque is atomic.
     """
 
     def __init__(self, pairs: Iterable[DnnCamera]) -> None:
         self._ages: dict[DnnCamera, deque[tuple[int, int]]] = {pair: deque(maxlen=1024) for pair in pairs}
 
     def add(self, pair: DnnCamera, now_ns: int, age_ns: int) -> None:
-        """now_ns: monotonic clock. age_ns: negative if the clocks of two computers differ."""
+        """Add an age. now_ns: monotonic clock. age_ns: negative if the clocks of two computers differ."""
         ages = self._ages[pair]
         ages.append((now_ns, age_ns))
         while now_ns - ages[0][0] > WINDOW_NS:
             ages.popleft()
 
     def percentiles(self, pair: DnnCamera, now_ns: int) -> Percentiles:
-        """Of the results of the last 10 s."""
+        """The percentiles of the ages of the last 10 s."""
         return Percentiles.of(age for at, age in self._ages[pair].copy() if now_ns - at <= WINDOW_NS)
 
 
@@ -116,7 +116,7 @@ class DiagnosticsReport:
         return statuses
 
     def status(self, task: str, level: bytes, text: str, values: Mapping[str, object]) -> DiagnosticStatus:
-        """A status of this node. task: the part of its name after the node's."""
+        """A status of this node. task: its name without the node's name."""
         status = DiagnosticStatus(
             level=level, name=f"{self._name}: {task}", message=text, hardware_id=self._hardware_id
         )
@@ -153,7 +153,7 @@ class DiagnosticsReport:
         camera: CameraRecord,
         now_ns: int,
     ) -> tuple[bytes, str]:
-        """Level and message, about the time since the last report. disabled: why the DNN is; None: it is not."""
+        """Level and message, for the time since the last report. disabled: why the DNN is disabled; None: it is not."""
         if disabled is not None:
             return ERROR, disabled
         lost = {reason: now.dropped.get(reason, 0) - before.dropped.get(reason, 0) for reason in DropReason}
@@ -183,7 +183,7 @@ def _counts(lost: Mapping[DropReason, int]) -> str:
 
 
 def _bad_images(statistics: Statistics, camera: str) -> int:
-    """Images of a camera that could not be decoded: every DNN counts each of them."""
+    """Images of a camera that could not be decoded: the largest count of a DNN, as every DNN counts each image."""
     counts = (
         figures.dropped.get(DropReason.BAD_IMAGE, 0)
         for (_, name), figures in statistics.by_dnn_and_camera.items()

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 #: Maximum distance of a gap from a multiple of the period, as a share of the period. A random gap is within it with
-#: probability 0.5, so of 12 random gaps at least 11 (see _FITTING) are with probability 3e-3.
+#: probability 0.5, and at least 11 of 12 random gaps (see _FITTING) with probability 3e-3.
 _TOLERANCE = 0.25
 #: Minimum share of gaps within the tolerance; late stamps are outliers.
 _FITTING = 0.9
-#: Minimum number of gaps to learn from if each is one period, and if images are missing.
+#: Minimum number of gaps to learn from: if each is one period, and if images are missing.
 MIN_STEADY = 5
 MIN_SPARSE = 12
-#: Maximum number of periods of the shortest gaps.
+#: Maximum length of the shortest gaps, in periods.
 _MAX_PERIODS = 12
 #: Minimum period; shorter ones fit any gaps.
 _MIN_PERIOD_NS = 1_000_000

@@ -15,7 +15,7 @@ from multi_dnn_ros.settings.schema import NodeConfig
 
 
 class Ground:
-    """The ground for all cameras.
+    """The projections of all cameras onto the ground.
 
     image_topics: absolute topics of the images, by camera. clock: monotonic, nanoseconds. warn: logs a warning.
     Subscriptions to CameraInfo and TF exist only while there is a subscription to points.
@@ -38,7 +38,7 @@ class Ground:
         }
 
     def update(self, wanted: Collection[str]) -> None:
-        """Set the cameras whose points have a subscription. In the executor's thread, about twice a second."""
+        """Set the cameras whose points have a subscription; called in the executor's thread, about twice a second."""
         if any(self._cameras[camera].uses_tf for camera in wanted):
             self._transforms.open()
         else:
@@ -48,11 +48,11 @@ class Ground:
             camera.log_problem(self._stale_after_s)
 
     def close(self) -> None:
-        """Destroy all subscriptions; in the executor's thread."""
+        """Destroy all subscriptions; to be called in the executor's thread."""
         self.update(())
 
     def view(self, camera: str, header: Header, image_size: tuple[int, int]) -> tuple[Header, Project] | None:
-        """Header and projection for the results of an image of (width, height); None: a status says why."""
+        """Header and projection for results of an image of (width, height); None: not possible, a status says why."""
         project = self._cameras[camera].view(header, image_size)
         return None if project is None else (Header(stamp=header.stamp, frame_id=self._vehicle), project)
 

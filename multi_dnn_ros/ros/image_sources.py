@@ -79,9 +79,9 @@ def explain_mismatch(
     if state is PublisherState.OTHER_TYPE:
         other = ", ".join(sorted({f"{publisher.node} publishes {publisher.type}" for publisher in publishers}))
         text = f"camera {camera}: topic {topic} has no publisher of {type_name}: {other}"
-        for name, type_of_it in TYPES.items():
-            if all(publisher.type == type_of_it for publisher in publishers):
-                text += f"; set the parameter camera.{camera}.transport to {name}"
+        for other_transport, other_type in TYPES.items():
+            if all(publisher.type == other_type for publisher in publishers):
+                text += f"; set the parameter camera.{camera}.transport to {other_transport}"
         return text
     offers = "; ".join(
         sorted(
@@ -97,7 +97,7 @@ def explain_mismatch(
 
 
 def explain_no_publisher(camera: str, topic: str, transport: str, seconds: float, topics: Mapping[str, str]) -> str:
-    """A log message about a topic without a publisher. topics: name -> type of the topics that have one."""
+    """A log message about a topic without a publisher. topics: name -> type of those that have one."""
     wanted = TYPES[transport]
     same = [name for name, type_name in topics.items() if type_name == wanted and name != topic]
     text = f"camera {camera}: no publisher on {topic} for {seconds:g} s"
@@ -107,7 +107,7 @@ def explain_no_publisher(camera: str, topic: str, transport: str, seconds: float
         others = [name for name, type_name in topics.items() if type_name == other]
         if others:
             remedy = f"parameter camera.{camera}.transport: {other_transport}"
-            text += f", but of type {other} ({remedy}): {_listed(topic, others)}"
+            text += f"; topics of type {other} ({remedy}): {_listed(topic, others)}"
         return text
     nearest = nearest_name(topic, same)
     text += f"; topics of type {wanted}: {_listed(topic, same)}"

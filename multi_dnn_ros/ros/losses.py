@@ -24,12 +24,12 @@ from multi_dnn_ros.ros.stamp_gaps import StampGaps
 _SECOND_NS = 1_000_000_000
 #: Losses.share covers this time.
 RECENT_NS = 10 * _SECOND_NS
-#: Minimum number of images sent for a share.
+#: Minimum number of sent images from which a share is computed.
 _MIN_IMAGES = 5
 #: Payload of a datagram at Cyclone DDS's default MaxMessageSize. Other middlewares send fewer, larger datagrams, so the
 #: estimate is a lower bound.
 _DATAGRAM_BYTES = 14_720
-#: If at least this many datagrams were dropped in 10 s, a camera of which no image has arrived is assumed to lose all
+#: If at least this many datagrams were dropped in 10 s, a camera from which no image has arrived is assumed to lose all
 #: its images.
 _MIN_DROPS = 30
 
@@ -38,8 +38,8 @@ _MIN_DROPS = 30
 class Losses:
     """Images of one camera since the subscription.
 
-    lost: None: unknown. share: missing images of the last 10 s, 0 to 1. source: what the estimate is based on, in
-    words. drops: datagrams that the kernel dropped at the sockets of this process.
+    lost: number of images; None: unknown. share: part of the images of the last 10 s that is missing, 0 to 1. source:
+    what the estimate is based on, in words. drops: datagrams that the kernel dropped at the sockets of this process.
     """
 
     received: int
@@ -63,7 +63,7 @@ class LossEstimator:
     """Lost images of one camera; not thread-safe.
 
     rate_hz: frame rate of the camera according to the user; 0: unknown. raw: its images are not compressed, so that
-    dropped datagrams are probably from it.
+    dropped datagrams probably belong to them.
     """
 
     def __init__(self, rate_hz: float = 0.0, raw: bool = True) -> None:
@@ -93,7 +93,7 @@ class LossEstimator:
         single_publisher: bool = True,
         late: bool = False,
     ) -> None:
-        """Count an image. stamp_ns: of its header. sequence: the publisher's number of it; None: unknown.
+        """Count an image. stamp_ns: stamp of its header. sequence: number given by the publisher; None: unknown.
 
         single_publisher: the topic has one publisher; gaps between images of several publishers mean nothing. late: an
         image sent after this one has arrived already.
@@ -136,8 +136,8 @@ class LossEstimator:
     def losses(self, now_ns: int, image_bytes: int = 0, reliable: bool = False) -> Losses:
         """The losses so far; to be called about once a second.
 
-        image_bytes: size of the last image; 0: none yet. reliable: the subscription is, so that lost data is sent
-        again.
+        image_bytes: size of the last image; 0: none yet. reliable: the subscription is reliable, so that lost data is
+        sent again.
         """
         self._image_bytes, self._reliable = image_bytes, reliable
         lost, source = self._lost(now_ns, image_bytes, reliable)

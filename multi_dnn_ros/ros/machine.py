@@ -21,7 +21,7 @@ def hardware_id(device_name: str) -> str:
 def versions() -> dict[str, str]:
     """Versions that a bug report needs. `ROS`: the distribution, or `standalone`.
 
-    torch: as installed. The engine process reports the versions of torch and CUDA that it has loaded.
+    `torch`: the installed version. The engine process reports the versions of torch and CUDA that it has loaded.
     """
     return {
         "multi_dnn_ros": _installed("multi_dnn_ros"),

@@ -2,7 +2,7 @@
 
 With their default settings, neither Cyclone DDS nor Fast DDS transports raw images reliably between processes
 (docs/cameras.md has the figures). Both read their settings from environment variables when rclpy is initialized, so
-:func:`configure` sets these for this process before that.
+:func:`configure` sets these variables in this process beforehand.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _MAPS = Path("/proc/self/maps")
 class Middleware:
     """The result of :func:`configure`. name: RMW implementation; empty for the standalone runtime.
 
-    text: one line for the log. ours: the settings file of this package in use; None: settings of the user or defaults.
+    text: one line for the log. ours: the settings file, if it is one of this package; None: settings of the user or
+    defaults.
     """
 
     name: str
@@ -92,9 +93,9 @@ def configure(environment: MutableMapping[str, str] = os.environ, folder: Path |
 
 
 def _configure_cyclone(name: str, environment: MutableMapping[str, str]) -> Middleware:
-    own = environment.get("CYCLONEDDS_URI")
-    if own:
-        return Middleware(name, f"middleware: {name} with your CYCLONEDDS_URI={own[:200]}")
+    uri = environment.get("CYCLONEDDS_URI")
+    if uri:
+        return Middleware(name, f"middleware: {name} with your CYCLONEDDS_URI={uri[:200]}")
     file = config_file("cyclonedds.xml")
     environment["CYCLONEDDS_URI"] = f"file://{file}"
     return Middleware(name, f"middleware: {name} with {file}, because CYCLONEDDS_URI is not set", file)
@@ -104,9 +105,9 @@ def _configure_fast(name: str, environment: MutableMapping[str, str], folder: Pa
     for variable in _FAST_USER_VARIABLES:
         if environment.get(variable):
             return Middleware(name, f"middleware: {name} with your {variable}={environment[variable][:200]}")
-    for own in _FAST_USER_FILES:
-        if (folder / own).is_file():
-            return Middleware(name, f"middleware: {name} with your {folder / own}")
+    for user_file in _FAST_USER_FILES:
+        if (folder / user_file).is_file():
+            return Middleware(name, f"middleware: {name} with your {folder / user_file}")
     if not _is_fast_dds_2():
         return Middleware(name, f"middleware: {name} with Fast DDS 3; this package does not change its settings")
     limit = rmem_max_bytes()

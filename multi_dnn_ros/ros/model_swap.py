@@ -22,9 +22,9 @@ from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 class SwapHooks:
     """Functions of the node, called in the executor's thread.
 
-    served: returns what is served; None: the node is not configured. taken_over: called with settings that have just
-    taken over and the new descriptions of their DNNs. keep: called when the parameters have the served values. restore:
-    sets the parameters back to the served values.
+    served: returns what is served; None: the node is not configured. taken_over: called with the settings that
+    have just taken effect and the new descriptions of their DNNs. keep: called when the parameters have the served
+    values. restore: sets the parameters back to the served values.
     """
 
     served: Callable[[], Served | None]
@@ -45,8 +45,8 @@ class ModelSwaps:
         self._hooks = hooks
         self._wanted: dict[tuple[str, str], Any] = {}  # requested values, by DNN and name of the parameter
         self._has_changed = False
-        self._changes: Changes = {}  # of the latest swap
-        self._swap: Swap | None = None  # the latest one
+        self._changes: Changes = {}  # settings of the latest swap
+        self._swap: Swap | None = None  # the latest swap
         self._under_way = False
         self._begin_s = 0.0
         self._gaps_ms: dict[str, float] = {}
@@ -55,7 +55,7 @@ class ModelSwaps:
         self._wake = node.create_guard_condition(self._step)
 
     def refusal(self) -> str:
-        """Why no swap is possible now; empty: it is."""
+        """Why no swap is possible now; empty: a swap is possible."""
         served = self._hooks.served()
         if served is None:
             return "configuring is not complete"
@@ -65,8 +65,8 @@ class ModelSwaps:
 
     def request(self, name: str, value: Any) -> None:
         """A parameter `dnn.<dnn>....` has changed."""
-        _, dnn, own = name.split(".", 2)
-        self._wanted[dnn, own] = value
+        _, dnn, field = name.split(".", 2)
+        self._wanted[dnn, field] = value
         self._has_changed = True
         self._wake.trigger()
 
@@ -77,7 +77,7 @@ class ModelSwaps:
         self._swap = self._status = None
 
     def statuses(self, report: DiagnosticsReport) -> list[DiagnosticStatus]:
-        """One status since the first swap of this configuration."""
+        """The status of the latest swap; empty before the first swap of this configuration."""
         swap, status = self._swap, self._status
         if status is None:
             return []
@@ -96,7 +96,7 @@ class ModelSwaps:
         if self._has_changed:
             self._has_changed = False
             changes = _differences(self._wanted, served.config)
-            if not changes and not self._under_way:  # present values were set again
+            if not changes and not self._under_way:  # the served values were set again
                 self._wanted.clear()
                 self._hooks.keep()
             elif not self._under_way or changes != self._changes:
@@ -111,7 +111,7 @@ class ModelSwaps:
             self._report_gaps(self._swap)
 
     def _begin(self, served: Served, changes: Changes) -> None:
-        """Begin a swap; it replaces the one under way. Without changes that one is only cancelled."""
+        """Begin a swap, which replaces the one under way. Without changes, the one under way is only cancelled."""
         if self._swap is not None and self._under_way:
             self._swap.cancel("the parameters have changed again")
             self._log.info(f"model swap cancelled, because parameters have changed again: {_listed(self._changes)}")
@@ -120,7 +120,7 @@ class ModelSwaps:
         if not changes:
             self._wanted.clear()
             self._hooks.keep()
-            self._status = OK, "cancelled: the parameters are those that are served"
+            self._status = OK, "cancelled: the parameters have the served values again"
             return
         self._gaps_ms, self._begin_s = {}, time.monotonic()
         try:
@@ -138,7 +138,7 @@ class ModelSwaps:
             swap.cancel("its results are of another kind")
             self._fail(problem)
         elif not swap.commit():
-            self._wake.trigger()  # its state has just changed: look again
+            self._wake.trigger()  # its state has just changed: check again
         else:
             self._under_way = False
             self._wanted.clear()
@@ -180,8 +180,8 @@ def _differences(wanted: Mapping[tuple[str, str], Any], config: NodeConfig) -> d
 def _value(settings: DnnConfig, name: str) -> Any:
     if not name.startswith("output."):
         return getattr(settings, name)
-    _, output, own = name.split(".", 2)
-    return getattr(settings.outputs[output], own)
+    _, output, field = name.split(".", 2)
+    return getattr(settings.outputs[output], field)
 
 
 def _listed(changes: Changes) -> str:
@@ -192,7 +192,7 @@ def _listed(changes: Changes) -> str:
 
 
 def _kind_problem(changes: Changes, old: Mapping[str, DnnDescription], new: Mapping[str, DnnDescription]) -> str:
-    """Of DNNs whose results are of another kind than those of their publishers; empty: there is none."""
+    """Why new settings cannot be served: a DNN's results would not have the kind of its topics. Empty: no such DNN."""
     for dnn in changes:
         kinds = [{name: it.result_kind for name, it in found[dnn].results.items()} for found in (old, new)]
         if kinds[0] != kinds[1]:

@@ -111,7 +111,7 @@ class MultiDnnNode(LifecycleNode):
 
     @property
     def autostart(self) -> bool:
-        """The parameter."""
+        """The value of the parameter `autostart`."""
         return bool(self._node_parameters.value("autostart"))
 
     def service_state(self) -> NodeState:
@@ -140,7 +140,7 @@ class MultiDnnNode(LifecycleNode):
         if not self._transitions.end(_CANCEL_S) and not self._end_slow_transition():
             self._transitions.abandon()
             self.get_logger().error(
-                "the transition in progress does not end; the node shuts down without it, with exit code 1"
+                "the transition in progress does not end; the node shuts down regardless, with exit code 1"
             )
             self._release()
             return

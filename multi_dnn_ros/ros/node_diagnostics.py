@@ -34,7 +34,7 @@ class NodeDiagnostics:
         self._timer = self._new_timer()
 
     def configured(self, hardware: str) -> None:
-        """Apply the parameters. hardware: id of the device."""
+        """The node is configured: apply its parameters. hardware: the new hardware_id."""
         self._report = self._new_report(hardware)
         self._node.destroy_timer(self._timer)
         self._timer = self._new_timer()

@@ -21,7 +21,7 @@ class NodeView:
     """The data of the node's status.
 
     progress: only while configuring. config: from the start of configuring. description: only while configured.
-    failure: why the last transition failed; empty: it did not. hung: threads that did not end when they should. ended:
+    failure: why the last transition failed; empty: it did not. hung: threads that did not end in time. ended:
     threads that ended with an error. memory: bytes by name.
     """
 

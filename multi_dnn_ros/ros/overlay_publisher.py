@@ -24,15 +24,15 @@ from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.result_kind import Layer, ResultKind
 from multi_dnn_ros.vision.results import results_by_name
 
-#: Maximum number of unfinished frames per camera; above it the oldest is not drawn.
+#: Maximum number of unfinished frames per camera; if there are more, the oldest is not drawn.
 _MAX_OPEN_FRAMES = 8
-#: The last result of a DNN is drawn on frames that the DNN dropped, for this time.
+#: For this time, the last result of a DNN is also drawn on frames that the DNN has dropped.
 _HOLD_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class _LastResult:
-    """A DNN's newest results. received_ns: arrival of its frame. finished_ns: when it was ready. size: (H, W)."""
+    """A DNN's newest results. received_ns: arrival of the frame. finished_ns: when they were ready. size: (H, W)."""
 
     received_ns: int
     finished_ns: int
@@ -42,7 +42,7 @@ class _LastResult:
 
 @dataclass
 class _Overlay:
-    """One frame and its results so far. waiting: DNNs that have not finished it. image: a copy, once it is needed."""
+    """One frame and its results so far. waiting: DNNs that have not finished it. image: a copy, once all have."""
 
     frame: Frame
     waiting: set[str]
@@ -52,18 +52,18 @@ class _Overlay:
 
 @dataclass(frozen=True)
 class OverlayTopics:
-    """The publishers of one camera's overlay. compressed: of sensor_msgs/CompressedImage."""
+    """The publishers of one camera's overlay. compressed: publishes CompressedImage."""
 
     raw: Any
     compressed: Any
 
     @property
     def subscribed(self) -> bool:
-        """Whether one of them has a subscription."""
+        """Whether one of the topics has a subscription."""
         return bool(self.raw.get_subscription_count() or self.compressed.get_subscription_count())
 
     def publish(self, pixels: npt.NDArray[np.uint8], header: Header) -> None:
-        """Publish (H, W, 3) uint8 RGB on those that have a subscription."""
+        """Publish (H, W, 3) uint8 RGB on the topics that have a subscription."""
         if self.raw.get_subscription_count():
             self.raw.publish(image_message(pixels, "rgb8", header))
         if self.compressed.get_subscription_count():
@@ -73,10 +73,10 @@ class OverlayTopics:
 class OverlayPublisher:
     """Collects the results of a frame until every DNN of its camera has published or dropped it, then draws.
 
-    publishers: by camera. dnns: names of each camera's DNNs. kinds: of each result, by its name. report: called with a
-    message when drawing fails.
-    Only the newest complete frame of a camera is drawn, and never one older than the last. The result of a slow DNN for
-    an older frame is drawn on the next frames.
+    publishers: topics by camera. dnns: names of each camera's DNNs. kinds: kind of each result, by the result's name.
+    report: called with a message when drawing fails.
+    Only the newest complete frame of a camera is drawn, and never a frame older than the one drawn last. The result of
+    a slow DNN for an older frame is drawn on the next frames.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class OverlayPublisher:
                 del overlays[older]
         overlay.image = frame.image().copy()  # without the lock, which the DNNs of other cameras need
         with self._wake:
-            if frame.received_ns >= self._newest_ns[camera]:  # otherwise another thread has completed a newer one
+            if frame.received_ns >= self._newest_ns[camera]:  # otherwise another thread has completed a newer frame
                 self._ready[camera] = overlay
                 self._wake.notify()
 

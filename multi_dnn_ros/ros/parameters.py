@@ -42,7 +42,7 @@ class Swaps(Protocol):
         ...
 
     def request(self, name: str, value: Any) -> None:
-        """A parameter has changed, which takes effect by a swap."""
+        """A parameter that takes effect by a swap has changed."""
         ...
 
 
@@ -61,8 +61,8 @@ class NodeParameters:
         self._node = node
         self._apply = apply
         self._swaps = swaps
-        self._served: dict[str, Parameter] = {}  # those that are served, of parameters that change by a swap
-        self._restored: dict[str, Parameter] = {}  # those that are being set back
+        self._served: dict[str, Parameter] = {}  # served values of parameters that a swap will change
+        self._restored: dict[str, Parameter] = {}  # parameters that are being set back
         self._locked = False
         self._declaring = False  # accept any value
         # Undeclared overrides reveal typing errors. The only public access to them in rclpy,
@@ -106,9 +106,9 @@ class NodeParameters:
         """
         if parsed.config is not None and not parsed.problems:
             return parsed.config
-        beyond = check(parsed.config) if parsed.config is not None else ()
+        found = check(parsed.config) if parsed.config is not None else ()
         # Omit problems of parameters that are invalid already: `check` has seen their defaults.
-        further = [line for line in beyond if not any(name in line.split() for name in parsed.wrong)]
+        further = [line for line in found if not any(name in line.split() for name in parsed.wrong)]
         raise ParameterError([*parsed.problems, *further])
 
     def lock(self, locked: bool) -> None:
@@ -159,7 +159,7 @@ class NodeParameters:
     def _declare_unknown(
         self, cameras: tuple[str, ...], dnns: tuple[str, ...], outputs: Mapping[str, tuple[str, ...]]
     ) -> tuple[list[str], list[str]]:
-        """Declare unknown names that are errors, so that users can see and delete them; returns these, and warnings."""
+        """Declare unknown names that are errors, so that users can see and delete them; returns them and warnings."""
         unknown = []
         for name, value in self._overrides.items():
             errors, _ = unknown_parameters({name: value}, cameras, dnns, outputs)
@@ -170,8 +170,8 @@ class NodeParameters:
         return unknown, unknown_parameters(self._overrides, cameras, dnns, outputs)[1]
 
     def _validate(self, parameters: list[Parameter]) -> SetParametersResult:
-        """Validate. :meth:`_changed` applies the change once every callback has accepted it; on Humble, which has no
-        callbacks after setting, this calls it. Keeps the served values of parameters that change by a swap.
+        """Validate changes. :meth:`_changed` applies them once every callback has accepted them; on Humble, which has
+        no callbacks after setting, this method calls it. Remembers served values of parameters that change by a swap.
         """
         if self._declaring:  # accept invalid values: the role of a new DNN, for example, has no default
             return SetParametersResult(successful=True)
@@ -196,7 +196,7 @@ class NodeParameters:
             for field, topic in (("topic", settings.topic), ("info_topic", settings.info_topic)):
                 try:
                     self._node.resolve_topic_name(topic or camera)
-                except Exception as error:  # of several types; further lines mark the position in the name
+                except Exception as error:  # several types; the lines after the first mark the position in the name
                     reason = summarize_error(error).rstrip(":")
                     problems.append(
                         f"parameter camera.{camera}.{field} is {shown(topic)}; allowed: a topic name: {reason}"
@@ -232,24 +232,28 @@ class NodeParameters:
                 raise ParameterError([problem])
 
     def _without_restored(self, parameters: list[Parameter]) -> list[Parameter]:
-        """Without those that a failed swap sets back; other callbacks may set further ones meanwhile."""
+        """All but those that a failed swap sets back; other callbacks may set further parameters at the same time."""
         restored = self._restored
-        return [one for one in parameters if one.name not in restored or one.value != restored[one.name].value]
+        return [
+            parameter
+            for parameter in parameters
+            if parameter.name not in restored or parameter.value != restored[parameter.name].value
+        ]
 
     def _swapped(self, parameters: Iterable[Parameter]) -> list[str]:
-        """The names of those that change by a swap."""
+        """The names of those that change by a swap; none while the node is not configured."""
         names = [parameter.name for parameter in parameters] if self._locked else []
         return [
             name for name in names if name in self._fields and not self._fields[name].runtime and is_swappable(name)
         ]
 
     def _check_effect(self, name: str) -> None:
-        """Raise ParameterError for a parameter of a DNN that its outputs have instead."""
+        """Raise ParameterError for a parameter that has no effect because the DNN has parameters of outputs instead."""
         kind, _, rest = name.partition(".")
-        dnn, _, own = rest.partition(".")
-        if kind == "dnn" and own in REPLACED_BY_OUTPUTS and self._outputs_of([dnn], {})[dnn]:
+        dnn, _, field = rest.partition(".")
+        if kind == "dnn" and field in REPLACED_BY_OUTPUTS and self._outputs_of([dnn], {})[dnn]:
             raise ParameterError(
-                [f"parameter {name} has no effect with dnn.{dnn}.{OUTPUTS}; set dnn.{dnn}.output.<output>.{own}"]
+                [f"parameter {name} has no effect with dnn.{dnn}.{OUTPUTS}; set dnn.{dnn}.output.<output>.{field}"]
             )
 
     def _changed(self, parameters: list[Parameter]) -> None:
@@ -292,7 +296,7 @@ class NodeParameters:
             return ()
 
     def _update_members(self, changed: Mapping[str, tuple[str, ...]]) -> None:
-        """Lists of names have changed: declare parameters of new members, undeclare those of others."""
+        """Lists of names have changed: declare parameters of new members, undeclare those of removed ones."""
         lists = {name: changed[name] if name in changed else tuple(self.value(name)) for name in _LISTS}
         before, self._fields = (
             self._fields,

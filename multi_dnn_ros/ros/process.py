@@ -87,7 +87,7 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
         node.get_logger().info(middleware.text)
         forward = _RosLog(node.get_logger())
         log.addHandler(forward)
-        log.setLevel(int(node.get_logger().get_effective_level()))  # the numbers of both are the same
+        log.setLevel(int(node.get_logger().get_effective_level()))  # Python and rclpy number the levels alike
         manager = ServiceManager.from_environment()
         if manager is not None:
             service = ServiceStatus(manager, node.service_state, autostart=node.autostart)
@@ -129,7 +129,9 @@ def _spin(
             raise
         except Exception:  # raised by a callback
             errors += 1
-            follows = "the node keeps running" if errors < _MAX_ERRORS else f"the node ends after {errors} in a row"
+            follows = "the node keeps running"
+            if errors >= _MAX_ERRORS:
+                follows = f"the node ends after {errors} failures in a row"
             node.get_logger().error(f"a callback failed; {follows}: {traceback.format_exc()}")
             if errors >= _MAX_ERRORS:
                 raise

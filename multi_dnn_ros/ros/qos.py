@@ -40,10 +40,10 @@ def subscription_qos(name: str, depth: int, offers: Iterable[QoSProfile] = (), m
         preset = {"sensor_data": qos_profile_sensor_data, "system_default": qos_profile_system_default}[name]
         reliability, durability = preset.reliability, preset.durability
         if reliability == ReliabilityPolicy.SYSTEM_DEFAULT and not middleware.startswith("rmw_fastrtps"):
-            reliability = ReliabilityPolicy.RELIABLE  # named, so that an incompatible publisher is found
-    automatic = BEST_EFFORT_DEPTH if reliability == ReliabilityPolicy.BEST_EFFORT else RELIABLE_DEPTH
+            reliability = ReliabilityPolicy.RELIABLE  # explicit, so that an incompatible publisher is detected
+    default_depth = BEST_EFFORT_DEPTH if reliability == ReliabilityPolicy.BEST_EFFORT else RELIABLE_DEPTH
     return QoSProfile(
-        history=HistoryPolicy.KEEP_LAST, depth=depth or automatic, reliability=reliability, durability=durability
+        history=HistoryPolicy.KEEP_LAST, depth=depth or default_depth, reliability=reliability, durability=durability
     )
 
 

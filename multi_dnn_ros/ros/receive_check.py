@@ -1,8 +1,8 @@
 """Checks whether a socket's receive buffer holds a camera's images, and explains what to change if not.
 
 A raw image arrives as one burst of datagrams, faster than the middleware reads them, so the receive buffer must hold
-all of it. The kernel grants at most ``net.core.rmem_max`` (212,992 bytes on stock kernels up to 6.8) and counts twice
-that.
+all of it. The kernel grants at most ``net.core.rmem_max`` (212,992 bytes on stock kernels up to 6.8) and counts the
+buffer as twice the granted size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PAYLOAD_SHARE = 0.88
 #: Recommended net.core.rmem_max, unless an image needs more.
 _RECOMMENDED = 10_485_760
 _SYSCTL_FILE = "/etc/sysctl.d/60-multi-dnn-ros.conf"
-#: Assumed while the size of the images is unknown.
+#: Image that is assumed while the size of the images is unknown.
 _EXAMPLE = ("1280x720 bgr8", 1280 * 720 * 3)
 
 
@@ -51,10 +51,10 @@ def publisher_warning(topic: str, image_bytes: int, limit: int | None) -> str:
 
 
 class ReceiveCheck:
-    """The check of one node. It warns once, not for each camera and image.
+    """The check of one node. It warns again only if a larger limit is needed.
 
     warn, info: log a line. limit: returns net.core.rmem_max. buffer: returns the largest receive buffer of this
-    process's UDP sockets as the kernel counts it. Both return None if there is none.
+    process's UDP sockets as the kernel counts it. Both return None if the value is not available.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ReceiveCheck:
         self._info = info
         self._limit = limit
         self._buffer = buffer
-        self._warned_bytes = -1  # limit recommended by the last warning
+        self._warned_bytes = -1  # net.core.rmem_max that the last warning recommended
         self._warned_unknown = False  # whether a camera without an image was warned about
 
     def configured(self, raw_cameras: list[str]) -> None:
@@ -93,7 +93,7 @@ class ReceiveCheck:
             self._check(camera, image, image_bytes, transport)
 
     def losing(self, camera: str, image: str, image_bytes: int, transport: str = "raw") -> None:
-        """Check a camera whose images are being lost. image_bytes: 0: none has arrived yet."""
+        """Check a camera whose images are being lost. image_bytes: size of the last image; 0: none yet."""
         self._check(camera, image, image_bytes, transport)
 
     def cause(self, losses: Losses, image_bytes: int, reliable: bool, camera: str, transport: str = "raw") -> str:
@@ -173,7 +173,7 @@ class ReceiveCheck:
 
 
 def _smaller(transport: str, camera: str = "") -> str:
-    """How to make the images smaller, in words. camera: name it to include its parameter."""
+    """How to make the images smaller, in words. camera: its name, to include its parameter."""
     if transport == "compressed":
         return "smaller images or a lower JPEG quality"
     return f"JPEG images (parameter camera.{camera}.transport: compressed)" if camera else "JPEG images"

@@ -25,7 +25,7 @@ except ImportError:  # vision_msgs before 4.0
 #: All fields have the same type, which sensor_msgs_py.point_cloud2.read_points_numpy requires.
 POINT_FIELDS = ("u", "v", "lane", "score")
 GROUND_FIELDS = ("x", "y", "z", "lane", "score")
-#: Of overlays: docs/overlay.png, 640x480, takes 46 kB.
+#: Quality of overlays; with it, docs/overlay.png (640x480) takes 46 kB.
 _JPEG_QUALITY = 85
 
 
@@ -52,7 +52,7 @@ def detections_message(detections: Detections, header: Header) -> Detection2DArr
 def label_info_message(labels: Sequence[str], threshold: float, header: Header) -> Any:
     """vision_msgs/LabelInfo: the name of each class number. threshold: minimum score of a detection.
 
-    Only if vision_msgs has this type; see LabelInfo.
+    To be called only if vision_msgs has this type (LabelInfo is not None).
     """
     classes = [VisionClass(class_id=index, class_name=name) for index, name in enumerate(labels)]
     return LabelInfo(header=header, class_map=classes, threshold=threshold)
@@ -74,12 +74,12 @@ def class_mask_message(mask: Mask, header: Header) -> Image:
 
 
 def instance_boxes_message(instances: InstanceMasks, header: Header) -> Detection2DArray:
-    """As :func:`detections_message`, of the boxes of the instances."""
+    """As :func:`detections_message`, for the boxes of the instances."""
     return detections_message(instances.detections, header)
 
 
 def instance_mask_message(instances: InstanceMasks, header: Header) -> Image:
-    """sensor_msgs/Image mono8: each pixel is the place of its box in the Detection2DArray, from 1; 0 for none."""
+    """sensor_msgs/Image mono8: each pixel is the position of its box in the Detection2DArray, from 1; 0: none."""
     return image_message(instances.pixels, "mono8", header)
 
 
@@ -136,8 +136,8 @@ def image_message(pixels: npt.NDArray[np.uint8], encoding: str, header: Header) 
 
 def jpeg_message(pixels: npt.NDArray[np.uint8], header: Header) -> CompressedImage:
     """(H, W, 3) uint8 RGB as sensor_msgs/CompressedImage."""
-    coded = cv2.imencode(".jpg", pixels[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY))[1]
-    return CompressedImage(header=header, format="jpeg", data=_bytes(coded))
+    encoded = cv2.imencode(".jpg", pixels[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY))[1]
+    return CompressedImage(header=header, format="jpeg", data=_bytes(encoded))
 
 
 def _detection(box: Sequence[float], score: float, class_id: str, header: Header) -> Detection2D:

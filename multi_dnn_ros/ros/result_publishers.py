@@ -21,7 +21,7 @@ from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
 from multi_dnn_ros.vision.result_kind import GroundTopic, ResultKind, Topic
 from multi_dnn_ros.vision.results import result_name, results_by_name
 
-#: Called with camera, header and (width, height) of an image: header and projection of points on the ground, or None.
+#: Returns, for camera, header and (width, height) of an image, header and projection of ground points, or None.
 GroundOf = Callable[[str, Header, tuple[int, int]], tuple[Header, Project] | None]
 
 
@@ -30,9 +30,8 @@ class ResultPublishers:
     ``~/<result>/label_info``.
 
     The name of a result is `<dnn>`, or `<dnn>/<output>` for a DNN with parameter `outputs`.
-    results: kind and class names of each DNN's results, by the name of the output, "" for
-    the only one; class names are published if the kind has labels. Each DNN publishes from a thread of its own, with
-    publishers of its own.
+    results: kind and class names of each DNN's results, by the name of the output, "" without outputs; class names are
+    published if the kind has labels. Each DNN publishes from a thread of its own, with publishers of its own.
     Raises ExtensionError if the message type of a result kind is not installed.
     """
 
@@ -98,7 +97,7 @@ class ResultPublishers:
         return tuple(self._on_ground)
 
     def wanted_on_ground(self) -> set[str]:
-        """Those of them whose results on the ground have a subscription."""
+        """The cameras whose results on the ground have a subscription."""
         return {
             camera
             for camera, keys in self._on_ground.items()
@@ -107,7 +106,7 @@ class ResultPublishers:
 
     def publish(self, result: Result, ground: GroundOf) -> None:
         """Publish the results of an inference, also empty ones, with the header of its image, on the topics that have a
-        subscription. On ground topics only if `ground` has a projection for the image.
+        subscription. Ground topics get results only if `ground` has a projection for the image.
 
         Raises TypeError, before anything is published, for a result of another kind than the DNN's.
         """

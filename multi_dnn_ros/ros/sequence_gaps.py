@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-#: Newest missing numbers that are remembered, in case their message arrives late.
+#: How many of the newest missing numbers are remembered, in case their messages arrive late.
 _REMEMBERED = 256
 
 

@@ -17,10 +17,10 @@ from multi_dnn_ros.vision.results import result_name
 
 @dataclass
 class Served:
-    """Changed in the executor's thread only.
+    """What the node serves; changed in the executor's thread only.
 
-    config: with the values that are served. description: of the engine. host: configured. outputs: publishers of the
-    results.
+    config: has the values that are served. description: describes the engine. host: the configured host. outputs:
+    publishers of the results.
     """
 
     config: NodeConfig
@@ -29,13 +29,13 @@ class Served:
     outputs: ResultPublishers
 
     def threshold(self, dnn: str, output: str = "") -> float:
-        """The score threshold in use of a result; 0 in the parameter selects that of the model."""
+        """The score threshold that a result is served with; 0 in the parameter selects that of the model."""
         settings = self.config.dnns[dnn]
         given = settings.outputs[output].score_threshold if output else settings.score_threshold
         return given or self.description.dnns[dnn].results[output].own_threshold
 
     def new_tracks(self) -> Tracks:
-        """Without identities yet."""
+        """New trackers, without identities yet."""
         return Tracks(
             self.config,
             {name: dnn.cameras for name, dnn in self.description.dnns.items()},
@@ -43,7 +43,7 @@ class Served:
         )
 
     def set_tracking_thresholds(self) -> None:
-        """Make the engine return also the boxes that only continue tracks."""
+        """Make the engine also return the boxes that only continue tracks."""
         for dnn in self.config.dnns:
             self._set_tracking_threshold(dnn, None)
 
@@ -79,7 +79,7 @@ class Served:
                     self._publish_labels(dnn, output)
 
     def _set_tracking_threshold(self, dnn: str, session: ServingSession | None) -> None:
-        """Tell engine and tracker the threshold of a tracked DNN; no effect for others."""
+        """Pass the threshold of a tracked DNN to engine and tracker; no effect for other DNNs."""
         settings = self.config.dnns[dnn]
         if settings.track:
             threshold = self.threshold(dnn)

@@ -1,7 +1,7 @@
-"""What the node tells systemd when systemd has started it: ready, one line of status, heartbeats, stopping.
+"""Reports of the node to systemd, if systemd has started it: ready, one line of status, heartbeats, stopping.
 
-The loop of the executor calls :meth:`ServiceStatus.update`; no thread of its own sends heartbeats. A callback that
-blocks the executor therefore ends them, and systemd restarts the node.
+The loop of the executor calls :meth:`ServiceStatus.update`; heartbeats have no thread of their own. A callback that
+blocks the executor therefore stops the heartbeats, and systemd restarts the node.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from multi_dnn_ros.common.sd_notify import ServiceManager
 
 log = logging.getLogger(__name__)
 
-#: Period of looking for a new status.
+#: Period of checking for a new status.
 _STATUS_PERIOD_S = 1.0
 #: While configuring, which may take minutes, the time that systemd grants beyond TimeoutStartSec; renewed every period.
 _EXTEND_S = 30.0
@@ -25,7 +25,7 @@ _EXTEND_S = 30.0
 class NodeState:
     """The state of the node for the service manager.
 
-    state: of the life cycle, as the diagnostics name it. text: the text of the node's diagnostic status. ended: threads
+    state: life cycle state as in the diagnostics. text: the text of the node's diagnostic status. ended: threads
     that ended with an error while the node is active. supervision_age_s: time since the supervision of the engine
     processes last ran; 0 if there is none.
     """
@@ -37,8 +37,8 @@ class NodeState:
 
 
 class ServiceStatus:
-    """The messages of one node. service_state: returns its state. autostart: the parameter: the service is ready when
-    the node is active; otherwise as soon as the node responds, because another process configures it.
+    """The messages of one node. service_state: returns its state. autostart: the parameter. If it is true, the service
+    is ready when the node is active, otherwise as soon as the node responds, because another process configures it.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class ServiceStatus:
         if fields and self._manager.send(**fields):
             self._ready = self._ready or "READY" in fields
             self._status = node.text
-            if "WATCHDOG" in fields:  # otherwise tried again at the next call: the next period would be too late
+            if "WATCHDOG" in fields:  # otherwise the next call tries again, as a whole period would be too long
                 self._next_beat = now + self._beat_period_s
         self._next_status = now + _STATUS_PERIOD_S
 
     def stopping(self, reason: str) -> None:
-        """The node ends. reason: one line."""
+        """The node shuts down. reason: one line."""
         self._manager.send(STOPPING=1, STATUS=reason)
         self._manager.close()
 

@@ -45,9 +45,9 @@ _MIN_OVERLAY_STOP_S = 0.5
 class ServingSession:
     """Serves frames from its creation until :meth:`stop`.
 
-    host: configured. description: the result of configuring it. outputs: activated. check: of the node's receive
-    buffers. tracks: new ones, which add identities to the results.
-    on_size: called for each result with the camera and the (width, height) of the image.
+    host: configured. description: the result of configuring it. outputs: activated. check: checks the node's receive
+    buffers. tracks: new trackers, which add identities to the results. on_size: called for each result with the camera
+    and the (width, height) of the image.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ServingSession:
             self._log.warning(f"camera {camera}: no DNN processes its images (parameters dnn.<dnn>.cameras)")
 
     def set_threshold(self, dnn: str, threshold: float) -> None:
-        """The score threshold in use of a DNN has changed."""
+        """The score threshold of a DNN has changed."""
         self._tracks.set_threshold(dnn, threshold)
 
     def update(self, dnn: str, name: str, value: Any) -> None:
@@ -145,7 +145,7 @@ class ServingSession:
         return [thread.name for thread in (*self._decoders.values(), self._overlay.thread) if not thread.is_alive()]
 
     def published(self) -> dict[tuple[str, str], int]:
-        """Results published so far, by DNN and camera."""
+        """Number of results published so far, by DNN and camera."""
         return {pair: figures.published for pair, figures in self._accounts.statistics().by_dnn_and_camera.items()}
 
     def statuses(self, report: DiagnosticsReport) -> Iterator[DiagnosticStatus]:
@@ -173,9 +173,9 @@ class ServingSession:
         end = time.monotonic() + timeout_s
         self._stopped = True
         self.unsubscribe()
-        decoded = time.monotonic() + _DECODER_SHARE * timeout_s
+        decoders_end = time.monotonic() + _DECODER_SHARE * timeout_s
         for decoder in self._decoders.values():
-            decoder.close(max(decoded - time.monotonic(), 0.0))
+            decoder.close(max(decoders_end - time.monotonic(), 0.0))
         hanging = self._host.stop(max(end - time.monotonic(), 0.0))
         self._hanging = [thread for thread in threading.enumerate() if thread.name in hanging]
         accounts = self._accounts
@@ -208,7 +208,7 @@ class ServingSession:
     def _on_result(self, result: Result) -> None:
         result = self._tracks.apply(result)
         self._outputs.publish(result, self._ground.view)
-        call_and_log_errors(self._after_publishing, result)  # its failure must not count the frame as not published
+        call_and_log_errors(self._after_publishing, result)  # the frame counts as published even if this fails
 
     def _after_publishing(self, result: Result) -> None:
         height, width = result.frame.image().shape[:2]

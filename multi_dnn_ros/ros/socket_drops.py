@@ -45,7 +45,7 @@ class SocketDrops:
     def poll(self) -> int:
         """Datagrams dropped since the last call at the sockets that are open now; 0 if the system has no counters."""
         now = self._read()
-        # All drops of a new socket are since the last call.
+        # All drops of a new socket have happened since the last call.
         new = sum(max(0, count - self._last.get(inode, 0)) for inode, count in now.items())
         self._last = now
         return new

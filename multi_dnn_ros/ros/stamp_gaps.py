@@ -1,4 +1,4 @@
-"""Estimates from the stamps of the images that arrived how many did not.
+"""Estimates how many images did not arrive, from the stamps of those that did.
 
 The gap between the stamps of consecutive images is compared with the period of the camera, which is either known
 (parameter ``camera.<camera>.rate_hz``) or learned from the gaps (:mod:`.frame_period`). Nothing here needs ROS. Times
@@ -14,17 +14,17 @@ from multi_dnn_ros.ros.frame_period import MIN_SPARSE, is_steady, period_of
 
 _SECOND_NS = 1_000_000_000
 #: The period is learned from at most this many gaps, none older than _GAPS_NS.
-_GAPS = 64
+_MAX_GAPS = 64
 _GAPS_NS = 60 * _SECOND_NS
 #: After this many consecutive longer gaps, the camera is taken to have become slower.
-_SLOWER = 10
+_SLOWER_GAPS = 10
 #: A gap longer than both limits, during which no data was reported lost, is a pause: the camera was stopped, or the
 #: playback of a recording was paused.
 _PAUSE_NS = 2 * _SECOND_NS
 _PAUSE_PERIODS = 20
 #: A stamp that advances by this many times the elapsed time has jumped: a recording started again.
 _JUMP = 4
-#: Distance from a multiple of the period, in periods, that is taken for jitter.
+#: Maximum distance from a multiple of the period, in periods, that is taken for jitter.
 _JITTER = 0.25
 #: Maximum number of missing images that early images can offset.
 _MAX_EARLY = 20
@@ -41,12 +41,12 @@ class StampGaps:
         self._last: tuple[int, int] | None = None  # arrival and stamp of the last image in order
         self._last_arrival_ns: int | None = None
         self._loss_reported_ns: int | None = None
-        self._gaps: deque[tuple[int, int]] = deque(maxlen=_GAPS)  # arrival, gap; the period is learned from them
+        self._gaps: deque[tuple[int, int]] = deque(maxlen=_MAX_GAPS)  # arrival, gap; the period is learned from them
         # Gaps not yet compared with a period, and whether data was reported lost during them.
         self._pending: deque[tuple[int, bool]] = deque(maxlen=4096)
         self._missing = 0
         self._max_missing = 0  # largest value of _missing so far
-        self._carry = 0.0  # rounding rest of the last comparison, in periods
+        self._carry = 0.0  # rounding remainder of the last comparison, in periods
         self._retry_at = 0  # number of received images at which the period may be learned again
         self._period_ns: float | None = None
         self._learned_since_ns = 0  # arrival of the first image that the period was learned from
@@ -56,7 +56,7 @@ class StampGaps:
 
     @property
     def last_arrival_ns(self) -> int | None:
-        """When the last image arrived; None: none has, since the last restart."""
+        """When the last image arrived; None: none has arrived since the last restart."""
         return self._last_arrival_ns
 
     @property
@@ -66,7 +66,7 @@ class StampGaps:
 
     @property
     def can_learn_period(self) -> bool:
-        """Whether so many gaps are known that a regular camera's period would have been found."""
+        """Whether enough gaps are known to have found the period of a regular camera."""
         return len(self._gaps) >= MIN_SPARSE
 
     def add(self, now_ns: int, stamp_ns: int, *, single_publisher: bool, late: bool) -> None:
@@ -130,11 +130,11 @@ class StampGaps:
             self._gaps.popleft()
         gaps = [gap for _, gap in self._gaps]
         period = period_of(gaps)
-        newest = gaps[-_SLOWER:]
-        slower = period_of(newest) if len(newest) == _SLOWER else None
-        if slower is not None and is_steady(newest, slower) and not self._loss_since(self._gaps[-_SLOWER][0]):
+        newest = gaps[-_SLOWER_GAPS:]
+        slower = period_of(newest) if len(newest) == _SLOWER_GAPS else None
+        if slower is not None and is_steady(newest, slower) and not self._loss_since(self._gaps[-_SLOWER_GAPS][0]):
             if period is None or slower > 1.5 * period:
-                while len(self._gaps) > _SLOWER:
+                while len(self._gaps) > _SLOWER_GAPS:
                     self._gaps.popleft()
             period = slower
         if period is None and self.can_learn_period:
@@ -168,7 +168,7 @@ class StampGaps:
             gap, reported = self._pending.popleft()
             if _is_pause(gap, period_ns) and not reported:
                 continue
-            # The rest of the rounding is carried into the next gap, so that the stamps of a camera that is delayed and
+            # The rounding remainder is carried into the next gap, so that the stamps of a camera that is delayed and
             # then catches up are counted correctly.
             position = gap / period_ns + self._carry
             periods = round(position)

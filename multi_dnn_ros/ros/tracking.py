@@ -13,7 +13,7 @@ from multi_dnn_ros.vision.tracking.byte_track import ByteTracker, TrackerSetting
 
 
 def tracking_problems(config: NodeConfig, kinds: Mapping[str, Sequence[ResultKind]]) -> list[str]:
-    """DNNs whose results cannot be tracked, one line each. kinds: of each DNN's results."""
+    """DNNs whose results cannot be tracked, one line each. kinds: kinds of each DNN's results."""
     problems = []
     for dnn, settings in config.dnns.items():
         if not settings.track:
@@ -29,7 +29,7 @@ def tracking_problems(config: NodeConfig, kinds: Mapping[str, Sequence[ResultKin
 
 
 def decoder_threshold(settings: DnnConfig, threshold: float) -> float:
-    """Minimum score of the boxes that the engine returns. threshold: of the published results.
+    """Minimum score of the boxes that the engine returns. threshold: minimum score of published results.
 
     A tracked DNN also returns the boxes that only continue tracks.
     """
@@ -37,9 +37,10 @@ def decoder_threshold(settings: DnnConfig, threshold: float) -> float:
 
 
 class Tracks:
-    """Thread-safe: results of a DNN on a camera may come from two engine processes while one replaces the other.
+    """The trackers of a node. Thread-safe, because results of a DNN on a camera may come from two engine processes
+    while one replaces the other.
 
-    cameras: by DNN. thresholds: of published results, by tracked DNN.
+    cameras: names by DNN. thresholds: minimum scores of published results, by tracked DNN.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Tracks:
                     tracker.set_high_score(threshold)
 
     def apply(self, result: Result) -> Result:
-        """The result with identities, or as it is if the DNN is not tracked. Raises ValueError for invalid boxes."""
+        """The result with identities; unchanged if the DNN is not tracked. Raises ValueError for invalid boxes."""
         dnn_camera = result.dnn, result.frame.camera
         tracker = self._trackers.get(dnn_camera)
         if tracker is None or not isinstance(result.output, Detections):

@@ -18,8 +18,8 @@ class PoseError(ValueError):
 
 
 class Transforms:
-    """Listens to /tf and /tf_static while it is open. :meth:`pose` may be called in any thread, the others in that of
-    the executor.
+    """Listens to /tf and /tf_static while it is open. :meth:`pose` may be called in any thread, the other methods only
+    in the executor's thread.
     """
 
     def __init__(self, node: LifecycleNode) -> None:
@@ -29,7 +29,7 @@ class Transforms:
         self._error = "TF is not subscribed to yet"
 
     def open(self) -> None:
-        """Start listening, if it has not started yet. Without tf2_ros, :meth:`pose` raises."""
+        """Start listening, unless it is open already. Without tf2_ros, :meth:`pose` raises."""
         if self._listener is not None:
             return
         try:

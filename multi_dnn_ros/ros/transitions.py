@@ -50,7 +50,7 @@ class Transitions:
     executor's.
 
     ``cleanup`` and ``shutdown`` requested during a transition cancel it and run afterwards; any other request during a
-    transition is rejected. cancel: makes a long transition fail soon. configured: returns whether the node is.
+    transition is rejected. cancel: makes a long transition fail soon. configured: whether the node is configured.
     """
 
     def __init__(self, node: LifecycleNode, cancel: Callable[[], None], configured: Callable[[], bool]) -> None:
@@ -125,7 +125,7 @@ class Transitions:
         return self._thread is None
 
     def abandon(self) -> None:
-        """Stop waiting for the transition in progress; it can call nothing in the executor's thread any more."""
+        """Stop waiting for the transition in progress; it can no longer call anything in the executor's thread."""
         self._abandoned = self._thread is not None
 
     def in_executor(self, function: Callable[..., T], *arguments: Any) -> T:

@@ -26,9 +26,9 @@ class _Buffer(Protocol):
 class _OpenFrame:
     """A frame that some DNNs have not answered yet.
 
-    buffer: contains its image. unanswered: DNNs without an answer; computed: those of them that are done with it, and
-    whose result waits for results of earlier frames. users: number of DNNs that have no answer yet, or whose callback
-    is still running; the last one releases the buffer. handed_ns: when it was handed to the engine.
+    buffer: contains the image. unanswered: DNNs without an answer. computed: those of them whose result exists but
+    waits for results of earlier frames. users: number of DNNs that have no answer yet, or whose callback is still
+    running; the last one releases the buffer. handed_ns: when the frame was handed to the engine.
     """
 
     frame: Frame
@@ -44,11 +44,12 @@ def _ignore(dnn: str, camera: str, handed_ns: int, timing: Timing | None) -> Non
 
 
 class Accounts:
-    """Thread-safe. The callbacks run in the thread that reports the event, without the lock.
+    """What became of each frame, per DNN. Thread-safe. The callbacks run in the thread that reports the event, without
+    the lock.
 
     deadlines_ns: by DNN, from arrival; None: no deadline. clock: nanoseconds, monotonic. window_ns: window of
-    percentiles and rates. on_answered: called with each answer before its callback runs: DNN, camera, when the frame
-    was handed to the engine, and the timing of the result (None: a drop); must not block or raise.
+    percentiles and rates. on_answered: called for each answer before its callback runs, with DNN, camera, the time when
+    the frame was handed to the engine, and the timing of the result (None: a drop); must not block or raise.
     """
 
     def __init__(
@@ -96,10 +97,9 @@ class Accounts:
         self._count_drop(Drop(dnn, frame, reason, message))
 
     def lost(self, frame: Frame, reason: DropReason, message: str, dnns: Iterable[str]) -> None:
-        """An arrived frame was lost before it was handed to the engine (overwritten, bad image): a drop for each DNN.
+        """An arrived frame was lost before it was handed to the engine (overwritten, bad image): drop it for each DNN.
 
-        dnns: those that have no answer for it yet. For a disabled DNN the reason is `disabled`, unless the image is
-        bad.
+        dnns: the DNNs without an answer to it. For a disabled DNN the reason is `disabled`, unless the image is bad.
         """
         for dnn in dnns:
             disabled = self._disabled_reason(dnn)
@@ -154,7 +154,7 @@ class Accounts:
         return len(unanswered)
 
     def failure(self, failure: Failure) -> None:
-        """A DNN failed: frames were lost because of an error of its own."""
+        """A DNN failed: frames were lost because of an error of the DNN."""
         if failure.disabled:
             until_ns = None if failure.retry_s is None else self._clock() + round(failure.retry_s * 1e9)
             with self._lock:
@@ -179,14 +179,14 @@ class Accounts:
             self._devices = dict(devices)
 
     def computed(self, number: int, dnn: str) -> None:
-        """The DNN is done with a frame, whose result waits for results of earlier frames."""
+        """The DNN has computed a frame, whose result waits for results of earlier frames."""
         with self._lock:
             entry = self._open.get(number)
             if entry is not None:
                 entry.computed.add(dnn)
 
     def handed_ns(self, dnn_camera: DnnCamera) -> int | None:
-        """When the oldest frame of the DNN and camera that still waits or is being computed was handed to the engine.
+        """When the oldest frame of the camera that the DNN has not computed yet was handed to the engine.
 
         None: at least one device of the DNN has no frame of the camera.
         """

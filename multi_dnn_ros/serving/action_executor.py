@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProcessTemplate:
-    """What every engine process of the device is started and configured with. label: first part of their names."""
+    """What every engine process of the device is started and configured with. label: first part of its name."""
 
     config: NodeConfig
     build: Build
@@ -46,15 +46,15 @@ class ProcessTemplate:
 class ActionExecutor:
     """Not thread-safe.
 
-    processes: by key; shared with the caller, who removes those that have ended. on_message: receives the messages of
-    processes that are started here, in their reader threads. on_start_failed: (key, cause) of a process that could not
-    be started.
+    processes: by key; shared with the caller, which removes processes that have ended. on_message: receives the
+    messages of processes that are started here, in their reader threads. on_start_failed: called with key and cause if
+    a process could not be started.
 
     accounts: None until frames are served for the first time. stop_timeout_s: sent with StopServing.
     runtime: by DNN, the current runtime parameters, sent when a process begins to serve.
     swap_config: the settings of the swap in preparation; None: there is none. on_gap: called once for each DNN that is
-    taken over; arguments: its name, and the ms between the last result of the previous process and the first result of
-    the next one.
+    taken over, with its name and the ms between the last result of the previous process and the first result of the
+    next one.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ActionExecutor:
         self._template = replace(self._template, config=config)
 
     def execute(self, action: Action, routes: Mapping[str, int]) -> None:
-        """routes: by DNN, the key of its process."""
+        """Execute one action. routes: by DNN, the key of its process."""
         accounts = self.accounts
         if isinstance(action, StartProcess):
             self._start_process(action.key)
@@ -97,7 +97,7 @@ class ActionExecutor:
         elif isinstance(action, EnableDnn):
             if accounts is not None:
                 accounts.enabled(action.dnn)
-        elif action.key in self._processes:  # otherwise it could not be started, and that event is in the queue
+        elif action.key in self._processes:  # otherwise it could not be started, and the event for that is queued
             process = self._processes[action.key]
             if isinstance(action, ConfigureProcess):
                 template = self._template
@@ -110,7 +110,7 @@ class ActionExecutor:
             elif isinstance(action, StartServing):
                 assert accounts is not None
                 for dnn, key in routes.items():
-                    if key == action.key:  # also one that its previous process had disabled
+                    if key == action.key:  # also a DNN that its previous process had disabled
                         accounts.enabled(dnn)
                 previous = self._previous.pop(action.key, None)
                 outcomes = accounts if previous is None else HandOver(accounts, previous, self.on_gap)

@@ -1,7 +1,7 @@
-"""Which arriving images a DNN gets: the runtime parameters `enable` and `max_rate_hz`.
+"""Decides which arriving images a DNN gets, by the runtime parameters `enable` and `max_rate_hz`.
 
-An image that a DNN does not get counts as offered and is dropped at once with a reason of its own, so the counts
-of a DNN on a camera always add up.
+An image that a DNN does not get counts as offered and is dropped at once with a separate reason, so the counts of a DNN
+on a camera always add up.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from multi_dnn_ros.engine.task import DropReason
 
-#: How much earlier than its time an image is accepted, as a share of the period. Without it, jitter of a camera that is
-#: as fast as the limit would make every second image come too early.
+#: How much earlier than due an image is accepted, as a share of the period. Without this tolerance, jitter of a camera
+#: that is as fast as the limit would make every second image come too early.
 _TOLERANCE = 0.25
 
 #: Why an image is refused: the reason of the drop, and its message.
@@ -45,7 +45,7 @@ class RateLimit:
 
 @dataclass
 class _DnnAdmission:
-    """limits: by camera. max_rate_hz: 0: no limit."""
+    """The admission of images to one DNN. limits: by camera. max_rate_hz: 0: no limit."""
 
     enabled: bool = True
     max_rate_hz: float = 0.0
@@ -53,9 +53,9 @@ class _DnnAdmission:
 
 
 class Admission:
-    """Thread-safe. enabled, max_rates_hz: by DNN, the initial values; DNNs that are missing are enabled and unlimited.
+    """Thread-safe. enabled, max_rates_hz: initial values by DNN; a DNN without one is enabled and unlimited.
 
-    max_rate_hz limits the images of each camera separately, by their time of arrival: stamps may jump.
+    max_rate_hz limits the images of each camera separately, by their time of arrival, because stamps may jump.
     """
 
     def __init__(self, enabled: Mapping[str, bool] = {}, max_rates_hz: Mapping[str, float] = {}) -> None:
@@ -67,13 +67,13 @@ class Admission:
             self._of(dnn).max_rate_hz = rate_hz
 
     def set_enabled(self, dnn: str, enabled: bool) -> None:
-        """Whether the DNN gets images from now on."""
+        """Set whether the DNN gets images from now on."""
         with self._lock:
             self._of(dnn).enabled = enabled
             self._of(dnn).limits.clear()
 
     def set_max_rate(self, dnn: str, rate_hz: float) -> None:
-        """Maximum images per second of each camera from now on; 0: no limit."""
+        """Set the maximum images per second of each camera from now on; 0: no limit."""
         with self._lock:
             self._of(dnn).max_rate_hz = rate_hz
             self._of(dnn).limits.clear()
@@ -84,7 +84,7 @@ class Admission:
             return dnn not in self._dnns or self._dnns[dnn].enabled
 
     def refusals(self, camera: str, dnns: Iterable[str], arrived_ns: int) -> dict[str, Refusal]:
-        """Those of the DNNs that do not get an image of the camera that arrived now, and why. Call once per image."""
+        """Which of the DNNs do not get an image of the camera that has just arrived, and why. Call once per image."""
         found: dict[str, Refusal] = {}
         with self._lock:
             for dnn in dnns:

@@ -46,7 +46,8 @@ class _Arrival:
 class CameraDecoder(threading.Thread):
     """Decodes the newest image when a DNN needs a frame (see :class:`DecodeTiming`); until then it waits undecoded.
 
-    host: started. accounts: those the host was started with; their `on_answered` must call :meth:`answered`.
+    host: a started host. accounts: the accounts that the host was started with; their `on_answered` must call
+    :meth:`answered`.
     on_bad_image: called once for each image that cannot be decoded, in this thread. clock: nanoseconds, monotonic.
     admission: which DNNs an image is for; None: all DNNs of the camera.
     """
@@ -100,7 +101,7 @@ class CameraDecoder(threading.Thread):
             recipients = tuple(dnn for dnn in dnns if dnn not in refusals or dnn in waiting)
             if recipients:
                 self._newest = _Arrival(frame, decode, recipients)
-            elif replaced is not None:  # the DNNs that it was for have been switched off since
+            elif replaced is not None:  # its DNNs have been switched off since
                 self._newest = None
             self._changed()
         for dnn, (reason, message) in refusals.items():
@@ -139,7 +140,7 @@ class CameraDecoder(threading.Thread):
             self.join(timeout_s)
             self._abandoned = self.is_alive()
             if self._offering.acquire(timeout=_LAST_OFFER_S):
-                self._offering.release()  # what was offered before is among the unanswered frames of the accounts
+                self._offering.release()  # frames offered before are unanswered frames of the accounts
         with self._wake:
             waiting, self._newest = self._newest, None
         if waiting is not None:
@@ -154,7 +155,7 @@ class CameraDecoder(threading.Thread):
         try:
             while self._wait_until_needed():
                 self._decode_newest()
-        except BaseException:  # an error of the host or the accounts; the camera must not stop in silence
+        except BaseException:  # an error of the host or the accounts; the camera must not stop silently
             log.exception(
                 "the decoding thread of camera %s ended with an error; its images are no longer processed: restart the "
                 "node",
@@ -227,9 +228,9 @@ class CameraDecoder(threading.Thread):
             image = arrival.decode(buffer.image)
         except Exception as error:
             buffer.release()
-            bad = error if isinstance(error, FrameError) else FrameError(f"{type(error).__name__}: {error}")
-            self._accounts.lost(frame, DropReason.BAD_IMAGE, str(bad), dnns)
-            call_and_log_errors(self._on_bad_image, bad)
+            bad_image = error if isinstance(error, FrameError) else FrameError(f"{type(error).__name__}: {error}")
+            self._accounts.lost(frame, DropReason.BAD_IMAGE, str(bad_image), dnns)
+            call_and_log_errors(self._on_bad_image, bad_image)
             return
         frame.set_image(image, decode_ns=self._clock() - begin_ns)
         self._offer(frame, buffer, dnns)
@@ -256,11 +257,11 @@ class CameraDecoder(threading.Thread):
                 self._accounts.drop(number, dnn, DropReason.ENGINE_LOST, f"{type(error).__name__}: {error}")
 
     def _enabled(self, dnns: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of the DNNs that are not switched off by their parameter."""
+        """The DNNs among `dnns` that are not switched off by their parameter."""
         return tuple(dnn for dnn in dnns if self._admission.is_enabled(dnn))
 
     def _drop_for(self, frame: Frame, dnns: tuple[str, ...], reason: DropReason, message: str) -> None:
-        """Drop an undecoded image for these DNNs; those switched off by their parameter have that as the reason."""
+        """Drop an undecoded image for these DNNs; for those switched off by their parameter, that is the reason."""
         enabled = self._enabled(dnns)
         self._drop_switched_off(frame, dnns, enabled)
         self._accounts.lost(frame, reason, message, enabled)

@@ -53,7 +53,7 @@ class CapacityForImages:
 
 
 def _combine(parts: Mapping[str, Capacity]) -> Capacity | None:
-    """One verdict of all devices; their names are part of the texts if there are several."""
+    """One verdict for all devices; if there are several, the texts contain their names."""
     if len(parts) <= 1:
         return next(iter(parts.values()), None)
     return Capacity(

@@ -22,7 +22,7 @@ class Channel:
         self._socket = connected
         self._lock = threading.Lock()
         self._buffer = bytearray(_BUFFER_BYTES)
-        self._begin = self._end = 0  # of the received bytes that were not taken yet
+        self._begin = self._end = 0  # range of the received bytes not taken yet
 
     def send(self, message: Any) -> None:
         """Raises ConnectionError if the other end is closed, BlockingIOError after the socket's send timeout."""

@@ -33,7 +33,7 @@ class LineReader:
         return False
 
     def close(self) -> None:
-        """Pass on a last line without a line end, or the beginning of one that is too long."""
+        """Pass on a last line without a line end, or the beginning of a line that is too long."""
         if self._rest:
             self._on_line(self._rest.decode("utf-8", "replace"))
             self._rest = b""
@@ -48,7 +48,8 @@ def kill_group(group: int) -> None:
 def kill_session(leader: int) -> None:
     """Kill all processes of the session of `leader`, which has ended and is not reaped.
 
-    Most are in its process group. The search for others is repeated, because one may start another before it is killed.
+    Most are in its process group. The search for others is repeated, because a process may start another before it is
+    killed.
     """
     kill_group(leader)
     for _ in range(_MAX_ROUNDS):

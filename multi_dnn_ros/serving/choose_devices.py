@@ -17,7 +17,10 @@ ASSUMED_HZ = 30.0
 
 
 def choose_devices(config: NodeConfig, measured: Mapping[str, DeviceCosts]) -> Devices:
-    """measured: by device, of the DNNs that may run there. Raises ConfigureError if no placement is possible."""
+    """Return the device of each DNN. measured: by device, the costs of the DNNs that may run there.
+
+    Raises ConfigureError if no placement is possible.
+    """
     loads = [_load(config, dnn, measured) for dnn in config.dnns]
     memory = {device: costs.memory_bytes for device, costs in measured.items()}
     try:

@@ -1,4 +1,4 @@
-"""From parameters to a pipeline that is ready to serve, and its description for the node's process."""
+"""Makes a pipeline that is ready to serve from the parameters, and describes it for the node's process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def configure(
 
     timed: DNNs whose time per frame is measured.
     report: called with each step. Raises what `build` raises (ValueError or OSError because of parameters and files),
-    and RuntimeError for a DNN that fails on a black image. Call it always from the same thread of a process, because
+    and RuntimeError for a DNN that fails on a black image. Always call it from the same thread of a process, because
     torch.export crashes in a second one.
     """
     part = config.model_copy(update={"dnns": {name: config.dnns[name] for name in dnns}})

@@ -67,12 +67,12 @@ class ConfigureClient:
     def configure(
         self, config: NodeConfig, build: Build, progress: Callable[[Progress], None], timed: Sequence[str] = ()
     ) -> Description:
-        """Configure all DNNs. timed: those whose time per frame is measured. Raises ConfigureError and Cancelled."""
+        """Configure all DNNs. timed: DNNs whose time per frame is measured. Raises ConfigureError and Cancelled."""
         self.process.send(wire.Configure(config, tuple(config.dnns), build, timed=tuple(timed)))
         return self._answer("configuring", wire.Configured, progress).description
 
     def hand_over(self, receiver: Callable[[ServedProcess, Any], None]) -> None:
-        """Pass all further messages to `receiver`, after those that were not read yet."""
+        """Pass the messages that were not read yet, and all further ones, to `receiver`."""
         with self._lock:
             while not self._messages.empty():
                 receiver(self.process, self._messages.get())

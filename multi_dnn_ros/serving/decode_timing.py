@@ -2,8 +2,8 @@
 
 A DNN that is slower than its camera processes one image out of several. Decoding the others would waste CPU time, so an
 image is decoded only if a DNN would start on it before the next image could be ready. All times are estimates. A wrong
-one costs an unnecessary decode or a few milliseconds, but never a frame: a DNN without a frame gets the newest one at
-once (:mod:`multi_dnn_ros.serving.camera_decoder`).
+estimate costs an unnecessary decode or a few milliseconds, but never a frame: a DNN without a frame gets the newest one
+at once (:mod:`multi_dnn_ros.serving.camera_decoder`).
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class DecodeTiming:
     def due_ns(self, dnn: str, arrived_ns: int, handed_ns: int | None) -> int:
         """When to decode the newest image, which arrived at `arrived_ns`, for this DNN.
 
-        At once if the DNN has no frame, if there are no samples yet, or if the next image could not be ready before the
-        DNN needs one. Otherwise just in time for the DNN, in case the next image does not arrive.
+        It is decoded at once if the DNN has no frame, if there are no samples yet, or if the next image could not be
+        ready before the DNN needs one. Otherwise it is decoded just in time for the DNN, in case the next image does
+        not arrive.
 
         handed_ns: when the oldest unanswered frame of the DNN was handed to the engine; None: it has no frame.
         """

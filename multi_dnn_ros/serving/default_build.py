@@ -18,7 +18,7 @@ MODULES = (
 def modules_of(build_function: Callable[..., Any]) -> tuple[str, ...]:
     """The modules that an engine process imports before it is configured with `build_function`.
 
-    Its own module, or its attribute `modules`, which a function that wraps another build has.
+    These are the function's own module or, for a function that wraps another build, its attribute `modules`.
     """
     if build_function is build:
         return MODULES
@@ -26,7 +26,7 @@ def modules_of(build_function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def build(config: NodeConfig, progress: Callable[[str], None]) -> Any:
-    """The Pipeline of :func:`multi_dnn_ros.pipeline.build.build`."""
+    """The Pipeline that :func:`multi_dnn_ros.pipeline.build.build` returns."""
     from multi_dnn_ros.pipeline.build import build as build_pipeline
 
     return build_pipeline(config, progress)

@@ -1,4 +1,4 @@
-"""Passes what the engine processes of one device report to the accounts; for DNNs with several devices in order."""
+"""Passes the reports of one device's engine processes to the accounts; in frame order for DNNs with several devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MultiDeviceDnns:
-    """DNNs with several devices. devices: by DNN, their names."""
+    """DNNs with several devices. devices: names of the devices, by DNN."""
 
     devices: Mapping[str, tuple[str, ...]]
     dispatcher: FrameDispatcher

@@ -1,6 +1,6 @@
 """Divides the settings of the node among its devices, and combines the descriptions of their engines.
 
-Each device has engine processes of its own, which are configured with the DNNs of that device only.
+Each device has its own engine processes, which are configured with the DNNs of that device only.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def names_devices(config: NodeConfig) -> bool:
 
 
 def divide(config: NodeConfig, devices: Devices) -> dict[str, NodeConfig]:
-    """By device, the settings of its engine processes. devices: at least one for every DNN."""
-    used = dict.fromkeys(device for of_dnn in devices.values() for device in of_dnn)
+    """The settings of the engine processes, by device. devices: at least one for every DNN."""
+    used = dict.fromkeys(device for names in devices.values() for device in names)
     parts = {}
     for device in used:
         dnns = {
@@ -58,7 +58,7 @@ def combine(config: NodeConfig, parts: Mapping[str, Description]) -> Description
 
 
 def _share_rates(fits: Mapping[str, Fit]) -> dict[str, Fit]:
-    """The rates of a DNN with several devices, divided among them in proportion to their speeds."""
+    """Divide the rates of each DNN with several devices among them, in proportion to their speeds."""
     speeds: dict[str, float] = {}
     for fit in fits.values():
         for demand in fit.demands:

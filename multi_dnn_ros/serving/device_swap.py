@@ -17,7 +17,8 @@ class DeviceSwap:
     :class:`multi_dnn_ros.serving.supervision.swapping.Swapping`. Not thread-safe.
 
     execute: executes actions of the supervisor.
-    number: of the latest swap. descriptions: of the prepared processes. progress: of the preparation.
+    number: number of the latest swap. descriptions: descriptions of the prepared processes. progress: progress of the
+    preparation.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class DeviceSwap:
         return self._supervisor.swapping.failure
 
     def begin(self, changes: Changes, notify: Callable[[], None], on_gap: Callable[[str, float], None]) -> int:
-        """Prepare processes; returns the number of the swap. One that is under way is cancelled.
+        """Prepare processes; returns the number of the swap. A swap that is under way is cancelled.
 
         notify: called with the lock of the device held when `is_prepared` or `failure` has changed, until the swap is
         committed or cancelled. on_gap: see ActionExecutor.
@@ -97,12 +98,12 @@ class DeviceSwap:
             self._notify()
 
     def _outcome(self) -> tuple[bool, str]:
-        """What `notify` is about."""
+        """The state whose changes `notify` reports."""
         return self.is_prepared, self.failure
 
 
 def _copy_with(config: NodeConfig, changes: Changes) -> NodeConfig:
-    """A copy of the settings with these values; those of DNNs that it does not have are ignored."""
+    """A copy of the settings with these values; values of DNNs that it does not have are ignored."""
     changed = config.model_copy(deep=True)
     for dnn, values in changes.items():
         if dnn in changed.dnns:

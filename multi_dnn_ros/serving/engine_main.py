@@ -57,7 +57,7 @@ _BACKGROUND_NICE = 19
 
 
 def main(argument: str) -> NoReturn:
-    """Run until the node's process ends this one or itself ends. argument: ProcessArguments as JSON."""
+    """Run until the node's process ends, or ends this process. argument: ProcessArguments as JSON."""
     arguments = ProcessArguments.from_json(argument)
     faulthandler.enable(all_threads=False)  # writes the stack of a crash to stderr
     threading.current_thread().name = "configure"
@@ -85,7 +85,7 @@ class EngineMain:
         self._modules = arguments.modules
         self._log_level = arguments.log_level
         self._slots = {pool.layout.camera: SlotMemory(pool.layout, pool.fd) for pool in arguments.pools}
-        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # of the main thread
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # for the main thread
         self._config: NodeConfig | None = None
         self._pipeline: Pipeline | None = None
         self._engine: ServedEngine | None = None
@@ -191,7 +191,7 @@ class EngineMain:
             hanging = engine.stop(stop.timeout_s) if engine is not None else []
             self._channel.send(wire.Stopped(tuple(hanging)))
 
-        # In a separate thread: this one has to notice the end of the node's process.
+        # In a separate thread, because this one has to notice the end of the node's process.
         self._stopping = threading.Thread(target=self._run_or_exit, args=("stopping", finish), name="stop", daemon=True)
         self._stopping.start()
 

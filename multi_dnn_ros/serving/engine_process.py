@@ -27,7 +27,7 @@ from multi_dnn_ros.serving.slots import SlotPool
 log = logging.getLogger(__name__)
 
 #: Uses the parent's import path, so that classes pickled by the parent can be imported.
-#: The parent may end during the imports, which take a second on a busy machine: tie the process to it first.
+#: Ties the process to the parent first, which may end during the imports: they take a second on a busy machine.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[3:]; "
     "from multi_dnn_ros.serving import parent_process; "
@@ -36,7 +36,7 @@ _PROGRAM = (
 )
 #: A process that receives nothing for this time hangs: the socket buffers offers for more frames than there are slots.
 _SEND_TIMEOUT_S = 1.0
-#: Longest time from the end of the connection to the end of the process.
+#: Maximum time from the end of the connection to the end of the process.
 _EXIT_S = 2.0
 _TAIL_LINES = 30
 
@@ -44,7 +44,7 @@ _TAIL_LINES = 30
 class EngineProcess:
     """Starts the process. Raises OSError if that fails.
 
-    label: for messages. dnns: those it may be configured for. pools: the slots of the cameras, by name.
+    label: for messages. dnns: DNNs that it may be configured for. pools: the slots of the cameras, by name.
     on_message, on_end: called in the reader thread; on_end once, after the process was reaped and its last messages
     were delivered. modules: what the process imports before it is ready.
     Its stdout and stderr are copied to the stderr of this process.
@@ -71,7 +71,7 @@ class EngineProcess:
         self._reaping = False  # from here on its process id may belong to another process
         self._reaped = threading.Event()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        # Counts of OOM kills at its last two reports.
+        # Counts of OOM kills at the last two reports of the process.
         self._oom_kills: deque[int] = deque([oom_kills()], maxlen=2)
         started = threading.Event()
         self._failure: BaseException | None = None
@@ -95,7 +95,7 @@ class EngineProcess:
             pass
 
     def kill(self, cause: str) -> None:
-        """Kill the process and its children. The `cause` of the first call becomes that of the end."""
+        """Kill the process and its children. The `cause` of the first call becomes the cause of the end."""
         with self._lock:
             if self._killed or self._reaping:
                 return
@@ -189,7 +189,7 @@ class EngineProcess:
                 return
             if isinstance(message, wire.Aborting):
                 self._abort_cause = message.cause
-            elif isinstance(message, wire.Report):  # about once a second: earlier OOM kills were of other processes
+            elif isinstance(message, wire.Report):  # about once a second: earlier OOM kills hit other processes
                 self._oom_kills.append(oom_kills())
             try:
                 self._on_message(self, message)

@@ -18,7 +18,7 @@ from multi_dnn_ros.serving.result_packing import pack
 from multi_dnn_ros.serving.shared_status import SharedStatus
 from multi_dnn_ros.serving.slots import SlotMemory
 
-#: Longest time for sending the cause of the end.
+#: Maximum time for sending the cause of the end.
 _ABORT_S = 0.5
 
 
@@ -62,7 +62,7 @@ class StatusObserver:
     """Writes the running jobs to the shared status; ends the process when its device has failed.
 
     An :class:`multi_dnn_ros.engine.observer.Observer`. A GPU runs the operations of a DNN in order: when one ends, the
-    next one has only just started, and its time counts from then.
+    next one has only just started, so its time counts from then.
     """
 
     def __init__(self, status: SharedStatus, channel: Channel) -> None:

@@ -12,7 +12,7 @@ from multi_dnn_ros.serving.supervision.supervisor import Supervisor
 
 @dataclass(frozen=True)
 class ProcessFigures:
-    """pid: None: there is no process. memory: bytes, by name."""
+    """Figures of one process. pid: None: there is no process. memory: bytes, by name."""
 
     pid: int | None = None
     uptime_s: float = 0.0
@@ -20,8 +20,8 @@ class ProcessFigures:
 
 
 def group_status(supervisor: Supervisor, group: Group, figures: ProcessFigures, now_ns: int) -> EngineStatus:
-    """ERROR while no process serves the group or its DNN is disabled; WARN for fault_window_s after a loss, while its
-    DNN is suspected, or while the standby is missing.
+    """The status of a group: ERROR while no process serves it or its DNN is disabled; WARN for fault_window_s after a
+    loss, while its DNN is suspected, or while the standby is missing.
     """
     level, text = _level_and_text(supervisor, group, now_ns)
     values: dict[str, object] = {
@@ -49,10 +49,10 @@ def _level_and_text(supervisor: Supervisor, group: Group, now_ns: int) -> tuple[
     loss = group.loss
     if not _is_served(supervisor, group):
         since = "" if loss is None else f" for {(now_ns - loss.at_ns) / 1e9:.1f} s: {loss.cause}"
-        left_s = (group.next_attempt_ns - now_ns) / 1e9
-        waits = group.replacement is None and left_s > 0
-        then = f"; next attempt in {left_s:.0f} s" if waits else "; preparing a process"
-        return Level.ERROR, f"no process serves {', '.join(group.dnns)}{since}{then}"
+        remaining_s = (group.next_attempt_ns - now_ns) / 1e9
+        waits = group.replacement is None and remaining_s > 0
+        next_step = f"; next attempt in {remaining_s:.0f} s" if waits else "; preparing a process"
+        return Level.ERROR, f"no process serves {', '.join(group.dnns)}{since}{next_step}"
     if group.served_by_common:
         return Level.WARN, "suspected after faults: preparing a separate process"
     if group.isolated:

@@ -1,4 +1,4 @@
-"""Chooses the device of each frame of a DNN that runs on several: the one that is expected to finish it first."""
+"""Chooses a device for each frame of a DNN with several devices: the one that is expected to finish it first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.task import Timing
 
-#: Times of frames that an estimate is the median of; with fewer recent ones, the time measured when configuring counts.
+#: Maximum and minimum number of recent times whose median is the estimate; with fewer, the time measured when
+#: configuring is used.
 _SAMPLES, _MIN_SAMPLES = 9, 3
 #: Older times are not used: a device that was slow for a while must get frames again.
 _RECENT_NS = 10_000_000_000
@@ -22,9 +23,9 @@ _RECENT_NS = 10_000_000_000
 class _Queue:
     """The frames of one DNN on one device.
 
-    prior_ns: time of a frame, measured when configuring. frames: by number, camera; the first one is in progress, the
-    others wait, at most one per camera. since_ns: since when the first one is in progress. disabled_until_ns: None: it
-    is enabled; -1: disabled without a known end.
+    prior_ns: time of a frame, measured when configuring. frames: camera of each frame, by number; the first frame is in
+    progress, the others wait, at most one per camera. since_ns: when the first frame began. times: when each result
+    came, and the time of its frame. disabled_until_ns: None: enabled; -1: disabled without a known end.
     """
 
     prior_ns: int
@@ -44,9 +45,9 @@ class _Queue:
         if not self.frames:
             return service_ns
         elapsed_ns = max(0, now_ns - self.since_ns)
-        # One that takes longer than expected may hang: expect it to take as long again.
-        left_ns = service_ns - elapsed_ns if elapsed_ns <= service_ns else elapsed_ns
-        return left_ns + (len(self._waiting() - {camera}) + 1) * service_ns
+        # A frame that takes longer than expected may hang: expect it to take as long again.
+        remaining_ns = service_ns - elapsed_ns if elapsed_ns <= service_ns else elapsed_ns
+        return remaining_ns + (len(self._waiting() - {camera}) + 1) * service_ns
 
     def replaces(self, camera: str) -> bool:
         """Whether a new frame of the camera would replace a waiting one."""
@@ -57,7 +58,7 @@ class _Queue:
 
 
 class FrameDispatcher:
-    """Thread-safe. devices: by DNN, its devices. service_ms: (DNN, device) -> time of a frame, measured beforehand.
+    """Thread-safe. devices: names of the devices, by DNN. service_ms: (DNN, device) -> time of a frame, as measured.
 
     allowance_ns: a device on which the frame replaces no waiting one is preferred if it is expected to finish the frame
     at most this much later than the fastest device. clock: nanoseconds, monotonic.
@@ -79,10 +80,10 @@ class FrameDispatcher:
         self._lock = threading.Lock()
 
     def choose(self, dnn: str, camera: str, number: int, devices: Sequence[str]) -> str:
-        """The device of a new frame, out of `devices`, which serve the DNN now (at least one).
+        """Choose the device of a new frame from `devices`, which serve the DNN now (at least one).
 
-        The frame counts as one of this device until :meth:`answered`. Devices on which the DNN is disabled are not
-        chosen, if there are others.
+        The frame counts for this device until :meth:`answered`. Devices on which the DNN is disabled are chosen only if
+        there are no others.
         """
         with self._lock:
             now_ns = self._clock()
@@ -99,7 +100,7 @@ class FrameDispatcher:
             return device
 
     def answered(self, number: int, dnn: str, device: str, timing: Timing | None) -> None:
-        """The device has answered a frame. timing: of its result; None: it dropped the frame."""
+        """The device has answered a frame. timing: timing of the result; None: the frame was dropped."""
         with self._lock:
             queue = self._queues[dnn][device]
             if number not in queue.frames:
@@ -113,7 +114,7 @@ class FrameDispatcher:
                 queue.times.append((now_ns, (timing.finished_ns - timing.started_ns) // timing.batch))
 
     def disable(self, dnn: str, device: str, retry_s: float | None) -> tuple[bool, float | None]:
-        """The DNN is disabled on one device. retry_s: until it accepts frames again; None: until :meth:`enable`.
+        """The DNN is disabled on one device, for `retry_s` seconds; None: until :meth:`enable`.
 
         Returns whether it is disabled on all its devices, and then the seconds until the first of them is retried.
         """

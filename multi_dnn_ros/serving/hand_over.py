@@ -16,11 +16,11 @@ from multi_dnn_ros.serving.served_process import ServedProcess
 class HandOver:
     """The :class:`multi_dnn_ros.serving.outcomes.Outcomes` of a process that takes over DNNs from `previous`.
 
-    A result of a DNN waits until `previous` has answered all frames of this DNN. That takes at most until `previous`
-    has ended: if it hangs it is killed, and its frames are dropped. Thread-safe.
+    A result of a DNN waits until `previous` has answered all frames of this DNN, at most until `previous` has ended. If
+    `previous` hangs, it is killed and its frames are dropped. Thread-safe.
 
-    accounts: receive the outcomes. on_gap: called once for each DNN that had a result of `previous`, with the first
-    result that follows: name, and ms since the last result of `previous`.
+    accounts: receive the outcomes. on_gap: called once for each DNN that had a result of `previous`, at the first
+    result that follows, with name and ms since the last result of `previous`.
     """
 
     def __init__(self, accounts: Outcomes, previous: ServedProcess, on_gap: Callable[[str, float], None]) -> None:

@@ -1,4 +1,4 @@
-"""The interface to an engine, in the node's process or in processes of its own, and the data that it exchanges."""
+"""The interface to an engine, in the node's process or in separate ones, and the data exchanged over it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of configuring. text: the latest step, one line. ready, total: numbers of DNNs, one with several devices
-    counts once for each. left_s: estimated seconds to the end; None: unknown. dnn: the DNN that is being prepared, or
-    has just become ready; empty: none.
+    """Progress of configuring. text: the latest step, one line. ready, total: numbers of DNNs; a DNN with several
+    devices counts once for each device. left_s: estimated seconds to the end; None: unknown. dnn: the DNN that is being
+    prepared, or has just become ready; empty: none.
     """
 
     text: str
@@ -63,8 +63,8 @@ class ResultDescription:
 
 @dataclass(frozen=True)
 class DnnDescription:
-    """cameras: those it serves. results: by name of the output, see parameter `outputs`; one without a name has the
-    key "".
+    """cameras: cameras that the DNN serves. results: by name of the output, see parameter `outputs`; without that
+    parameter, the key is "".
     """
 
     cameras: tuple[str, ...]
@@ -76,8 +76,8 @@ class Description:
     """Properties of the configured engine, for the node's process.
 
     device: its name (`cpu`, `cuda:0`), or several names. device_name: name of the processor. workers: number of threads
-    that run jobs. dnns: by name. fits: by device, measured, whether its DNNs fit; empty: not measured. versions: of
-    torch and CUDA, by name. service_ms: by DNN with several devices, time of one frame on this one.
+    that run jobs. dnns: by name. fits: by device, whether its DNNs fit, as measured; empty: not measured. versions:
+    versions of torch and CUDA, by name. service_ms: for each DNN with several devices, time of a frame on this one.
     """
 
     device: str
@@ -91,8 +91,8 @@ class Description:
 
 @dataclass(frozen=True)
 class DeviceCosts:
-    """Measured on one device. costs: by DNN. impossible: by DNN that cannot run there, the reason. memory_bytes: that
-    all DNNs together may use.
+    """Measured on one device. costs: by DNN. impossible: for each DNN that cannot run there, the reason. memory_bytes:
+    memory that all DNNs together may use.
     """
 
     costs: Mapping[str, Cost]
@@ -101,7 +101,7 @@ class DeviceCosts:
 
 
 class Level(IntEnum):
-    """As in diagnostic_msgs/DiagnosticStatus."""
+    """Levels as in diagnostic_msgs/DiagnosticStatus."""
 
     OK = 0
     WARN = 1
@@ -110,7 +110,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """A diagnostic status of an engine. name: of the status (`engine cuda:0`). values: by name, with the unit."""
+    """A diagnostic status of an engine. name: name of the status (`engine cuda:0`). values: by name with the unit."""
 
     name: str
     level: Level
@@ -132,8 +132,8 @@ class SwapPhase(Enum):
 
 @dataclass(frozen=True)
 class SwapState:
-    """failure: why it has failed. progress: of the preparation; None: unknown. dnns: once prepared, the descriptions of
-    the DNNs with the new settings.
+    """failure: why the swap has failed. progress: progress of the preparation; None: unknown. dnns: once prepared, the
+    descriptions of the DNNs with the new settings.
     """
 
     phase: SwapPhase
@@ -153,11 +153,11 @@ class Swap(Protocol):
         ...
 
     def state(self) -> SwapState:
-        """The present state; meaningless after :meth:`commit` or :meth:`cancel`."""
+        """The current state; meaningless after :meth:`commit` or :meth:`cancel`."""
         ...
 
     def commit(self) -> bool:
-        """Let the new settings take over between two frames. False: they are not prepared, or not any more."""
+        """Let the new settings take over between two frames. False: they are not, or no longer, prepared."""
         ...
 
     def cancel(self, cause: str) -> None:
@@ -177,7 +177,7 @@ class Buffer(Protocol):
         ...
 
     def reserve_output(self, dnn: str, size: int) -> None:
-        """A DNN had large results of this many bytes: take the memory for them in the other buffers of the camera."""
+        """A DNN had large results of this many bytes: reserve memory for them in the other buffers of the camera."""
         ...
 
     def hold(self) -> None:
@@ -218,10 +218,11 @@ class Host(Protocol):
         ...
 
     def offer(self, number: int, frame: Frame, buffer: Buffer, dnns: Collection[str]) -> None:
-        """Hand a decoded frame to those of the DNNs that have an engine, and drop it for the others. Blocks only while
-        an engine process receives nothing, for at most a second each.
+        """Hand a decoded frame to those DNNs that have an engine, and drop it for the others. Blocks only while an
+        engine process receives nothing, for at most a second per process.
 
-        number: of the frame in the accounts. buffer: contains the image; the accounts release it. dnns: of its camera.
+        number: number of the frame in the accounts. buffer: contains the image; the accounts release it. dnns: DNNs of
+        its camera.
         """
         ...
 
@@ -263,5 +264,5 @@ class Host(Protocol):
         ...
 
     def close(self) -> None:
-        """End and free everything, within 2 s."""
+        """Stop, and free everything, within 2 s."""
         ...

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-#: Interval in which configure checks whether it was cancelled.
+#: Interval at which configure checks whether it was cancelled.
 _POLL_S = 0.05
 _CLOSE_S = 2.0
 
@@ -58,7 +58,7 @@ class LocalHost:
         self._pools: dict[str, SlotPool] = {}
         self._lock = threading.Lock()  # guards the engine, which other threads use
         self._engine: ServedEngine | None = None
-        self._accounts: Accounts | None = None
+        self._accounts: Accounts | None = None  # what became of each frame, per DNN
         self._device = _DeviceObserver()
         self._hanging: list[ServedEngine] = []
 
@@ -66,7 +66,7 @@ class LocalHost:
         return self._check(config)
 
     def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> Description:
-        """See Host. Once cancelled it returns at once; loading ends with its next step."""
+        """See Host. After `cancel` it raises Cancelled at once; loading stops when it next reports progress."""
         self._cancelled = cancelled = threading.Event()
 
         def report(step: Progress) -> None:
@@ -161,7 +161,7 @@ class LocalHost:
         hanging = [thread for stopped in tuple(self._hanging) for thread in stopped.running_threads()]
         ended = engine.failed_threads() if engine is not None else []
         if self._device.failure:
-            text = f"the device failed and cannot be used by this process any more: {self._device.failure}"
+            text = f"the device failed and can no longer be used by this process: {self._device.failure}"
             return [
                 EngineStatus(
                     name,
@@ -212,7 +212,7 @@ class LocalHost:
 
 
 class _DeviceObserver(NullObserver):
-    """failure: the first error of the device; empty: there was none."""
+    """Remembers the first error of the device in `failure`; empty: there was none."""
 
     failure = ""
 
@@ -223,7 +223,7 @@ class _DeviceObserver(NullObserver):
 def _configure(
     config: NodeConfig, build: Build, report: Callable[[Progress], None], cancelled: threading.Event
 ) -> tuple[Pipeline, Description] | Exception:
-    """The pipeline, or the error: returned without its traceback, whose frames refer to models and memory."""
+    """The pipeline and its description, or the error without its traceback, whose frames refer to models and memory."""
     import torch
 
     from multi_dnn_ros.common.memory import release_memory
@@ -247,8 +247,8 @@ def _configure(
 class _SingleThread:
     """Runs functions one after another in the same daemon thread.
 
-    One thread, because torch.export crashes in a second thread of a process. A daemon, because building must not delay
-    the end of the process.
+    There is one thread because torch.export crashes in a second thread of a process. It is a daemon because building
+    must not delay the end of the process.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Finds what each DNN costs on a device: time of a frame and memory; in an engine process that then ends."""
+"""Finds what each DNN costs on a device (time of a frame, memory), in an engine process that ends afterwards."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Share of the free memory that the DNNs of a device may use; the rest is for intermediate results of several at once.
+#: Share of the free memory that the DNNs of a device may use; the rest is for intermediate results of concurrent DNNs.
 _MEMORY_SHARE = 0.9
 
 
 def measure_costs(config: NodeConfig, build: Build, report: Callable[[Progress], None]) -> DeviceCosts:
     """The costs of each DNN of `config` on its only device.
 
-    Those of an earlier configure are used if nothing has changed that they depend on. Otherwise they are predicted, if
+    Costs of an earlier configure are used if nothing that they depend on has changed. Otherwise they are predicted if
     parameter `predictor` has a file for this device and backend that knows the DNN's layers. Otherwise the DNN is built
     alone, timed on a black image of 640 x 480 pixels, and freed. A DNN that cannot be built or run there is
     `impossible`. Raises RuntimeError after a failure of the device.
@@ -58,7 +58,7 @@ def measure_costs(config: NodeConfig, build: Build, report: Callable[[Progress],
 def _find_cost(
     name: str, config: NodeConfig, build: Build, device: torch.device, progress: Callable[[str], None]
 ) -> Cost:
-    if build is not default_build.build:  # what another build makes of the parameters is not known
+    if build is not default_build.build:  # it is not known how another build uses the parameters
         return _measure_cost(name, config, build, device, progress)
     from multi_dnn_ros.pipeline.known_costs import CostCache, cost_key, predicted_cost
 
@@ -78,7 +78,7 @@ def _find_cost(
             name, config.device, config.predictor, reason,
         )  # fmt: skip
     cost = _measure_cost(name, config, build, device, progress)
-    cache.put(cost_key(name, config, device), cost)  # backend measured has made a choice meanwhile, which changes it
+    cache.put(cost_key(name, config, device), cost)  # not `key`: it changes once backend measured has made a choice
     return cost
 
 
@@ -101,7 +101,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _used_bytes(device: torch.device) -> int:
-    """Used by this process on a CPU, by all processes on a GPU."""
+    """Memory in use: on a CPU by this process, on a GPU by all processes."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return total - free

@@ -1,6 +1,6 @@
 """A model swap: the settings of DNNs change while they are served (docs/model_swap.md).
 
-Processes with the new settings are prepared beside those that serve. When all of them are ready, on all devices, the
+Processes with the new settings are prepared while the previous ones serve. When they are ready on all devices, the
 caller commits the swap, and they take over between two frames.
 """
 
@@ -17,10 +17,10 @@ from multi_dnn_ros.serving.supervised_processes import SupervisedProcesses
 class ModelSwap:
     """A :class:`multi_dnn_ros.serving.host.Swap`, which begins when the object is created. Thread-safe.
 
-    devices: the processes of each device; those without a changed DNN are not used. changes: new values. notify: called
-    in any thread when `state` may have changed; must not block or call this object.
-    gaps_ms: by DNN that was taken over, time between the last result with the previous settings and the first one with
-    the new ones.
+    devices: the processes of each device; devices without a changed DNN are not used. changes: new values. notify:
+    called in any thread when `state` may have changed; must not block or call this object.
+    gaps_ms: for each DNN that was taken over, time between the last result with the previous settings and the first one
+    with the new settings.
     """
 
     def __init__(self, devices: Sequence[SupervisedProcesses], changes: Changes, notify: Callable[[], None]) -> None:
@@ -42,11 +42,11 @@ class ModelSwap:
             waiting = [swap for swap in swaps if not swap.is_prepared]
             if waiting:
                 return SwapState(SwapPhase.PREPARING, progress=waiting[0].progress)
-            dnns = {name: dnn for swap in swaps for one in swap.descriptions for name, dnn in one.dnns.items()}
+            dnns = {name: dnn for swap in swaps for part in swap.descriptions for name, dnn in part.dnns.items()}
             return SwapState(SwapPhase.PREPARED, dnns=dnns)
 
     def commit(self) -> bool:
-        """Let the new processes take over, on all devices at once; False: the swap is not prepared (any more)."""
+        """Let the new processes take over on all devices together; False: the swap is not, or no longer, prepared."""
         with self._locked():
             swaps = self._swaps()
             if len(swaps) < len(self._devices) or not all(swap.is_prepared for swap in swaps):
@@ -62,7 +62,7 @@ class ModelSwap:
                 swap.cancel(cause)
 
     def _swaps(self) -> list[DeviceSwap]:
-        """This swap on each device, without those on which a later one has begun; the caller holds the locks."""
+        """This swap on each device, except devices with a later swap; the caller holds the locks."""
         return [
             device.swap
             for device, number in zip(self._devices, self._numbers, strict=True)
@@ -70,13 +70,13 @@ class ModelSwap:
         ]
 
     def _locked(self) -> contextlib.ExitStack:
-        """Hold the locks of all devices: no event of a process is handled meanwhile."""
+        """Hold the locks of all devices, so that no event of a process is handled meanwhile."""
         with contextlib.ExitStack() as stack:
             for device in self._devices:
                 stack.enter_context(device.lock)
             return stack.pop_all()
 
     def _on_gap(self, dnn: str, gap_ms: float) -> None:
-        """With several devices, keep the shortest gap: the other devices have served meanwhile."""
+        """With several devices, keep the shortest gap, because the other devices have served meanwhile."""
         self.gaps_ms[dnn] = min(gap_ms, self.gaps_ms.get(dnn, gap_ms))
         self._notify()

@@ -8,9 +8,9 @@ _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def oom_kills(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
-    """A count that increases with each such kill on this machine or in this process's control group.
+    """A count that increases with each OOM kill on this machine or in this process's control group.
 
-    0 where the kernel or the container does not report it.
+    It is 0 where the kernel or the container does not report such kills.
     """
     return sum(_count(file) for file in (proc / "vmstat", *_group_files(proc, cgroup)))
 

@@ -9,7 +9,7 @@ from multi_dnn_ros.engine.task import DropReason, Timing
 
 
 class Outcomes(Protocol):
-    """See the methods of :class:`multi_dnn_ros.serving.accounts.Accounts`, which is one."""
+    """For the methods, see :class:`multi_dnn_ros.serving.accounts.Accounts`, which implements this protocol."""
 
     def result(self, number: int, dnn: str, output: Any, timing: Timing) -> None: ...
 

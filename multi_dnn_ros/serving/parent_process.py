@@ -1,4 +1,4 @@
-"""Ties a process to the one that started it. Called first in an engine process, so it imports nothing slow."""
+"""Ties a process to its parent. An engine process calls this first, so this module imports nothing slow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def die_with_parent(parent: int) -> None:
 def ignore_stop_signals() -> None:
     """Ignore SIGINT (Ctrl-C) and SIGTERM (systemd sends it to all processes of a service): the parent ends us.
 
-    Handlers that do nothing instead of SIG_IGN, which programs started by this process would inherit.
+    The handlers do nothing. They are used instead of SIG_IGN, which programs started by this process would inherit.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)

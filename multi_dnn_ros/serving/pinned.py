@@ -25,26 +25,26 @@ class PinnedImages:
     def pin(self, image: npt.NDArray[np.uint8]) -> None:
         """Register the memory of an image, (H, W, 3) uint8, at the beginning of a slot (page-aligned).
 
-        If CUDA refuses, a warning is logged once, and images are copied to pinned memory instead.
+        If CUDA rejects it, a warning is logged once, and images are copied to pinned memory instead.
         """
         if not self._usable:
             return
         address, size = image.ctypes.data, image.nbytes
-        before = self._bytes.get(address, 0)
-        if before >= size:
+        registered = self._bytes.get(address, 0)
+        if registered >= size:
             return
         torch.cuda.set_device(self._device)  # per thread
         runtime = torch.cuda.cudart()
-        if before:  # no upload from it is in progress: it contains a new image
+        if registered:  # no upload from this memory is in progress, because it contains a new image
             runtime.cudaHostUnregister(address)
             del self._bytes[address]
-        refusal = runtime.cudaHostRegister(address, size, 0)
-        if int(refusal):
+        error = runtime.cudaHostRegister(address, size, 0)
+        if int(error):
             self._usable = False
             log.warning(
                 "cudaHostRegister of %d bytes failed (%s): each image is copied to pinned memory before its upload",
                 size,
-                refusal,
+                error,
             )
             return
         self._bytes[address] = size

@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 def place(config: NodeConfig, build: Build, report: Callable[[Progress], None]) -> Mapping[str, tuple[str, ...]]:
-    """By DNN, the names of its devices.
+    """The names of the devices of each DNN.
 
-    Raises ConfigError with all problems of the parameters, because those of the last device would otherwise be reported
-    only after the DNNs of the others are ready.
+    Raises ConfigError with all problems of the parameters, because problems of the last device would otherwise be
+    reported only when the DNNs of the other devices are ready.
     """
     report(Progress("choosing the devices", 0, len(config.dnns)))
     problems = default_build.check(config) if build is default_build.build else ()
@@ -29,4 +29,4 @@ def place(config: NodeConfig, build: Build, report: Callable[[Progress], None]) 
     units = dnn_units(config)
     if warning := oversubscription_warning(devices_in_use(units), cpu_count()):
         log.warning("parameters dnn.<dnn>.device: %s", warning)
-    return {dnn: tuple(unit.name for unit in of_dnn) for dnn, of_dnn in units.items()}
+    return {dnn: tuple(unit.name for unit in dnn_devices) for dnn, dnn_devices in units.items()}

@@ -1,4 +1,4 @@
-"""Engine processes while the node configures: one per device, not supervised yet."""
+"""The engine processes while the node is being configured: one per device, not supervised yet."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class PreparedEngines:
                 devices = self._choose_devices(devices, build, progress)
             parts = divide(self.config, devices)
         else:  # the name of the device is only known to the process
-            own = self.config.device
-            devices, parts = dict.fromkeys(self.config.dnns, (own,)), {own: self.config}
+            device = self.config.device
+            devices, parts = dict.fromkeys(self.config.dnns, (device,)), {device: self.config}
         try:
             for device in list(parts)[1:]:  # they import their libraries while the first one is configured
                 self._start(f"engine {device}")
@@ -98,13 +98,13 @@ class PreparedEngines:
             pool.close()
 
     def _choose_devices(self, possible: Devices, build: Build, progress: Callable[[Progress], None]) -> Devices:
-        """One device for each DNN. possible: by DNN, those to choose from."""
+        """One device for each DNN. possible: by DNN, the devices to choose from."""
         if all(len(devices) == 1 for devices in possible.values()):
             return possible
         measured = {}
         for device, part in divide(self.config, possible).items():
-            # In a process of its own, which ends afterwards and so frees all memory; one after another, because they
-            # would slow each other down.
+            # In a separate process, which then ends and thereby frees all memory; one after another, because they would
+            # slow each other down.
             try:
                 self._start(f"engine {device} measuring")
             except OSError as error:

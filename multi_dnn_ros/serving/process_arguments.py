@@ -15,7 +15,7 @@ EXIT_DEVICE_FAILED = 71  # a fault of the GPU
 
 @dataclass(frozen=True)
 class Pool:
-    """The slots of one camera. fd: of their memory."""
+    """The slots of one camera. fd: file descriptor of their memory."""
 
     layout: SlotLayout
     fd: int
@@ -25,8 +25,8 @@ class Pool:
 class ProcessArguments:
     """label: for messages and process lists. dnns: columns of the shared status.
 
-    channel, status: file descriptors. modules: what the process imports before it is ready. log_level: lowest level of
-    the log records that it sends, as in :mod:`logging`.
+    channel, status: file descriptors. modules: what the process imports before it is ready. log_level: minimum level
+    of the log records that it sends, as in :mod:`logging`.
     """
 
     label: str

@@ -16,8 +16,8 @@ _CUDA_ERROR = re.compile(r"(CUDA error: .*|CUDA driver error: .*)")
 class End:
     """How an engine process ended.
 
-    cause: a phrase for messages. exit_code, signal: one of them is None. running: DNNs whose jobs were
-    running. output_tail: the last lines of its stdout and stderr.
+    cause: a phrase for messages. exit_code, signal: one of them is None. running: DNNs with a running job.
+    output_tail: the last lines of its stdout and stderr.
     """
 
     cause: str
@@ -32,7 +32,7 @@ def cause_of(code: int, output: Sequence[str], *, killed: str, abort_cause: str,
 
     code: its exit code; negative: the signal that killed it. output: the last lines that it wrote. killed: why the
     node's process killed it, or empty. abort_cause: the cause that it sent before it ended itself, or empty.
-    out_of_memory: the kernel's out-of-memory killer has killed a process meanwhile.
+    out_of_memory: whether the kernel's out-of-memory killer has killed a process recently.
     """
     if killed and code == -signal.SIGKILL:
         return killed

@@ -38,8 +38,8 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class _MultiDevice:
-    """DNNs with several devices. devices: by DNN. service_ms: (DNN, device) -> time of a frame. reorder_ns: the
-    parameter reorder_ms.
+    """DNNs with several devices. devices: their names, by DNN. service_ms: (DNN, device) -> time of a frame.
+    reorder_ns: the parameter reorder_ms.
     """
 
     devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class _MultiDevice:
 
 @dataclass(frozen=True)
 class _Serving:
-    """From start to the next start. outcomes: by device. multi_device: None: no DNN has several devices."""
+    """Valid from one start to the next. outcomes: by device. multi_device: None if no DNN has several devices."""
 
     accounts: Accounts
     outcomes: Mapping[str, DeviceOutcomes]
@@ -119,7 +119,7 @@ class ProcessHost:
             descriptions = {device: description for device, (_, _, description) in found.items()}
             self._multi_device = _MultiDevice(
                 {dnn: names for dnn, names in devices.items() if len(names) > 1},
-                {(dnn, device): ms for device, it in descriptions.items() for dnn, ms in it.service_ms.items()},
+                {(dnn, device): ms for device, each in descriptions.items() for dnn, ms in each.service_ms.items()},
                 ms_to_ns(config.reorder_ms),
             )
             self._pools, self._engines = prepared.pools, engines
@@ -158,7 +158,7 @@ class ProcessHost:
             raise RuntimeError("a frame was offered before the engine was started")
         # One message to each process, with all DNNs that it computes for this frame.
         offers: dict[int, tuple[str, ServedProcess, list[str]]] = {}
-        candidates: dict[str, dict[str, ServedProcess]] = {}  # by DNN with several devices, those that serve it
+        candidates: dict[str, dict[str, ServedProcess]] = {}  # by DNN with several devices
         lost: dict[str, tuple[DropReason, str]] = {}
         for device, engines in self._engines.items():
             routes = engines.routes(camera)
@@ -194,20 +194,20 @@ class ProcessHost:
     def _offer_again(
         self, device: str, number: int, frame: Frame, buffer: Slot, dnns: Sequence[str]
     ) -> dict[str, tuple[DropReason, str]]:
-        """Offer a frame, which a process has not accepted, to the process that has taken over from it meanwhile.
+        """Offer a frame that a process has not accepted to the process that has taken over from it meanwhile.
 
         Returns why it is dropped, for each DNN that no process serves.
         """
-        left = dict.fromkeys(dnns, (DropReason.ENGINE_LOST, "the engine process has just ended"))
+        unserved = dict.fromkeys(dnns, (DropReason.ENGINE_LOST, "the engine process has just ended"))
         engines = self._engines.get(device)
         if engines is None:  # close() was called meanwhile
-            return left
+            return unserved
         routes = engines.routes(frame.camera)
         for process, served in routes.served:
-            recipients = tuple(dnn for dnn in left if dnn in served)
+            recipients = tuple(dnn for dnn in unserved if dnn in served)
             if recipients and process.offer(number, frame, buffer, recipients):
-                left = {dnn: why for dnn, why in left.items() if dnn not in recipients}
-        return left | {dnn: (reason, message) for dnn, reason, message in routes.lost if dnn in left}
+                unserved = {dnn: why for dnn, why in unserved.items() if dnn not in recipients}
+        return unserved | {dnn: (reason, message) for dnn, reason, message in routes.lost if dnn in unserved}
 
     def swap(self, changes: Changes, notify: Callable[[], None]) -> ModelSwap:
         if not self._engines:
@@ -225,7 +225,7 @@ class ProcessHost:
 
     def stop(self, timeout_s: float) -> list[str]:
         engines, serving = tuple(self._engines.values()), self._serving
-        hanging = _at_once([partial(one.stop, timeout_s) for one in engines])
+        hanging = _call_concurrently([partial(one.stop, timeout_s) for one in engines])
         self._close_order()
         if serving is not None and engines:
             message = "still in progress when the engine's stop timed out"
@@ -241,7 +241,7 @@ class ProcessHost:
         if engines and self._serving is not None:
             accounts = self._serving.accounts
             accounts.drop_unanswered(accounts.cameras_by_dnn, DropReason.SHUTDOWN, "the engine was closed")
-        _at_once([partial(one.close, max(0.1, end - time.monotonic())) for one in engines])
+        _call_concurrently([partial(one.close, max(0.1, end - time.monotonic())) for one in engines])
         self._close_order()
         for pool in pools.values():
             pool.close()
@@ -267,8 +267,8 @@ class ProcessHost:
         return max((engines.supervision_age_s() for engines in self._engines.values()), default=0.0)
 
 
-def _at_once(calls: Sequence[Callable[[], Value]]) -> list[Value]:
-    """The results of all calls; several run in threads of their own, so that they share one timeout."""
+def _call_concurrently(calls: Sequence[Callable[[], Value]]) -> list[Value]:
+    """The results of all calls. Several calls run in separate threads, so that they share one timeout."""
     if len(calls) <= 1:
         return [call() for call in calls]
     with ThreadPoolExecutor(len(calls)) as pool:

@@ -13,7 +13,7 @@ _MAX_NICE = 19
 def nice_increment(device_type: str, engine_nice: int) -> int:
     """How much to add to the nice value of an engine process. device_type: `cpu` or `cuda`.
 
-    0 on a GPU: the launches of the engine process take little CPU time, and the GPU would wait for them.
+    It is 0 on a GPU, because the launches take little CPU time and the GPU would have to wait for them.
     """
     return engine_nice if device_type == "cpu" else 0
 
@@ -38,8 +38,8 @@ def lower_process_priority(base: int, increment: int) -> None:
         with suppress(ProcessLookupError):  # the thread has just ended
             if os.getpriority(os.PRIO_PROCESS, int(thread.name)) < target:
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), target)
-    # Where the kernel groups tasks by session (sched(7), autogroup), thread nice values are compared within a session
-    # only, and sessions by the nice value of their group. An engine process leads a session of its own.
+    # Where the kernel groups tasks by session (sched(7), autogroup), it compares nice values of threads only within a
+    # session, and sessions by the nice value of their group. An engine process leads a separate session.
     if os.getsid(0) == os.getpid():  # otherwise the group contains processes of others
         with suppress(OSError):
             Path("/proc/self/autogroup").write_text(str(min(increment, _MAX_NICE)))

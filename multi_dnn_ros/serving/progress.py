@@ -1,4 +1,4 @@
-"""Progress of configuring, and the time left as estimated from an earlier run."""
+"""Progress of configuring, and the remaining time as estimated from an earlier run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.serving.host import Progress
 from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Number of settings whose durations are kept; the oldest are deleted.
+#: Number of configurations whose durations are kept; the oldest are deleted.
 _MAX_FILES = 100
 #: Name of the steps after the last DNN is ready: first runs and the capacity.
 _REST = "rest"
 
 
 class ProgressReport:
-    """Turns lines of progress into :class:`Progress`; call it with each line.
+    """Turns lines of progress into :class:`Progress`. An instance is called with each line.
 
-    dnns: in the order in which they become ready. earlier: seconds of each step of an earlier run with the same
+    dnns: names in the order in which they become ready. earlier: seconds of each step of an earlier run with the same
     settings (the DNNs by name, and `rest`); empty: there was none. report: called with each Progress. clock: seconds,
     monotonic.
     """
@@ -69,7 +69,7 @@ class ProgressReport:
 
     def finished(self) -> dict[str, float]:
         """Seconds by step; call it once, at the end."""
-        while len(self._durations_s) < len(self._steps):  # a pipeline that does not report when its DNNs are ready
+        while len(self._durations_s) < len(self._steps):  # the pipeline does not report when its DNNs are ready
             self._step_done()
         return dict(zip(self._steps, self._durations_s, strict=True))
 
@@ -86,7 +86,7 @@ def durations_file(config: NodeConfig, versions: Mapping[str, str]) -> Path:
 
 
 def read_durations(path: Path) -> dict[str, float]:
-    """Seconds by step; empty if the file is missing or damaged, because they only serve an estimate."""
+    """Seconds by step; empty if the file is missing or damaged, because only an estimate depends on it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return {str(step): float(seconds) for step, seconds in content.items()}
@@ -95,9 +95,9 @@ def read_durations(path: Path) -> dict[str, float]:
 
 
 def keep_durations(path: Path, durations: Mapping[str, float]) -> None:
-    """Write the durations for the next run; a cache that cannot be written is no error."""
-    with contextlib.suppress(OSError), atomic_write(path) as beside:
-        beside.write_text(json.dumps({step: round(seconds, 3) for step, seconds in durations.items()}))
+    """Write the durations for the next run; a cache that cannot be written is not an error."""
+    with contextlib.suppress(OSError), atomic_write(path) as temporary:
+        temporary.write_text(json.dumps({step: round(seconds, 3) for step, seconds in durations.items()}))
         others = sorted(path.parent.glob("[!.]*.json"), key=lambda other: other.stat().st_mtime, reverse=True)
         for old in others[_MAX_FILES:]:
             old.unlink(missing_ok=True)

@@ -15,9 +15,9 @@ from multi_dnn_ros.serving.accounts import Accounts
 
 @dataclass
 class _Entry:
-    """A frame that the DNN has not answered, or whose result waits for those of earlier frames.
+    """A frame that the DNN has not answered, or whose result waits for results of earlier frames.
 
-    result: output and timing; None: there is none yet. since_ns: since when it waits.
+    result: output and timing; None: there is none yet. since_ns: when the result arrived.
     """
 
     number: int
@@ -28,14 +28,14 @@ class _Entry:
 
 @dataclass
 class _Frames:
-    """entries: of one DNN and camera, in the order of the frames. publishing: a thread is passing on its results."""
+    """Frames of one DNN and camera. entries: in frame order. publishing: whether a thread is passing on results."""
 
     entries: list[_Entry] = field(default_factory=list)
     publishing: bool = False
 
 
 class ResultOrder:
-    """Thread-safe; results are passed on by the thread that reports, or by the one that checks the bound.
+    """Thread-safe; results are passed on by the thread that reports one, or by the thread that checks the bound.
 
     accounts: receive the results. hold_ns: how long a result waits for earlier frames, which are then dropped as
     out_of_order. clock: nanoseconds, monotonic.
@@ -73,14 +73,14 @@ class ResultOrder:
         self._pass_on(entry.dnn_camera)
 
     def drop(self, number: int, dnn: str, reason: DropReason, message: str) -> None:
-        """A frame was dropped; ignored if that has happened already."""
+        """A frame was dropped; ignored if it was dropped already."""
         entry = self._remove(number, dnn)
         if entry is not None:
             self._accounts.drop(number, dnn, reason, message)
             self._pass_on(entry.dnn_camera)
 
     def close(self) -> None:
-        """No more results arrive: pass on those that wait, in their order."""
+        """No more results arrive: pass on the waiting ones, in their order."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -102,7 +102,7 @@ class ResultOrder:
             return entry
 
     def _pass_on(self, dnn_camera: DnnCamera) -> None:
-        """Pass on the results at the head; returns at once if another thread does."""
+        """Pass on the results at the head; returns at once if another thread is doing so."""
         frames = self._frames[dnn_camera]
         with self._changed:
             if frames.publishing:
@@ -138,7 +138,7 @@ class ResultOrder:
                 self.drop(entry.number, entry.dnn_camera[0], DropReason.OUT_OF_ORDER, message)
 
     def _overdue(self) -> tuple[list[_Entry], int | None]:
-        """The frames that results have waited for too long, and when there will be more; the caller holds the lock."""
+        """The frames that results have waited for too long, and when the next one is due; the caller holds the lock."""
         now_ns, late, due = self._clock(), [], []
         for frames in self._frames.values():
             missing: list[_Entry] = []

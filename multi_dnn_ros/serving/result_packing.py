@@ -15,7 +15,7 @@ LARGE_BYTES = 16_384
 
 
 def pack(output: Any, space: npt.NDArray[np.uint8]) -> tuple[bytes, tuple[int, ...]]:
-    """`output` and `large` of a FrameResult.
+    """Return `output` and `large` of a FrameResult.
 
     Arrays of at least LARGE_BYTES are copied into `space`, (bytes,) uint8, if they fit; otherwise they are pickled.
     """
@@ -23,7 +23,7 @@ def pack(output: Any, space: npt.NDArray[np.uint8]) -> tuple[bytes, tuple[int, .
     used = 0
 
     def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
-        """Whether pickle has to write the array itself."""
+        """Whether pickle has to write the array into its own data."""
         nonlocal used
         raw = buffer.raw()
         if raw.nbytes < LARGE_BYTES or used + raw.nbytes > len(space):

@@ -1,4 +1,4 @@
-"""Which engine process serves which DNN: a table that is replaced as a whole, so that it is read without a lock."""
+"""Which engine process serves which DNN: a table that is replaced as a whole, so it can be read without a lock."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from multi_dnn_ros.serving.served_process import ServedProcess
 
 @dataclass(frozen=True)
 class CameraRoutes:
-    """served: processes, each with the DNNs of the camera that it serves. lost: (DNN, drop reason, message) of the
-    other DNNs of the camera.
+    """The routes of one camera. served: processes, each with the DNNs of the camera that it serves. lost: (DNN, drop
+    reason, message) of the other DNNs of the camera.
     """
 
     served: tuple[tuple[ServedProcess, tuple[str, ...]], ...] = ()
@@ -21,12 +21,12 @@ class CameraRoutes:
 
 @dataclass(frozen=True)
 class Routes:
-    """cameras: by name."""
+    """The routes of all cameras. cameras: by name."""
 
     cameras: Mapping[str, CameraRoutes] = field(default_factory=dict)
 
     def of(self, camera: str) -> CameraRoutes:
-        """Empty for a camera that is not in the table."""
+        """The routes of a camera; empty if it is not in the table."""
         return self.cameras.get(camera, _EMPTY)
 
 
@@ -38,7 +38,7 @@ def make_routes(
     served: Mapping[str, ServedProcess],
     lost: Mapping[str, tuple[DropReason, str]],
 ) -> Routes:
-    """dnns: by camera. served: by DNN. lost: by DNN, for every DNN that is not in `served`."""
+    """Make the table. dnns: by camera. served: by DNN. lost: by DNN, for every DNN that is not in `served`."""
     cameras = {}
     for camera, names in dnns.items():
         processes: dict[int, tuple[ServedProcess, tuple[str, ...]]] = {}

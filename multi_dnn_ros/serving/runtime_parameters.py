@@ -12,8 +12,8 @@ def runtime_parameters(config: NodeConfig, dnn: str) -> dict[str, Any]:
     """The runtime parameters of a DNN and their values, by name without `dnn.<dnn>.`."""
     settings = config.dnns[dnn]
     values = _values(settings)
-    for output, own in settings.outputs.items():
-        values.update({f"output.{output}.{name}": value for name, value in _values(own).items()})
+    for output, output_settings in settings.outputs.items():
+        values.update({f"output.{output}.{name}": value for name, value in _values(output_settings).items()})
     return values
 
 

@@ -1,4 +1,4 @@
-"""An engine whose frames are identified by the numbers of the accounts."""
+"""An engine whose frames are identified by their numbers in the accounts."""
 
 from __future__ import annotations
 
@@ -70,9 +70,10 @@ class ServedEngine:
         decode_ns: int,
         dnns: Collection[str] | None = None,
     ) -> None:
-        """Offer an image to the DNNs of its camera; one thread per camera.
+        """Offer an image to the DNNs of its camera; called by one thread per camera.
 
-        image: (H, W, 3) uint8 RGB, at the beginning of a slot. Times: nanoseconds. dnns: None: all of the camera.
+        image: (H, W, 3) uint8 RGB, at the beginning of a slot. Times: nanoseconds. dnns: only these DNNs; None: all
+        of the camera.
         """
         self._pins.pin(image)
         frame = Frame(camera, stamp_ns, context=number)
@@ -90,7 +91,7 @@ class ServedEngine:
             self._engine.update(dnn, max_age_ns=ms_to_ns(value))
 
     def stop(self, timeout_s: float) -> list[str]:
-        """Finish the frames that are waiting or in progress; the names of threads that hang."""
+        """Finish the frames that are waiting or in progress. Returns the names of threads that hang."""
         hanging = self._engine.stop(timeout_s, drain=True)
         if not hanging:  # a hanging thread may still be uploading an image
             self._pins.close()

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Process(Protocol):
-    """What is used of :class:`multi_dnn_ros.serving.engine_process.EngineProcess`."""
+    """The part of :class:`multi_dnn_ros.serving.engine_process.EngineProcess` that is used here."""
 
     pid: int
     status: SharedStatus
@@ -46,7 +46,7 @@ class FirstResult:
 
 
 class ThreadsEnded:
-    """Message: threads of the process's engine, of these names, ended with an error."""
+    """Message: threads of the process's engine ended with an error. names: names of the threads."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
@@ -78,7 +78,7 @@ class ServedProcess:
         self._accounts: Outcomes | None = None
         self._on_answered: Callable[[], None] = _do_nothing
         self._unanswered = UnansweredFrames()
-        self._offering = threading.Lock()  # held until an accepted frame is sent: the process drops those after Stop
+        self._offering = threading.Lock()  # held until an accepted frame is sent: no frame may follow Stop
         self._process = make(label, dnns, pools, self._on_message, self._on_end)
 
     @property
@@ -112,8 +112,8 @@ class ServedProcess:
         return self._unanswered.may_answer(dnn)
 
     def watch(self, on_answered: Callable[[], None]) -> None:
-        """Call `on_answered` after each answer and at the end of the process, in its reader thread; there is one such
-        function.
+        """Call `on_answered` after each answer and at the end of the process, in its reader thread. It replaces an
+        earlier one.
         """
         self._on_answered = on_answered
 
@@ -129,7 +129,7 @@ class ServedProcess:
         return self._process.wait(timeout_s)
 
     def offer(self, number: int, frame: Frame, slot: Slot, dnns: tuple[str, ...]) -> bool:
-        """Send a decoded frame to these DNNs; False: the process has ended, or finishes its frames."""
+        """Send a decoded frame to these DNNs; False: the process has ended, or is finishing its frames."""
         height, width = frame.image().shape[:2]
         offer = wire.Offer(
             number,
@@ -160,7 +160,7 @@ class ServedProcess:
             self._on_answered()
         elif isinstance(message, wire.Failed):
             if self._accounts is not None:
-                # One that finishes its frames must not disable a DNN that another process has taken over.
+                # A process that is finishing its frames must not disable a DNN that another process has taken over.
                 failure = message.failure
                 self._accounts.failure(replace(failure, disabled=False) if self._unanswered.is_draining else failure)
         elif isinstance(message, wire.Logged):
@@ -194,7 +194,7 @@ class ServedProcess:
             self._pass_on(self, FirstResult())
 
     def _on_end(self, process: Process, end: End) -> None:
-        """The process was reaped, so it reads no slot any more."""
+        """The process was reaped, so it no longer reads any slot."""
         accounts = self._accounts
         for number, dnn in self._unanswered.close():
             if accounts is not None:

@@ -1,7 +1,7 @@
 """What an engine process is computing, in shared memory: readable even when the process hangs or has ended.
 
-One row of int64, times in nanoseconds on the monotonic clock, which all processes share: the last heartbeat, then per
-DNN the start of its running job (0: none is running). An aligned 8-byte store is atomic.
+It is one row of int64 times in nanoseconds on the monotonic clock, which all processes share: the last heartbeat, then
+for each DNN the start of its running job (0: none is running). An aligned 8-byte store is atomic.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ITEM_BYTES = 8
 
 
 class SharedStatus:
-    """Written by one engine process, read by the node's. dnns: in the order of the columns. fd: of the memory."""
+    """Written by one engine process, read by the node's. dnns: in the order of the columns. fd: the memory (memfd)."""
 
     def __init__(self, dnns: Sequence[str], fd: int) -> None:
         self.dnns = tuple(dnns)
@@ -26,7 +26,7 @@ class SharedStatus:
     # -- the engine process
 
     def set_heartbeat(self, now_ns: int) -> None:
-        """The process runs Python code."""
+        """Record that the process is able to run Python code."""
         self._row[0] = now_ns
 
     def job_started(self, dnn: str, now_ns: int) -> None:
@@ -40,7 +40,7 @@ class SharedStatus:
     # -- the node's process
 
     def last_heartbeat_ns(self) -> int:
-        """0: there was none yet."""
+        """Time of the last heartbeat; 0: there was none yet."""
         return int(self._row[0])
 
     def running_jobs(self) -> dict[str, int]:

@@ -2,8 +2,8 @@
 
 The memory is anonymous (memfd): the kernel frees it with the last process that maps it, however that process ends. It
 is sparse: a page that was never written takes no memory, so a slot has the size of the largest allowed image
-(`max_pixels`) and takes the memory of the actual images. The first image of a size takes that memory for all slots, and
-so does the first large result of a DNN, so that it does not grow later, when more frames are in progress.
+(`max_pixels`), but occupies only the memory of the actual images. The first image of a size reserves that memory in all
+slots, and so does the first large result of a DNN, so that memory use does not grow when more frames are in progress.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _CHANNELS = 3
 class SlotLayout:
     """How the memory of one camera is divided; an engine process maps it accordingly.
 
-    count: number of slots. max_pixels: of an image, parameter `camera.<camera>.max_pixels`. outputs: DNNs that have
-    space for large results in each slot, in this order; one byte per pixel.
+    count: number of slots. max_pixels: maximum size of an image, parameter `camera.<camera>.max_pixels`. outputs: DNNs
+    with space for large results in each slot, in this order; one byte per pixel.
     """
 
     camera: str
@@ -53,7 +53,7 @@ class SlotLayout:
 
 
 class SlotMemory:
-    """The slots of one camera, mapped into this process. fd: of the memfd; remains the caller's."""
+    """The slots of one camera, mapped into this process. fd: the memfd; the caller closes it."""
 
     def __init__(self, layout: SlotLayout, fd: int) -> None:
         self.layout = layout
@@ -78,12 +78,12 @@ class SlotMemory:
         return self._bytes[begin : begin + layout.output_bytes]
 
     def touch_image(self, slot: int, pixels: int) -> None:
-        """Take the memory of a free slot for an image of this size; its content is lost."""
+        """Reserve the memory of a free slot for an image of this size; its content is lost."""
         begin = slot * self.layout.slot_bytes
         self._bytes[begin : begin + _CHANNELS * pixels : mmap.PAGESIZE] = 0
 
     def touch_output(self, slot: int, dnn: str, size: int) -> None:
-        """Take the memory of a free slot for large results of a DNN, of this many bytes; their content is lost."""
+        """Reserve the memory of a free slot for large results of a DNN, of this many bytes; their content is lost."""
         self.output(slot, dnn)[: size : mmap.PAGESIZE] = 0
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class Slot:
         self._users = 1
 
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
-        """See :meth:`SlotMemory.image`. The first image of a size takes the memory for all free slots."""
+        """See :meth:`SlotMemory.image`. The first image of a size reserves memory in all free slots."""
         image = self._pool.memory.image(self.index, height, width)
         self._pool.reserve(height * width)
         return image
@@ -110,7 +110,7 @@ class Slot:
         return self._pool.memory.output(self.index, dnn)
 
     def reserve_output(self, dnn: str, size: int) -> None:
-        """Take the memory for large results of a DNN, of this many bytes, in all free slots."""
+        """Reserve memory for large results of a DNN, of this many bytes, in all free slots."""
         self._pool.reserve_output(dnn, size)
 
     def hold(self) -> None:
@@ -152,7 +152,7 @@ class SlotPool:
             return Slot(self, self.free.pop())
 
     def reserve(self, pixels: int) -> None:
-        """Take the memory of all free slots for images of this size, unless that was done for one at least as large."""
+        """Reserve the memory of all free slots for images of this size, unless larger ones reserved more."""
         with self.changed:
             if pixels > self._reserved_pixels:
                 self._reserved_pixels = pixels
@@ -160,7 +160,7 @@ class SlotPool:
                     self.memory.touch_image(index, pixels)
 
     def reserve_output(self, dnn: str, size: int) -> None:
-        """Likewise for the large results of a DNN, of `size` bytes."""
+        """Likewise, reserve memory for the large results of a DNN, of `size` bytes."""
         if size <= self._reserved_outputs.get(dnn, 0):
             return
         with self.changed:
@@ -177,16 +177,16 @@ class SlotPool:
 
 
 def slots_needed(dnns: int) -> int:
-    """Number of slots for a camera that this number of DNNs serve.
+    """Number of slots for a camera that this many DNNs serve.
 
-    Each DNN may have one frame in progress and one in its mailbox, all of them different. One more frame is being
-    decoded, and one is decoded and not offered yet.
+    Each DNN may have one frame in progress and one in its mailbox, and all these frames may differ. One more frame is
+    being decoded, and one is decoded and not offered yet.
     """
     return 2 * dnns + 2
 
 
 def open_pools(layouts: Mapping[str, SlotLayout]) -> dict[str, SlotPool]:
-    """The pools of all cameras. Raises OSError, and closes those already open, if one cannot be created."""
+    """The pools of all cameras. If one cannot be created, closes the others and raises OSError."""
     pools: dict[str, SlotPool] = {}
     try:
         for camera, layout in layouts.items():

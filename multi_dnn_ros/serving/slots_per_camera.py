@@ -5,7 +5,7 @@ from __future__ import annotations
 from multi_dnn_ros.serving.slots import SlotLayout, slots_needed
 from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Slots per further device of a DNN, beside those for its frames in progress: results that wait for earlier ones.
+#: Further slots for each additional device of a DNN, for results that wait for earlier ones.
 _WAITING = 2
 
 
@@ -14,7 +14,7 @@ def slot_layouts(config: NodeConfig) -> dict[str, SlotLayout]:
     layouts = {}
     for camera, settings in config.cameras.items():
         dnns = {name: dnn for name, dnn in config.dnns.items() if not dnn.cameras or camera in dnn.cameras}
-        if dnns:  # slots have space for large results of every DNN, which takes no memory until there are some
+        if dnns:  # slots have space for every DNN's large results; it occupies no memory until there are some
             engines = sum(len(dnn.device) for dnn in dnns.values())
             count = slots_needed(engines) + _WAITING * (engines - len(dnns))
             layouts[camera] = SlotLayout(camera, count, settings.max_pixels, tuple(dnns))

@@ -1,8 +1,8 @@
-"""The engine processes of one device while they are supervised: passes events to the supervisor, executes its actions.
+"""The supervised engine processes of one device: passes their events to the supervisor and executes its actions.
 
-One thread supervises. It and all methods except `routes`, `on_message` and `supervision_age_s` share one lock. It is
-held while a process is started, and while a message is sent (at most a second), but not while a process configures or
-ends. Offering a frame reads a table (:mod:`multi_dnn_ros.serving.routes`) without that lock.
+One thread supervises. It and all methods except `routes`, `on_message` and `supervision_age_s` share one lock. The lock
+is held while a process is started, and while a message is sent (at most a second), but not while a process configures
+or ends. Offering a frame reads a table (:mod:`multi_dnn_ros.serving.routes`) without that lock.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 
 #: Time between two checks while a process is started, configured, stopped or due for a restart.
 _TICK_S = 0.05
-#: Otherwise the time is a tenth of the shorter one of job_timeout_s and heartbeat_timeout_s, but at
-#: least _TICK_S and at most this.
+#: Otherwise that time is a tenth of the smaller of job_timeout_s and heartbeat_timeout_s, but at least _TICK_S and at
+#: most _MAX_TICK_S.
 _MAX_TICK_S = 0.25
-#: Part of the stop timeout in which a process finishes its frames; in the rest the last results arrive.
+#: Share of the stop timeout in which a process finishes its frames; in the remaining time the last results arrive.
 _STOP_SHARE = 0.9
 _DRAIN_GRACE_S = 1.0
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "does not fit into the memory", "cannot allocate memory")
@@ -48,7 +48,7 @@ class SupervisedProcesses:
 
     The caller passes the messages of `first` to :meth:`on_message`.
 
-    swap: changes the settings of DNNs that are served. lock: of the methods; the caller must hold it to use `swap`.
+    swap: changes the settings of DNNs that are served. lock: lock of the methods; hold it to use `swap`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class SupervisedProcesses:
                     process.send(wire.Update(dnn, name, value))
 
     def statuses(self) -> list[EngineStatus]:
-        """One for each group of DNNs that share a process."""
+        """One status for each group of DNNs that share a process."""
         with self._lock:
             now_ns = time.monotonic_ns()
             found = []
@@ -199,7 +199,7 @@ class SupervisedProcesses:
 
     def _handle(self, process: ServedProcess, message: Any) -> None:
         supervisor = self._supervisor
-        key = next((key for key, one in self._processes.items() if one is process), None)
+        key = next((key for key, known in self._processes.items() if known is process), None)
         if key is None:
             return
         if isinstance(message, wire.Ready):
@@ -220,7 +220,7 @@ class SupervisedProcesses:
             self._hanging.extend(message.hanging)
             self._execute(supervisor.stopped(key, message.hanging))
         elif isinstance(message, wire.Aborting):
-            # Do not wait for its end: after an illegal address the driver takes half a second for that (H100).
+            # Do not wait until it ends: after an illegal address the driver takes half a second for that (H100).
             self._replace(key, process, ProcessFault(message.cause, tuple(process.status.running_jobs())))
         elif isinstance(message, ThreadsEnded):
             self._replace(key, process, ProcessFault(f"threads ended with an error: {', '.join(message.names)}"))
@@ -249,7 +249,7 @@ class SupervisedProcesses:
         self._execute(self._supervisor.failed(key, fault.cause, fault.running, process.last_result_ns))
 
     def _finishing(self) -> list[ProcessState]:
-        """The processes that finish their frames, also one that another has just replaced."""
+        """The processes that are finishing their frames, including replaced ones."""
         phases = (Phase.STOPPING, Phase.DRAINING)
         return [state for state in self._supervisor.processes.values() if state.phase in phases]
 
@@ -277,7 +277,7 @@ class SupervisedProcesses:
             self._executor.execute(action, supervisor.routes)
 
     def _drop_reason(self, dnn: str) -> tuple[DropReason, str]:
-        """Of a DNN that no process serves."""
+        """The reason and message for drops of a DNN that no process serves."""
         if not self._supervisor.active:
             return DropReason.SHUTDOWN, "the engine is stopping"
         disabled, text = self._supervisor.unserved_reason(dnn)

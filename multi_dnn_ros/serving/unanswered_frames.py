@@ -79,7 +79,7 @@ class UnansweredFrames:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the process only finishes its frames."""
+        """Whether the process is finishing its frames and accepts no more."""
         return self._is_draining
 
     @property

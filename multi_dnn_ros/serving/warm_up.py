@@ -1,6 +1,6 @@
 """Runs every DNN once before the first frame.
 
-Then the first frame is not delayed by allocations or lost to an error of the model.
+This way the first frame is neither delayed by allocations nor lost to an error of the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIMED_RUNS = 5
 
 
 def warm_up(tasks: Sequence[DnnTask], device: torch.device, progress: Callable[[str], None]) -> None:
-    """Run each task on a black image, including decoding. Raises RuntimeError that names a DNN that fails.
+    """Run each task on a black image, including decoding. Raises RuntimeError with the name of a DNN that fails.
 
     progress: called with a line for each DNN.
     """

@@ -69,7 +69,7 @@ class Offer:
     """A frame in a slot of its camera, of `height` x `width` pixels.
 
     Times are nanoseconds on the monotonic clock, except stamp_ns, which is the header's.
-    dnns: those that process the frame; each answers once, by FrameResult or FrameDropped. A process may be configured
+    dnns: DNNs that process the frame; each answers once, by FrameResult or FrameDropped. A process may be configured
     for more DNNs, which another process serves.
     """
 
@@ -110,21 +110,21 @@ class Ready:
 
 @dataclass(frozen=True)
 class Checked:
-    """problems: one line each."""
+    """The answer to Check. problems: one line each."""
 
     problems: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Placed:
-    """devices: by DNN, their names; with `placement: auto`, those that it may be placed on."""
+    """The answer to Place. devices: names by DNN; with `placement: auto`, the devices that it may be placed on."""
 
     devices: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """costs: of one device."""
+    """The answer to Measure. costs: costs on one device."""
 
     costs: DeviceCosts
 
@@ -158,7 +158,7 @@ class Started:
 
 @dataclass(frozen=True)
 class FrameResult:
-    """A DNN's result for a frame. output: pickled. large: bytes of each array that is in the slot, in their order."""
+    """A DNN's result for a frame. output: pickled. large: size in bytes of each array that is in the slot, in order."""
 
     number: int
     dnn: str
@@ -179,7 +179,7 @@ class FrameDropped:
 
 @dataclass(frozen=True)
 class Failed:
-    """A DNN lost frames by an error of its own."""
+    """A DNN lost frames because of its own error."""
 
     failure: Failure
 
@@ -203,7 +203,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The process serves no more. hanging: names of threads that did not end in time."""
+    """The process no longer serves. hanging: names of threads that did not end in time."""
 
     hanging: tuple[str, ...]
 

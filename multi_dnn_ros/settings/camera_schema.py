@@ -64,8 +64,8 @@ class CameraConfig(Section):
     # Results on the ground, in metres (docs/lanes_in_metres.md)
     info_topic: str = Field(
         "",
-        description="Topic of the camera's calibration, sensor_msgs/CameraInfo. Empty: `camera_info` beside the topic "
-        "of the images.",
+        description="Topic of the camera's calibration, sensor_msgs/CameraInfo. Empty: `camera_info` next to the "
+        "topic of the images.",
     )
     rectified: bool = Field(
         False,
@@ -80,20 +80,25 @@ class CameraConfig(Section):
         "`x_m` to `yaw_rad` have no effect.",
     )
     x_m: float = Field(
-        0.0, ge=-100.0, le=100.0, description="Position of the camera in `vehicle_frame` in m, forward positive."
+        0.0, ge=-100.0, le=100.0, description="x of the camera in `vehicle_frame` in m; positive is forward."
     )
     y_m: float = Field(
-        0.0, ge=-100.0, le=100.0, description="Position of the camera in `vehicle_frame` in m, to the left positive."
+        0.0, ge=-100.0, le=100.0, description="y of the camera in `vehicle_frame` in m; positive is to the left."
     )
     roll_rad: float = Field(
-        0.0, ge=-3.2, le=3.2, description="Roll of the camera in rad, clockwise seen from behind positive (REP 103)."
+        0.0,
+        ge=-3.2,
+        le=3.2,
+        description="Roll of the camera in rad; positive is clockwise, seen from behind (REP 103).",
     )
-    pitch_rad: float = Field(0.0, ge=-1.6, le=1.6, description="Pitch of the camera in rad, down positive (REP 103).")
-    yaw_rad: float = Field(0.0, ge=-3.2, le=3.2, description="Yaw of the camera in rad, to the left positive.")
+    pitch_rad: float = Field(
+        0.0, ge=-1.6, le=1.6, description="Pitch of the camera in rad; positive is down (REP 103)."
+    )
+    yaw_rad: float = Field(0.0, ge=-3.2, le=3.2, description="Yaw of the camera in rad; positive is to the left.")
     ground_range_m: float = Field(
         50.0,
         gt=0.0,
         le=1000.0,
-        description="Maximum horizontal distance in m from the camera of a point on the ground. Points further away "
-        "are left out, because their error grows with the square of the distance.",
+        description="Maximum horizontal distance in m between the camera and a point on the ground. Points further "
+        "away are left out, because their error grows with the square of the distance.",
     )

@@ -13,8 +13,8 @@ REPLACED_BY_OUTPUTS = ("decoder", "keep", "score_threshold", "iou_threshold", "m
 def assign(settings: DnnConfig, name: str, value: Any) -> tuple[str, str]:
     """Set a parameter of a DNN, or of one of its outputs: `output.<output>.<field>`.
 
-    Returns the name of the output, "" for the DNN itself, and of the field. No effect for an output that the DNN does
-    not have.
+    Returns the name of the output ("" for the DNN itself) and that of the field. Has no effect for an output that the
+    DNN does not have.
     """
     output, field = "", name
     if name.startswith("output."):

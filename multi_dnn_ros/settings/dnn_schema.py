@@ -27,13 +27,13 @@ def _as_list(value: object) -> object:
 
 
 def _check_devices(names: list[str]) -> list[str]:
-    same = ["cuda:0" if name == "cuda" else name for name in names]
-    if len(set(same)) < len(same) or ("auto" in same and len(same) > 1):
+    canonical = ["cuda:0" if name == "cuda" else name for name in names]
+    if len(set(canonical)) < len(canonical) or ("auto" in canonical and len(canonical) > 1):
         raise ValueError("a device is named twice, or auto together with others")
     return names
 
 
-#: One device, or a list of different ones; a single string is a list of one.
+#: One device, or a list of different devices; a single string is read as a list of one.
 DeviceList = Annotated[
     list[Annotated[str, Field(pattern=DEVICE)]], BeforeValidator(_as_list), AfterValidator(_check_devices)
 ]
@@ -108,8 +108,8 @@ class DnnConfig(Section):
     decoder: DecoderName = Field(
         "auto",
         description="Converts the raw outputs of the DNN into results. auto: the decoder that the model defines "
-        "(built-in and torchvision models do), otherwise the one for outputs of these shapes, which is logged, "
-        "otherwise that of the role.",
+        "(built-in and torchvision models do), otherwise the decoder for outputs of these shapes, which is "
+        "logged, otherwise that of the role.",
     )
     labels: list[str] = Field(
         default_factory=list,
@@ -128,9 +128,9 @@ class DnnConfig(Section):
     )
     resize: Literal["auto", "stretch", "letterbox"] = Field(
         "auto",
-        description="How images are resized to the network input. stretch: the aspect ratio changes. letterbox: it is "
-        "kept, and the borders are padded. auto: as the model defines, otherwise letterbox with decoders of YOLO "
-        "and stretch with other decoders.",
+        description="How images are resized to the network input. stretch: the aspect ratio changes. letterbox: the "
+        "aspect ratio is kept, and the borders are padded. auto: as the model defines, otherwise letterbox with "
+        "decoders of YOLO and stretch with other decoders.",
     )
     color: Literal["auto", "rgb", "bgr"] = Field(
         "auto",
@@ -149,11 +149,11 @@ class DnnConfig(Section):
     )
     backend: BackendName = Field(
         "auto",
-        description="How the jobs run. auto: the fastest of those that were measured on this machine earlier, by "
-        "`multi-dnn build` or with backend measured (docs/providers.md); if there are none, cuda_graph on a GPU, and "
-        "onnxruntime on a CPU, or torchscript with precision bf16 and for DNNs that cannot be exported. measured: the "
-        "same choice, measured when the DNN is first configured. inductor compiles the jobs with TorchInductor and "
-        "captures them on a GPU; the first compilation takes minutes and is cached in "
+        description="How the jobs run. auto: the fastest backend that was measured for the DNN on this machine "
+        "earlier, by `multi-dnn build` or with backend measured (docs/providers.md); if none was measured, cuda_graph "
+        "on a GPU, and on a CPU onnxruntime, or torchscript with precision bf16 and for DNNs that cannot be exported. "
+        "measured: the same choice, measured when the DNN is first configured. inductor compiles the jobs with "
+        "TorchInductor and captures them on a GPU; the first compilation takes minutes and is cached in "
         "~/.cache/multi_dnn_ros/inductor.",
     )
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = Field(
@@ -171,7 +171,7 @@ class DnnConfig(Section):
     capture_preprocess: bool = Field(
         False,
         description="Whether to capture the preprocessing as a CUDA graph too, after the first frame of each image "
-        "size. Effective on a GPU with backend cuda_graph or inductor.",
+        "size. Has an effect only on a GPU with backend cuda_graph or inductor.",
     )
     sms: int = Field(
         0,
@@ -249,16 +249,16 @@ class DnnConfig(Section):
         1,
         ge=0,
         le=8,
-        description="Number of streams on which independent branches of the DNN run at the same time. Effective on a "
-        "GPU with backend cuda_graph. 0: 1, 2, 4 and 8 are measured while configuring, and the fastest is cached in "
-        "~/.cache/multi_dnn_ros/branches. Results are compared with those of one stream.",
+        description="Number of streams on which independent branches of the DNN run at the same time. Has an effect "
+        "only on a GPU with backend cuda_graph. 0: 1, 2, 4 and 8 are measured while configuring, and the fastest "
+        "number is cached in ~/.cache/multi_dnn_ros/branches. Results are compared with those of one stream.",
     )
     merge_siblings: Literal["never", "measured", "always"] = Field(
         "never",
         description="Whether convolutions or linear layers of the DNN that read the same tensor with the same geometry "
-        "become one. measured: compared while configuring, and merged if that makes the DNN at least 2 % faster; the "
-        "choice is cached in ~/.cache/multi_dnn_ros/siblings. Results are compared with those of the separate "
-        "operations.",
+        "are merged into one. measured: compared while configuring, and merged if that makes the DNN at least 2 % "
+        "faster; the choice is cached in ~/.cache/multi_dnn_ros/siblings. Results are compared with those of the "
+        "separate operations.",
     )
     crop: Annotated[list[float], AfterValidator(checked_crop)] = Field(
         default_factory=list,
@@ -270,7 +270,7 @@ class DnnConfig(Section):
         "1x1",
         pattern=TILES,
         description="Columns and rows of overlapping tiles into which the image, or its crop, is divided. The tiles "
-        "are one batch of the network; detections and masks of all tiles are merged.",
+        "form one batch of the network; detections and masks of all tiles are merged.",
         json_schema_extra={"allowed": TILES_RULE},
     )
     tile_overlap: float = Field(
@@ -301,13 +301,14 @@ class DnnConfig(Section):
         ge=0.0,
         le=1.0,
         description="With check_images: minimum agreement, the F1 score of the results of one model against those of "
-        "the other. Below it a DNN with a precision other than float32 is prepared in float32, with a warning; if "
-        "that is not enough either, configuring fails.",
+        "the other. If it is lower, a DNN with a precision other than float32 is prepared in float32, with a "
+        "warning; if that is not enough either, configuring fails.",
     )
     enable: bool = Field(
         True,
         description="Whether the DNN processes images. A change takes effect between two frames; frames in progress "
-        "are finished. Images that the DNN does not get count as switched_off. Also the service `~/<dnn>/enable`.",
+        "are finished. Images that the DNN does not get count as switched_off. The service `~/<dnn>/enable` changes "
+        "it, too.",
         json_schema_extra=RUNTIME,
     )
     max_rate_hz: float = Field(
@@ -363,5 +364,5 @@ class DnnConfig(Section):
     )
 
     def limited_hz(self, camera_hz: float) -> float:
-        """Images per second that the DNN gets of a camera with this rate, because of `max_rate_hz`."""
+        """Images per second that the DNN gets from a camera with this rate, limited by `max_rate_hz`."""
         return min(camera_hz, self.max_rate_hz) if self.max_rate_hz else camera_hz

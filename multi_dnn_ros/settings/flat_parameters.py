@@ -46,7 +46,7 @@ def to_config(flat: Mapping[str, Any]) -> NodeConfig:
 class ParsedParameters:
     """The valid part of flat parameters, and what is wrong with the rest.
 
-    config: with defaults instead of invalid values, and without DNNs whose role or model is invalid; None: the names of
+    config: has defaults instead of invalid values, and no DNNs whose role or model is invalid; None: the names of
     cameras or DNNs are invalid, or no DNN is left. wrong: names of the parameters with invalid values.
     """
 

@@ -10,7 +10,7 @@ from multi_dnn_ros.settings.schema import NodeConfig
 
 
 def with_options(config: NodeConfig, **changes: Any) -> NodeConfig:
-    """`config` with other values. changes: by parameter; its option has the same name, without the unit.
+    """`config` with other values. changes: values by parameter, whose option has the same name without the unit.
 
     Raises UsageError, which names the option, for a value that is not allowed.
     """

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig, OutputConfig
 
-#: Cameras and DNNs of a node that is given no parameters.
+#: Cameras and DNNs of a node without parameters.
 DEFAULT_CAMERAS = ("front",)
 DEFAULT_DNNS = tuple(PRESETS)
 
@@ -69,12 +69,12 @@ class ParameterField:
             if self.kind == "float[]" and isinstance(value, list):
                 return self.adapter.validate_python([_as_float(entry) for entry in value])
             return self.adapter.validate_python(value)
-        except (ValidationError, OverflowError):  # a whole number of a parameter file may be too large for a float
+        except (ValidationError, OverflowError):  # a whole number in a parameter file may be too large for a float
             raise ParameterError([f"parameter {name} is {shown(value)}; allowed: {self.allowed}"]) from None
 
 
 def _as_float(value: Any) -> Any:
-    """A whole number as a float, anything else as it is. Raises OverflowError."""
+    """A whole number as a float, anything else unchanged. Raises OverflowError."""
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -110,9 +110,9 @@ def parameter_fields(
     for camera in cameras:
         fields.update({f"camera.{camera}.{name}": field for name, field in fields_of(CameraConfig).items()})
     for dnn in dnns:
-        own = {"role": dnn, "model": PRESETS[dnn].model} if dnn in PRESETS else {"role": "", "model": ""}
+        presets = {"role": dnn, "model": PRESETS[dnn].model} if dnn in PRESETS else {"role": "", "model": ""}
         for name, field in fields_of(DnnConfig).items():
-            fields[f"dnn.{dnn}.{name}"] = replace(field, default=own[name]) if name in own else field
+            fields[f"dnn.{dnn}.{name}"] = replace(field, default=presets[name]) if name in presets else field
         for output in (outputs or {}).get(dnn, ()):
             prefix = f"dnn.{dnn}.output.{output}"
             fields.update({f"{prefix}.{name}": field for name, field in fields_of(OutputConfig).items()})

@@ -58,7 +58,7 @@ def default_yaml() -> str:
         "# All parameters of the node with their defaults. Generated from multi_dnn_ros/settings/schema.py by",
         "# `python -m multi_dnn_ros.settings.parameter_table`: edit a copy of this file, not this file.",
         "# [runtime]: can be changed at any time (`ros2 param set`). [swap]: a change while the node is configured",
-        "# replaces the engine process (docs/model_swap.md). The others: only while the node is unconfigured.",
+        "# replaces the engine process (docs/model_swap.md). All others: only while the node is unconfigured.",
         "# Empty lists are commented out, because ROS 2 parameter files cannot contain them.",
         "/**:",
         "  ros__parameters:",
@@ -83,7 +83,7 @@ def _is_swappable(name: str) -> bool:
 def _yaml_lines(
     indent: str, fields: Mapping[str, ParameterField], explained: set[str], *, in_dnn: bool = False
 ) -> Iterator[str]:
-    """Describes a parameter only at the first of several cameras or DNNs. in_dnn: the fields are those of a DNN."""
+    """Only the first of several cameras or DNNs gets descriptions. in_dnn: the fields are those of a DNN."""
     for name, field in fields.items():
         if name not in explained:
             explained.add(name)

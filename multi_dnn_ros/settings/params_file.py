@@ -1,4 +1,4 @@
-"""Reads a ROS 2 parameter file without ROS, for the offline commands: values as rcl, but not its silent mistakes."""
+"""Reads a ROS 2 parameter file without ROS, for the offline commands: as rcl does, but mistakes are errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class StrictLoader(yaml.SafeLoader):
 class _RosLoader(StrictLoader):
     """Reads keys, plain scalars and lists as rcl does. Raises ParameterError for what rcl refuses."""
 
-    #: Tag of a scalar without quotes and without a tag of its own.
+    #: Tag of a scalar that has neither quotes nor a tag in the file.
     PLAIN = "plain scalar"
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:

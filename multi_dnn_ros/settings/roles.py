@@ -10,9 +10,9 @@ from dataclasses import dataclass
 class RolePreset:
     """Defaults of a role.
 
-    model: of a DNN whose parameter `model` is not set. decoder: of a model that does not define one, such as an .onnx
+    model: used if parameter `model` is not set. decoder: used for a model that does not define one, such as an .onnx
     file; empty: the parameter `decoder` must be set. result_kind: the kind of results that the decoder must produce.
-    score_threshold: of a model that does not define one, 0..1.
+    score_threshold: used for a model that does not define one, 0..1.
     """
 
     model: str

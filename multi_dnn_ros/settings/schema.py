@@ -4,7 +4,7 @@ The node declares its ROS parameters from these models, and the offline commands
 docs/parameters.md and ``config/multi_dnn.yaml`` are generated from them by
 ``python -m multi_dnn_ros.settings.parameter_table``; a test fails if they are out of date.
 
-Cameras and DNNs have modules of their own, whose names can be imported from here.
+The sections of cameras and DNNs have separate modules; their names can be imported from here.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class NodeConfig(Section):
     device: str = Field(
         "auto",
         pattern=DEVICE,
-        description="Device that runs the DNNs without a `dnn.<dnn>.device` of their own. auto: the first GPU, or the "
-        "CPU if there is no GPU. `cpu:<threads>`: the CPU with at most this number of threads.",
+        description="Device of the DNNs whose `dnn.<dnn>.device` is auto. auto: the first GPU, or the CPU if there is "
+        "no GPU. `cpu:<threads>`: the CPU with at most this number of threads.",
         json_schema_extra={"allowed": DEVICE_FORMS},
     )
     workers: int = Field(
@@ -66,15 +66,15 @@ class NodeConfig(Section):
     )
     predictor: str = Field(
         "",
-        description="Path of a predictor.json of `multi-dnn profile learn`. The DNNs are then cut into jobs of equal "
+        description="Path of a predictor.json from `multi-dnn profile learn`. The DNNs are then cut into jobs of equal "
         "predicted time; layers that the predictor does not know are measured. Empty: none.",
     )
     blocking_ms: float = Field(
         0.0,
         ge=0.0,
         le=60_000.0,
-        description="Maximum duration of a job in ms while nothing else runs. Each DNN is cut into the smallest "
-        "number of jobs that meets it, by predicted or measured layer times. 0: cut into `dnn.<dnn>.jobs` jobs.",
+        description="Maximum duration of a job in ms while nothing else runs. Each DNN is cut into the smallest number "
+        "of jobs that meets this limit, by predicted or measured layer times. 0: cut into `dnn.<dnn>.jobs` jobs.",
     )
     max_launched: int = Field(
         0,
@@ -99,8 +99,8 @@ class NodeConfig(Section):
         5,
         ge=0,
         le=19,
-        description="Added to the nice value of an engine process that runs DNNs on the CPU, so that the node receives "
-        "and decodes images in time on a busy CPU. 0: the priority of the node. No effect with a GPU.",
+        description="Increment of the nice value of an engine process that runs DNNs on the CPU, so that the node "
+        "receives and decodes images in time on a busy CPU. 0: the priority of the node. No effect with a GPU.",
     )
     standby: Literal["none", "warm", "hot"] = Field(
         "none",
@@ -119,8 +119,8 @@ class NodeConfig(Section):
         2.0,
         ge=0.2,
         le=600.0,
-        description="Maximum time in s without a heartbeat of a configured engine process. One that exceeds it is "
-        "replaced.",
+        description="Maximum time in s without a heartbeat of a configured engine process. A process that exceeds it "
+        "is replaced.",
     )
     fault_window_s: float = Field(
         60.0,
@@ -151,8 +151,8 @@ class NodeConfig(Section):
         "fixed",
         description="How DNNs are assigned to devices. fixed: by `device` and `dnn.<dnn>.device`. auto: the node "
         "chooses one device per DNN, so that deadlines are met and the largest utilization of a device is as small as "
-        "possible, by times that are measured while configuring (and cached) or predicted with `predictor`. The log "
-        "has the table. Cameras without `rate_hz` count as 30 Hz.",
+        "possible, based on times that are measured while configuring (and cached) or predicted with `predictor`. The "
+        "log shows the result as a table. Cameras without `rate_hz` count as 30 Hz.",
     )
     reorder_ms: float = Field(
         100.0,
@@ -174,5 +174,5 @@ class NodeConfig(Section):
         ge=-100.0,
         le=100.0,
         description="z of the ground in `vehicle_frame` in m. 0 if the frame's origin is on the ground (as that of "
-        "base_footprint); negative if it is above, for example in the rear axle.",
+        "base_footprint); negative if the origin is above the ground, for example at the rear axle.",
     )

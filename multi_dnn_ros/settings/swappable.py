@@ -31,21 +31,21 @@ _FOLDERS = ("calibration_images", "check_images")
 
 
 def is_swappable(name: str) -> bool:
-    """Whether the parameter of this ROS name belongs to a DNN and can change by a swap; also true if it is a runtime
-    parameter, which needs none.
+    """Whether the parameter of this ROS name belongs to a DNN and can change by a swap; also true for its runtime
+    parameters, which need no swap.
     """
     match = _OF_DNN.fullmatch(name)
     return match is not None and match[1] not in _FIXED
 
 
 def missing_file(name: str, value: Any) -> str:
-    """The problem of a parameter that names a file or folder that does not exist; empty: there is none."""
-    own = name.rpartition(".")[2]
+    """The problem if the parameter names a file or folder that does not exist, otherwise an empty string."""
+    field = name.rpartition(".")[2]
     if not isinstance(value, str) or not value:
         return ""
-    if own in _FOLDERS:
+    if field in _FOLDERS:
         problem = path_problem(value, "folder")
-    elif ":" not in value and Path(value).suffix.lower() in _FILES.get(own, ()):
+    elif ":" not in value and Path(value).suffix.lower() in _FILES.get(field, ()):
         problem = path_problem(value, "file")
     else:
         return ""

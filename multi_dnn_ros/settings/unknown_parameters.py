@@ -20,10 +20,10 @@ def unknown_parameters(
     dnns: Sequence[str],
     outputs: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Errors and warnings about names that are no parameters of a node with these cameras, DNNs and outputs by DNN.
+    """Errors and warnings about names that are no parameters of a node with these cameras and DNNs. outputs: by DNN.
 
     A name that resembles a parameter is an error. A name that resembles none is a warning, because one file may hold
-    parameters of several nodes. So is a parameter of a camera or DNN that is not in use.
+    parameters of several nodes. A parameter of a camera or DNN that is not in use is usually a warning, too.
     """
     members = {"camera": tuple(cameras), "dnn": tuple(dnns)}
     known = parameter_fields(cameras, dnns, outputs)
@@ -60,16 +60,16 @@ def unknown_parameters(
 
 def _unknown_output(name: str, dnn: str, field: str, outputs: Sequence[str]) -> Iterator[str]:
     """An error about `dnn.<dnn>.output.<output>.<field>`, which is no parameter."""
-    _, output, own = (*field.split(".", 2), "")[:3]
+    _, output, leaf = (*field.split(".", 2), "")[:3]
     fields = fields_of(OutputConfig)
-    if own not in fields:
-        meant = [f"dnn.{dnn}.output.{output}.{match}" for match in difflib.get_close_matches(own, fields, 1)]
+    if leaf not in fields:
+        meant = [f"dnn.{dnn}.output.{output}.{match}" for match in difflib.get_close_matches(leaf, fields, 1)]
         yield (
-            f"parameter {name}: an output has no parameter {shown(own)}{_did_you_mean(meant)}; "
+            f"parameter {name}: an output has no parameter {shown(leaf)}{_did_you_mean(meant)}; "
             f"it has {', '.join(fields)}"
         )
     elif output not in outputs:
-        meant = [f"dnn.{dnn}.output.{match}.{own}" for match in difflib.get_close_matches(output, outputs, 1)]
+        meant = [f"dnn.{dnn}.output.{match}.{leaf}" for match in difflib.get_close_matches(output, outputs, 1)]
         listed = ", ".join(outputs) or "none"
         yield f"parameter {name}: {shown(output)} is not in dnn.{dnn}.outputs ({listed}){_did_you_mean(meant)}"
 
@@ -84,8 +84,8 @@ def _most_similar(name: str, known: Iterable[str]) -> str:
     last = name.rpartition(".")[2]
 
     def similarity(parameter: str) -> float:
-        own = parameter.rpartition(".")[2]
-        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, parameter), (last, own)))
+        leaf = parameter.rpartition(".")[2]
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, parameter), (last, leaf)))
 
     return max(known, key=similarity)
 

@@ -39,9 +39,10 @@ class Arguments:
     """The parsed ROS arguments of a command line."""
 
     overrides: dict[str, dict[str, Value]] = field(default_factory=dict)
-    """Parameter values by node name pattern, in the order in which the patterns first came; later ones win.
+    """Parameter values by node name pattern, in the order in which the patterns first occurred; later patterns win.
 
-    As in rcl, a value under a pattern that came before counts as given there: `-p` alone means the pattern `/**`.
+    As in rcl, another value for a pattern does not change the pattern's position. `-p` without a node name stands for
+    the pattern `/**`.
     """
     remaps: list[RemapRule] = field(default_factory=list)
     default_level: LoggingSeverity | None = None
@@ -50,7 +51,7 @@ class Arguments:
     console: bool = True
     enclave: str = "/"
     rest: list[str] = field(default_factory=list)
-    """The arguments that are not ROS'."""
+    """The arguments that are not ROS arguments."""
 
     def override(self, pattern: str, values: dict[str, Value]) -> None:
         """Add parameter values for the nodes that match a pattern."""
@@ -73,7 +74,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-    """Parse a whole command line.
+    """Parse a complete command line.
 
     Raises:
         UnknownROSArgsError: names the unknown arguments after --ros-args.
@@ -153,13 +154,13 @@ def _apply(result: Arguments, kind: str, argument: str, value: str) -> None:
 
 def _parameter(argument: str, text: str) -> tuple[str, dict[str, Value]]:
     name, separator, value = text.partition(":=")
-    node, colon, own = name.rpartition(":")
-    if not separator or not own or (colon and not node):
+    node, colon, parameter = name.rpartition(":")
+    if not separator or not parameter or (colon and not node):
         raise ValueError(f"{argument} must have the form [node:]name:=value, not {text!r}")
     try:
-        return (node if colon else "/**"), {own: parse_value(value)}
+        return (node if colon else "/**"), {parameter: parse_value(value)}
     except ParameterFileError as error:
-        raise ParameterFileError(f"{argument} {own}: {error}") from error
+        raise ParameterFileError(f"{argument} {parameter}: {error}") from error
 
 
 def _severity(argument: str, level: str) -> LoggingSeverity:

@@ -53,7 +53,7 @@ class ReentrantCallbackGroup(CallbackGroup):
 
 
 class MutuallyExclusiveCallbackGroup(CallbackGroup):
-    """One callback of this group runs at a time."""
+    """At most one callback of this group runs at a time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ from multi_dnn_ros.standalone.interfaces import PRIMITIVE_BYTES, FieldType
 from multi_dnn_ros.standalone.messages import Message, message_class
 
 HEADER_BYTES: Final = 4
-_HEADER: Final = b"\x00\x01\x00\x00"  # little endian; writers here always write it
+_HEADER: Final = b"\x00\x01\x00\x00"  # little endian, the byte order of all writers here
 _BYTE_ORDERS: Final = {b"\x00\x00": ">", b"\x00\x01": "<"}
 _FORMATS: Final = {**TYPECODES, "bool": "?", "byte": "c"}
 _PADDING: Final = b"\x00" * 8
@@ -315,7 +315,7 @@ def _string_reader(order: str, bound: int) -> Read:
         start = cursor.take(length, 1)
         if bound and length - 1 > bound:
             raise CdrError(f"holds {length - 1} bytes, at most {bound} are allowed")
-        return str(cursor.buffer[start : start + length - 1], "utf-8", "replace")  # as rosidl: C++ does not check
+        return str(cursor.buffer[start : start + length - 1], "utf-8", "replace")  # as rosidl: C++ writers do not check
 
     return read
 
@@ -326,12 +326,12 @@ def _value_reader(kind: FieldType, order: str) -> Read:
     if kind.base in TYPECODES:
         return _numbers_reader(kind, order)
     element = _element_reader(kind, order)
-    least = _least_bytes(kind)
+    min_bytes = _min_bytes(kind)
     fixed, bound = kind.array, kind.sequence
 
     def read(cursor: Cursor) -> list[Any]:
         length = _read_length(cursor, order) if fixed is None else fixed
-        _check_length(cursor, length, bound, least)
+        _check_length(cursor, length, bound, min_bytes)
         return [element(cursor) for _ in range(length)]
 
     return read
@@ -367,7 +367,7 @@ def _numbers_reader(kind: FieldType, order: str) -> Read:
     return read_sequence if kind.array is None else read_fixed
 
 
-def _least_bytes(kind: FieldType) -> int:
+def _min_bytes(kind: FieldType) -> int:
     """Return the minimum size of one element on the wire, without alignment."""
     if kind.is_message:
         total = 0
@@ -375,7 +375,7 @@ def _least_bytes(kind: FieldType) -> int:
             if field.sequence is not None:
                 total += 4
             else:
-                total += _least_bytes(field) * (1 if field.array is None else field.array)
+                total += _min_bytes(field) * (1 if field.array is None else field.array)
         return total
     return 4 if kind.base == "string" else PRIMITIVE_BYTES[kind.base]
 

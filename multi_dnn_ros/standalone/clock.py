@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.standalone.clock_jumps import ClockChange, JumpHandle, Jumps, JumpThreshold, TimeJump
+from multi_dnn_ros.standalone.clock_jumps import ClockChange, JumpHandle, JumpHandles, JumpThreshold, TimeJump
 from multi_dnn_ros.standalone.errors import NotInitializedException
 from multi_dnn_ros.standalone.missing import Surface
 from multi_dnn_ros.standalone.time_values import S_TO_NS, ClockType, Duration, Time
@@ -21,7 +21,7 @@ class Clock(Surface):
     """A clock of one type; `Clock(clock_type=ClockType.ROS_TIME)` is a :class:`ROSClock`."""
 
     def __new__(cls, *, clock_type: ClockType = ClockType.SYSTEM_TIME) -> Clock:
-        """Create the class for the clock type."""
+        """Create an instance of the class for the clock type."""
         if not isinstance(clock_type, ClockType) or clock_type == ClockType.UNINITIALIZED:
             raise TypeError(f"Clock type must be a ClockType enum, and not UNINITIALIZED: {clock_type!r}")
         return super().__new__(ROSClock if clock_type == ClockType.ROS_TIME else cls)
@@ -29,7 +29,7 @@ class Clock(Surface):
     def __init__(self, *, clock_type: ClockType = ClockType.SYSTEM_TIME) -> None:
         self._clock_type = clock_type
         self._changed = threading.Condition()
-        self.jumps = Jumps()
+        self.jump_handles = JumpHandles()
 
     def __repr__(self) -> str:
         return f"Clock(clock_type={self._clock_type.name})"
@@ -60,7 +60,7 @@ class Clock(Surface):
         """Sleep until a time on this clock.
 
         Returns:
-            False if the context was shut down, or simulated time switched, first.
+            True when the time is reached; False if the context is shut down or simulated time is switched before.
 
         Raises:
             NotInitializedException: if the context is not initialized.
@@ -157,10 +157,10 @@ class ROSClock(Clock):
             self._move(enabled, self._override_ns, change)
 
     def _move(self, active: bool, override_ns: int, change: ClockChange) -> None:
-        # As in rcl, setting a clock that is not simulated is no jump, and switching simulation is a jump of zero.
+        # As in rcl, setting a clock that is not simulated is not a jump, and switching simulation is a jump of zero.
         jump_ns = override_ns - self._override_ns if self._active and active else 0
-        concerned = self.jumps.concerned(change, jump_ns) if self._active or active else []
-        for handle in concerned:
+        triggered = self.jump_handles.triggered(change, jump_ns) if self._active or active else []
+        for handle in triggered:
             if handle.pre_callback is not None:
                 handle.pre_callback()
         with self._changed:
@@ -174,11 +174,11 @@ class ROSClock(Clock):
         for listener in listeners:
             if listener is not None:
                 listener(difference)
-        for handle in concerned:
+        for handle in triggered:
             if handle.post_callback is not None:
                 handle.post_callback(TimeJump(change, Duration(nanoseconds=jump_ns)))
 
     def add_jump_listener(self, listener: Callable[[int], None]) -> None:
-        """Call a bound method with each jump, in nanoseconds, caused by setting the time; a weak reference."""
+        """Call a bound method, held by a weak reference, with each change of the time in nanoseconds."""
         with self._changed:
             self._listeners.append(weakref.WeakMethod(listener))

@@ -97,12 +97,12 @@ class JumpHandle(Surface):
         self.pre_callback = pre_callback
         self.post_callback = post_callback
         self._clock = clock
-        clock.jumps.add(self)
+        clock.jump_handles.add(self)
 
     def unregister(self) -> None:
         """Remove the callbacks from the clock."""
         if self._clock is not None:
-            self._clock.jumps.remove(self)
+            self._clock.jump_handles.remove(self)
             self._clock = None
 
     def __enter__(self) -> JumpHandle:
@@ -112,7 +112,7 @@ class JumpHandle(Surface):
         self.unregister()
 
 
-class Jumps:
+class JumpHandles:
     """Weak references to the handles of one clock, in order of registration."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Jumps:
         """Remove a handle."""
         self._handles = [kept for kept in self._handles if kept() not in (None, handle)]
 
-    def concerned(self, change: ClockChange, difference_ns: int) -> list[JumpHandle]:
+    def triggered(self, change: ClockChange, difference_ns: int) -> list[JumpHandle]:
         """Return the handles that a jump triggers."""
         handles = [handle for handle in (kept() for kept in self._handles) if handle is not None]
         return [handle for handle in handles if handle.threshold.exceeded(change, difference_ns)]

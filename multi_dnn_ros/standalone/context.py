@@ -90,7 +90,7 @@ class Context(Surface):
         self.try_shutdown()
 
     def try_shutdown(self) -> None:
-        """End the session as :meth:`shutdown`, unless it has ended."""
+        """End the session like :meth:`shutdown`, unless it has already ended."""
         self.interrupt()
         for node in list(self._nodes):
             node.destroy_node()
@@ -104,7 +104,7 @@ class Context(Surface):
         self._participant.close()
 
     def interrupt(self) -> None:
-        """Make `ok()` false and all waits return; nodes exist until they, or the session, are shut down."""
+        """Make `ok()` false and all waits return; nodes exist until they are destroyed or the session is shut down."""
         with self._lock:
             if not self._ok:
                 return
@@ -223,12 +223,12 @@ def _domain_id(given: int | None) -> int:
 
 
 def _configuration() -> tuple[str | None, str, bool, str]:
-    """Return Cyclone's configuration (None if CYCLONEDDS_URI gives it), the network's name, whether it is `lo`, and the
-    transport of large messages.
+    """Return Cyclone's configuration (None if CYCLONEDDS_URI sets it), a description of the network, whether only `lo`
+    is used, and a description of how large messages are sent.
     """
     uri = os.environ.get("CYCLONEDDS_URI")
     if uri:
-        return None, f"as CYCLONEDDS_URI says ({uri:.200})", False, ""
+        return None, f"configured by CYCLONEDDS_URI ({uri:.200})", False, ""
     wanted = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").strip().upper() or "LOCALHOST"
     if wanted == "OFF":
         raise UnsupportedError(

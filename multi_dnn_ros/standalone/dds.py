@@ -28,7 +28,7 @@ from multi_dnn_ros.standalone.errors import RCLError
 from multi_dnn_ros.standalone.interfaces import FieldType
 from multi_dnn_ros.standalone.loopback import restrict_to_loopback
 
-# ROS' default range of domains; a higher one has ports that overlap with the system's ephemeral ones or do not exist.
+# The ports of higher domains do not exist: domain 233 would begin at port 7400 + 250 * 233 = 65,650.
 MAX_DOMAIN_ID: Final = 232
 SERVICE_HEADER_BYTES: Final = 16
 _NO_HANDLES: Final = ctypes.c_size_t(0)
@@ -79,8 +79,8 @@ class Participant:
                 self.entity = DomainParticipant(domain_id, qos=Qos(Policy.Userdata(user_data)))
             if loopback and (open_ports := restrict_to_loopback(domain_id)):
                 _log.warning(
-                    f"UDP ports {', '.join(map(str, open_ports))} receive from other machines too, as this system does "
-                    "not let sockets be bound to lo; close them with a firewall"
+                    f"UDP ports {', '.join(map(str, open_ports))} receive from other machines too, because this system "
+                    "does not allow sockets to be bound to lo; close the ports with a firewall"
                 )
         except BaseException:
             self._release_domain()
@@ -183,8 +183,8 @@ def _fields(type_name: str) -> dict[str, Any]:
 
 
 def wire_type(type_name: str) -> Any:
-    """Return the DDS type of a message or of a service request or response; the latter start with the caller's id and
-    sequence number.
+    """Return the DDS type of a message, service request or service response; requests and responses start with the
+    caller's id and sequence number.
     """
     with _lock:
         if type_name not in _wire_types:
@@ -212,11 +212,11 @@ class _Endpoint:
 
     @functools.cached_property
     def gid(self) -> bytes:
-        """The endpoint's 16 bytes on the network."""
+        """The endpoint's identifier on the network, 16 bytes."""
         return bytes(self.entity.guid.bytes)
 
     def close(self) -> None:
-        """Free the endpoint, after :attr:`before_close` was called; idempotent."""
+        """Call :attr:`before_close`, then free the endpoint; idempotent."""
         with self.lock:
             if self.closed:
                 return
@@ -230,7 +230,7 @@ class _Endpoint:
 
 
 def _nothing() -> None:
-    """Default callback: no one is notified when an endpoint closes."""
+    """Default of `before_close`: do nothing."""
 
 
 class Writer(_Endpoint):
@@ -282,7 +282,7 @@ class Writer(_Endpoint):
         return int(self.entity.get_instance_handle()) & 2**64 - 1
 
     def matched_count(self) -> int:
-        """Return the number of connected readers; a program may ask before each sample."""
+        """Return the number of connected readers, quickly, because programs may call this before each sample."""
         count = self._count_matched(self.entity._ref, None, _NO_HANDLES)
         if count < 0:
             raise RCLError(f"cannot count the readers of {self._name}: {DDSException(count)}")

@@ -1,4 +1,4 @@
-"""Interface definitions missing in the type store of `rosbags`: vision_msgs, services, and default values of fields.
+"""Interface definitions missing from the type store of `rosbags`: vision_msgs, services, and default values of fields.
 
 The store has the messages of ROS 2 Jazzy without vision_msgs and services, and has no default values. These are the
 field lists of the public interface packages, in the .msg language, so that the type hashes (RIHS01) equal those of a
@@ -79,7 +79,7 @@ SERVICES: Final[dict[str, tuple[str, str]]] = {
 
 Default: TypeAlias = bool | int | float | str | bytes | tuple[bool | int | float | str | bytes, ...]
 
-# Only what differs from zero, False and "".
+# Only default values other than zero, False and "".
 DEFAULTS: Final[dict[tuple[str, str], Default]] = {
     ("geometry_msgs/msg/Quaternion", "w"): 1.0,
     ("sensor_msgs/msg/NavSatStatus", "status"): -2,

@@ -37,14 +37,14 @@ class TopicEndpointInfo(Surface):
 
 
 def publisher_info(endpoint: DcpsEndpoint, topic_type: str, owners: Mapping[bytes, tuple[str, str]]) -> Any:
-    """Describe a discovered publisher. owners: (name, namespace) of the node by the endpoint's GID."""
+    """Describe a discovered publisher. owners: name and namespace of the owning node, by the endpoint's GID."""
     gid = bytes(endpoint.key.bytes)
     return TopicEndpointInfo(
-        owners.get(gid, _UNKNOWN_NODE), topic_type, TopicEndpointTypeEnum.PUBLISHER, gid, offered(endpoint.qos)
+        owners.get(gid, _UNKNOWN_NODE), topic_type, TopicEndpointTypeEnum.PUBLISHER, gid, _offered_qos(endpoint.qos)
     )
 
 
-def offered(qos: Qos) -> QoSProfile:
+def _offered_qos(qos: Qos) -> QoSProfile:
     """Return the discovered QoS of an endpoint, without history and depth, which are not discovered (as in
     rmw_cyclonedds).
     """

@@ -26,7 +26,7 @@ class Waitable(Surface):
 
     @property
     def condition(self) -> Any:
-        """The DDS condition that triggers when this may be ready, or None."""
+        """The DDS condition that triggers when the entity may be ready, or None."""
         return None
 
     def is_ready(self) -> bool:
@@ -51,7 +51,7 @@ def _nothing() -> None:
 
 
 class Timer(Waitable):
-    """Calls back once per period of a clock; a late timer skips missed periods and keeps its phase."""
+    """Runs its callback once per period of a clock; a late timer skips missed periods and keeps its phase."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Timer(Waitable):
         return not self._canceled and not self._destroyed and self.clock.now_ns() >= self._next_ns
 
     def take(self) -> Work | None:
-        """Start the next period and return the call."""
+        """Start the next period and return the callback."""
         with self._lock:
             if not self.is_ready():
                 return None
@@ -156,7 +156,7 @@ class Timer(Waitable):
 
 
 class GuardCondition(Waitable):
-    """Calls back after a thread called :meth:`trigger`."""
+    """Runs its callback after a thread has called :meth:`trigger`."""
 
     def __init__(
         self, callback: Callable[[], Any] | None, callback_group: CallbackGroup | None, context: Any = None
@@ -178,7 +178,7 @@ class GuardCondition(Waitable):
         return self._triggered.is_set()
 
     def take(self) -> Work | None:
-        """Reset and return the call."""
+        """Reset the trigger and return the callback."""
         if not self._triggered.is_set():
             return None
         self._triggered.clear()

@@ -119,7 +119,7 @@ class InvalidParameterValueException(ParameterException):
 
 
 class ParameterImmutableException(ParameterException):
-    """A read-only parameter was undeclared."""
+    """An attempt to undeclare a read-only parameter."""
 
     def __init__(self, parameter_name: str) -> None:
         super().__init__("Attempted to modify read-only parameter", parameter_name)

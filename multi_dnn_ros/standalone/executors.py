@@ -23,7 +23,7 @@ from multi_dnn_ros.standalone.context import Context, get_default_context
 from multi_dnn_ros.standalone.entities import Waitable, Work
 from multi_dnn_ros.standalone.futures import Future, Task
 from multi_dnn_ros.standalone.missing import Surface
-from multi_dnn_ros.standalone.wait_set import Wait
+from multi_dnn_ros.standalone.wait_set import ExecutorWaitSet
 
 if TYPE_CHECKING:
     from multi_dnn_ros.standalone.node import Node
@@ -76,13 +76,13 @@ class Executor(Surface):
 
     def __init__(self, *, context: Context | None = None) -> None:
         self._context = context or get_default_context()
-        self._wait = Wait(self._context)
+        self._wait_set = ExecutorWaitSet(self._context)
         self._nodes: list[Node] = []
         self._lock = threading.RLock()
         self._ready: deque[Waitable] = deque()
-        self._tasks: list[Task] = []  # those that can run now
+        self._tasks: list[Task] = []  # tasks that can run now
         self._task_round: deque[Task] = deque()
-        self._ends: dict[Task, Callable[[], None]] = {}
+        self._ends: dict[Task, Callable[[], None]] = {}  # called when the task has ended
         self._task_is_next = True
         self._is_shutdown = False
         self._context.add_waker(self)
@@ -94,11 +94,11 @@ class Executor(Surface):
 
     def wake(self) -> None:
         """Interrupt a wait, so that the executor checks for work again."""
-        self._wait.wake()
+        self._wait_set.wake()
 
     def close(self) -> None:
         """Free the wait set; called at the end of the context."""
-        self._wait.close()
+        self._wait_set.close()
 
     def __enter__(self) -> Executor:
         return self
@@ -109,7 +109,7 @@ class Executor(Surface):
     def create_task(self, callback: Any, *args: Any, **kwargs: Any) -> Task:
         """Run `callback(*args, **kwargs)`, or a coroutine, while spinning; return the future of its result."""
         task = Task(callback, args, kwargs, executor=self)
-        self._step(task)
+        self._schedule(task)
         return task
 
     def adopt(self, task: Task, end: Callable[[], None]) -> None:
@@ -117,7 +117,7 @@ class Executor(Surface):
         self._ends[task] = end
         self._run_task(task)
 
-    def _step(self, task: Task) -> None:
+    def _schedule(self, task: Task) -> None:
         with self._lock:
             self._tasks.append(task)
         self.wake()
@@ -132,9 +132,9 @@ class Executor(Surface):
             if task.exception() is not None:
                 raise task.exception()
         elif task.awaits is None:
-            self._step(task)
+            self._schedule(task)
         else:
-            task.awaits.resume_when_done(lambda: self._step(task))
+            task.awaits.resume_when_done(lambda: self._schedule(task))
 
     def add_node(self, node: Node) -> bool:
         """Add a node whose callbacks to run; return False if it was already added."""
@@ -169,7 +169,7 @@ class Executor(Surface):
         self.wake()
         for node in self.get_nodes():
             self.remove_node(node)
-        self._wait.close()
+        self._wait_set.close()
         return True
 
     def spin(self) -> None:
@@ -239,7 +239,7 @@ class Executor(Surface):
             if due_ns is not None:
                 timeout_ns = min(timeout_ns, due_ns)
         if timeout_ns > 0:
-            self._wait.wait(conditions, timeout_ns)
+            self._wait_set.wait(conditions, timeout_ns)
 
     def _claim(self, waitables: list[Waitable]) -> _Claim | None:
         # Each round serves all entities that were ready at its start, so that a busy one cannot starve the others.
@@ -249,7 +249,7 @@ class Executor(Surface):
             found = self._claim_task() if self._task_is_next else None
             found = found or self._claim_ready(waitables)
             if found is None:
-                idle = self._wait.untriggered()
+                idle = self._wait_set.untriggered()
                 self._ready.extend(entity for entity in waitables if entity.condition not in idle and entity.is_ready())
                 found = self._claim_ready(waitables)
             return found or self._claim_task()

@@ -1,10 +1,9 @@
 """Checks of values assigned to message fields: those of rosidl's generated Python with ROS_PYTHON_CHECK_FIELDS=1.
 
 Jazzy's generated classes check only if that variable is set; here the checks are always on, so that a wrong value is
-reported where it is assigned instead of where the message is sent. Two things follow the unchecked behaviour, for
-images: a one-dimensional or contiguous numpy array of the field's type, and `bytes`, `bytearray` and `memoryview` for
-`uint8[]`, are accepted with one copy and without checking the elements. An `array.array` of the field's type is not
-copied.
+reported where it is assigned instead of where the message is sent. For images, some values are accepted as without that
+variable: a numpy array of the field's type, and `bytes`, `bytearray` and `memoryview` for `uint8[]`, are copied without
+checking the elements. An `array.array` of the field's type is not copied.
 
 Source: rosidl_generator_py of ROS 2 Jazzy.
 """
@@ -37,14 +36,14 @@ TYPECODES: Final[dict[str, str]] = {
     "float64": "d",
 }
 _FLOAT32_MAX: Final = 3.4028234663852886e38
-_ABSTRACT: Final = (Sequence, Set, UserList)
+_COLLECTIONS: Final = (Sequence, Set, UserList)
 _TEXT: Final = (str, UserString)
 
 
-def check_of(type_name: str, field: str, kind: FieldType, message_class: Callable[[str], type]) -> Check:
+def make_check(type_name: str, field: str, kind: FieldType, message_class: Callable[[str], type]) -> Check:
     """Return a function that checks a value assigned to a field and returns it as stored in the message.
 
-    The check raises AssertionError that names field, message and value.
+    The check raises AssertionError, which names field, message and value.
     """
     expect = _Expectation(type_name, field)
     element = _element_check(expect, kind, message_class)
@@ -57,8 +56,8 @@ def check_of(type_name: str, field: str, kind: FieldType, message_class: Callabl
     )
 
 
-def conversion_of(type_name: str, field: str, kind: FieldType) -> Check | None:
-    """Return the conversion of a constructor argument before its check: numbers need not have the field's type.
+def make_conversion(type_name: str, field: str, kind: FieldType) -> Check | None:
+    """Return a function that converts a constructor argument before its check, or None if none is needed.
 
     As in rosidl's constructors, `position=[0, 1]` is allowed for a `float64[]`, which an assignment rejects.
     """
@@ -159,8 +158,8 @@ def _integer_check(expect: _Expectation, low: int, high: int) -> Check:
     return check
 
 
-def _is_listed(value: Any) -> bool:
-    return isinstance(value, _ABSTRACT) and not isinstance(value, _TEXT)
+def _is_collection(value: Any) -> bool:
+    return isinstance(value, _COLLECTIONS) and not isinstance(value, _TEXT)
 
 
 def _wanted(kind: FieldType) -> str:
@@ -178,7 +177,7 @@ def _list_check(expect: _Expectation, element: Check, kind: FieldType) -> Check:
     wanted = _wanted(kind)
 
     def check(value: Any) -> list[Any]:
-        if not _is_listed(value) or not _fits(kind, len(value)):
+        if not _is_collection(value) or not _fits(kind, len(value)):
             raise expect.error(wanted, value)
         for item in value:
             element(item)
@@ -195,7 +194,7 @@ def _fixed_array_check(expect: _Expectation, element: Check, kind: FieldType) ->
             if value.dtype != dtype or value.size != length:
                 raise expect.error(f"a numpy array of {dtype} with a size of {length}", value)
             return value
-        if not _is_listed(value) or len(value) != length:
+        if not _is_collection(value) or len(value) != length:
             raise expect.error(wanted, value)
         for item in value:
             element(item)
@@ -220,7 +219,7 @@ def _sequence_check(expect: _Expectation, element: Check, kind: FieldType) -> Ch
         elif isinstance(value, np.ndarray) and value.dtype == dtype:
             result = array.array(code)
             result.frombytes(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-        elif not _is_listed(value):
+        elif not _is_collection(value):
             raise expect.error(wanted, value)
         else:
             result = array.array(code, [element(item) for item in value])

@@ -39,8 +39,8 @@ class _SurfaceModule(ModuleType):
         if home is None:
             raise _missing(f"{self.__name__}.{name}")
         try:
-            module, own_name = self._home(home, name)
-            return getattr(module, own_name)
+            module, attribute = self._home(home, name)
+            return getattr(module, attribute)
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "cyclonedds":
                 raise
@@ -58,17 +58,17 @@ class _SurfaceModule(ModuleType):
         if home is None:
             super().__setattr__(name, value)
             return
-        module, own_name = self._home(home, name)
-        _replaced.setdefault((self.__name__, name), getattr(module, own_name))
-        setattr(module, own_name, value)
+        module, attribute = self._home(home, name)
+        _replaced.setdefault((self.__name__, name), getattr(module, attribute))
+        setattr(module, attribute, value)
 
     def __delattr__(self, name: str) -> None:
         home = SURFACE.get(self.__name__, {}).get(name)
         if home is None or (self.__name__, name) not in _replaced:
             super().__delattr__(name)
             return
-        module, own_name = self._home(home, name)
-        setattr(module, own_name, _replaced.pop((self.__name__, name)))
+        module, attribute = self._home(home, name)
+        setattr(module, attribute, _replaced.pop((self.__name__, name)))
 
     @staticmethod
     def _home(home: str, name: str) -> tuple[ModuleType, str]:
@@ -94,8 +94,8 @@ class _InterfaceModule(ModuleType):
             if not (kind == "srv" and suffix in ("Request", "Response") and half in interfaces.names(package, kind)):
                 raise _missing(f"{self.__name__}.{name}")
             return messages.message_class(f"{package}/{kind}/{name}")
-        made = messages.service_class if kind == "srv" else messages.message_class
-        value = made(f"{package}/{kind}/{name}")
+        make_class = messages.service_class if kind == "srv" else messages.message_class
+        value = make_class(f"{package}/{kind}/{name}")
         setattr(self, name, value)
         return value
 
@@ -153,7 +153,7 @@ def install() -> None:
             return
         real = sys.modules.get("rclpy") or importlib.util.find_spec("rclpy")
         if real is not None:
-            where = getattr(real, "origin", None) or getattr(real, "__file__", "an unknown place")
+            where = getattr(real, "origin", None) or getattr(real, "__file__", "an unknown location")
             raise RuntimeError(
                 f"a real rclpy is importable ({where}): use it; the standalone runtime is for machines without ROS 2"
             )

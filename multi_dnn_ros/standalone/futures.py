@@ -20,7 +20,7 @@ class Future(Surface):
         """Create a future.
 
         Args:
-            executor: runs the done callbacks (`executor.create_task(callback, future)`); a weak reference.
+            executor: runs the done callbacks (`executor.create_task(callback, future)`); held by a weak reference.
         """
         self._executor: Callable[[], Any] = _no_executor if executor is None else weakref.ref(executor)
         self._lock = threading.Lock()
@@ -74,7 +74,7 @@ class Future(Surface):
         self._run_callbacks()
 
     def cancel(self) -> None:
-        """Cancel unless done, and run the done callbacks; as in rclpy this does not make it done."""
+        """Cancel unless done, and run the done callbacks; as in rclpy, a cancelled future is not done."""
         with self._lock:
             if not self._done:
                 self._cancelled = True
@@ -130,7 +130,7 @@ class Task(Future):
         kwargs: Any = None,
         executor: Any = None,
     ) -> None:
-        """Create a task; `handler` is called with `args` and `kwargs`, a coroutine is resumed at each call."""
+        """Create a task that calls the function `handler` with `args` and `kwargs`, or resumes the coroutine."""
         super().__init__(executor=executor)
         self._handler: Any = handler
         self._args = args or ()

@@ -1,7 +1,7 @@
 """The ROS graph: which nodes own which endpoints (ros_discovery_info), and what is on the network.
 
 DDS has participants and endpoints, but no nodes. Therefore every ROS 2 process publishes the list of its nodes with
-their endpoints; a tool's node list is the union of these.
+their endpoints; a tool's node list is the union of these lists.
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ class NodeEntry:
 
 
 class Graph:
-    """The published graph of this process, and those of other processes, read on demand."""
+    """The part of the graph that this process publishes, and the parts of other processes, read on demand."""
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
         self._lock = threading.RLock()
         self._nodes: list[NodeEntry] = []
         self._infos: dict[bytes, Any] = {}  # the last node list of each other participant, by its GID
-        self._builtin: dict[str, tuple[BuiltinDataReader, ReadCondition]] = {}  # the condition: what is gone
-        self._samples: dict[str, list[Any]] = {}  # what each of those gave last
+        # By built-in topic: its reader, and the condition that selects what no longer exists.
+        self._builtin: dict[str, tuple[BuiltinDataReader, ReadCondition]] = {}
+        self._samples: dict[str, list[Any]] = {}  # the last result of each of these readers
         user_data = hash_user_data(_INFO)
-        own = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-        others = QoSProfile(depth=1000, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-        self._writer = Writer(participant, _TOPIC, _INFO, to_dds(own, user_data))
-        self._reader = Reader(participant, _TOPIC, _INFO, to_dds(others, user_data))
+        writer_qos = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+        reader_qos = QoSProfile(depth=1000, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+        self._writer = Writer(participant, _TOPIC, _INFO, to_dds(writer_qos, user_data))
+        self._reader = Reader(participant, _TOPIC, _INFO, to_dds(reader_qos, user_data))
 
     def close(self) -> None:
         """Free the endpoints."""
@@ -115,13 +116,13 @@ class Graph:
         )
         self._writer.write(cdr.serialize(info, into=Payload))
 
-    # ------------------------------------------------------------------------------------------------ what is there
+    # ------------------------------------------------------------------------------------------------------ queries
 
     def _read(self, topic: Any) -> list[Any]:
-        """Return the samples of a topic that DDS itself fills; not to be changed.
+        """Return the samples of a topic that DDS itself fills; callers must not change the list.
 
-        Only samples that have changed since the last call are read: a hundred endpoints take 10 ms, and a node that
-        checks the publishers of its cameras calls this twice a second.
+        They are read again only if the topic has changed since the last call: a hundred endpoints take 10 ms, and a
+        node that checks the publishers of its cameras calls this twice a second.
         """
         with self._lock:
             key = topic.data_type.__name__ + str(topic._ref)
@@ -135,7 +136,7 @@ class Graph:
                     return self._samples[key]
             # Without this, endpoints that were deleted long ago would be read each time.
             reader.take(_MAX_SAMPLES, gone)
-            # Reading clears the status before it looks: what comes after that sets it again.
+            # Reading first clears the status, so a sample that arrives meanwhile sets it again.
             samples = [sample for sample in reader.read(_MAX_SAMPLES) if sample.sample_info.instance_state == _ALIVE]
             self._samples[key] = samples
             return samples
@@ -147,7 +148,7 @@ class Graph:
             return found + [(node.node_name, node.node_namespace) for node in self._remote_nodes()]
 
     def topic_names_and_types_of_dds(self) -> list[tuple[str, list[str]]]:
-        """Return every DDS topic with its types, sorted, by DDS names."""
+        """Return every DDS topic with its types, sorted; topics and types have their DDS names."""
         return _collect(
             (endpoint.topic_name, endpoint.type_name)
             for topic in (BuiltinTopicDcpsPublication, BuiltinTopicDcpsSubscription)
@@ -155,7 +156,7 @@ class Graph:
         )
 
     def _remote_nodes(self) -> list[Any]:
-        """Return a NodeEntitiesInfo for each node of the other participants, without lists that cannot be decoded."""
+        """Return a NodeEntitiesInfo for each node of the other participants; invalid node lists are dropped."""
         while (taken := self._reader.take()) is not None:
             try:
                 info: Any = cdr.deserialize(taken[0], message_class(_INFO))

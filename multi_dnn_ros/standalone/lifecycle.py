@@ -167,7 +167,7 @@ class LifecycleNodeMixin(ManagedEntity):
         return publisher
 
     def destroy_lifecycle_publisher(self, publisher: LifecyclePublisher) -> bool:
-        """Free a publisher; return whether it was this node's."""
+        """Destroy a publisher; return whether it belonged to this node."""
         self._managed_entities.discard(publisher)
         node: Any = self
         return PlainNode.destroy_publisher(node, publisher)
@@ -198,10 +198,10 @@ class LifecycleNodeMixin(ManagedEntity):
         with self._machine_lock:
             before = self._machine.state
             self._trigger(key)
-            outcome = self._call(before)
+            outcome = self._run_callback(before)
             self._trigger(outcome.to_label())
             if outcome is TransitionCallbackReturn.ERROR:
-                self._trigger(self._call(before).to_label())
+                self._trigger(self._run_callback(before).to_label())
             return outcome
 
     def _trigger(self, key: int | str) -> None:
@@ -211,7 +211,7 @@ class LifecycleNodeMixin(ManagedEntity):
             message = _describe(transition, event(timestamp=time.time_ns()))
             self._transition_event.publish(message)
 
-    def _call(self, before: LifecycleState) -> TransitionCallbackReturn:
+    def _run_callback(self, before: LifecycleState) -> TransitionCallbackReturn:
         callbacks: dict[LifecycleState, Callable[[LifecycleState], TransitionCallbackReturn]] = {
             state_machine.CONFIGURING: self.on_configure,
             state_machine.CLEANINGUP: self.on_cleanup,

@@ -22,11 +22,11 @@ _OPTIONS: Final = ("throttle_duration_sec", "throttle_time_source_type", "skip_f
 
 
 class CallSite:
-    """A place in the source that logs, with its options.
+    """A call in the source that logs, with its options.
 
     `throttle_duration_sec` passes one message per interval of the clock `throttle_time_source_type` (default: the
     system clock); `skip_first` drops the first message, `once` passes only the first one. They are evaluated in this
-    order; one that drops a message skips the rest.
+    order; if one drops a message, the remaining ones are not evaluated.
     """
 
     def __init__(self, severity: LoggingSeverity, name: str, options: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ class CallSite:
         if other.severity != self.severity:
             raise ValueError(
                 f"Logger severity cannot be changed between calls: {self.severity.name}, then {other.severity.name} "
-                "from the same place; use a call for each severity"
+                "from the same call site; use a call for each severity"
             )
         if other.name != self.name:
             raise ValueError(f"Logger name cannot be changed between calls: {self.name!r}, then {other.name!r}")

@@ -27,7 +27,7 @@ _COLOURS: Final = {
 _MAX_CALL_SITES: Final = 10_000
 
 _lock = threading.RLock()
-_Place: TypeAlias = tuple[str, int, int]  # file, line, instruction
+_Location: TypeAlias = tuple[str, int, int]  # file, line, instruction
 
 _levels: dict[str, LoggingSeverity] = {}
 _sinks: dict[str, Sink] = {}
@@ -40,7 +40,7 @@ class RcutilsLogger(Surface):
 
     def __init__(self, name: str = "") -> None:
         self.name = name
-        self._sites: dict[_Place, CallSite] = {}
+        self._sites: dict[_Location, CallSite] = {}
 
     def get_child(self, name: str) -> RcutilsLogger:
         """Return the logger `<this name>.<name>`."""
@@ -80,46 +80,46 @@ class RcutilsLogger(Surface):
             return False
         name: str = options.pop("name", self.name)
         frame = _caller()
-        place = (frame.f_code.co_filename, frame.f_lineno, frame.f_lasti) if frame else ("", 0, 0)
-        wanted = CallSite(severity, name, options)
+        location = (frame.f_code.co_filename, frame.f_lineno, frame.f_lasti) if frame else ("", 0, 0)
+        current = CallSite(severity, name, options)
         with _lock:
-            site = self._sites.get(place)
+            site = self._sites.get(location)
             if site is None:
                 if len(self._sites) >= _MAX_CALL_SITES:
                     self._sites.clear()  # generated code can create any number of call sites
-                site = self._sites[place] = wanted
+                site = self._sites[location] = current
             else:
-                site.check_same(wanted)
+                site.check_same(current)
             if not site.passes():
                 return False
         if not isinstance(message, str):
-            raise TypeError(f"the message of a log must be a str, not {message!r:.80}")
-        _emit(severity, name, message, place[0], frame.f_code.co_name if frame else "", place[1])
+            raise TypeError(f"a log message must be a str, not {message!r:.80}")
+        _emit(severity, name, message, location[0], frame.f_code.co_name if frame else "", location[1])
         return True
 
-    def debug(self, message: str, **conditions: Any) -> bool:
-        """Log at DEBUG; see :meth:`log` for the conditions."""
-        return self.log(message, LoggingSeverity.DEBUG, **conditions)
+    def debug(self, message: str, **options: Any) -> bool:
+        """Log at DEBUG; see :meth:`log` for the options."""
+        return self.log(message, LoggingSeverity.DEBUG, **options)
 
-    def info(self, message: str, **conditions: Any) -> bool:
-        """Log at INFO; see :meth:`log` for the conditions."""
-        return self.log(message, LoggingSeverity.INFO, **conditions)
+    def info(self, message: str, **options: Any) -> bool:
+        """Log at INFO; see :meth:`log` for the options."""
+        return self.log(message, LoggingSeverity.INFO, **options)
 
-    def warning(self, message: str, **conditions: Any) -> bool:
-        """Log at WARN; see :meth:`log` for the conditions."""
-        return self.log(message, LoggingSeverity.WARN, **conditions)
+    def warning(self, message: str, **options: Any) -> bool:
+        """Log at WARN; see :meth:`log` for the options."""
+        return self.log(message, LoggingSeverity.WARN, **options)
 
-    def warn(self, message: str, **conditions: Any) -> bool:
-        """Log at WARN; see :meth:`log` for the conditions."""
-        return self.log(message, LoggingSeverity.WARN, **conditions)
+    def warn(self, message: str, **options: Any) -> bool:
+        """Log at WARN; see :meth:`log` for the options."""
+        return self.log(message, LoggingSeverity.WARN, **options)
 
-    def error(self, message: str, **conditions: Any) -> bool:
-        """Log at ERROR; see :meth:`log` for the conditions."""
-        return self.log(message, LoggingSeverity.ERROR, **conditions)
+    def error(self, message: str, **options: Any) -> bool:
+        """Log at ERROR; see :meth:`log` for the options."""
+        return self.log(message, LoggingSeverity.ERROR, **options)
 
-    def fatal(self, message: str, **conditions: Any) -> bool:
-        """Log at FATAL; see :meth:`log` for the conditions."""
-        return self.log(message, LoggingSeverity.FATAL, **conditions)
+    def fatal(self, message: str, **options: Any) -> bool:
+        """Log at FATAL; see :meth:`log` for the options."""
+        return self.log(message, LoggingSeverity.FATAL, **options)
 
 
 def get_logger(name: str) -> RcutilsLogger:
@@ -146,7 +146,7 @@ def get_logging_severity_from_string(log_severity: str) -> LoggingSeverity:
 
 
 def clear_config() -> None:
-    """Reset all loggers to the default severity, and that to INFO."""
+    """Reset all loggers to the default severity, and the default severity to INFO."""
     global _default_level
     with _lock:
         _levels.clear()
@@ -154,7 +154,7 @@ def clear_config() -> None:
 
 
 def set_logger_level(name: str, level: LoggingSeverity | int, detailed_error: bool = False) -> None:
-    """Set a logger's minimum severity; UNSET inherits that of its parent, and the empty name sets the default.
+    """Set a logger's minimum severity; UNSET inherits the parent's, and the empty name sets the default.
 
     Raises:
         ValueError: for an unknown severity.
@@ -197,7 +197,7 @@ def configure(default: LoggingSeverity | None, levels: dict[str, LoggingSeverity
 
 
 def add_sink(name: str, sink: Sink) -> None:
-    """Pass every message of a logger and its children to `sink`, too."""
+    """Also pass every message of a logger and its children to `sink`."""
     with _lock:
         _sinks[name] = sink
 

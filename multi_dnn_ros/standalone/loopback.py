@@ -35,8 +35,8 @@ def restrict_to_loopback(domain_id: int) -> list[int]:
 
 
 def domain_sockets(domain_id: int) -> Iterator[socket.socket]:
-    """Duplicates, to be closed by the caller, of this process's UDP sockets on a port of the domain
-    and all addresses.
+    """Duplicates of this process's UDP sockets that are bound to a port of the domain on all addresses; the caller must
+    close them.
     """
     first = _FIRST_PORT + _PORTS_PER_DOMAIN * domain_id
     for descriptor in sorted(int(entry.name) for entry in _DESCRIPTORS.iterdir()):

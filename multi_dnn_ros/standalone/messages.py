@@ -1,7 +1,7 @@
 """Message and service classes as in rclpy, generated on first use from the interface registry.
 
 A message class takes keyword arguments, applies the .msg file's defaults, and checks every assigned value
-(AssertionError that names the field, see :mod:`field_checks`). It stores sequences of numbers as `array.array`, fixed
+(AssertionError, which names the field; see :mod:`field_checks`). It stores sequences of numbers as `array.array`, fixed
 arrays of numbers as numpy arrays, `byte` as bytes of length 1, and all else as plain Python values.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from multi_dnn_ros.standalone import definitions, interfaces
-from multi_dnn_ros.standalone.field_checks import TYPECODES, Check, check_of, conversion_of
+from multi_dnn_ros.standalone.field_checks import TYPECODES, Check, make_check, make_conversion
 from multi_dnn_ros.standalone.interfaces import FieldType
 from multi_dnn_ros.standalone.missing import missing, refuse
 
@@ -167,8 +167,8 @@ def _make_class(type_name: str) -> type[Message]:
     }
     conversions: dict[str, Check] = {}
     for field, field_type in fields:
-        namespace[field] = _property(f"_{field}", check_of(type_name, field, field_type, message_class))
-        convert = conversion_of(type_name, field, field_type)
+        namespace[field] = _property(f"_{field}", make_check(type_name, field, field_type, message_class))
+        convert = make_conversion(type_name, field, field_type)
         if convert is not None:
             conversions[field] = convert
         if interfaces.default(type_name, field) is not None:
@@ -184,18 +184,18 @@ def _property(slot: str, check: Check) -> property:
     return property(attrgetter(slot), assign)
 
 
-def _default(field_type: FieldType, stated: Any) -> Callable[[], Any]:
+def _default(field_type: FieldType, declared: Any) -> Callable[[], Any]:
     """Return a function that makes a field's initial value: the .msg file's default, else zeros."""
     base = field_type.base
     code = TYPECODES.get(base)
     if field_type.sequence is not None:
-        return (lambda: list(stated or ())) if code is None else lambda: array.array(code, stated or ())
+        return (lambda: list(declared or ())) if code is None else lambda: array.array(code, declared or ())
     if field_type.is_message:
         cls = message_class(base)
         return cls if field_type.array is None else lambda: [cls() for _ in range(field_type.array or 0)]
     zero: Any = {"string": "", "bool": False, "byte": b"\x00", "float32": 0.0, "float64": 0.0}.get(base, 0)
     if field_type.array is None:
-        value = zero if stated is None else stated
+        value = zero if declared is None else declared
         return lambda: value
-    values = [zero] * field_type.array if stated is None else list(stated)
+    values = [zero] * field_type.array if declared is None else list(declared)
     return (lambda: list(values)) if code is None else lambda: np.array(values, code)

@@ -30,7 +30,7 @@ def validate_node_name(name: str) -> None:
     """Check a node name.
 
     Raises:
-        InvalidNodeNameException: names the name and the first invalid character.
+        InvalidNodeNameException: shows the name and the first invalid character.
     """
 
     def error(message: str, index: int) -> Exception:
@@ -51,7 +51,7 @@ def validate_namespace(namespace: str) -> None:
     """Check an absolute namespace such as "/" or "/robot/front".
 
     Raises:
-        InvalidNamespaceException: names the namespace and the first invalid character.
+        InvalidNamespaceException: shows the namespace and the first invalid character.
     """
 
     def error(message: str, index: int) -> Exception:
@@ -68,7 +68,7 @@ def validate_full_topic_name(name: str, *, is_service: bool = False) -> None:
     """Check an absolute topic or service name, after expansion.
 
     Raises:
-        InvalidTopicNameException, InvalidServiceNameException: names the name and the first invalid character.
+        InvalidTopicNameException, InvalidServiceNameException: shows the name and the first invalid character.
     """
     error = _topic_error(name, is_service)
     _check_absolute(name, lambda message, index: error(f"topic name {message}", index))
@@ -80,7 +80,7 @@ def validate_topic_name(name: str, *, is_service: bool = False) -> None:
     """Check a topic or service name before expansion: relative, private (`~`) or with substitutions.
 
     Raises:
-        InvalidTopicNameException, InvalidServiceNameException: names the name and the first invalid character.
+        InvalidTopicNameException, InvalidServiceNameException: shows the name and the first invalid character.
     """
     error = _topic_error(name, is_service)
     if not name:
@@ -129,7 +129,7 @@ def expand(name: str, node_name: str, namespace: str, *, service: bool = False) 
     """Expand a relative, private (`~`) or absolute name to an absolute one.
 
     Raises:
-        InvalidTopicNameException, InvalidServiceNameException: names the name and the first invalid character.
+        InvalidTopicNameException, InvalidServiceNameException: shows the name and the first invalid character.
         ValueError: for a substitution other than {node}, {ns} and {namespace}; names it.
     """
     validate_topic_name(name, is_service=service)

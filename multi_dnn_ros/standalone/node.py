@@ -103,7 +103,7 @@ class Node(NodeEntities, NodeGraph, NodeParameters):
     # --------------------------------------------------------------------------------------------------------- names
 
     def get_name(self) -> str:
-        """Return the node's own name."""
+        """Return the node's name without its namespace."""
         return self._name
 
     def get_namespace(self) -> str:

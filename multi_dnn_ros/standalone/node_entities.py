@@ -15,7 +15,7 @@ from multi_dnn_ros.standalone.errors import InvalidHandle
 from multi_dnn_ros.standalone.messages import Message
 from multi_dnn_ros.standalone.messages import Service as ServiceType
 from multi_dnn_ros.standalone.missing import Surface, refuse
-from multi_dnn_ros.standalone.qos import QoSProfile, profile_of, qos_profile_services_default
+from multi_dnn_ros.standalone.qos import QoSProfile, qos_profile_services_default, to_profile
 from multi_dnn_ros.standalone.qos_events import IncompatibleQos
 from multi_dnn_ros.standalone.rosout import Rosout
 from multi_dnn_ros.standalone.services import Client, Service
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class NodeEntities(Surface):
-    """The part of a node that owns its entities. The node sets the attributes declared here before it creates any."""
+    """The part of a node that owns its entities. Nodes set the attributes declared here before creating any."""
 
     _context: Context
     _entry: NodeEntry
@@ -89,7 +89,7 @@ class NodeEntities(Surface):
         callback_group: CallbackGroup | None = None,
         publisher_class: type[Publisher] = Publisher,
     ) -> Publisher:
-        qos, absolute = profile_of(qos_profile), self._remapped(topic)
+        qos, absolute = to_profile(qos_profile), self._remapped(topic)
         publisher = publisher_class(self._participant, check_message_type(msg_type), topic, qos, absolute)
         self._add(publisher, publisher.writer)
         self._warn_of_qos(publisher, publisher.writer, callback_group)
@@ -121,7 +121,7 @@ class NodeEntities(Surface):
             TypeError, InvalidTopicNameException, UnsupportedError: for an invalid argument.
         """
         refuse("create_subscription", event_callbacks=event_callbacks, qos_overriding_options=qos_overriding_options)
-        qos, absolute = profile_of(qos_profile), self._remapped(topic)
+        qos, absolute = to_profile(qos_profile), self._remapped(topic)
         group = callback_group or self._default_callback_group
         subscription = Subscription(
             self._participant, check_message_type(msg_type), topic, callback, group, qos, raw, absolute
@@ -167,7 +167,7 @@ class NodeEntities(Surface):
         clock: Clock | None = None,
         autostart: bool = True,
     ) -> Timer:
-        """Create a timer on the node's clock, or on another."""
+        """Create a timer on the node's clock, or on `clock` if it is given."""
         check_callback(callback)
         group, period = callback_group or self._default_callback_group, period_ns(timer_period_sec)
         timer = Timer(callback, group, period, clock or self._clock, autostart=autostart)
@@ -219,27 +219,27 @@ class NodeEntities(Surface):
         return True
 
     def destroy_publisher(self, publisher: Publisher) -> bool:
-        """Destroy a publisher; return whether it was this node's."""
+        """Destroy a publisher; return whether it belonged to this node."""
         return self._remove(publisher)
 
     def destroy_subscription(self, subscription: Subscription) -> bool:
-        """Destroy a subscription; return whether it was this node's."""
+        """Destroy a subscription; return whether it belonged to this node."""
         return self._remove(subscription)
 
     def destroy_service(self, service: Service) -> bool:
-        """Destroy a service; return whether it was this node's."""
+        """Destroy a service; return whether it belonged to this node."""
         return self._remove(service)
 
     def destroy_client(self, client: Client) -> bool:
-        """Destroy a client; return whether it was this node's."""
+        """Destroy a client; return whether it belonged to this node."""
         return self._remove(client)
 
     def destroy_timer(self, timer: Timer) -> bool:
-        """Destroy a timer; return whether it was this node's."""
+        """Destroy a timer; return whether it belonged to this node."""
         return self._remove(timer)
 
     def destroy_guard_condition(self, guard: GuardCondition) -> bool:
-        """Destroy a guard condition; return whether it was this node's."""
+        """Destroy a guard condition; return whether it belonged to this node."""
         return self._remove(guard)
 
     @property
@@ -247,37 +247,37 @@ class NodeEntities(Surface):
         """Everything of this node that an executor runs."""
         return self._waitables
 
-    def _of(self, kind: type) -> Iterator[Any]:
+    def _entities_of(self, kind: type) -> Iterator[Any]:
         with self._entities_lock:
             return iter([entity for entity in (*self._endpoints, *self._others) if isinstance(entity, kind)])
 
     @property
     def publishers(self) -> Iterator[Publisher]:
-        """The node's publishers, except that of /rosout."""
-        own = None if self._rosout is None else self._rosout.publisher
-        return iter([publisher for publisher in self._of(Publisher) if publisher is not own])
+        """The node's publishers, except the one of /rosout."""
+        rosout = None if self._rosout is None else self._rosout.publisher
+        return iter([publisher for publisher in self._entities_of(Publisher) if publisher is not rosout])
 
     @property
     def subscriptions(self) -> Iterator[Subscription]:
         """The node's subscriptions."""
-        return self._of(Subscription)
+        return self._entities_of(Subscription)
 
     @property
     def services(self) -> Iterator[Service]:
         """The node's services."""
-        return self._of(Service)
+        return self._entities_of(Service)
 
     @property
     def clients(self) -> Iterator[Client]:
         """The node's clients."""
-        return self._of(Client)
+        return self._entities_of(Client)
 
     @property
     def timers(self) -> Iterator[Timer]:
         """The node's timers."""
-        return self._of(Timer)
+        return self._entities_of(Timer)
 
     @property
     def guards(self) -> Iterator[GuardCondition]:
         """The node's guard conditions."""
-        return self._of(GuardCondition)
+        return self._entities_of(GuardCondition)

@@ -14,7 +14,7 @@ from multi_dnn_ros.standalone.missing import Surface
 from multi_dnn_ros.standalone.parameters import SEPARATOR, Parameter, ParameterTypes
 from multi_dnn_ros.standalone.topics import Publisher
 
-Change: TypeAlias = Callable[[list[Parameter]], Any]
+ChangeCallback: TypeAlias = Callable[[list[Parameter]], Any]
 
 
 def _descriptor() -> Any:
@@ -37,9 +37,9 @@ class NodeParameters(Surface):
         self._parameter_clock = clock
         self._parameter_events = events
         self._parameter_node_name = node_name
-        self._pre_set_parameters_callbacks: list[Change] = []
-        self._on_set_parameters_callbacks: list[Change] = []
-        self._post_set_parameters_callbacks: list[Change] = []
+        self._pre_set_parameters_callbacks: list[ChangeCallback] = []
+        self._on_set_parameters_callbacks: list[ChangeCallback] = []
+        self._post_set_parameters_callbacks: list[ChangeCallback] = []
 
     # ----------------------------------------------------------------------------------------------------- declaring
 
@@ -83,19 +83,19 @@ class NodeParameters(Surface):
     def _prepare(
         self, namespace: str, index: int, entry: tuple[Any, ...], ignore_override: bool
     ) -> tuple[Parameter, Any]:
-        place = f"at index {index} in parameters list"
+        position = f"at index {index} in parameters list"
         if not 1 <= len(entry) <= 3:
-            raise TypeError(f"Invalid parameter tuple length {place}: {entry}; expecting length between 1 and 3")
+            raise TypeError(f"Invalid parameter tuple length {position}: {entry}; expecting length between 1 and 3")
         name: Any = entry[0]
         value: Any = entry[1] if len(entry) > 1 else None
         descriptor: Any = entry[2] if len(entry) > 2 else _descriptor()
         if not isinstance(name, str):
-            raise TypeError(f"First element {name} {place} is not a str.")
+            raise TypeError(f"First element {name} {position} is not a str.")
         name = f"{namespace}.{name}" if namespace else name
         if not name:
             raise errors.InvalidParameterException(name)
         if not isinstance(descriptor, message_class("rcl_interfaces/msg/ParameterDescriptor")):
-            raise TypeError(f"Third element {descriptor} {place} is not a ParameterDescriptor.")
+            raise TypeError(f"Third element {descriptor} {position} is not a ParameterDescriptor.")
         if len(entry) == 1:
             warnings.warn(
                 f"when declaring parameter named '{name}', declaring a parameter only providing its name is "
@@ -128,7 +128,7 @@ class NodeParameters(Surface):
         """Undeclare a parameter.
 
         Raises:
-            ParameterNotDeclaredException, ParameterImmutableException: name it.
+            ParameterNotDeclaredException, ParameterImmutableException: each names it.
         """
         with self._parameter_lock:
             if name not in self._parameters:
@@ -147,7 +147,7 @@ class NodeParameters(Surface):
         """Return a parameter.
 
         Raises:
-            ParameterNotDeclaredException, ParameterUninitializedException: name it.
+            ParameterNotDeclaredException, ParameterUninitializedException: each names it.
         """
         with self._parameter_lock:
             parameter = self._parameters.get(name)
@@ -267,7 +267,7 @@ class NodeParameters(Surface):
             raise errors.ParameterNotDeclaredException(unknown)
 
     def _set(self, wanted: list[Parameter], descriptors: dict[str, Any] | None) -> Any:
-        """Check, call the callbacks, and set; `descriptors` are given for a declaration, which ignores read-only."""
+        """Check, call the callbacks, and set; a declaration has `descriptors` and ignores read-only."""
         declaring = descriptors is not None
         known = self._descriptors if descriptors is None else descriptors
         for parameter in wanted:
@@ -311,27 +311,27 @@ class NodeParameters(Surface):
 
     # ----------------------------------------------------------------------------------------------------- callbacks
 
-    def add_pre_set_parameters_callback(self, callback: Change) -> None:
+    def add_pre_set_parameters_callback(self, callback: ChangeCallback) -> None:
         """Add a `callback(parameters)` that returns the parameters to set instead."""
         self._pre_set_parameters_callbacks.insert(0, callback)
 
-    def add_on_set_parameters_callback(self, callback: Change) -> None:
+    def add_on_set_parameters_callback(self, callback: ChangeCallback) -> None:
         """Add a `callback(parameters)` that accepts or rejects a change; it returns a SetParametersResult."""
         self._on_set_parameters_callbacks.insert(0, callback)
 
-    def add_post_set_parameters_callback(self, callback: Change) -> None:
+    def add_post_set_parameters_callback(self, callback: ChangeCallback) -> None:
         """Call `callback(parameters)` after a change."""
         self._post_set_parameters_callbacks.insert(0, callback)
 
-    def remove_pre_set_parameters_callback(self, callback: Change) -> None:
+    def remove_pre_set_parameters_callback(self, callback: ChangeCallback) -> None:
         """Remove a callback."""
         self._pre_set_parameters_callbacks.remove(callback)
 
-    def remove_on_set_parameters_callback(self, callback: Change) -> None:
+    def remove_on_set_parameters_callback(self, callback: ChangeCallback) -> None:
         """Remove a callback."""
         self._on_set_parameters_callbacks.remove(callback)
 
-    def remove_post_set_parameters_callback(self, callback: Change) -> None:
+    def remove_post_set_parameters_callback(self, callback: ChangeCallback) -> None:
         """Remove a callback."""
         self._post_set_parameters_callbacks.remove(callback)
 

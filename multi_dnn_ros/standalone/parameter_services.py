@@ -13,7 +13,7 @@ from multi_dnn_ros.standalone.qos import qos_profile_parameters
 
 
 class ParameterServices:
-    """Serves `~/get_parameters` and the others for one node."""
+    """Serves `~/get_parameters` and the five other parameter services of one node."""
 
     def __init__(self, node: NodeSurface) -> None:
         self._node = node

@@ -65,7 +65,7 @@ class ParameterTypes(Enum):
         return any(number == self.value and isinstance(value, kind) for kind, number in _SCALARS.items())
 
 
-ParameterTypes.__name__, ParameterTypes.__qualname__ = "Type", "Parameter.Type"  # as messages and pickles name it
+ParameterTypes.__name__, ParameterTypes.__qualname__ = "Type", "Parameter.Type"  # the names in error texts and pickles
 
 
 class Parameter(Surface):
@@ -157,24 +157,24 @@ def refusal(parameter: Parameter, descriptor: Any, *, declared: bool, check_read
         ranges = descriptor.integer_range
     elif kind is ParameterTypes.DOUBLE:
         ranges = descriptor.floating_point_range
-    return _outside(parameter, ranges[0]) if ranges else ""
+    return _range_refusal(parameter, ranges[0]) if ranges else ""
 
 
-def _outside(parameter: Parameter, limits: Any) -> str:
+def _range_refusal(parameter: Parameter, limits: Any) -> str:
     value, step = parameter.value, limits.step
     low, high = sorted((limits.from_value, limits.to_value))
     if isinstance(value, int):
-        on_end, distance = value in (low, high), (value - low) % step if step else 0
+        at_limit, distance = value in (low, high), (value - low) % step if step else 0
         outside, off_step = "out of range. ", "not a valid step"
     else:
         # Tolerate rounding errors at the limits and steps.
-        on_end = any(math.isclose(value, end, rel_tol=RELATIVE_TOLERANCE) for end in (low, high))
+        at_limit = any(math.isclose(value, limit, rel_tol=RELATIVE_TOLERANCE) for limit in (low, high))
         outside, off_step = "out of range ", "not close enough to a valid step"
         distance = 0
         if step and low < value < high:
             nearest = low + round((value - low) / step) * step
             distance = not math.isclose(nearest, value, rel_tol=RELATIVE_TOLERANCE)
-    if on_end:
+    if at_limit:
         return ""
     if not low < value < high:
         return f"Parameter {parameter.name} {outside}Min: {low}, Max: {high}, value: {value}"

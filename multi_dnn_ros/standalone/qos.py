@@ -180,8 +180,8 @@ _POLICIES: Final[dict[str, type[Any]]] = {
 }
 
 
-def profile_of(qos: QoSProfile | int) -> QoSProfile:
-    """Return the profile for an argument of `create_publisher`: a profile itself, or the default with that depth."""
+def to_profile(qos: QoSProfile | int) -> QoSProfile:
+    """Return the profile for an argument of `create_publisher`, a profile or the depth of a default profile."""
     if isinstance(qos, QoSProfile):
         return qos
     if not isinstance(qos, int):
@@ -213,7 +213,7 @@ class _PresetsMeta(EnumMeta):
 
     def __getattr__(cls, name: str) -> Any:
         members = cls.__dict__.get("_member_map_", {})
-        if name in members:  # as Python 3.10 finds them
+        if name in members:  # Python 3.10 looks them up here
             return members[name]
         if name.startswith("_"):
             raise AttributeError(name, name=name, obj=cls)

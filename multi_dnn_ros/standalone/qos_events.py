@@ -17,7 +17,7 @@ from multi_dnn_ros.standalone.callback_groups import CallbackGroup
 from multi_dnn_ros.standalone.dds import Reader, Writer
 from multi_dnn_ros.standalone.entities import Waitable, Work
 
-# Policy numbers: DDS 1.4, 2.2.3; those that rmw_cyclonedds reports.
+# The policies that rmw_cyclonedds reports, by their numbers in DDS 1.4, 2.2.3.
 _POLICIES: Final = {2: "DURABILITY", 4: "DEADLINE", 8: "LIVELINESS", 11: "RELIABILITY", 13: "HISTORY", 21: "LIFESPAN"}
 _SUBSCRIPTION: Final = (
     "New publisher discovered on topic '{}', offering incompatible QoS. No messages will be received from it. "
@@ -30,7 +30,7 @@ _PUBLISHER: Final = (
 
 
 class IncompatibleQos(Waitable):
-    """Logs a warning when an endpoint is discovered to which a reader or writer cannot connect."""
+    """Logs a warning when an endpoint is discovered whose QoS is incompatible with that of a reader or writer."""
 
     def __init__(
         self, endpoint: Reader | Writer, callback_group: CallbackGroup, topic: str, warn: Callable[[str], Any]
@@ -58,7 +58,7 @@ class IncompatibleQos(Waitable):
         return self._endpoint.entity
 
     def is_ready(self) -> bool:
-        """Return whether such an endpoint was discovered."""
+        """Return whether an incompatible endpoint was discovered."""
         # Called before every callback of the executor, so without the lock and without allocating an object.
         if self._endpoint.closed or self._get_changes(self._handle, self._changes_at):
             return False

@@ -30,7 +30,7 @@ class Rosout:
         self, stamp_ns: int, severity: LoggingSeverity, name: str, text: str, file: str, function: str, line: int
     ) -> None:
         if getattr(self._active, "publishing", False):
-            return  # a message about publishing a message
+            return  # logged while a log message is published
         self._active.publishing = True
         try:
             self.publisher.publish(

@@ -69,7 +69,7 @@ def shutdown(*, context: Context | None = None, uninstall_handlers: bool | None 
 
 
 def try_shutdown(*, context: Context | None = None, uninstall_handlers: bool | None = None) -> None:
-    """End a session, unless it has ended."""
+    """End a session, unless it has already ended."""
     _shutdown(context, uninstall_handlers, Context.try_shutdown)
 
 

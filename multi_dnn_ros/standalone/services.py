@@ -63,7 +63,7 @@ def _header(data: bytes) -> tuple[int, int]:
     try:
         guid, sequence = struct.unpack_from(f"{order}Qq", data, cdr.HEADER_BYTES)
     except struct.error as error:
-        raise cdr.CdrError(f"service header cut short: {error}") from error
+        raise cdr.CdrError(f"truncated service header: {error}") from error
     return guid, sequence
 
 
@@ -226,7 +226,7 @@ class Client(_ServiceEndpoints):
         return bool(servers & set(writers)) if servers else bool(readers and writers)
 
     def wait_for_service(self, timeout_sec: float | None = None) -> bool:
-        """Wait for a server; return whether there is one. Indefinitely if `timeout_sec` is None or negative."""
+        """Wait for a server, indefinitely if `timeout_sec` is None or negative; return whether there is one."""
         deadline = None if timeout_sec is None or timeout_sec < 0 else time.monotonic() + timeout_sec
         while self._context.ok():
             if self.service_is_ready():
@@ -276,7 +276,7 @@ class Client(_ServiceEndpoints):
                     del self._pending[sequence]
 
     def take(self) -> Work | None:
-        """Take the oldest of our responses."""
+        """Take the oldest response; it is dropped if it is for another client or a removed call."""
         taken = self.reader.take()
         if taken is None:
             return None

@@ -46,7 +46,7 @@ _waker: tuple[threading.Thread, int, int, int] | None = None  # thread, read end
 
 
 def watch(context: Interruptible) -> None:
-    """Also end this context on a signal."""
+    """Register a context to be ended by signals."""
     with _lock:
         _contexts.add(context)
 

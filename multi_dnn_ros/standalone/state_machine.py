@@ -110,7 +110,7 @@ class StateMachine:
         """Make a transition, by number or label, and return it.
 
         Raises:
-            RCLError: if the current state does not allow it; names both and the allowed ones.
+            RCLError: if the current state does not allow it; names the state and the allowed transitions.
         """
         transition = self.find(key)
         if transition is None:

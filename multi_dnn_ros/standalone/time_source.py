@@ -40,7 +40,7 @@ class TimeSource:
             if parameter.name != USE_SIM_TIME_NAME:
                 continue
             if parameter.type_ is ParameterTypes.BOOL:
-                # The program's callbacks have run before, so that none rejects the change after this.
+                # The program's callbacks have already run, so none of them can reject the change afterwards.
                 self._switch(parameter.value)
             else:
                 reason = f"{USE_SIM_TIME_NAME} parameter set to something besides a bool"

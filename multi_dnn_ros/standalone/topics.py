@@ -34,7 +34,7 @@ def check_message_type(msg_type: _TypeT) -> _TypeT:
 
 
 def check_callback(callback: Any) -> None:
-    """Check that a callback is callable, or None, to be set later.
+    """Check that a callback is callable, or None if it will be set later.
 
     Raises:
         TypeError: otherwise.
@@ -101,7 +101,7 @@ class Publisher(Surface):
         if self.writer.closed:
             raise InvalidHandle(f"the publisher on {self.topic_name} was destroyed")
         nanoseconds = 2**63 - 1 if timeout is None or timeout.nanoseconds < 0 else timeout.nanoseconds
-        return self.writer.wait_for_acks(nanoseconds)  # without the lock: it may last
+        return self.writer.wait_for_acks(nanoseconds)  # without the lock, because it may take long
 
     def destroy(self) -> None:
         """Free the DDS writer."""

@@ -16,7 +16,7 @@ from typing import Final
 
 #: Environment variable for the requested number of bytes; tests set the limit of an ordinary kernel.
 BUFFER_VARIABLE: Final = "MULTI_DNN_ROS_RECEIVE_BUFFER"
-#: Maximum number of processes of one machine in a domain: each has UDP ports of its own.
+#: Maximum number of processes of one machine in a domain: each process has its own UDP ports.
 MAX_PROCESSES: Final = 33
 _DEFAULT_BUFFER_BYTES: Final = 10_000_000
 _MIN_BUFFER_BYTES: Final = 65_536  # a buffer must hold a datagram
@@ -42,7 +42,7 @@ class ReceiveBuffer:
         if self.wanted_bytes <= self.limit_bytes:
             reason = f"receive buffer {self.granted_bytes} bytes"
         else:
-            reason = f"net.core.rmem_max {self.limit_bytes} limits the receive buffer to {self.granted_bytes} bytes"
+            reason = f"receive buffer {self.granted_bytes} bytes, twice net.core.rmem_max, the kernel's limit"
         return (
             f"messages over {self.granted_bytes * 2 // 3} bytes are sent over UDP in several bursts and need reliable "
             f"subscriptions ({reason})"

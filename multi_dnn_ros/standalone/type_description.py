@@ -12,7 +12,7 @@ START_TYPE_DESCRIPTION_SERVICE_PARAM: Final = "start_type_description_service"
 
 
 def declare_type_description(node: NodeSurface) -> None:
-    """Declare the parameter as in rclpy, but False; it is read-only.
+    """Declare the parameter, read-only as in rclpy, but with the value False.
 
     Raises:
         UnsupportedError: if a parameter file or the command line enables the service.

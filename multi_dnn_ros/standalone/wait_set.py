@@ -16,37 +16,37 @@ from multi_dnn_ros.standalone import dds
 from multi_dnn_ros.standalone.context import Context
 
 
-class Wait:
+class ExecutorWaitSet:
     """A DDS wait set with a guard condition that ends a wait."""
 
     def __init__(self, context: Context) -> None:
         self._lock = threading.Lock()  # acquired while waiting, so that the wait set is not freed meanwhile
-        self._guard_lock = threading.RLock()  # a signal handler may call wake() while its thread is in wake()
+        self._guard_lock = threading.RLock()  # a signal handler may call wake() in a thread that is in wake()
         self._attached: set[Any] = set()
-        self._places: dict[int, Any] = {}  # conditions by the address that Cyclone returns for them
-        self._found: Any = None  # those addresses
+        self._conditions_by_address: dict[int, Any] = {}  # Cyclone returns addresses for triggered conditions
+        self._triggered: Any = None  # buffer for these addresses
         self._closed = False
         self._guard = DdsGuardCondition(context.participant.entity)
         self._set = WaitSet(context.participant.entity)
         self._set.attach(self._guard)
 
     def untriggered(self) -> Set[Any]:
-        """Conditions that certainly are not triggered; never blocks.
+        """Return conditions that are certainly not triggered; never blocks.
 
-        One call into DDS instead of one per entity: an executor checks all its entities before each callback. A
-        condition triggers until its data is taken, so nothing is missed. Leaves :meth:`wake` pending.
+        One call into DDS replaces one per entity, because an executor checks all its entities before each callback. A
+        condition stays triggered until its data is taken, so nothing is missed. A pending :meth:`wake` stays pending.
         """
         if not self._lock.acquire(blocking=False):  # another thread waits
             return frozenset()
         try:
-            if self._closed or self._found is None:
+            if self._closed or self._triggered is None:
                 return frozenset()
             count = DDS._dll_handle.dds_waitset_wait(
-                self._set._ref, self._found, ctypes.c_size_t(len(self._found)), ctypes.c_int64(0)
+                self._set._ref, self._triggered, ctypes.c_size_t(len(self._triggered)), ctypes.c_int64(0)
             )
-            if not 0 <= count <= len(self._found):
+            if not 0 <= count <= len(self._triggered):
                 return frozenset()
-            return self._attached - {self._places.get(address) for address in self._found[:count]}
+            return self._attached - {self._conditions_by_address.get(address) for address in self._triggered[:count]}
         finally:
             self._lock.release()
 
@@ -67,9 +67,11 @@ class Wait:
                 except (DDSException, AttributeError):  # freed by another thread since
                     conditions = conditions - {condition}
             self._attached = conditions
-            if changed or self._found is None:
-                self._places = {ctypes.addressof(place): condition for condition, place in self._set.attached}
-                self._found = (ctypes.c_void_p * len(self._places))()
+            if changed or self._triggered is None:
+                self._conditions_by_address = {
+                    ctypes.addressof(pointer): condition for condition, pointer in self._set.attached
+                }
+                self._triggered = (ctypes.c_void_p * len(self._conditions_by_address))()
             self._set.wait(timeout_ns)
             self._guard.take()
 

@@ -1,6 +1,7 @@
 """Parameter values and parameter files in YAML, parsed like rcl's parser (:mod:`multi_dnn_ros.common.rcl_values`).
 
-One rule is stricter than rcl: if a parameter occurs twice in a section, rcl silently uses the last.
+One rule is stricter than in rcl: a parameter that occurs twice in a section is an error; rcl silently uses the last
+one.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_scalar_node(self, anchor: Any) -> Any:
-        said = self.peek_event().tag  # type: ignore[no-untyped-call]
+        tag = self.peek_event().tag  # type: ignore[no-untyped-call]
         node = super().compose_scalar_node(anchor)
-        node.tag = said  # None unless the text itself has a tag
+        node.tag = tag  # None unless the file states a tag
         return node
 
 
@@ -113,7 +114,7 @@ def _sections(where: str, prefix: str, mapping: Any) -> Iterator[tuple[str, dict
         if key != _PARAMETERS:
             yield from _sections(where, name, node)
         elif not prefix:
-            raise ParameterFileError(f"{where}: {_PARAMETERS} must stand under a node name")
+            raise ParameterFileError(f"{where}: {_PARAMETERS} must be under a node name")
         else:
             _check_pattern(where, prefix)
             parameters: dict[str, Value] = {}
@@ -133,7 +134,7 @@ def _check_pattern(where: str, pattern: str) -> None:
         if name not in ("*", "**"):
             validate_node_name(name)
     except NameValidationException as error:
-        raise ParameterFileError(f"{where}: {pattern!r} is not a node's name: {error}") from error
+        raise ParameterFileError(f"{where}: {pattern!r} is not a valid node name: {error}") from error
 
 
 def _flatten(file: str, where: str, prefix: str, mapping: Any, parameters: dict[str, Value]) -> None:

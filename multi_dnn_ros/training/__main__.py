@@ -22,8 +22,8 @@ _DEFAULTS = {"lane": (24, 96, 3e-3), "object": (30, 128, 2e-3), "pedestrian": (3
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m multi_dnn_ros.training", description=__doc__)
     verbs = top.add_subparsers(dest="verb", required=True)
-    show = verbs.add_parser("render", help="render the scenes that training and the choice of the best epoch need")
-    _scene_arguments(show)
+    verb = verbs.add_parser("render", help="render the scenes for training and for selecting the best epoch")
+    _scene_arguments(verb)
     for role in ("lane", "object", "pedestrian"):
         epochs, batch, lr = _DEFAULTS[role]
         verb = verbs.add_parser(
@@ -34,12 +34,12 @@ def parser() -> argparse.ArgumentParser:
         verb.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda")
         verb.add_argument("--epochs", type=int, default=epochs, help="number of epochs")
         verb.add_argument("--batch-size", type=int, default=batch, help="images per step")
-        verb.add_argument("--lr", type=float, default=lr, help="highest learning rate")
+        verb.add_argument("--lr", type=float, default=lr, help="maximum learning rate")
         verb.add_argument("--resume", type=Path, help="checkpoint to write after every epoch, and to resume from")
         verb.add_argument("--quiet", action="store_true", help="no progress bars")
         if role == "lane":
             verb.add_argument(
-                "--road", type=Path, help="folder of a road video with lane_masks/; its first half is also trained on"
+                "--road", type=Path, help="folder of a road video with lane_masks/, whose first half is also trained on"
             )
             verb.add_argument(
                 "--varied", action="store_true",
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _scene_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--scenes", type=Path, required=True, help="folder of the rendered scenes; created if missing")
-    verb.add_argument("--count", type=int, default=24_000, help="scenes to train on")
+    verb.add_argument("--count", type=int, default=24_000, help="number of scenes to train on")
     verb.add_argument("--choice", type=int, default=600, help="number of scenes for selecting the best epoch")
     verb.add_argument("--workers", type=int, default=0, help="rendering processes; 0: one per core")
 
@@ -80,22 +80,22 @@ def main(arguments: list[str] | None = None) -> int:
             return status
         device = distributed.existing_device("cpu" if args.verb == "render" else args.device)
         scenes = render(recipes.train_spec(args.count), args.scenes / "train", args.workers)
-        choice = render(recipes.choice_spec(args.choice), args.scenes / "choice", args.workers)
+        validation = render(recipes.validation_spec(args.choice), args.scenes / "choice", args.workers)
         if args.verb == "render":
             return 0
         recipe = recipes.recipe(args.verb, args.epochs, args.batch_size, args.lr)
-        data = {"train": scenes.spec, "choice": choice.spec}
+        data = {"train": scenes.spec, "choice": validation.spec}
         if args.verb == "lane":
             road = road_frames(args.road, "train") if args.road else []
             data["road"] = {"frames": [frame.name for frame in road]}
             if args.varied:
                 data["augmentation"] = {"varied": True}
-            setup = recipes.lane_setup(recipe, scenes, choice, road, device, varied=args.varied)
+            setup = recipes.lane_setup(recipe, scenes, validation, road, device, varied=args.varied)
         else:
             real = recipes.real_images(recipe, args.real) if args.real else None
             if real is not None:
                 data["real"] = {"images": len(real.part("train")), "choice": len(real.part("choice"))}
-            setup = recipes.detector_setup(recipe, scenes, choice, device, real)
+            setup = recipes.detector_setup(recipe, scenes, validation, device, real)
         network = recipe.network()
         if args.start is not None:
             load_weights(network, read_state_dict(existing_file(str(args.start), "--start")), str(args.start))

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import update_bn
 
 from multi_dnn_ros.training.precision import autocast
 
-#: Number of batches for the batch normalization statistics of averaged weights.
+#: Number of batches from which the batch normalization statistics of averaged weights are computed.
 _STATISTICS_BATCHES = 32
 
 
@@ -36,7 +36,7 @@ class Averaging:
 def fit_statistics(average: nn.Module, images: Iterator[Tensor], precision: str) -> None:
     """Compute the batch normalization statistics of the averaged weights from images (Izmailov et al. 2018).
 
-    The statistics of the trained network do not fit: while its weights change fast, they differ from the average.
+    The statistics of the trained network do not fit, because weights that change fast differ from their average.
     """
     device = next(average.parameters()).device
     with autocast(device, precision):

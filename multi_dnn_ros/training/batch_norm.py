@@ -1,4 +1,4 @@
-"""Batch normalization over the parts of a batch that several processes hold."""
+"""Batch normalization over a batch that is divided among several processes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SMALL_BATCH = 16
 class GlobalBatchNorm(_BatchNorm):
     """Batch normalization (Ioffe and Szegedy 2015) with mean and variance of the whole batch, however it is divided.
 
-    As torch.nn.SyncBatchNorm, which has no CPU version. Without a process group it equals the layer that it replaces.
-    The parts may differ in size; the gradients are those of the whole batch if the losses of the processes add up to
-    its loss.
+    Like torch.nn.SyncBatchNorm, which has no CPU version. Without a process group it equals the layer that it replaces.
+    The parts of the batch may differ in size; the gradients are those of the whole batch if the losses of the processes
+    add up to the loss of the batch.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  the name in PyTorch
@@ -44,7 +44,7 @@ class GlobalBatchNorm(_BatchNorm):
         mean = sums[:-1] / total
         shape = [1, -1] + [1] * (input.dim() - 2)
         centred = values - mean.view(shape)
-        # A second exchange: the difference of mean squares loses digits.
+        # A second exchange, because mean(x^2) - mean(x)^2 loses digits.
         variance = all_reduce((centred * centred).sum(axes)) / total
         self._update(mean.detach(), variance.detach() * total / (total - 1))
         result = centred * torch.rsqrt(variance + self.eps).view(shape)
@@ -63,14 +63,14 @@ class GlobalBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance, factor)
 
 
-#: The layers that are replaced. Subclasses are not: their forward pass may do more than normalize.
+#: The layers that are replaced. Subclasses are not, because their forward pass may do more than normalize.
 _REPLACED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def with_global_batch_norm(network: nn.Module) -> list[tuple[nn.Module, type[nn.Module]]]:
     """Replace all batch normalization layers of `network` in place; their weights and statistics stay.
 
-    Returns the layers and their former classes. Subclasses of PyTorch's layers are left as they are, with a warning.
+    Returns the layers and their former classes. Subclasses of PyTorch's layers are not replaced; a warning names them.
     """
     replaced: list[tuple[nn.Module, type[nn.Module]]] = []
     others: Counter[str] = Counter()
@@ -88,7 +88,7 @@ def with_global_batch_norm(network: nn.Module) -> list[tuple[nn.Module, type[nn.
 
 @contextmanager
 def global_batch_norm(*networks: nn.Module) -> Iterator[None]:
-    """Context in which the networks normalize over all processes; afterwards they have their former layers."""
+    """Context in which the networks normalize over all processes; afterwards their former layers are restored."""
     replaced = [each for network in networks for each in with_global_batch_norm(network)]
     try:
         yield

@@ -36,7 +36,7 @@ class Inputs:
     small_epochs: int = 0
 
     def at(self, epoch: int) -> Inputs:
-        """The conversion in that epoch."""
+        """The conversion for training epoch `epoch`."""
         return replace(self, size=self.small) if epoch < self.small_epochs else self
 
     def __call__(self, image: Tensor) -> Tensor:
@@ -56,22 +56,24 @@ class Inputs:
 class _Batches:
     """Order, the process's share, and augmentation, independent of the source of the rows."""
 
-    def __init__(self, rows: Tensor, batch_size: int, seed: int, vary: Augment | None, inputs: Inputs | None) -> None:
+    def __init__(
+        self, rows: Tensor, batch_size: int, seed: int, augment: Augment | None, inputs: Inputs | None
+    ) -> None:
         self.rows = rows
         self.seed = seed
-        self.vary = vary
+        self.augment = augment
         self.inputs = inputs or Inputs()
         self.batch_size = min(batch_size, len(rows))
         if self.batch_size < distributed.world():
             raise ValueError(
-                f"batches of {self.batch_size} for {distributed.world()} processes: at least one image each"
+                f"batches of {self.batch_size} for {distributed.world()} processes: each needs at least one image"
             )
 
     def __len__(self) -> int:
         return len(self.rows) // self.batch_size
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """All batches of an epoch, of each this process's share; an incomplete last batch is dropped."""
+        """This process's share of each batch of an epoch; an incomplete last batch is dropped."""
         shuffle = torch.Generator().manual_seed(self.seed * 100_003 + number)
         order = self.rows[torch.randperm(len(self.rows), generator=shuffle)]
         rank, world = distributed.rank(), distributed.world()
@@ -80,41 +82,41 @@ class _Batches:
         first, last = rank * self.batch_size // world, (rank + 1) * self.batch_size // world
         chosen = [order[k * self.batch_size + first : k * self.batch_size + last] for k in range(len(self))]
         inputs = self.inputs.at(number)
-        dice: torch.Generator | None = None
+        rng: torch.Generator | None = None
         for batch in self._read(chosen):
             image = batch["image"].float() / 255.0
-            if dice is None:
-                dice = torch.Generator(image.device).manual_seed((self.seed * 100_003 + number) * 1_009 + rank)
+            if rng is None:
+                rng = torch.Generator(image.device).manual_seed((self.seed * 100_003 + number) * 1_009 + rank)
             batch = {**batch, "image": image}
-            if self.vary is not None:
-                batch = self.vary(batch, dice)
+            if self.augment is not None:
+                batch = self.augment(batch, rng)
             yield {**batch, "image": inputs(batch["image"])}
 
     def tenths(self, number: int, step: int, first: int, last: int) -> Iterator[Batch]:
-        """Batches of an epoch from `step` on, and of each the tenths `first` to `last` (0..10, exclusive).
+        """The tenths `first` to `last` (0..10, exclusive) of each batch of an epoch, from batch `step` on.
 
         Every tenth is augmented with random numbers of its own, so that a batch is the same however its tenths are
         divided over processes. A tenth has batch_size / 10 images, rounded up or down.
         """
         shuffle = torch.Generator().manual_seed(self.seed * 100_003 + number)
         order = self.rows[torch.randperm(len(self.rows), generator=shuffle)]
-        places = [self.batch_size * tenth // 10 for tenth in range(11)]
+        bounds = [self.batch_size * tenth // 10 for tenth in range(11)]
         chosen = [
-            order[k * self.batch_size + places[first] : k * self.batch_size + places[last]]
+            order[k * self.batch_size + bounds[first] : k * self.batch_size + bounds[last]]
             for k in range(step, len(self))
         ]
         inputs = self.inputs.at(number)
         for k, batch in enumerate(self._read(chosen), step):
             parts = []
             for tenth in range(first, last):
-                begin, end = places[tenth] - places[first], places[tenth + 1] - places[first]
+                begin, end = bounds[tenth] - bounds[first], bounds[tenth + 1] - bounds[first]
                 if begin == end:
                     continue
                 part = {name: tensor[begin:end] for name, tensor in batch.items()}
                 part["image"] = part["image"].float() / 255.0
-                if self.vary is not None:
+                if self.augment is not None:
                     seed = ((self.seed * 100_003 + number) * 1_000_003 + k) * 11 + tenth
-                    part = self.vary(part, torch.Generator(part["image"].device).manual_seed(seed % (1 << 63)))
+                    part = self.augment(part, torch.Generator(part["image"].device).manual_seed(seed % (1 << 63)))
                 parts.append(part)
             whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
             yield {**whole, "image": inputs(whole["image"])}
@@ -126,7 +128,7 @@ class _Batches:
 class ArrayBatches(_Batches):
     """Batches of arrays in memory; any epoch can be reproduced from its number.
 
-    arrays: all (N, ...); "image" is (N, 3, h, w) uint8. vary: augments a batch on the device, with images 0..1.
+    arrays: all (N, ...); "image" is (N, 3, h, w) uint8. augment: augments a batch on the device, with images 0..1.
     repeats: (N,) number of times that an epoch shows each row; None: once. inputs: final conversion of the image.
     """
 
@@ -135,7 +137,7 @@ class ArrayBatches(_Batches):
         arrays: Mapping[str, Tensor],
         batch_size: int,
         seed: int,
-        vary: Augment | None = None,
+        augment: Augment | None = None,
         repeats: Tensor | None = None,
         inputs: Inputs | None = None,
     ) -> None:
@@ -144,19 +146,20 @@ class ArrayBatches(_Batches):
             raise ValueError(f"arrays of lengths {sorted(lengths)}: must be equal and not 0")
         self.arrays = dict(arrays)
         rows = torch.arange(lengths.pop())
-        super().__init__(rows if repeats is None else rows.repeat_interleave(repeats), batch_size, seed, vary, inputs)
+        rows = rows if repeats is None else rows.repeat_interleave(repeats)
+        super().__init__(rows, batch_size, seed, augment, inputs)
 
     def _read(self, chosen: Sequence[Tensor]) -> Iterator[Batch]:
         device = self.arrays["image"].device
         for rows in chosen:
-            there = rows.to(device)
-            yield {name: array[there] for name, array in self.arrays.items()}
+            indices = rows.to(device)
+            yield {name: array[indices] for name, array in self.arrays.items()}
 
 
 class FileBatches(_Batches):
     """Batches of rows that threads read on demand, a few batches ahead.
 
-    read: row number -> tensors of that row, including "image" (3, h, w) uint8, with equal shapes for every row.
+    read: returns the tensors of a row, including "image" (3, h, w) uint8, with equal shapes for every row.
     """
 
     def __init__(
@@ -166,12 +169,12 @@ class FileBatches(_Batches):
         batch_size: int,
         seed: int,
         device: torch.device,
-        vary: Augment | None = None,
+        augment: Augment | None = None,
         inputs: Inputs | None = None,
     ) -> None:
         self.read = read
         self.device = device
-        super().__init__(torch.arange(count), batch_size, seed, vary, inputs)
+        super().__init__(torch.arange(count), batch_size, seed, augment, inputs)
 
     def _read(self, chosen: Sequence[Tensor]) -> Iterator[Batch]:
         yield from read_ahead(self.read, [rows.tolist() for rows in chosen], self.device)
@@ -195,53 +198,53 @@ def read_ahead(read: Callable[[int], Batch], groups: Sequence[Sequence[int]], de
             readers.shutdown(wait=False, cancel_futures=True)
 
 
-def uniform(dice: torch.Generator, low: float, high: float, *shape: int) -> Tensor:
-    """Random values on the generator's device."""
-    return low + (high - low) * torch.rand(*shape, generator=dice, device=dice.device)
+def uniform(rng: torch.Generator, low: float, high: float, *shape: int) -> Tensor:
+    """Uniform random values in low..high, on the generator's device."""
+    return low + (high - low) * torch.rand(*shape, generator=rng, device=rng.device)
 
 
-def augment_colours(image: Tensor, dice: torch.Generator, strength: float = 1.0) -> Tensor:
+def augment_colours(image: Tensor, rng: torch.Generator, strength: float = 1.0) -> Tensor:
     """Vary brightness, contrast, white balance, gamma and noise per image; (B, 3, h, w) 0..1 in and out."""
     b = len(image)
-    gamma = torch.exp(uniform(dice, -0.2, 0.2, b, 1, 1, 1) * strength)
+    gamma = torch.exp(uniform(rng, -0.2, 0.2, b, 1, 1, 1) * strength)
     gain = torch.exp(
-        uniform(dice, -0.18, 0.18, b, 1, 1, 1) * strength + uniform(dice, -0.06, 0.06, b, 3, 1, 1) * strength
+        uniform(rng, -0.18, 0.18, b, 1, 1, 1) * strength + uniform(rng, -0.06, 0.06, b, 3, 1, 1) * strength
     )
     mean = image.mean(dim=(1, 2, 3), keepdim=True)
-    contrast = torch.exp(uniform(dice, -0.2, 0.2, b, 1, 1, 1) * strength)
+    contrast = torch.exp(uniform(rng, -0.2, 0.2, b, 1, 1, 1) * strength)
     varied = ((image - mean) * contrast + mean).clamp(1e-4, 1.0).pow(gamma) * gain
-    noise = torch.randn(image.shape, generator=dice, device=image.device)
-    return (varied + noise * uniform(dice, 0.0, 0.02, b, 1, 1, 1) * strength).clamp(0.0, 1.0)
+    noise = torch.randn(image.shape, generator=rng, device=image.device)
+    return (varied + noise * uniform(rng, 0.0, 0.02, b, 1, 1, 1) * strength).clamp(0.0, 1.0)
 
 
-def augment_detection(batch: Batch, dice: torch.Generator) -> Batch:
+def augment_detection(batch: Batch, rng: torch.Generator) -> Batch:
     """Mirror half of the images with their boxes, then vary the colours."""
     image, boxes = batch["image"], batch["boxes"]
-    flip = uniform(dice, 0.0, 1.0, len(image)) < 0.5
+    flip = uniform(rng, 0.0, 1.0, len(image)) < 0.5
     image = torch.where(flip[:, None, None, None], image.flip(3), image)
     mirrored = boxes[..., (2, 1, 0, 3)].clone()
     mirrored[..., (0, 2)] = image.shape[3] - mirrored[..., (0, 2)]
     boxes = torch.where(flip[:, None, None] & (batch["classes"] != -1)[..., None], mirrored, boxes)
-    return {**batch, "image": augment_colours(image, dice), "boxes": boxes}
+    return {**batch, "image": augment_colours(image, rng), "boxes": boxes}
 
 
-def augment_lanes(batch: Batch, dice: torch.Generator) -> Batch:
+def augment_lanes(batch: Batch, rng: torch.Generator) -> Batch:
     """Mirror, scale by 0.85 to 1.3, shift by up to a tenth, then vary the colours; the mask is transformed likewise."""
     image, mask = batch["image"], batch["mask"].float() / 255.0
     b = len(image)
-    across = torch.where(uniform(dice, 0.0, 1.0, b) < 0.5, -1.0, 1.0) / uniform(dice, 0.85, 1.3, b)
-    down = across.abs() / uniform(dice, 0.93, 1.07, b)
+    across = torch.where(uniform(rng, 0.0, 1.0, b) < 0.5, -1.0, 1.0) / uniform(rng, 0.85, 1.3, b)
+    down = across.abs() / uniform(rng, 0.93, 1.07, b)
     matrix = torch.zeros(b, 2, 3, device=image.device)
     matrix[:, 0, 0], matrix[:, 1, 1] = across, down
-    matrix[:, 0, 2], matrix[:, 1, 2] = uniform(dice, -0.12, 0.12, b), uniform(dice, -0.15, 0.15, b)
+    matrix[:, 0, 2], matrix[:, 1, 2] = uniform(rng, -0.12, 0.12, b), uniform(rng, -0.15, 0.15, b)
     grid = F.affine_grid(matrix, list(image.shape), align_corners=False)
     image = F.grid_sample(image, grid, padding_mode="reflection", align_corners=False)
     mask = F.grid_sample(mask, grid, padding_mode="reflection", align_corners=False)
-    varied = augment_colours(image, dice, strength=1.3)
+    varied = augment_colours(image, rng, strength=1.3)
     return {**batch, "image": varied, "mask": (mask * 255.0).round().to(torch.uint8)}
 
 
-def augment_classes(batch: Batch, dice: torch.Generator, mix: float = 0.0) -> Batch:
+def augment_classes(batch: Batch, rng: torch.Generator, mix: float = 0.0) -> Batch:
     """Mirror half of the images, shift by up to an eighth (reflected), blank a square of a quarter of the side (DeVries
     and Taylor 2017).
 
@@ -251,29 +254,29 @@ def augment_classes(batch: Batch, dice: torch.Generator, mix: float = 0.0) -> Ba
     """
     image = batch["image"]
     b, _, height, width = image.shape
-    image = torch.where((uniform(dice, 0.0, 1.0, b) < 0.5)[:, None, None, None], image.flip(3), image)
+    image = torch.where((uniform(rng, 0.0, 1.0, b) < 0.5)[:, None, None, None], image.flip(3), image)
     reach_y, reach_x = height // 8, width // 8
     padded = F.pad(image, (reach_x, reach_x, reach_y, reach_y), mode="reflect").permute(0, 2, 3, 1)
-    down = torch.randint(0, 2 * reach_y + 1, (b, 1), generator=dice, device=image.device)
-    across = torch.randint(0, 2 * reach_x + 1, (b, 1), generator=dice, device=image.device)
+    down = torch.randint(0, 2 * reach_y + 1, (b, 1), generator=rng, device=image.device)
+    across = torch.randint(0, 2 * reach_x + 1, (b, 1), generator=rng, device=image.device)
     ys, xs = (torch.arange(side, device=image.device) for side in (height, width))
-    which = torch.arange(b, device=image.device)[:, None, None]
-    image = padded[which, (ys + down)[:, :, None], (xs + across)[:, None, :]].permute(0, 3, 1, 2)
-    centre_y, centre_x = (uniform(dice, 0.0, float(side), b, 1) for side in (height, width))
+    image_index = torch.arange(b, device=image.device)[:, None, None]
+    image = padded[image_index, (ys + down)[:, :, None], (xs + across)[:, None, :]].permute(0, 3, 1, 2)
+    centre_y, centre_x = (uniform(rng, 0.0, float(side), b, 1) for side in (height, width))
     blank = ((ys - centre_y).abs() < height / 8)[:, :, None] & ((xs - centre_x).abs() < width / 8)[:, None, :]
     batch = {**batch, "image": image.masked_fill(blank[:, None], 0.5).contiguous()}
-    return _mixed(batch, dice, mix) if mix else batch
+    return _mixed(batch, rng, mix) if mix else batch
 
 
-def _mixed(batch: Batch, dice: torch.Generator, part: float) -> Batch:
+def _mixed(batch: Batch, rng: torch.Generator, mix: float) -> Batch:
     image = batch["image"]
     b, _, height, width = image.shape
-    chosen = uniform(dice, 0.0, 1.0, b, 1) < part
-    side = uniform(dice, 0.0, 1.0, b, 1).sqrt() * chosen  # so that the area of the rectangle is uniform
+    chosen = uniform(rng, 0.0, 1.0, b, 1) < mix
+    side = uniform(rng, 0.0, 1.0, b, 1).sqrt() * chosen  # so that the area of the rectangle is uniform
     inside = []
     for length in (height, width):
-        places = torch.arange(length, device=image.device) + 0.5
-        inside.append((places - uniform(dice, 0.0, float(length), b, 1)).abs() < side * length / 2)
+        positions = torch.arange(length, device=image.device) + 0.5
+        inside.append((positions - uniform(rng, 0.0, float(length), b, 1)).abs() < side * length / 2)
     mask = inside[0][:, :, None] & inside[1][:, None, :]
     image = torch.where(mask[:, None], image.flip(0), image)
     share = 1.0 - mask.float().mean(dim=(1, 2))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from multi_dnn_ros.common.error_text import summarize_error
 
 FORMAT = "multi_dnn_ros training 2"
-#: Stands for a setting that one side does not have; and the number of characters shown of a value.
+#: Text for a setting that is missing on one side; maximum number of characters shown of a value.
 _NONE, _SHOWN = "not set", 60
 
 
@@ -44,8 +44,8 @@ def save(path: Path, state: dict[str, Any], identity: Mapping[str, Any]) -> None
 
 
 def load(path: Path, network: nn.Module, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of an earlier moment of the same run. Raises TrainingError for any other file, with the settings that
-    differ; executes nothing in it.
+    """The state that was saved in the same run. Raises TrainingError for any other file, with the settings that differ;
+    never executes code from the file.
     """
     device = next(network.parameters()).device
     try:
@@ -70,16 +70,16 @@ def load(path: Path, network: nn.Module, identity: Mapping[str, Any]) -> dict[st
     return state
 
 
-def differences(there: Any, here: Any, name: str = "") -> list[str]:
-    """One text per setting whose value `there`, where it was stored, is another than now; nested settings as a.b."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        keys = sorted(there.keys() | here.keys())
+def differences(stored: Any, current: Any, name: str = "") -> list[str]:
+    """One text per setting whose stored value differs from the current one; nested settings are named a.b."""
+    if isinstance(stored, dict) and isinstance(current, dict):
+        keys = sorted(stored.keys() | current.keys())
         return [
             text
             for key in keys
-            for text in differences(there.get(key, _NONE), here.get(key, _NONE), f"{name}.{key}" if name else key)
+            for text in differences(stored.get(key, _NONE), current.get(key, _NONE), f"{name}.{key}" if name else key)
         ]
-    return [] if there == here else [f"{name} is {_short(there)} there, {_short(here)} now"]
+    return [] if stored == current else [f"{name} is {_short(stored)} there, {_short(current)} now"]
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Looks at every image of a data set before training: unreadable files, unusable truth, duplicates across parts."""
+"""Checks every image of a data set before training: unreadable files, unusable truth, duplicates across parts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tqdm import tqdm
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.data import PART_TITLES, PARTS, Data, Part, Rows, subset
 from multi_dnn_ros.training.datasets import DatasetError
-from multi_dnn_ros.training.parts import CHOICE_ROWS
+from multi_dnn_ros.training.parts import VALIDATION_ROWS
 
 log = logging.getLogger(__name__)
 
-#: Share of a part that may be unusable or in another part, too, before the data set is refused.
+#: The data set is rejected if a larger share of a part is unusable, or is also in a later part.
 MAX_FAULTY = 0.01
 _READERS = 8
 _SHOWN = 3
 
 
 class CheckedData:
-    """A data set whose images have all been looked at, see `check_sets`; its parts hold the usable ones.
+    """A data set whose images were all checked, see `check_sets`; its parts contain the usable ones only.
 
-    digest: SHA-256 over these images and their truth, in order: the same for the same data anywhere.
+    digest: SHA-256 over these images and their truth, in order; it does not depend on where the data are stored.
     """
 
     def __init__(self, data: Data, parts: Mapping[Part, Rows], counts: Mapping[str, int], digest: str) -> None:
@@ -41,17 +41,17 @@ class CheckedData:
 
 
 def check_data(data: Data, *, max_faulty: float = MAX_FAULTY, progress: bool = True) -> CheckedData:
-    """`check_sets` of a single set."""
+    """`check_sets` for a single set."""
     return check_sets([data], max_faulty=max_faulty, progress=progress)[0]
 
 
 def check_sets(sets: Sequence[Data], *, max_faulty: float = MAX_FAULTY, progress: bool = True) -> list[CheckedData]:
-    """The sets without rows that cannot be read and without images that are also in a later one of train, choice and
-    test, of the same or of another set. Faults are logged with names and counts.
+    """The sets without rows that cannot be read, and without images that are also in a later part (in the order train,
+    choice, test) of the same or of another set. Faults are logged with names and counts.
 
-    The test part is that of the first set; rank 0 alone has it. Rank 0 reads all images once. Sets that were checked
-    together are returned as they are. Raises DatasetError if more than the share `max_faulty` of a part is faulty, or
-    nothing is left of it.
+    The test part is that of the first set; only rank 0 has it. Rank 0 reads all images once. If all sets were checked
+    before, they are returned unchanged. Raises DatasetError if more than the share `max_faulty` of a part is faulty, or
+    if no row of a part is left.
     """
     checked = [data for data in sets if isinstance(data, CheckedData)]
     if len(checked) == len(sets):
@@ -75,26 +75,26 @@ def check_sets(sets: Sequence[Data], *, max_faulty: float = MAX_FAULTY, progress
     return [
         CheckedData(
             data,
-            {part: subset(rows, keep[part]) for part, rows in own.items()},
+            {part: subset(rows, keep[part]) for part, rows in set_parts.items()},
             {part: len(keep[part]) for part in PARTS if part in keep},
             digest,
         )
-        for data, own, keep, digest in zip(sets, parts, kept, digests, strict=True)
+        for data, set_parts, keep, digest in zip(sets, parts, kept, digests, strict=True)
     ]
 
 
 def _check(
     names: Sequence[str], parts: Sequence[Mapping[Part, Rows]], max_faulty: float, progress: bool
 ) -> tuple[list[dict[Part, list[int]]], list[str]]:
-    """Of each set, the rows to keep of each part, and the digest of their content."""
+    """For each set: the rows of each part to keep, and the digest of their content."""
     keep: list[dict[Part, list[int]]] = [{} for _ in names]
     contents = [hashlib.sha256() for _ in names]
     seen: dict[bytes, tuple[Part, str]] = {}
-    for part in reversed(PARTS):  # an image of two parts is kept in the later one
-        for name, own, kept, content in zip(names, parts, keep, contents, strict=True):
-            if part not in own:
+    for part in reversed(PARTS):  # an image in two parts is kept in the later one
+        for name, set_parts, kept, content in zip(names, parts, keep, contents, strict=True):
+            if part not in set_parts:
                 continue
-            rows = own[part]
+            rows = set_parts[part]
             digests = _digests(rows, f"check {name} {PART_TITLES[part]}", progress)
             faults = [*rows.unusable, *(found for found in digests if isinstance(found, str))]
             shared: list[str] = []
@@ -118,16 +118,16 @@ def _check(
                 raise DatasetError(f"{where}: no usable image")
     for name, kept in zip(names, keep, strict=True):
         count = len(kept["choice"])
-        if count < CHOICE_ROWS:
+        if count < VALIDATION_ROWS:
             log.warning(
                 "data '%s': %d images to select the best epoch; with fewer than %d it may be selected by chance",
-                name, count, CHOICE_ROWS,
+                name, count, VALIDATION_ROWS,
             )  # fmt: skip
     return keep, [content.hexdigest() for content in contents]
 
 
 def _digests(rows: Rows, title: str, progress: bool) -> list[tuple[bytes, bytes] | str]:
-    """Of each row the digests of its image and of its truth, or why it cannot be used."""
+    """For each row: the digests of its image and of its truth, or the reason why it cannot be used."""
 
     def digest(index: int) -> tuple[bytes, bytes] | str:
         try:
@@ -149,15 +149,15 @@ def _report(what: str, faults: Sequence[str], count: int, max_faulty: float) -> 
     if not faults:
         return
     if len(faults) > max_faulty * count:
-        raise DatasetError(f"{what}: {_first(faults)}. Allowed is a share of {max_faulty:g} (--max-faulty)")
-    log.warning("%s: %s", what, _first(faults))
+        raise DatasetError(f"{what}: {_first_few(faults)}. Allowed is a share of {max_faulty:g} (--max-faulty)")
+    log.warning("%s: %s", what, _first_few(faults))
 
 
 def report_unusable(name: str, rows: Rows) -> None:
-    """Log, once, what data `name` holds beside the rows of its test part, for scores without `check_data`."""
+    """Log, once, the unusable items in the test part of data `name`; for scoring without `check_data`."""
     if rows.unusable:
         where = f"data '{name}', part test ({len(rows)} images)"
-        _warn_once(f"{where}: {len(rows.unusable)} unusable: {_first(rows.unusable)}")
+        _warn_once(f"{where}: {len(rows.unusable)} unusable: {_first_few(rows.unusable)}")
 
 
 @cache
@@ -165,5 +165,5 @@ def _warn_once(text: str) -> None:
     log.warning("%s", text)
 
 
-def _first(faults: Sequence[str]) -> str:
+def _first_few(faults: Sequence[str]) -> str:
     return "; ".join(faults[:_SHOWN]) + (f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else "")

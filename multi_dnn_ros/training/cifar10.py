@@ -93,18 +93,18 @@ def _part(path: Path, part: str, files: dict[str, Callable[[], bytes]]) -> list[
                     for row in decode(f"{path}: {name}{suffix}", by_stem[f"{name}{suffix}"]())]  # fmt: skip
     rows = []
     for name, read in sorted(files.items()):
-        places = name.split("/")
-        if len(places) >= 3 and places[-3] == part:
-            if places[-2] not in LABELS:
-                raise DatasetError(f"{path}: {name}: class {places[-2]}; expected {', '.join(LABELS)}")
-            rows.append((_jpeg(f"{path}: {name}", read()), LABELS.index(places[-2])))
+        folders = name.split("/")[:-1]
+        if len(folders) >= 2 and folders[-2] == part:
+            if folders[-1] not in LABELS:
+                raise DatasetError(f"{path}: {name}: class {folders[-1]}; expected {', '.join(LABELS)}")
+            rows.append((_jpeg(f"{path}: {name}", read()), LABELS.index(folders[-1])))
     return rows or None
 
 
 def _jpeg(where: str, content: bytes) -> npt.NDArray[np.uint8]:
     try:
         image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR) if content else None
-    except cv2.error:  # more pixels than OpenCV allows, by the header
+    except cv2.error:  # the header claims more pixels than OpenCV allows
         image = None
     if image is None or image.shape != (_SIDE, _SIDE, 3):
         found = "cannot be decoded" if image is None else f"is {image.shape[1]}x{image.shape[0]}"
@@ -141,7 +141,7 @@ class _OnlyArrays(Unpickler):
         """The only point at which a pickle can reach code."""
         if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray") and name in self._ALLOWED:
             return _RECONSTRUCT if name == "_reconstruct" else getattr(np, name)
-        raise UnpicklingError(f"it names {module}.{name}, which a data set has no need of")
+        raise UnpicklingError(f"it refers to {module}.{name}, which a data set does not need")
 
 
 def _rows(

@@ -52,9 +52,9 @@ def soft_targets(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
     """Kullback-Leibler divergence of softened class distributions, times the temperature squared
     (Hinton et al. 2015).
     """
-    known = F.log_softmax(teacher.float() / temperature, dim=1)
+    target = F.log_softmax(teacher.float() / temperature, dim=1)
     return F.kl_div(
-        F.log_softmax(student.float() / temperature, dim=1), known, reduction="batchmean", log_target=True
+        F.log_softmax(student.float() / temperature, dim=1), target, reduction="batchmean", log_target=True
     ) * temperature**2  # fmt: skip
 
 

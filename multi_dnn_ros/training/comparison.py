@@ -113,10 +113,10 @@ def plot(path: Path, content: Mapping[str, Any]) -> None:
     figure = Figure(figsize=(1.2 + 3.2 * len(panels), 1.4 + 0.42 * len(networks)), layout="constrained")
     for column, (title, values) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), column + 1)
-        places = range(len(networks))[::-1]
-        bars = axes.barh(places, values, 0.7, color=[_FIRST] + [_OTHERS] * (len(networks) - 1))
+        positions = range(len(networks))[::-1]
+        bars = axes.barh(positions, values, 0.7, color=[_FIRST] + [_OTHERS] * (len(networks) - 1))
         axes.bar_label(bars, fmt="%.3g", padding=2, fontsize=8)
-        axes.set_yticks(places, names if column == 0 else [""] * len(names), fontsize=8)
+        axes.set_yticks(positions, names if column == 0 else [""] * len(names), fontsize=8)
         axes.set_xlim(0, max(values) * 1.2 or 1.0)
         axes.set_title(title[-48:], fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)

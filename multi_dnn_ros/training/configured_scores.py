@@ -18,28 +18,28 @@ from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import OutputError, result_name, results_by_name
 
 #: Average precision needs the whole curve, not only what the node would publish.
-_LEAST_SCORE = 0.01
+_MIN_SCORE = 0.01
 
 
 def scored_labels(dnn: Dnn) -> tuple[str, ...]:
     """Class names of all results that are compared with true boxes, each once."""
-    found = [name for output in dnn.outputs.values() if _truth_of(output) == "boxes" for name in _reported(output)]
+    found = [name for output in dnn.outputs.values() if _truth_kind(output) == "boxes" for name in _reported(output)]
     return tuple(dict.fromkeys(found))
 
 
 def score_dnn(dnn: Dnn, images: WholeImages, device: torch.device) -> dict[str, dict[str, float] | str]:
-    """Scores by name of each result, or why there are none.
+    """Scores of each result by its name, or the reason why there are none.
 
-    The network runs once per image, in float32, with the crop, the tiles and the thresholds of the configuration; only
-    detectors report everything over a score of 0.01, as average precision requires. True boxes of classes that
-    parameter `keep` leaves out do not count. Raises OutputError, which names the image, where the network or a decoder
-    fails.
+    The network runs once per image, in float32, with the crop, the tiles and the thresholds of the configuration,
+    except that detectors report everything with a score of at least 0.01, as average precision requires. True boxes of
+    classes that parameter `keep` leaves out do not count. Raises OutputError, which names the image, if the network or
+    a decoder fails.
     """
     names = {result_name(dnn.name, name): output for name, output in dnn.outputs.items()}
     scores: dict[str, dict[str, float] | str] = {}
     wanted: dict[str, list[tuple[Any, Any]]] = {}
     for name, output in names.items():
-        truth = _truth_of(output)
+        truth = _truth_kind(output)
         if not truth or RESULT_KINDS.get(output.result_kind).score is None:
             scores[name] = f"results of kind '{output.result_kind}' cannot be scored"
         elif truth not in images.truths:
@@ -47,8 +47,8 @@ def score_dnn(dnn: Dnn, images: WholeImages, device: torch.device) -> dict[str, 
         else:
             wanted[name] = []
             if truth == "boxes":
-                output.decoder.score_threshold = _LEAST_SCORE
-    for image, found in _found(dnn, images, device) if wanted else ():
+                output.decoder.score_threshold = _MIN_SCORE
+    for image, found in _results(dnn, images, device) if wanted else ():
         for name, pairs in wanted.items():
             pairs.append((found[name], _truth(image, names[name], images.labels)))
     for name, pairs in wanted.items():
@@ -62,7 +62,7 @@ def score_dnn(dnn: Dnn, images: WholeImages, device: torch.device) -> dict[str, 
     return {name: scores[name] for name in names}
 
 
-def _found(dnn: Dnn, images: WholeImages, device: torch.device) -> Iterator[tuple[WholeImage, Mapping[str, Any]]]:
+def _results(dnn: Dnn, images: WholeImages, device: torch.device) -> Iterator[tuple[WholeImage, Mapping[str, Any]]]:
     module = dnn.module.to(device)
     for image in tqdm(images, f"{dnn.name} on {images.name}", images.count, unit="image"):
         height, width = image.image.shape[:2]
@@ -71,12 +71,12 @@ def _found(dnn: Dnn, images: WholeImages, device: torch.device) -> Iterator[tupl
                 outputs = pytree.tree_leaves(module(*dnn.inputs(torch.from_numpy(image.image).to(device))))
             tensors = [part.float().cpu() for part in outputs if isinstance(part, torch.Tensor)]
             found = results_by_name(dnn.name, dnn.results(tensors, (height, width)))
-        except (OutputError, RuntimeError, ValueError) as error:  # also a network that takes no batch of tiles
+        except (OutputError, RuntimeError, ValueError) as error:  # such as a network that takes no batch of tiles
             raise OutputError(f"{image.name} ({width} x {height}): {summarize_error(error)}") from None
         yield image, found
 
 
-def _truth_of(output: Output) -> str:
+def _truth_kind(output: Output) -> str:
     return RESULT_KINDS.get(output.result_kind).truth
 
 
@@ -87,7 +87,7 @@ def _reported(output: Output) -> tuple[str, ...]:
 
 
 def _truth(image: WholeImage, output: Output, labels: tuple[str, ...]) -> Any:
-    if _truth_of(output) == "lanes":
+    if _truth_kind(output) == "lanes":
         return image.lanes
     truth, reported = image.boxes, _reported(output)
     assert truth is not None  # the data has boxes

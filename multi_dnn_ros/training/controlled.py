@@ -1,7 +1,7 @@
-"""Repeats a training with several seeds, beside a control: the original network, trained further in the same way.
+"""Repeats a training with several seeds, and with a control: the original network, retrained in the same way.
 
-A decomposed network that was trained further is compared with an original that was, too: otherwise a gain from longer
-training would pass for accuracy that decomposition keeps.
+A retrained decomposed network is compared with a retrained original. Otherwise a gain from longer training would be
+mistaken for accuracy that decomposition preserves.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class Controlled:
-    """Results of the network and of its control (empty: none) by seed. best: number of the run whose weights are kept,
-    that with the best score on the validation part.
+    """Results by seed, of the network and of its control (empty: none). best: index of the run whose weights are kept,
+    which has the best score on the validation part.
     """
 
     seeds: tuple[int, ...]
@@ -49,15 +49,15 @@ class Controlled:
     best: int
 
     def before(self, name: str) -> float:
-        """The score of that name on the test part before training."""
+        """Score `name` on the test part before training."""
         return self.runs[0].before[name]
 
     def after(self, name: str) -> Spread:
-        """The same after training."""
+        """Score `name` on the test part after training."""
         return Spread.of([run.after[name] for run in self.runs])
 
     def control_after(self, name: str) -> Spread | None:
-        """The same of the control after its training; None without one."""
+        """Score `name` of the control on the test part after training; None without a control."""
         return Spread.of([run.after[name] for run in self.control]) if self.control else None
 
     def provenance(self) -> dict[str, Any]:
@@ -82,27 +82,27 @@ def retrain_controlled(
     train: Train,
     checkpoint: Path | None = None,
 ) -> tuple[Trainable, Controlled]:
-    """Train a new `student()`, and a new `control()` if given, with `repeats` seeds from that of the schedule on.
+    """Train a new `student()`, and a new `control()` if given, with `repeats` seeds, the first being the schedule's.
 
-    main: the deciding score. checkpoint: of a single run; several get names made from it. Returns the student of the
-    run that is kept, and all results.
+    main: the deciding score. checkpoint: file of a single run; the names for several runs are derived from it. Returns
+    the student of the run that is kept, and all results.
     """
     seeds = tuple(range(schedule.seed, schedule.seed + repeats))
     several = repeats > 1 or control is not None
     runs, controls = [], []
     best, kept = 0, None
     for k, seed in enumerate(seeds):
-        own = replace(schedule, seed=seed)
+        seeded = replace(schedule, seed=seed)
         torch.manual_seed(seed)  # for networks that are built with random weights
         trained = student()
-        runs.append(train(trained, own, _named(checkpoint, f"seed{seed}") if several else checkpoint))
+        runs.append(train(trained, seeded, _path_of(checkpoint, f"seed{seed}") if several else checkpoint))
         if kept is None or runs[k].outcome.best[main] > runs[best].outcome.best[main]:
             best, kept = k, trained
         if control is not None:
-            controls.append(train(control(), own, _named(checkpoint, f"control.seed{seed}")))
+            controls.append(train(control(), seeded, _path_of(checkpoint, f"control.seed{seed}")))
     assert kept is not None
     return kept, Controlled(seeds, tuple(runs), tuple(controls), best)
 
 
-def _named(path: Path | None, what: str) -> Path | None:
-    return path and path.with_name(f"{path.stem}.{what}{path.suffix}")
+def _path_of(path: Path | None, run: str) -> Path | None:
+    return path and path.with_name(f"{path.stem}.{run}{path.suffix}")

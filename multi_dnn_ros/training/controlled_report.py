@@ -54,10 +54,10 @@ def plot(path: Path, model: str, control: str | None, result: Controlled) -> Non
     axes = figure.subplots()
     width = 0.8 / len(groups)
     for k, (label, spreads, values) in enumerate(groups):
-        places = [x + (k - (len(groups) - 1) / 2) * width for x in range(len(names))]
+        positions = [x + (k - (len(groups) - 1) / 2) * width for x in range(len(names))]
         means, deviations = [each.mean for each in spreads], [each.deviation for each in spreads]
-        axes.bar(places, means, width * 0.9, yerr=deviations, capsize=4, color=_COLOURS[k], label=label)
-        for x, dots in zip(places, values, strict=True):
+        axes.bar(positions, means, width * 0.9, yerr=deviations, capsize=4, color=_COLOURS[k], label=label)
+        for x, dots in zip(positions, values, strict=True):
             axes.plot([x] * len(dots), dots, ".", color="black", markersize=5)
     axes.set_xticks(range(len(names)), names)
     axes.set_ylabel("score on the test part")

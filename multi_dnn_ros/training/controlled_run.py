@@ -1,8 +1,8 @@
-"""One network with everything that a claim about its decomposition needs, in one command that can be interrupted.
+"""Trains, decomposes and retrains one network, and retrains the original as a control; can be interrupted.
 
-The original is trained unless its file exists, and decomposed; the decomposed network and, as a control, the original
-are trained further with several seeds, with the original as teacher. What is finished is a file or a row of the JSON
-and is not computed again; what is under way continues from its checkpoint.
+The original is trained unless its file exists, and then decomposed. The decomposed network and, as a control, the
+original are retrained with several seeds, with the original as teacher. Finished steps are kept as files or as rows of
+the JSON file and are not repeated; an unfinished training continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from multi_dnn_ros.training.loop import Stopped
 from multi_dnn_ros.training.retrain import retrain
 from multi_dnn_ros.training.setup import MAIN, score_rows
 
-#: In --folder: the networks that were scored, for `multi-dnn benchmark paper --artifacts`, and what they scored.
+#: In --folder: the networks that were scored, for `multi-dnn benchmark paper --artifacts`, and their scores.
 NETWORKS, MANIFEST = "networks", "networks.json"
 DECOMPOSED, CONTROL = "decomposed", "control"
 #: Exit code of a run that --minutes has stopped.
 EXIT_STOPPED = 75
-#: Per training, besides the one that is written when --minutes are over: one of VGG16 has more than 2 GB.
+#: Number per training, besides the one written when --minutes are over; few, because one of VGG16 has over 2 GB.
 _CHECKPOINTS = 4
 _MAIN = MAIN["classes"]
 
@@ -61,52 +61,56 @@ def run(
 ) -> dict[str, Any]:  # fmt: skip
     """Compute what `folder` and `out` do not contain yet. ratio: ranks relative to channels.
 
-    Raises Stopped when `stop` says so, between epochs; ValueError if `out` is of other settings; as `retrain`.
+    Raises Stopped, between epochs, if `stop` returns True; ValueError if `out` was written with other settings; also
+    what `retrain` raises.
     """
-    mine = {"data": data_name, "ratio": ratio, "settings": json.loads(json.dumps(asdict(settings)))}
-    known = _read(out, mine)
-    content: dict[str, Any] = {**provenance(), "device": str(device), **mine, "runs": known.get("runs", {})}
+    identity = {"data": data_name, "ratio": ratio, "settings": json.loads(json.dumps(asdict(settings)))}
+    earlier = _read(out, identity)
+    content: dict[str, Any] = {**provenance(), "device": str(device), **identity, "runs": earlier.get("runs", {})}
     data = check_data(open_data(data_name, wanted_rows(settings)), progress=False)
-    start = folder / "original.safetensors"
-    original(settings, start, data, device, print, stop)
-    small = folder / "decomposed.safetensors"
-    # Once: the signs of the factors, and with them the weights that training starts from, differ from run to run.
-    content["cost"] = known.get("cost") or {}
-    if not small.exists() or not content["cost"]:
-        content["cost"] = _decompose(settings, ratio, start, small, data)
-    content["original"] = {
-        "sha256": _sha256(start), **training_of(start, load_network(str(start)), settings, data)["test_scores"]
-    }  # fmt: skip
+    original_path = folder / "original.safetensors"
+    original(settings, original_path, data, device, print, stop)
+    decomposed_path = folder / "decomposed.safetensors"
+    # Once only: the signs of the factors, and so the weights that training starts from, differ from run to run.
+    content["cost"] = earlier.get("cost") or {}
+    if not decomposed_path.exists() or not content["cost"]:
+        content["cost"] = _decompose(settings, ratio, original_path, decomposed_path, data)
+    training = training_of(original_path, load_network(str(original_path)), settings, data)
+    content["original"] = {"sha256": _sha256(original_path), **training["test_scores"]}
     write_json(out, content)
     for seed in range(settings.retraining.seed, settings.retraining.seed + seeds):
-        for who, file in ((DECOMPOSED, small), (CONTROL, start)):
-            key, checkpoint = f"{who} {seed}", folder / f"{who}.seed{seed}.ckpt"
+        for variant, file in ((DECOMPOSED, decomposed_path), (CONTROL, original_path)):
+            key, checkpoint = f"{variant} {seed}", folder / f"{variant}.seed{seed}.ckpt"
             done = key in content["runs"]
             if not done:
-                content["runs"][key] = _train(settings, seed, who, file, start, data, device, checkpoint, stop)
+                content["runs"][key] = _train(
+                    settings, seed, variant, file, original_path, data, device, checkpoint, stop
+                )
                 write_json(out, content)
             # Not before the result is written: a kill or a full disk in between would lose the training.
             checkpoint.unlink(missing_ok=True)
             if not done and stop():
-                raise Stopped(f"stopped after {who}, seed {seed}")
+                raise Stopped(f"stopped after {variant}, seed {seed}")
     content["networks"] = _publish(settings, content, folder, data, device)
     content["summary"] = _summary(content)
     write_json(out, content)
     return content
 
 
-def _decompose(settings: Settings, ratio: float, start: Path, small: Path, data: CheckedData) -> dict[str, Any]:
+def _decompose(
+    settings: Settings, ratio: float, original_path: Path, decomposed_path: Path, data: CheckedData
+) -> dict[str, Any]:
     width, height = settings.macs_size
     inputs = (torch.zeros(1, 3, height, width),)
-    network = load_network(str(start)).module
+    network = load_network(str(original_path)).module
     before = cost(network, inputs)
     outcomes = decompose(network, inputs, Ratio(ratio, settings.rounding), linear=settings.linear)
     after = cost(network, inputs)
     description = Description(
         model=settings.model, num_classes=settings.num_classes, input_size=settings.size, labels=data.labels,
-        plan=plan_of(outcomes), provenance={**provenance(), "original_sha256": _sha256(start)},
+        plan=plan_of(outcomes), provenance={**provenance(), "original_sha256": _sha256(original_path)},
     )  # fmt: skip
-    save_artifact(small, network, description)
+    save_artifact(decomposed_path, network, description)
     return {
         "macs": [before.macs, after.macs], "macs_cut": 1.0 - after.macs / before.macs,
         "parameters": [before.parameters, after.parameters],
@@ -115,12 +119,12 @@ def _decompose(settings: Settings, ratio: float, start: Path, small: Path, data:
 
 
 def _train(
-    settings: Settings, seed: int, who: str, file: Path, start: Path, data: CheckedData, device: torch.device,
-    checkpoint: Path, stop: Stop,
+    settings: Settings, seed: int, variant: str, file: Path, original_path: Path, data: CheckedData,
+    device: torch.device, checkpoint: Path, stop: Stop,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train the network of `file` further with the one of `start` as teacher, and write it beside `checkpoint`."""
-    print(f"{settings.model}: {who}, seed {seed}", flush=True)
-    student, teacher = (trainable_of(load_network(str(path)), settings) for path in (file, start))
+    """Retrain the network of `file`, with that of `original_path` as teacher, and write it next to `checkpoint`."""
+    print(f"{settings.model}: {variant}, seed {seed}", flush=True)
+    student, teacher = (trainable_of(load_network(str(path)), settings) for path in (file, original_path))
     result = retrain(
         student, [data], replace(settings.retraining, seed=seed), batch_size=settings.batch_size, device=device,
         teacher=teacher, teacher_weight=settings.teacher_weight, checkpoint=checkpoint,
@@ -143,18 +147,18 @@ def _train(
 def _publish(
     settings: Settings, content: Mapping[str, Any], folder: Path, data: CheckedData, device: torch.device
 ) -> dict[str, Any]:
-    """Write the networks with the best validation scores to their folder, plain where possible, and score these files.
+    """Write the networks with the best validation scores to folder NETWORKS, without batch normalization if possible.
 
-    The scores are those of the files, read again, so that a benchmark of the files is one of the scored networks.
+    The scores are computed from these files, read again, so that a benchmark of the files measures the scored networks.
     """
     target = folder / NETWORKS
     target.mkdir(exist_ok=True)
     found: dict[str, Any] = {}
     name = ""
-    for who, role in ((DECOMPOSED, DECOMPOSED), (CONTROL, "original")):
-        rows = [row for key, row in content["runs"].items() if key.startswith(f"{who} ")]
+    for variant, role in ((DECOMPOSED, DECOMPOSED), (CONTROL, "original")):
+        rows = [row for key, row in content["runs"].items() if key.startswith(f"{variant} ")]
         best = max(rows, key=lambda row: row["choice"][_MAIN])
-        path = folder / f"{who}.seed{best['seed']}.safetensors"
+        path = folder / f"{variant}.seed{best['seed']}.safetensors"
         source = load_network(str(path))
         description = source.description
         assert description is not None
@@ -163,9 +167,9 @@ def _publish(
             module, name, plan = fold_batch_norm(
                 source.module.eval(), settings.model, settings.num_classes, description.plan
             )
-            written = folder / f"{who}.plain.safetensors"
+            written = folder / f"{variant}.plain.safetensors"
             save_artifact(written, module, description.model_copy(update={"model": name, "plan": dict(plan)}))
-        file = target / f"{name.partition(':')[2]}{'' if who == CONTROL else '_decomposed'}.safetensors"
+        file = target / f"{name.partition(':')[2]}{'' if variant == CONTROL else '_decomposed'}.safetensors"
         shutil.copyfile(written, file)
         scored = trainable_of(load_network(str(file)), replace(settings, model=name))
         scores = score_rows(
@@ -177,47 +181,47 @@ def _publish(
         }  # fmt: skip
     entry = {name.partition(":")[2]: {"data": data.name, "size": list(settings.size), **content["cost"], **found}}
     manifest = target / MANIFEST
-    known = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
-    write_json(manifest, {**known, **entry})
+    earlier = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
+    write_json(manifest, {**earlier, **entry})
     return entry
 
 
 def _summary(content: Mapping[str, Any]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
-    for who in (DECOMPOSED, CONTROL):
-        values = [row["after"][_MAIN] for key, row in content["runs"].items() if key.startswith(f"{who} ")]
-        summary[who] = {**asdict(Spread.of(values)), "seeds": len(values)}
+    for variant in (DECOMPOSED, CONTROL):
+        values = [row["after"][_MAIN] for key, row in content["runs"].items() if key.startswith(f"{variant} ")]
+        summary[variant] = {**asdict(Spread.of(values)), "seeds": len(values)}
     return {**summary, "against_control": summary[DECOMPOSED]["mean"] - summary[CONTROL]["mean"]}
 
 
 def rows_of(contents: list[dict[str, Any]]) -> str:
-    """The table of several networks."""
+    """The results of several networks as a table."""
     rows = []
     for content in contents:
-        of = content["summary"]
+        summary = content["summary"]
         ((name, entry),) = content["networks"].items()
-        spreads = [Spread(of[who]["mean"], of[who]["deviation"]) for who in (CONTROL, DECOMPOSED)]
+        spreads = [Spread(summary[variant]["mean"], summary[variant]["deviation"]) for variant in (CONTROL, DECOMPOSED)]
         rows.append((
             name, f"{content['settings']['size'][0]} px", f"{content['cost']['macs_cut']:.1%}",
-            str(of[CONTROL]["seeds"]), *map(str, spreads), f"{of['against_control']:+.4f}",
+            str(summary[CONTROL]["seeds"]), *map(str, spreads), f"{summary['against_control']:+.4f}",
             entry[DECOMPOSED]["sha256"][:12],
         ))  # fmt: skip
-    header = ("network", "input", "MACs gone", "seeds", f"control {_MAIN}", f"decomposed {_MAIN}", "difference", "file")
-    return table(header, rows)
+    scores = (f"control {_MAIN}", f"decomposed {_MAIN}")
+    return table(("network", "input", "MACs removed", "seeds", *scores, "difference", "file"), rows)
 
 
-def _read(out: Path, mine: Mapping[str, Any]) -> dict[str, Any]:
-    """What an earlier run has written. Raises ValueError if it had other settings."""
+def _read(out: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of an earlier run, if there are any. Raises ValueError if it had other settings."""
     if not out.exists():
         return {}
     try:
-        known: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        earlier: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{out}: not JSON ({error}); expected what `controlled` writes") from None
-    different = [key for key in mine if known.get(key) != mine[key]]
+    different = [key for key in identity if earlier.get(key) != identity[key]]
     if different:
-        raise ValueError(f"{out} was made with other {', '.join(different)}; remove it or name another file")
-    return known
+        raise ValueError(f"{out} was written with other {', '.join(different)}; remove it or name another file")
+    return earlier
 
 
 def _sha256(path: Path) -> str:
@@ -234,12 +238,12 @@ def add_parser(verbs: Any) -> None:
     add("--ratio", type=float, required=True, help="ranks relative to channels, as `multi-dnn decompose --ranks ratio`")
     add("--seeds", type=int, default=3, help="number of seeds, for the decomposed network and the control")
     add("--folder", type=Path, required=True, help="folder for networks and checkpoints")
-    add("--out", type=Path, required=True, help="JSON file to write; what it has is not computed again")
+    add("--out", type=Path, required=True, help="JSON file to write; results in it are not computed again")
     add("--minutes", type=float, default=0.0,
-        help=f"stop after the epoch that ends later than this, with a checkpoint and exit code {EXIT_STOPPED}; "
+        help=f"stop at the end of the first epoch after this time, with a checkpoint and exit code {EXIT_STOPPED}; "
         "0: never")  # fmt: skip
     verb.set_defaults(run=main, libraries=("scipy", "tensorly"))
-    verb = verbs.add_parser("controlled-table", help="the results of several such runs as a table")
+    verb = verbs.add_parser("controlled-table", help="the results of several `controlled` runs as a table")
     verb.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON that `controlled` wrote")
     verb.set_defaults(run=_table, libraries=())
 

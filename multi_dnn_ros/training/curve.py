@@ -28,7 +28,7 @@ from multi_dnn_ros.compression.ranks import Budget, Energy, RankPolicy, Ratio, R
 from multi_dnn_ros.models.artifact import Description, save_artifact
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.sources import load_network
-from multi_dnn_ros.training.curve_plot import WITHIN, plot
+from multi_dnn_ros.training.curve_plot import MAX_ACCURACY_LOSS, plot
 from multi_dnn_ros.training.data import Data, DataRequest, open_data
 from multi_dnn_ros.training.datasets import DatasetError
 from multi_dnn_ros.training.distributed import existing_device
@@ -67,7 +67,7 @@ def policy_for(
 ) -> tuple[RankPolicy, str]:
     """The named policy with the parameter that removes the share `cut` of `total` MACs, and that parameter as text.
 
-    For ratio and energy it is found by bisection. Raises ValueError if no parameter removes that much.
+    For ratio and energy, the parameter is found by bisection. Raises ValueError if no parameter removes that much.
     """
     if name == "budget":
         return Budget(cut, total, rounding), f"macs_cut {cut:.3f}"
@@ -92,7 +92,7 @@ def original(
     settings: Settings, path: Path, data: Data, device: torch.device, say: Callable[[str], None],
     stop: Callable[[], bool] | None = None,
 ) -> Result | None:  # fmt: skip
-    """Train the original into `path` unless it exists; returns None if it did. stop: see `train`."""
+    """Train the original and write it to `path`; returns None if the file exists already. stop: see `train`."""
     if path.exists():
         return None
     student = trainable_of(load_network(settings.model, weights="random", num_classes=settings.num_classes), settings)
@@ -192,18 +192,18 @@ def run(
     if out.suffix == ".png":
         raise ValueError(f"{out}: is the name of the plot, which would replace the points; use a .json file")
     data = open_data(data_name, wanted_rows(settings))
-    known = _read(out) if out.exists() else {}
-    mine = {"data": data_name, "settings": json.loads(json.dumps(asdict(settings)))}
-    _check_same(out, known, mine)
-    content: dict[str, Any] = {**provenance(), "device": str(device), **mine, "points": known.get("points", [])}
+    earlier = _read(out) if out.exists() else {}
+    identity = {"data": data_name, "settings": json.loads(json.dumps(asdict(settings)))}
+    _check_same(out, earlier, identity)
+    content: dict[str, Any] = {**provenance(), "device": str(device), **identity, "points": earlier.get("points", [])}
     path = folder / f"{settings.model.partition(':')[2]}.safetensors"
     trained = original(settings, path, data, device, print)
     source = load_network(str(path))
     training = training_of(path, source, settings, data)
     width, height = settings.macs_size
-    paid = cost(source.module, (torch.zeros(1, 3, height, width),))
+    original_cost = cost(source.module, (torch.zeros(1, 3, height, width),))
     content["original"] = {
-        "macs": paid.macs, "parameters": paid.parameters, "scores": training["test_scores"]["after"],
+        "macs": original_cost.macs, "parameters": original_cost.parameters, "scores": training["test_scores"]["after"],
         "epochs": training["schedule"]["epochs"], "seconds": training["seconds"], "trained_now": trained is not None,
     }  # fmt: skip
     write_json(out, content)
@@ -216,13 +216,13 @@ def run(
             try:
                 row = point(settings, source, policy, cut, data, device, print, folder if keep else None)
             except DatasetError:
-                raise  # an unreadable image is no property of this point, which is computed in the next run
+                raise  # an unreadable image says nothing about the point, which is computed in the next run
             except ValueError as error:
                 row = {"policy": policy, "asked_cut": cut, "error": str(error)}
             content["points"].append(row)
             write_json(out, content)
             if "scores" in row:
-                print(f"{policy} {row['macs_cut']:.1%} of the MACs gone: {main} {row['scores'][main]:.4f}, "
+                print(f"{policy} {row['macs_cut']:.1%} of the MACs removed: {main} {row['scores'][main]:.4f}, "
                       f"original {content['original']['scores'][main]:.4f}")  # fmt: skip
             else:
                 print(row["error"])
@@ -233,8 +233,8 @@ def run(
 
 
 def training_of(path: Path, source: Source, settings: Settings, data: Data) -> dict[str, Any]:
-    """How the original was trained. Raises ValueError if that differs from the settings: its file contains the
-    builder's name only.
+    """How the original was trained. Raises ValueError if model, labels, input size or kind of data differ from the
+    settings, which the file's name does not show.
     """
     description = source.description
     assert description is not None
@@ -245,29 +245,29 @@ def training_of(path: Path, source: Source, settings: Settings, data: Data) -> d
     wanted = (settings.model, tuple(data.labels), settings.size, data.name.partition(":")[0])
     if description.plan or found != wanted:
         raise ValueError(
-            f"{path}: holds {'a decomposed ' if description.plan else ''}{_describe(*found)}; asked for is "
+            f"{path}: holds {'a decomposed ' if description.plan else ''}{_describe(*found)}; required is "
             f"{_describe(*wanted)}; name another --folder"
         )
     return training
 
 
 def _describe(model: str, labels: tuple[str, ...], size: tuple[int, int], kind: str) -> str:
-    return f"{model} of {len(labels)} classes at {size[0]}x{size[1]}, trained on {kind or 'nothing that it names'}"
+    return f"{model} of {len(labels)} classes at {size[0]}x{size[1]}, trained on {kind or 'unknown data'}"
 
 
-def _check_same(out: Path, known: dict[str, Any], mine: dict[str, Any]) -> None:
-    """Raise ValueError if `out` holds points made with other settings; other cuts and policies may be added to them."""
-    if not known:
+def _check_same(out: Path, earlier: dict[str, Any], identity: dict[str, Any]) -> None:
+    """Raise ValueError if `out` holds points with other settings; points of other cuts and policies may be added."""
+    if not earlier:
         return
     free = ("policies", "cuts")
-    for content in (known, mine):
+    for content in (earlier, identity):
         content["same"] = [content.get("data"), {k: v for k, v in content["settings"].items() if k not in free}]
-    if known.pop("same") != mine.pop("same"):
-        raise ValueError(f"{out} holds points made with other data or settings; remove it or name another file")
+    if earlier.pop("same") != identity.pop("same"):
+        raise ValueError(f"{out} holds points computed with other data or settings; remove it or name another file")
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a file written by `curve`. Raises ValueError for another file."""
+    """Read a file written by `curve`. Raises ValueError for any other file."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -278,10 +278,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def largest_cut(content: dict[str, Any]) -> dict[str, Any] | None:
-    """The point with the largest reduction whose accuracy is within WITHIN of the original; None if there is none."""
+    """The point with the largest reduction that loses at most MAX_ACCURACY_LOSS of accuracy; None if there is none."""
     main = MAIN["classes"]
-    least = content["original"]["scores"][main] - WITHIN
-    good = [row for row in content["points"] if "scores" in row and row["scores"][main] >= least]
+    min_score = content["original"]["scores"][main] - MAX_ACCURACY_LOSS
+    good = [row for row in content["points"] if "scores" in row and row["scores"][main] >= min_score]
     best = max(good, key=lambda row: row["macs_cut"], default=None)
     return best and {key: best[key] for key in ("policy", "parameter", "macs_cut", "scores")}
 
@@ -313,7 +313,7 @@ def add_parser(verbs: Any) -> None:
         help="shares of the MACs to remove",
     )
     add("--folder", type=Path, required=True, help="folder for the original")
-    add("--keep", action="store_true", help="also store the decomposed networks there")
+    add("--keep", action="store_true", help="also store the decomposed networks in --folder")
     add("--out", type=Path, required=True, help="JSON file to write; a .png is written next to it")
     verb.set_defaults(run=main, libraries=("scipy", "tensorly", "matplotlib"))
 
@@ -326,12 +326,12 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     add("--num-classes", type=int, default=10)
     add("--size", type=int, default=64, help="side of the input while training, pixels")
     add("--macs-size", type=int, default=224, help="side of the input for which MACs are cut and reported")
-    add("--epochs", type=int, default=30, help="of the original")
-    add("--small-epochs", type=int, default=0, help="of these, the first ones on smaller images, which takes less time")
+    add("--epochs", type=int, default=30, help="number of epochs of the original")
+    add("--small-epochs", type=int, default=0, help="number of these, the first ones, on smaller images, to save time")
     add("--small-size", type=int, default=0, help="side of those images, pixels; 0: two thirds of --size")
-    add("--lr", type=float, default=1e-3, help="of the original")
-    add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="of the original")
-    add("--weight-decay", type=float, default=0.05, help="of the original; with sgd about 5e-4")
+    add("--lr", type=float, default=1e-3, help="learning rate for the original")
+    add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="optimizer for the original")
+    add("--weight-decay", type=float, default=0.05, help="weight decay for the original; with sgd about 5e-4")
     add("--retrain-epochs", type=int, default=6)
     add("--retrain-lr", type=float, default=4e-4)
     add("--batch-size", type=int, default=256)
@@ -352,7 +352,7 @@ def _cut(text: str) -> float:
 
 
 def add_curves_parser(verbs: Any) -> None:
-    verb = verbs.add_parser("curves", help="several such curves in one picture")
+    verb = verbs.add_parser("curves", help="several curves in one picture")
     verb.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON that `curve` wrote")
     verb.add_argument("--out", type=Path, required=True, help="PNG to write")
     verb.set_defaults(run=draw, libraries=("matplotlib",))

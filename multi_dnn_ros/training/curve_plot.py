@@ -11,8 +11,8 @@ from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.common.reporting import write_figure
 from multi_dnn_ros.training.setup import MAIN
 
-#: Maximum loss of accuracy, relative to its own original, for a point to count as accurate.
-WITHIN = 0.010
+#: Maximum loss of accuracy, compared with the original of the same file, for a point to count as accurate.
+MAX_ACCURACY_LOSS = 0.010
 _COLOURS = {"ratio": "#8a97a8", "energy": "#3f7fbf", "budget": "#d1603d"}
 _COLUMNS = 3
 
@@ -36,14 +36,14 @@ def _panel(axes: Any, content: Mapping[str, Any]) -> None:
     main = MAIN["classes"]
     whole = content["original"]["scores"][main]
     axes.axhline(whole, color="#444444", linewidth=1, label="original")
-    axes.axhspan(whole - WITHIN, whole, color="#444444", alpha=0.12, label="within 1.0 point")
+    axes.axhspan(whole - MAX_ACCURACY_LOSS, whole, color="#444444", alpha=0.12, label="within 1.0 point")
     for policy in dict.fromkeys(row["policy"] for row in content["points"]):
         points = sorted((row["macs_cut"], row["scores"][main]) for row in content["points"]
                         if row["policy"] == policy and "scores" in row)  # fmt: skip
         if points:
             points.insert(0, (0.0, whole))
             axes.plot(*zip(*points, strict=True), marker="o", markersize=4, color=_COLOURS.get(policy), label=policy)
-    axes.set_xlabel("share of the MACs that is gone")
+    axes.set_xlabel("share of the MACs removed")
     axes.set_ylabel(f"{main} after retraining")
     name = content["settings"]["model"].partition(":")[2]
     epochs = content["settings"]["retraining"]["epochs"]

@@ -34,7 +34,7 @@ from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 Task = Literal["classes", "boxes", "lanes"]
-#: train: for training. choice: for selecting the best epoch. test: used by neither, scored once.
+#: train: for training. choice: for validation, which selects the best epoch. test: used for neither, scored once.
 Part = Literal["train", "choice", "test"]
 #: Names of the parts in messages.
 PART_TITLES: dict[Part, str] = {"train": "train", "choice": "validation", "test": "test"}
@@ -46,7 +46,7 @@ KINDS = {
     "classes": "DIR/train/<class>/*.jpg and DIR/val/..., DIR/test/... if it exists (classes)",
     "coco": "DIR/annotations/instances_train*.json and _val*.json, images in DIR/train*/ and val*/ (boxes)",
     "lanes": "DIR/train/images/NAME.jpg, DIR/train/masks/NAME.png and DIR/val/... (lanes)",
-    "road": "generated road, rendered into DIR once (boxes or lanes); --scenes says how much",
+    "road": "generated road, rendered into DIR once (boxes or lanes); --scenes sets the number of scenes",
     "drive": "DIR/*.mp4 with DIR/lane_masks/: scored on the last video, or on the second half of a single one (lanes)",
 }
 
@@ -58,7 +58,7 @@ class Rows(Protocol):
 
     def read(self, index: int) -> Batch:
         """Row `index`: image (3, h, w) uint8, and label () int64, or boxes and classes, or mask (1, h, w) uint8. Raises
-        DatasetError that names a file that cannot be used.
+        DatasetError, which names the file, if the row cannot be used.
         """
         ...
 
@@ -68,12 +68,12 @@ class Rows(Protocol):
 
     @property
     def unusable(self) -> Sequence[str]:
-        """What was found in the data but is in no row, each with the reason: an image without a mask, for example."""
+        """Items of the data that are not in the rows, each with the reason, such as an image without a mask."""
         ...
 
 
 class ArrayRows:
-    """Rows in memory: arrays (N, ...) by name. names: of the rows; empty: their numbers."""
+    """Rows in memory: arrays (N, ...) by name. names: names of the rows; if empty, their numbers are used."""
 
     unusable: Sequence[str] = ()
 
@@ -132,11 +132,11 @@ class Data(Protocol):
 
 @dataclass(frozen=True)
 class DataRequest:
-    """Requirements of a network on data.
+    """What a network requires of a data set.
 
-    task: None: that of the data. framing: how an image becomes its input, without mean and std. labels: the network's
-    class names by number; empty: those of the data. scenes: number of generated scenes for training; each other part
-    has a twelfth, at least 8.
+    task: the network's task; None: any. framing: how an image is fitted to the network's input, without mean and std.
+    labels: the network's class names by number; empty: those of the data. scenes: number of generated scenes for
+    training; each other part has a twelfth of it, at least 8.
     """
 
     task: Task | None
@@ -168,12 +168,12 @@ def subset(rows: Rows, indices: Sequence[int]) -> Rows:
 
 
 def held_out(rows: Rows, part: Part, recordings: Sequence[str], where: str) -> Rows:
-    """`train`: without the held-out rows; `choice`: only these, see `split`."""
-    chosen = split(recordings, where)
+    """The rows of `part`, which is `train` or `choice`, as divided by `split`."""
+    parts = split(recordings, where)
     if part == "choice":
-        return subset(rows, chosen.choice)
+        return subset(rows, parts.validation)
     # Items without a row, such as images without a mask, are reported once, for the larger part.
-    return SomeRows(rows, chosen.train, rows.unusable) if rows.unusable else subset(rows, chosen.train)
+    return SomeRows(rows, parts.train, rows.unusable) if rows.unusable else subset(rows, parts.train)
 
 
 def _one_recording_per_row(rows: Rows) -> list[str]:
@@ -204,8 +204,8 @@ def _shuffled(rows: ArrayRows) -> ArrayRows:
 
 
 class _Folders:
-    """DIR/train, DIR/val and, if it exists, DIR/test. Without it, val is the test part, and the validation part is held
-    out of train.
+    """DIR/train, DIR/val and, if it exists, DIR/test. If DIR/test does not exist, val is the test part, and the
+    validation part is held out of train.
     """
 
     def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
@@ -213,10 +213,10 @@ class _Folders:
         for part in ("train", "val"):
             if not (folder / part).is_dir():
                 raise DatasetError(f"{folder / part}: no such folder; expected {KINDS[name.partition(':')[0]]}")
-        self.tested = (folder / "test").is_dir()
+        self.has_test = (folder / "test").is_dir()
 
     def part(self, part: Part) -> Rows:
-        if self.tested:
+        if self.has_test:
             return self._rows(self.folder / {"train": "train", "choice": "val", "test": "test"}[part])
         if part == "test":
             return self._rows(self.folder / "val")
@@ -260,8 +260,8 @@ class _Coco:
         self.name, self.folder, self.framing, self.labels = name, folder, wanted.framing, wanted.labels
 
     def part(self, part: Part) -> Rows:
-        """val is the test part, because COCO does not publish the boxes of its own; the validation part is held out of
-        train.
+        """val is the test part, because COCO does not publish the boxes of its test images; the validation part is held
+        out of train.
         """
         stem = "val" if part == "test" else "train"
         annotations = sorted((self.folder / "annotations").glob(f"instances_{stem}*.json"))
@@ -301,14 +301,14 @@ def road_rows(scenes: SceneArrays, task: Task, labels: Sequence[str]) -> ArrayRo
     """Rendered scenes as rows of boxes (without classes that `labels` lacks) or of lanes."""
     if task == "lanes":
         return ArrayRows({"image": _tensor(scenes.lane_images), "mask": _tensor(scenes.lane_masks)})
-    own = [labels.index(label) if label in labels else NO_BOX for label in LABELS]
-    classes = own_classes(_tensor(scenes.classes), own)
+    numbers = [labels.index(label) if label in labels else NO_BOX for label in LABELS]
+    classes = map_classes(_tensor(scenes.classes), numbers)
     return ArrayRows({"image": _tensor(scenes.detector_images), "boxes": _tensor(scenes.boxes), "classes": classes})
 
 
-def own_classes(classes: Tensor, own: Sequence[int]) -> Tensor:
-    """Map class numbers (N, M) of the scenes to a network's: own[k] replaces k; ignored boxes are kept."""
-    table = torch.tensor([*own, IGNORED, NO_BOX])  # -2 and -1 index from the end
+def map_classes(classes: Tensor, numbers: Sequence[int]) -> Tensor:
+    """Map class numbers (N, M) of the scenes to a network's: numbers[k] replaces k; IGNORED and NO_BOX stay."""
+    table = torch.tensor([*numbers, IGNORED, NO_BOX])  # -2 and -1 index from the end
     assert (IGNORED, NO_BOX) == (-2, -1)
     return table[classes]
 
@@ -328,7 +328,7 @@ class _Drive:
 
 
 def drive_rows(frames: Sequence[RoadFrame], framing: Preprocess) -> ArrayRows:
-    """Real frames and their masks as inputs of a network. framing: as in DataRequest."""
+    """Real frames and their masks, fitted to a network's input. framing: as in DataRequest."""
     images = np.stack([framed(frame.image, framing) for frame in frames])
     masks = np.stack([framed_mask(frame.mask, framing, frame.image.shape[:2]) for frame in frames])
     return ArrayRows(

@@ -29,14 +29,14 @@ from multi_dnn_ros.vision.preprocess import Preprocess, ResizeMode
 
 log = logging.getLogger(__name__)
 
-#: Maximum number of boxes per image, ignored ones included; a scene has fewer than half of that.
+#: Maximum number of boxes per image, ignored ones included; a generated scene has fewer than half as many.
 MAX_BOXES = 96
 #: A photo whose mean difference from a video frame (grey levels at 240x135) is at most this was taken from the video.
 #: Consecutive frames of the available video differ by 3, photos of other roads by 18 or more.
 SAME_ROAD = 6.0
 #: Maximum number of frames read from a video. Those with masks are kept in memory.
 MAX_FRAMES = 2_000
-#: Class numbers of padding rows, of ignored boxes, and of crowds, which are ignored, too: CROWD - k is one of class k.
+#: Class numbers of padding rows, of ignored boxes, and of crowds, which are also ignored: CROWD - k for class k.
 NO_BOX, IGNORED, CROWD = -1, -2, -3
 
 
@@ -46,10 +46,10 @@ class DatasetError(ValueError):
 
 @dataclass(frozen=True)
 class RenderSpec:
-    """Which scenes, and the network input sizes (width, height) to store them for.
+    """The scenes to render, and the network input sizes (width, height) to store them in.
 
-    wide: share of the scenes rendered at 640x360 instead of 640x480. fit, antialias, centered: how they become inputs,
-    as in Preprocess; pad: grey level of the padding, 0..255.
+    wide: share of the scenes rendered at 640x360 instead of 640x480. fit, antialias, centered: how scenes are fitted to
+    the inputs, as in Preprocess. pad: grey level of the padding, 0..255.
     """
 
     count: int
@@ -65,15 +65,15 @@ class RenderSpec:
 
     @property
     def description(self) -> dict[str, Any]:
-        """As JSON values. Without framing options that have their defaults: scenes stored before there were any have
-        none.
+        """The fields as JSON values. Framing options with default values are left out, because scenes stored by earlier
+        versions have no such options.
         """
         given = {name: value for name, value in asdict(self).items() if name not in FRAMING or value != FRAMING[name]}
         content: dict[str, Any] = json.loads(json.dumps(given))
         return content
 
     def framing(self, size: tuple[int, int]) -> Preprocess:
-        """How a scene becomes an input of `size` (width, height)."""
+        """How a scene is fitted to an input of `size` (width, height)."""
         return Preprocess(
             *size, fit=self.fit, antialias=self.antialias, centered=self.centered, pad=self.pad / 255
         )  # fmt: skip
@@ -85,14 +85,14 @@ class RenderSpec:
         return SceneGenerator(640, height, self.seed).scene(number)
 
 
-#: Options of RenderSpec that say how scenes become inputs, with their defaults.
+#: Options of RenderSpec for fitting scenes to inputs, with their defaults.
 FRAMING: dict[str, Any] = {
     field.name: field.default for field in fields(RenderSpec) if field.name in ("fit", "antialias", "centered", "pad")
 }
 
 
 def framing_options(framing: Preprocess) -> dict[str, Any]:
-    """The options of RenderSpec for a framing: those that differ from their defaults and change something."""
+    """The options of RenderSpec for a framing: those that differ from their defaults and have an effect."""
     options: dict[str, Any] = {"fit": framing.fit, "antialias": framing.antialias}
     if framing.fit == "letterbox":
         options |= {"centered": framing.centered, "pad": round((framing.pad or 0.0) * 255)}
@@ -102,7 +102,7 @@ def framing_options(framing: Preprocess) -> dict[str, Any]:
 def framed(image: npt.NDArray[np.uint8], framing: Preprocess) -> npt.NDArray[np.uint8]:
     """(H, W, 3) uint8 -> (3, height, width) uint8, resized exactly as the node does before the network.
 
-    framing: without mean and std, RGB.
+    framing: RGB, without mean and std.
     """
     (values,) = framing(torch.from_numpy(np.array(image)))
     return np.asarray(values[0].mul_(255.0).round_().to(torch.uint8).numpy(), dtype=np.uint8)
@@ -115,11 +115,11 @@ def fit_mask(mask: npt.NDArray[Any], width: int, height: int) -> npt.NDArray[np.
 
 
 def framed_mask(mask: npt.NDArray[Any], framing: Preprocess, image_size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """`fit_mask` at the place that an image of (H, W) has in the input; the padding is not lane."""
-    place = framing.geometry(image_size)
+    """`fit_mask` in the area of the input that an image of `image_size` (H, W) occupies; the padding is not lane."""
+    area = framing.geometry(image_size)
     padded = np.zeros((1, framing.height, framing.width), np.uint8)
-    inside = padded[:, place.top : place.top + place.height, place.left : place.left + place.width]
-    inside[:] = fit_mask(mask, place.width, place.height)
+    inside = padded[:, area.top : area.top + area.height, area.left : area.left + area.width]
+    inside[:] = fit_mask(mask, area.width, area.height)
     return padded
 
 
@@ -128,11 +128,11 @@ def box_rows(scene: Scene, framing: Preprocess) -> tuple[npt.NDArray[np.float32]
     boxes = np.zeros((MAX_BOXES, 4), np.float32)
     classes = np.full(MAX_BOXES, NO_BOX, np.int64)
     rows = np.concatenate([scene.boxes, scene.ignored])[:MAX_BOXES]
-    names = np.concatenate([scene.class_ids, np.full(len(scene.ignored), IGNORED)])[:MAX_BOXES]
-    place = framing.geometry((scene.image.shape[0], scene.image.shape[1]))
-    scale = np.array([place.scale_x, place.scale_y] * 2, np.float32)
-    boxes[: len(rows)] = rows * scale + np.array([place.left, place.top] * 2, np.float32)
-    classes[: len(rows)] = names
+    numbers = np.concatenate([scene.class_ids, np.full(len(scene.ignored), IGNORED)])[:MAX_BOXES]
+    area = framing.geometry((scene.image.shape[0], scene.image.shape[1]))
+    scale = np.array([area.scale_x, area.scale_y] * 2, np.float32)
+    boxes[: len(rows)] = rows * scale + np.array([area.left, area.top] * 2, np.float32)
+    classes[: len(rows)] = numbers
     return boxes, classes
 
 
@@ -149,8 +149,8 @@ class SceneArrays:
         try:
             self.spec = json.loads((folder / "spec.json").read_text())
             arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in self.NAMES}
-        except (OSError, ValueError, EOFError) as error:  # the last: an empty file
-            raise DatasetError(f"{folder}: no rendered scenes ({error}); make them with `render`") from error
+        except (OSError, ValueError, EOFError) as error:  # EOFError: an empty file
+            raise DatasetError(f"{folder}: no rendered scenes ({error}); create them with `render`") from error
         self.detector_images = arrays["detector_images"]
         self.boxes = arrays["boxes"]
         self.classes = arrays["classes"]
@@ -162,20 +162,20 @@ class SceneArrays:
 
 
 def render(spec: RenderSpec, folder: Path, workers: int = 0) -> SceneArrays:
-    """Render the scenes of `spec` into `folder` with `workers` processes (0: one per core); reuses existing ones.
+    """Render the scenes of `spec` into `folder` with `workers` processes (0: one per core), unless they exist.
 
     Waits while another process renders into `folder`, and then uses its scenes. Raises OSError that names the file if
     the disk is full, DatasetError if a process was killed; a failed rendering is removed.
     """
     wanted = spec.description
-    there = _rendered(folder, wanted)
-    if there is None:
+    arrays = _rendered(folder, wanted)
+    if arrays is None:
         with _render_lock(folder):
-            there = _rendered(folder, wanted)  # by the process waited for
-            if there is None:
+            arrays = _rendered(folder, wanted)  # perhaps by the process that held the lock
+            if arrays is None:
                 _render(spec, folder, workers, wanted)
-                there = SceneArrays(folder)
-    return there
+                arrays = SceneArrays(folder)
+    return arrays
 
 
 def _rendered(folder: Path, wanted: object) -> SceneArrays | None:
@@ -189,21 +189,21 @@ def _rendered(folder: Path, wanted: object) -> SceneArrays | None:
 
 @contextlib.contextmanager
 def _render_lock(folder: Path) -> Iterator[None]:
-    """A lock on `folder`, one process at a time; the system releases it if the process is killed."""
+    """Lock `folder`, so that one process at a time renders; the system releases the lock if the process is killed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.warning("another process is rendering %s: waiting for it", folder)
+            log.warning("another process is rendering %s; waiting for it", folder)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _render(spec: RenderSpec, folder: Path, workers: int, wanted: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    done = folder / "spec.json"
-    done.unlink(missing_ok=True)
+    spec_file = folder / "spec.json"
+    spec_file.unlink(missing_ok=True)
     (dw, dh), (lw, lh) = spec.detector_size, spec.lane_size
     shapes: dict[str, tuple[tuple[int, ...], type]] = {
         "detector_images": ((3, dh, dw), np.uint8),
@@ -216,10 +216,10 @@ def _render(spec: RenderSpec, folder: Path, workers: int, wanted: object) -> Non
         for name, (shape, kind) in shapes.items():
             _make_array(folder / f"{name}.npy", (spec.count, *shape), kind)
         _render_chunks(spec, folder, workers)
-        for name in shapes:  # first, so that after a power loss no description stands beside arrays that were lost
+        for name in shapes:  # before the description, which must not outlive its arrays in a power loss
             with (folder / f"{name}.npy").open("rb") as file:
                 os.fsync(file.fileno())
-        with atomic_write(done, to_disk=True) as temporary:
+        with atomic_write(spec_file, to_disk=True) as temporary:
             temporary.write_text(json.dumps(wanted, indent=1) + "\n")
     except BaseException:
         for name in shapes:
@@ -228,9 +228,9 @@ def _render(spec: RenderSpec, folder: Path, workers: int, wanted: object) -> Non
 
 
 def _make_array(path: Path, shape: tuple[int, ...], kind: type) -> None:
-    """Create a file of zeros, fully allocated: writing to a mapped page without disk space kills the process.
+    """Create a file of zeros, fully allocated, because writing to a mapped page without disk space kills the process.
 
-    Replaces an existing file, because other processes may still have that one open.
+    An existing file is not overwritten but replaced, because other processes may still have it open.
     """
     path.unlink(missing_ok=True)
     np.lib.format.open_memmap(path, "w+", kind, shape).flush()
@@ -257,8 +257,8 @@ def _render_chunks(spec: RenderSpec, folder: Path, workers: int) -> None:
                     for count in pool.map(_render_chunk, chunks):
                         bar.update(count)
                 except BrokenProcessPool:
-                    # Leaving the pool waits for the others. It has sent them SIGTERM, which children of a rank of the
-                    # fleet ignore as that does.
+                    # Leaving the `with` block waits for the other processes. The pool has sent them SIGTERM, which
+                    # they ignore if a rank of the fleet has started them, because the rank ignores it.
                     for process in multiprocessing.active_children():
                         if process not in before:
                             process.kill()
@@ -268,7 +268,7 @@ def _render_chunks(spec: RenderSpec, folder: Path, workers: int) -> None:
 
 
 def _begin_process() -> None:
-    end_with_parent()  # each process of a pool holds both ends of its queue, and would wait there forever
+    end_with_parent()  # each process holds both ends of the pool's queue and would otherwise wait forever
     cv2.setNumThreads(1)
     torch.set_num_threads(1)
 
@@ -299,9 +299,9 @@ def road_frames(folder: Path, part: str) -> list[RoadFrame]:
     """Real road images with lane masks: a video NAME.mp4, photos NAME.jpg, and lane_masks/NAME_<frame>.png and
     NAME.png.
 
-    part: "train": all videos but the last, "video": the last one by name; of a single video the first and the second
-    half. "photos": the photos, "apart": the photos that were not taken from a video here. Raises DatasetError if there
-    is nothing, or an image cannot be read.
+    part: "train": all videos but the last by name, "video": the last; a single video is divided into its first and its
+    second half. "photos": all photos, "apart": the photos that are not frames of a video in the folder. Raises
+    DatasetError if there is nothing, or if an image cannot be read.
     """
     if part not in ("train", "video", "photos", "apart"):
         raise ValueError(f"part {part!r}: not one of train, video, photos, apart")
@@ -325,14 +325,15 @@ def road_frames(folder: Path, part: str) -> list[RoadFrame]:
     return frames
 
 
-def _photos(folder: Path, masks: list[Path], other_than: list[Path]) -> list[RoadFrame]:
+def _photos(folder: Path, masks: list[Path], videos: list[Path]) -> list[RoadFrame]:
+    """Photos with masks, without those that are frames of `videos`."""
     frames = []
     for path in masks:
         photo = folder / f"{path.stem}.jpg"
         if photo.exists():
             image = read_rgb(photo)
             frames.append((RoadFrame(path.stem, image, read_mask(path)), _small(image)))
-    for video in other_than:
+    for video in videos:
         for image in _video_images(video):
             other = _small(image[..., ::-1])
             frames = [(frame, small) for frame, small in frames if np.abs(small - other).mean() > SAME_ROAD]
@@ -340,7 +341,7 @@ def _photos(folder: Path, masks: list[Path], other_than: list[Path]) -> list[Roa
 
 
 def _masks_of(video: Path, masks: list[Path]) -> dict[int, Path]:
-    """Those named <video>_<frame>.png, by frame; `a_b_7.png` is of a_b.mp4, not of a.mp4."""
+    """The masks named <video>_<frame>.png, by frame number; `a_b_7.png` belongs to a_b.mp4, not to a.mp4."""
     found = {}
     for path in masks:
         name, _, frame = path.stem.rpartition("_")
@@ -351,14 +352,14 @@ def _masks_of(video: Path, masks: list[Path]) -> dict[int, Path]:
 
 def _video_frames(video: Path, masks: dict[int, Path], share: tuple[float, float]) -> list[RoadFrame]:
     frames: dict[int, RoadFrame] = {}
-    count = 0  # known only at the end: what the file says may be wrong
+    count = 0  # not taken from the file, whose header may be wrong
     for count, image in enumerate(_video_images(video), 1):
         if (path := masks.get(count - 1)) is not None:
             name = f"{video.stem}_{count - 1:04d}"
             frames[count - 1] = RoadFrame(name, np.ascontiguousarray(image[..., ::-1]), read_mask(path))
     if beyond := [path for frame, path in masks.items() if frame >= count]:
         log.warning(
-            "%s: %d masks are not used, such as %s: %d frames can be read, at most %d are",
+            "%s: %d masks are not used, such as %s, because only %d frames were read (limit: %d)",
             video, len(beyond), beyond[0].name, count, MAX_FRAMES,
         )  # fmt: skip
     wanted = range(int(count * share[0]), int(count * share[1]))
@@ -366,12 +367,12 @@ def _video_frames(video: Path, masks: dict[int, Path], share: tuple[float, float
 
 
 def _video_images(video: Path) -> Iterator[npt.NDArray[np.uint8]]:
-    """The frames one after the other, (H, W, 3) uint8 BGR. DatasetError if there is none."""
+    """Yield the frames, (H, W, 3) uint8 BGR. Raises DatasetError if there is none."""
     capture = cv2.VideoCapture(str(video))
     try:
         for number in range(MAX_FRAMES):
-            done, image = capture.read()
-            if not done:
+            success, image = capture.read()
+            if not success:
                 if not number:
                     raise DatasetError(f"{video}: no frame can be read")
                 return
@@ -385,20 +386,20 @@ def _small(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
 
 
 def read_rgb(path: Path) -> npt.NDArray[np.uint8]:
-    """An image file, (H, W, 3) uint8 RGB. DatasetError names one that cannot be read."""
+    """An image file, (H, W, 3) uint8 RGB. Raises DatasetError, which names the file, if it cannot be read."""
     return np.ascontiguousarray(_read(path, cv2.IMREAD_COLOR)[..., ::-1], dtype=np.uint8)
 
 
 def read_mask(path: Path) -> npt.NDArray[np.uint8]:
-    """A mask file of any depth, (H, W) uint8: 255 where it is not 0. DatasetError names one that cannot be read."""
-    # Without the second flag OpenCV keeps the high byte of 16 bits: small numbers of lanes would be 0.
+    """A mask file of any depth, (H, W) uint8: 255 where it is not 0. Raises DatasetError if it cannot be read."""
+    # Without the second flag OpenCV keeps only the high byte of 16-bit values: small lane numbers would become 0.
     return np.asarray((_read(path, cv2.IMREAD_GRAYSCALE | cv2.IMREAD_ANYDEPTH) > 0) * 255, dtype=np.uint8)
 
 
 def _read(path: Path, mode: int) -> npt.NDArray[Any]:
     try:
         image = cv2.imread(str(path), mode)
-    except cv2.error as error:  # more pixels than OpenCV allows, by the header
+    except cv2.error as error:  # the header claims more pixels than OpenCV allows
         raise DatasetError(f"{path}: not a readable image ({error.err})") from None
     if image is None:
         raise DatasetError(f"{path}: not a readable image")

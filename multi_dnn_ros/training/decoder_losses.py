@@ -1,4 +1,4 @@
-"""The loss that goes with each decoder; its DecoderSpec names it."""
+"""The loss for each decoder; the decoder's DecoderSpec refers to it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from multi_dnn_ros.models.networks import cells
 from multi_dnn_ros.training.loop import Loss
 from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss, TorchvisionLoss
 
-#: Grids that YOLO-style heads have.
+#: Combinations of grid strides in YOLO-style heads.
 _STRIDES = ((8, 16, 32), (16, 32), (8, 16), (32,), (16,), (8,), (4, 8, 16, 32), (8, 16, 32, 64))
 
 
 def lane_loss(dnn: Dnn, source: Source) -> Loss:
-    """Of decoder `lane`, for the classes that it takes for lanes."""
+    """The loss for decoder `lane`, with the classes that it treats as lanes."""
     decoder: Any = dnn.decoder
     return LaneLoss(lane_classes=decoder.lane_classes)
 
 
 def torchvision_loss(dnn: Dnn, source: Source) -> Loss:
-    """Of decoder `torchvision`: the detector's own."""
+    """The loss for decoder `torchvision`: the detector's own."""
     decoder: Any = dnn.decoder
     detector: Any = copy.deepcopy(source.detector)
     detector.backbone = nn.Identity()
@@ -33,7 +33,7 @@ def torchvision_loss(dnn: Dnn, source: Source) -> Loss:
 
 
 def yolo_loss(dnn: Dnn, source: Source) -> Loss | None:
-    """Of decoder `yolo`; None where the number of anchor points fits no grids that are known."""
+    """The loss for decoder `yolo`; None if the number of anchor points matches none of the known grids."""
     size = (dnn.preprocess.width, dnn.preprocess.height)
     with torch.no_grad():
         (output,) = pytree.tree_leaves(dnn.module(*dnn.example_inputs()))

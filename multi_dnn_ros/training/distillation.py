@@ -19,8 +19,9 @@ from multi_dnn_ros.training.loop import Loss
 class Distilled:
     """A loss that combines the truth with a teacher's outputs for the same (augmented) images.
 
-    loss: on the truth; None: the teacher alone. teacher: in eval mode on the training device. weight: share of the
-    teacher, 0..1. difference: between the student's and the teacher's outputs. On a GPU all images must have one size.
+    loss: loss on the truth; None: the teacher alone counts. teacher: in eval mode on the training device. weight: share
+    of the teacher, 0..1. difference: loss between the student's and the teacher's outputs. On a GPU all images must
+    have the same size.
     """
 
     def __init__(
@@ -40,13 +41,13 @@ class Distilled:
         self._replayed: Callable[[Tensor], Any] | None = None
 
     def __call__(self, outputs: Any, batch: Batch) -> Tensor:
-        answer = self._answer(batch["image"])
-        value = self.weight * self.difference(outputs, answer)
+        target = self._teacher_outputs(batch["image"])
+        value = self.weight * self.difference(outputs, target)
         if self.loss is not None and self.weight < 1.0:
             value = value + (1.0 - self.weight) * self.loss(outputs, batch)
         return value
 
-    def _answer(self, image: Tensor) -> Any:
+    def _teacher_outputs(self, image: Tensor) -> Any:
         if not image.is_cuda:
             with torch.no_grad():
                 return self.teacher(image)
@@ -56,26 +57,26 @@ class Distilled:
 
 
 class SoftTargets:
-    """Difference of classifiers: softened class distributions."""
+    """Difference between the outputs of two classifiers: of their softened class distributions."""
 
     def __init__(self, temperature: float = 4.0) -> None:
         self.temperature = temperature
 
-    def __call__(self, outputs: Any, answer: Any) -> Tensor:
-        student, teacher = logits_of(outputs), logits_of(answer)
+    def __call__(self, outputs: Any, target: Any) -> Tensor:
+        student, teacher = logits_of(outputs), logits_of(target)
         if student.shape != teacher.shape:
             raise ValueError(f"the teacher has {teacher.shape[1]} classes, the network {student.shape[1]}")
         return soft_targets(student, teacher, self.temperature)
 
 
-def raw_outputs(outputs: Any, answer: Any) -> Tensor:
-    """Difference of detectors and lane networks: of every raw output, in units of the teacher's standard deviation.
+def raw_outputs(outputs: Any, target: Any) -> Tensor:
+    """Difference between raw outputs of two detectors or lane networks, in units of the teacher's standard deviation.
 
     A smooth L1 distance (Girshick 2015), so that one outlier box does not dominate; each row of axis 1 has its own
     deviation, because box sides in pixels and scores are in the same tensor.
     """
     students = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
-    teachers = [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor)]
+    teachers = [leaf for leaf in pytree.tree_leaves(target) if isinstance(leaf, Tensor)]
     if [leaf.shape for leaf in students] != [leaf.shape for leaf in teachers]:
         raise ValueError(
             f"the teacher's outputs have shapes {[tuple(leaf.shape) for leaf in teachers]}, the network's "
@@ -83,8 +84,8 @@ def raw_outputs(outputs: Any, answer: Any) -> Tensor:
         )
     total = torch.zeros((), device=students[0].device)
     for student, teacher in zip(students, teachers, strict=True):
-        known = teacher.float()
-        axes = [axis for axis in range(known.ndim) if axis != 1]
-        spread = known.std(dim=axes, keepdim=True, correction=0).clamp(min=1e-3)
-        total = total + F.smooth_l1_loss(student.float() / spread, known / spread)
+        wanted = teacher.float()
+        axes = [axis for axis in range(wanted.ndim) if axis != 1]
+        spread = wanted.std(dim=axes, keepdim=True, correction=0).clamp(min=1e-3)
+        total = total + F.smooth_l1_loss(student.float() / spread, wanted / spread)
     return total / len(students)

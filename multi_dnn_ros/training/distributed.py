@@ -23,7 +23,7 @@ from multi_dnn_ros.training.checkpoint import TrainingError
 
 #: Maximum wait for rank 0, which alone computes scores.
 _TIMEOUT = timedelta(minutes=30)
-#: Seconds between looks at whether torchrun still lives.
+#: Interval at which a process checks that torchrun still runs, seconds.
 _WATCH_S = 0.5
 #: Texts of PyTorch's errors when another process of the group has ended.
 PROCESS_LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited")
@@ -34,8 +34,8 @@ def process_group(device: str) -> Iterator[torch.device]:
     """Context that joins the processes started by torchrun (NCCL on GPUs, gloo on CPUs).
 
     device: cpu, cuda, cuda:<number>; with torchrun each process of a host gets the GPU of its local rank. Yields the
-    device. Inside another such context, that one is used. Raises TrainingError if another process ends, and ends this
-    process if torchrun was killed.
+    device. Nested in another such context, it uses the outer one. Raises TrainingError if another process ends, and
+    ends this process if torchrun was killed.
     """
     chosen = torch.device(device)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -61,9 +61,9 @@ def process_group(device: str) -> Iterator[torch.device]:
 
 
 def _end_with_agent() -> None:
-    """End this process when torchrun, which started it, was killed.
+    """End this process when torchrun, which started it, is killed.
 
-    It would otherwise go on beside the process that a new torchrun starts, and hold its GPU.
+    Otherwise it would continue alongside the process that a new torchrun starts, and keep its GPU.
     """
     agent = os.getppid()
     if "TORCHELASTIC_RUN_ID" not in os.environ:
@@ -78,7 +78,7 @@ def _end_with_agent() -> None:
 
 
 def existing_device(name: str) -> torch.device:
-    """The device of that name. Raises ValueError if it does not exist, so that training fails before preparing its
+    """The device called `name`. Raises ValueError if it does not exist, so that training fails before preparing its
     data.
     """
     try:
@@ -118,7 +118,7 @@ def replicated(network: nn.Module, unused: bool = False) -> nn.Module:
     from torch.nn.parallel import DistributedDataParallel
 
     device = next(network.parameters()).device
-    # Before each forward pass the buffers become rank 0's, whose statistics are those that are kept.
+    # Before each forward pass the buffers are set to those of rank 0, whose statistics are kept.
     return DistributedDataParallel(
         network,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -128,7 +128,7 @@ def replicated(network: nn.Module, unused: bool = False) -> nn.Module:
 
 
 def total(value: Tensor) -> Tensor:
-    """Sum of a tensor over the processes, on all of them."""
+    """Sum of a tensor over the processes, in all of them."""
     if world() > 1:
         value = value.clone()
         dist.all_reduce(value)
@@ -136,17 +136,17 @@ def total(value: Tensor) -> Tensor:
 
 
 def mean(value: Tensor) -> Tensor:
-    """Mean of a scalar tensor over the processes, on all of them."""
+    """Mean of a scalar tensor over the processes, in all of them."""
     return total(value) / world()
 
 
 def from_first(value: Any) -> Any:
-    """Rank 0's object, on all processes; other values are ignored."""
+    """Rank 0's object, in all processes; the values of other processes are ignored."""
     if world() == 1:
         return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 def tensors_from_first(tensors: dict[str, Tensor]) -> None:

@@ -25,16 +25,16 @@ from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precis
 from multi_dnn_ros.training.recipes import versions
 from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
 
-if TYPE_CHECKING:  # they need pydantic, which the training machine lacks
+if TYPE_CHECKING:  # needs pydantic, which the training machine lacks
     from multi_dnn_ros.models.dnn import Dnn
 
 
 def add_parser(verbs: Any) -> None:
-    verb = verbs.add_parser("evaluate", help="score the built-in DNNs on scenes they have never seen, and on real road")
+    verb = verbs.add_parser("evaluate", help="score the built-in DNNs on unseen scenes and on real road")
     verb.add_argument("--count", type=int, default=500, help="unseen scenes, 640x480")
     verb.add_argument("--drive", type=int, default=300, help="frames of an unseen drive at 10 Hz, 640x480")
     verb.add_argument(
-        "--seed", type=int, default=SEEDS["test"], help="of scenes and drive; 1 and 2 were used in training"
+        "--seed", type=int, default=SEEDS["test"], help="seed of scenes and drive; 1 and 2 were used in training"
     )
     verb.add_argument("--road", type=Path, help="folder of real road with lane_masks/")
     verb.add_argument(
@@ -99,15 +99,15 @@ class Evaluator:
         return result
 
     def road(self, frames: Sequence[RoadFrame]) -> dict[str, Any]:
-        """Lane scores on real frames, together and individually."""
-        total, each = LaneScore(), {}
+        """Lane scores on real frames, in total and per frame."""
+        total, by_frame = LaneScore(), {}
         for frame in frames:
             mask = self.decode("lane", frame.image).mask
             single = LaneScore()
             for score in (total, single):
                 score.add(mask, frame.mask)
-            each[frame.name] = round(single.f1, 4)
-        return {**rounded(total.scores()), "frames": len(frames), "f1_by_frame": each}
+            by_frame[frame.name] = round(single.f1, 4)
+        return {**rounded(total.scores()), "frames": len(frames), "f1_by_frame": by_frame}
 
     def costs(self) -> dict[str, Any]:
         """Size of each network, and its CPU time on one thread, eager: median of 20 runs after 3 warm-up runs."""
@@ -141,12 +141,12 @@ def rounded(scores: Mapping[str, float]) -> dict[str, float]:
 
 def run(args: argparse.Namespace) -> int:
     parts = ("video", "photos", "apart") if args.road is not None else ()
-    road = {part: road_frames(args.road, part) for part in parts}  # before minutes of scoring that would be lost
+    road = {part: road_frames(args.road, part) for part in parts}  # before scoring, which takes minutes
     dnns = builtin_dnns()
     if args.lane is not None:
         weights = read_state_dict(existing_file(str(args.lane), "--lane"))
         load_weights(dnns["lane"].module, weights, str(args.lane))
-    judge = Evaluator(dnns)
+    evaluator = Evaluator(dnns)
     generator = SceneGenerator(640, 480, args.seed)
     drive = generator.drive(args.drive, 10.0)
     result: dict[str, Any] = {
@@ -156,13 +156,13 @@ def run(args: argparse.Namespace) -> int:
         "seed": args.seed,
         "metric": "mAP by pycocotools; lane F1 of pixels, 3 px tolerance at 320 px wide, summed over all images",
     }
-    result["networks"] = judge.costs()
-    scenes = judge.scenes(map(generator.scene, range(args.count)), args.count, "unseen scenes")
+    result["networks"] = evaluator.costs()
+    scenes = evaluator.scenes(map(generator.scene, range(args.count)), args.count, "unseen scenes")
     result["unseen_scenes"] = {"count": args.count, **scenes}
-    driven = judge.scenes(map(drive.frame, range(args.drive)), args.drive, "unseen drive")
+    driven = evaluator.scenes(map(drive.frame, range(args.drive)), args.drive, "unseen drive")
     result["unseen_drive"] = {"count": args.drive, "hz": 10.0, **driven}
     if road:
-        result["real_road"] = {part: judge.road(frames) for part, frames in road.items()}
+        result["real_road"] = {part: evaluator.road(frames) for part, frames in road.items()}
     write_json(args.out, result)
     print(json.dumps(result, indent=1))
     return 0

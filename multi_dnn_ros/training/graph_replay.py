@@ -1,6 +1,6 @@
 """Training passes as CUDA graphs: forward, backward and a teacher's inference as one launch each.
 
-For a deep network on small images, Python needs longer to launch its thousands of kernels than the GPU to run them.
+For a deep network on small images, launching its thousands of kernels from Python takes longer than running them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class _Pass(nn.Module):
 
 
 def capture_passes(network: nn.Module, image: Tensor, precision: str) -> nn.Module:
-    """`network`, in training mode on a GPU, with captured passes for images with the shape and layout of `image`.
+    """Return `network`, in training mode on a GPU, with captured passes for images shaped and laid out like `image`.
 
-    Weights and statistics are those of the network, which is unchanged. Each replay draws new random numbers. A network
-    that cannot be captured (for example one that branches on values) is returned itself, with a warning.
+    It shares weights and statistics with the network, which is unchanged. Each replay draws new random numbers. A
+    network that cannot be captured (for example one that branches on values) is returned itself, with a warning.
     """
     kept = [buffer.clone() for buffer in network.buffers()]
     captured: nn.Module = _Pass(network, precision)
@@ -47,11 +47,12 @@ def capture_passes(network: nn.Module, image: Tensor, precision: str) -> nn.Modu
     try:
         # Restore the generator, so that training draws the same numbers with and without capture.
         with gc_paused(), torch.random.fork_rng([image.device.index]):
-            # Replaces forward(). Some networks have parameters without influence on the output.
+            # Replaces captured.forward(). Some networks have parameters without influence on the output.
             torch.cuda.make_graphed_callables(captured, (image.clone(),), allow_unused_input=True)
     except Exception as error:  # capturing raises arbitrary errors
         log.warning(
-            "training launches each kernel separately: its passes cannot be captured: %s", summarize_error(error)
+            "training launches each kernel separately, because its passes cannot be captured: %s",
+            summarize_error(error),
         )
         captured = network
     with torch.no_grad():  # undo the effect of warming up on batch normalization statistics
@@ -61,14 +62,15 @@ def capture_passes(network: nn.Module, image: Tensor, precision: str) -> nn.Modu
 
 
 def capture_teacher(network: nn.Module, image: Tensor, precision: str) -> Callable[[Tensor], Any]:
-    """Inference of `network`, in evaluation mode on a GPU, for images with the shape and layout of `image`.
+    """Return inference of `network`, in evaluation mode on a GPU, for images shaped and laid out like `image`.
 
-    The next call overwrites the result. A network that cannot be captured runs uncaptured, with a warning.
+    Each call overwrites the result of the previous one. A network that cannot be captured runs uncaptured, with a
+    warning.
     """
-    place = image.clone(memory_format=torch.channels_last)
+    static_input = image.clone(memory_format=torch.channels_last)
     step = _Pass(network, precision)
 
-    def answer(images: Tensor) -> Any:
+    def infer(images: Tensor) -> Any:
         with torch.no_grad():
             return step(images)
 
@@ -78,17 +80,19 @@ def capture_teacher(network: nn.Module, image: Tensor, precision: str) -> Callab
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP_CALLS):
-                answer(place)
+                infer(static_input)
         torch.cuda.current_stream().wait_stream(side)
         with gc_paused(), torch.cuda.graph(graph):
-            answers = answer(place)
+            outputs = infer(static_input)
     except Exception as error:  # capturing raises arbitrary errors
-        log.warning("the teacher launches each kernel separately: it cannot be captured: %s", summarize_error(error))
-        return answer
+        log.warning(
+            "the teacher launches each kernel separately, because it cannot be captured: %s", summarize_error(error)
+        )
+        return infer
 
     def replay(images: Tensor) -> Any:
-        place.copy_(images)
+        static_input.copy_(images)
         graph.replay()
-        return answers
+        return outputs
 
     return replay

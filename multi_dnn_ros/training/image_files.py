@@ -26,10 +26,10 @@ from multi_dnn_ros.training.datasets import (
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
-#: Maximum size of an annotation file; COCO's largest has half of this.
+#: Maximum size of an annotation file; COCO's largest is half as large.
 _MAX_JSON_BYTES = 1 << 30
-#: Largest relative difference between the aspect ratios of an image and its mask: masks may be smaller, and rounded.
-_ASPECT = 0.05
+#: Largest relative difference between the aspect ratios of an image and its mask, which may be smaller and rounded.
+_MAX_ASPECT_DIFFERENCE = 0.05
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -48,7 +48,7 @@ class ClassFolder:
         self.labels = tuple(labels) or tuple(names)
         if set(names) - set(self.labels):
             raise DatasetError(
-                f"{folder}: folder {min(set(names) - set(self.labels))} is not a class of the other part"
+                f"{folder}: folder {min(set(names) - set(self.labels))} is not a class of the training part"
             )
         self.files = [(path, k) for k, name in enumerate(self.labels) if name in names
                       for path in image_files(folder / name)]  # fmt: skip
@@ -84,8 +84,8 @@ class CocoBoxes:
     def __init__(
         self, images: Path, annotations: Path, framing: Preprocess, labels: Sequence[str], *, empty: bool = False
     ) -> None:
-        """empty: no image may contain an object, for counting false detections. Raises DatasetError that names the file
-        and what is expected.
+        """empty: accept data without any object, for counting false detections. Raises DatasetError, which names the
+        file and what is expected.
         """
         if not images.is_dir():
             raise DatasetError(f"{images}: no such folder of images")
@@ -111,7 +111,7 @@ class CocoBoxes:
                 elif category in known:
                     number = CROWD - known[category] if row.get("iscrowd") else known[category]
                     boxes[int(row["image_id"])].append(([x[0], x[1], x[0] + x[2], x[1] + x[3]], number))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:  # the last: int(inf)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:  # OverflowError: int(inf)
             raise DatasetError(
                 f"{annotations}: not COCO's detection format ({type(error).__name__}: {error}); expected images "
                 "(id, file_name, width, height), categories (id, name), annotations (image_id, category_id, bbox)"
@@ -145,8 +145,8 @@ class CocoBoxes:
         return len(self.rows)
 
     def image(self, index: int) -> npt.NDArray[np.uint8]:
-        """The image of row `index`, (height, width, 3) uint8 RGB. DatasetError if it does not have the size that its
-        boxes are given in: it was resized, or replaced by another.
+        """The image of row `index`, (height, width, 3) uint8 RGB. Raises DatasetError if it was resized or replaced, so
+        that its size is not that of its annotations.
         """
         name, width, height, _ = self.rows[index]
         image = read_rgb(self.images / name)
@@ -159,13 +159,13 @@ class CocoBoxes:
 
     def read(self, index: int) -> Batch:
         """image (3, h, w) uint8, boxes (MAX_BOXES, 4) float32 in input pixels, classes (MAX_BOXES,) int64. Raises
-        DatasetError as `image`.
+        DatasetError like `image`.
         """
         image, found = self.image(index), self.rows[index][3]
         boxes, classes = torch.zeros(MAX_BOXES, 4), torch.full((MAX_BOXES,), NO_BOX)
-        place = self.framing.geometry((image.shape[0], image.shape[1]))
-        scale = torch.tensor([place.scale_x, place.scale_y] * 2)
-        offset = torch.tensor([place.left, place.top] * 2)
+        area = self.framing.geometry((image.shape[0], image.shape[1]))
+        scale = torch.tensor([area.scale_x, area.scale_y] * 2)
+        offset = torch.tensor([area.left, area.top] * 2)
         for k, (box, number) in enumerate(found[:MAX_BOXES]):
             boxes[k], classes[k] = torch.tensor(box) * scale + offset, number
         return {"image": torch.from_numpy(framed(image, self.framing)), "boxes": boxes, "classes": classes}
@@ -203,13 +203,13 @@ class LaneMasks:
         return len(self.files)
 
     def read(self, index: int) -> Batch:
-        """image (3, h, w) uint8, mask (1, h, w) uint8, 0..255 = share of the pixel that is lane. DatasetError if the
-        mask does not have the aspect ratio of the image.
+        """image (3, h, w) uint8, mask (1, h, w) uint8, 0..255 = share of the pixel that is lane. Raises DatasetError
+        if the mask does not have the aspect ratio of the image.
         """
         path, mask_path = self.files[index]
         image, mask = read_rgb(path), read_mask(mask_path)
         ratio = image.shape[1] * mask.shape[0] / (image.shape[0] * mask.shape[1])
-        if abs(ratio - 1.0) > _ASPECT:
+        if abs(ratio - 1.0) > _MAX_ASPECT_DIFFERENCE:
             raise DatasetError(
                 f"{mask_path}: {mask.shape[1]}x{mask.shape[0]} does not have the aspect ratio of its image, "
                 f"{image.shape[1]}x{image.shape[0]}"

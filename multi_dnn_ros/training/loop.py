@@ -33,7 +33,7 @@ Batch = dict[str, Tensor]
 
 
 class Stopped(TrainingError):
-    """Training was asked to stop; it continues from its checkpoint."""
+    """Training stopped on request; it can be continued from its checkpoint."""
 
 
 class Batches(Protocol):
@@ -57,11 +57,11 @@ Score = Callable[[nn.Module], dict[str, float]]
 class Schedule:
     """How to train. Learning rate: linear warm-up, then half a cosine to zero (Loshchilov and Hutter 2017).
 
-    ema: decay of the averaged weights that are scored and kept, 0 = none. score_every: in epochs. patience: stop after
-    this many epochs without improvement, 0 = never. precision: fp32, bf16 or fp16 (with loss scaling); the latter two
-    for the forward pass on CUDA only. clip: maximum gradient norm. mix: for classifiers, share of mixed images, see
-    augment_classes. small, small_epochs: for classifiers, the first small_epochs epochs use images whose sides are this
-    fraction (0..1) of the network's input.
+    ema: decay of the averaged weights that are scored and kept, 0 = none. score_every: epochs between scores. patience:
+    stop after this many epochs without improvement, 0 = never. precision: fp32, bf16 or fp16 (with loss scaling); the
+    latter two for the forward pass on CUDA only. clip: maximum gradient norm. mix: for classifiers, share of mixed
+    images, see augment_classes. small, small_epochs: for classifiers, the first small_epochs epochs use images whose
+    sides are the fraction `small` of those of the network's input.
     """
 
     epochs: int
@@ -93,8 +93,8 @@ class Schedule:
             raise ValueError(f"mix = {self.mix}: must be 0 to 1")
         if not 0.0 < self.small <= 1.0 or not 0 <= self.small_epochs < self.epochs:
             raise ValueError(
-                f"small = {self.small}, small_epochs = {self.small_epochs}: must be in 0..1, and fewer than all "
-                f"{self.epochs} epochs"
+                f"small = {self.small}, small_epochs = {self.small_epochs}: small must be above 0 and at most 1, "
+                f"small_epochs less than epochs ({self.epochs})"
             )
 
 
@@ -102,7 +102,7 @@ class Schedule:
 class Outcome:
     """best: scores of the kept weights. epoch: their epoch; -1: the initial weights. history: one row per epoch.
 
-    images_per_s: of each epoch that was trained since the last start, over all processes, without scoring.
+    images_per_s: speed of each epoch trained since the last start, over all processes, without scoring.
     """
 
     best: dict[str, float] = field(default_factory=dict)
@@ -137,9 +137,9 @@ def train(
     the initial weights and the versions of this package and PyTorch (data, losses), as JSON values; a checkpoint of
     another run is rejected. Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows
     progress. batch_norm: `local`: each process normalizes over its own images; `global`: over the whole batch; `auto`:
-    global if a process has fewer than SMALL_BATCH images. stop: asked by rank 0 after each epoch but the last; if it
-    says so, the checkpoint is written and Stopped raised. Raises TrainingError for a loss that is not finite, and for a
-    checkpoint of another run (naming what differs).
+    global if a process has fewer than SMALL_BATCH images. stop: called by rank 0 after each epoch but the last; if it
+    returns True, the checkpoint is written and Stopped raised. Raises TrainingError for a loss that is not finite, and
+    for a checkpoint of another run (naming what differs).
     """
     whole_batch = is_global(batch_norm, batches.batch_size, distributed.world())
     run = {
@@ -162,7 +162,7 @@ def _train(
     whole_batch: bool, *, main: str, checkpoint: Path | None, checkpoint_every: int, progress: bool,
     stop: Callable[[], bool] | None,
 ) -> Outcome:  # fmt: skip
-    """As `train`. run: identity of the run. whole_batch: whether `network` normalizes over all processes."""
+    """See `train`. run: identity of the run. whole_batch: whether `network` normalizes over all processes."""
     first_process = distributed.rank() == 0
     device = next(network.parameters()).device
     average = copy.deepcopy(network) if schedule.ema else network
@@ -191,10 +191,10 @@ def _train(
     passes = network if capturing else distributed.replicated(network, unused)
     captured_for: torch.Size | None = None
     steps = len(batches)
-    parameters = list(network.parameters())  # once: collecting them takes as long as some of the steps below
+    parameters = list(network.parameters())  # collected once: this takes as long as some of the steps below
     averaging = Averaging(average, network) if schedule.ema else None
     for epoch in range(first, schedule.epochs):
-        if schedule.patience and _epochs_without_better(outcome.history, main) >= schedule.patience:
+        if schedule.patience and _epochs_since_best(outcome.history, main) >= schedule.patience:
             break
         started = time.monotonic()
         torch.manual_seed((schedule.seed * 100_003 + epoch) * 1_009 + distributed.rank())
@@ -232,13 +232,14 @@ def _train(
             )
         row = {"epoch": float(epoch), "loss": mean}
         if (epoch + 1) % schedule.score_every == 0 or epoch + 1 == schedule.epochs:
-            if schedule.ema and (first_process or whole_batch):  # then all processes compute the statistics together
+            # With whole_batch, all processes compute the statistics together.
+            if schedule.ema and (first_process or whole_batch):
                 fit_statistics(average, (batch["image"] for batch in batches.epoch(epoch)), schedule.precision)
             set_training(average, False)
             when = f"epoch {epoch + 1}, lr {schedule.lr}"
             scores = distributed.from_first(_scores(score, average, when) if first_process else {})
             row.update(scores)
-            if _better(scores[main], outcome, main):
+            if _is_better(scores[main], outcome, main):
                 outcome.best, outcome.epoch, best_weights = scores, epoch, checkpoints.weights(average)
         outcome.history.append(row)
         if progress and first_process:
@@ -286,7 +287,7 @@ def _unused(network: nn.Module, batches: Batches, loss: Loss) -> list[str]:
     return list(distributed.from_first(unused))
 
 
-def _better(score: float, kept: Outcome, main: str) -> bool:
+def _is_better(score: float, kept: Outcome, main: str) -> bool:
     """Whether the score beats the best so far. A score equal to that of the initial weights counts as better."""
     best = kept.best[main]
     return math.isnan(best) or score > best or (score == best and kept.epoch < 0)
@@ -300,7 +301,7 @@ def _scores(score: Score, network: nn.Module, when: str) -> dict[str, float]:
         raise TrainingError(f"{when}: the network cannot be scored: {error}") from None
 
 
-def _epochs_without_better(history: Sequence[Mapping[str, float]], main: str) -> int:
+def _epochs_since_best(history: Sequence[Mapping[str, float]], main: str) -> int:
     """Epochs since the best one. The initial weights do not count, because reaching their score again takes time."""
     best, since = -math.inf, -1
     for row in history:
@@ -310,7 +311,7 @@ def _epochs_without_better(history: Sequence[Mapping[str, float]], main: str) ->
 
 
 def set_training(network: nn.Module, mode: bool) -> None:
-    """As nn.Module.train. Exported programs do not support it: their mode was fixed when they were exported."""
+    """Like nn.Module.train, also for exported programs, which do not support it: their mode was fixed at export."""
     try:
         network.train(mode)
     except NotImplementedError:
@@ -332,7 +333,7 @@ def make_optimizer(network: nn.Module, schedule: Schedule) -> torch.optim.Optimi
 
 
 def set_rate(optimizer: torch.optim.Optimizer, schedule: Schedule, epoch: float) -> None:
-    """Set the learning rate that the schedule has at `epoch`, which counts steps as parts of an epoch."""
+    """Set the learning rate of the schedule at `epoch`, which includes the fraction of the current epoch."""
     warm = min(schedule.warmup_epochs, schedule.epochs / 2)
     if epoch < warm:
         share = 0.02 + 0.98 * epoch / warm
@@ -343,5 +344,5 @@ def set_rate(optimizer: torch.optim.Optimizer, schedule: Schedule, epoch: float)
 
 
 def _channels_last(image: Tensor) -> Tensor:
-    """The memory format that GPU convolutions prefer."""
+    """The image in the memory format that convolutions on a GPU prefer."""
     return image.to(memory_format=torch.channels_last) if image.is_cuda else image

@@ -56,7 +56,7 @@ class DetectionLoss:
 
     outputs: (B, 4 + classes, N) as DetectorNet returns. batch["boxes"]: (B, M, 4) x1, y1, x2, y2 in input pixels;
     batch["classes"]: (B, M) int64, class, -1 = no box, -2 and less = ignored: detections inside such a box count
-    neither as right nor as wrong.
+    neither as correct nor as false.
 
     In several processes of a `distributed.process_group`, all of them must call it for their part of a batch. Gradients
     of the losses, weighted by the numbers of images, then add up to those of one process with the whole batch.
@@ -85,7 +85,7 @@ class DetectionLoss:
             truth = batch["boxes"].gather(1, owner.clamp(min=0)[..., None].expand(-1, -1, 4))
             label = batch["classes"].gather(1, owner.clamp(min=0)).clamp(min=0)
             target = F.one_hot(label, scores.shape[2]).float() * (quality * positive)[..., None]
-            # The loss is a mean over cells, not images: their sum in the whole batch counts, as a share of this part.
+            # The loss is a mean over cells, not images: divide by this part's share of the targets in the whole batch.
             cells_and_images = torch.stack([target.sum(), target.new_tensor(float(len(target)))])
             norm, images = distributed.total(cells_and_images).unbind()
             norm = norm.clamp(min=1.0) * (len(target) / images)
@@ -110,8 +110,8 @@ class DetectionLoss:
         valid = (classes >= 0)[..., None]  # (B, M, 1)
         free = (inside & (classes <= -2)[..., None]).any(dim=1)
         overlap = _iou(truth, boxes)  # (B, M, N)
-        chance = scores.transpose(1, 2).gather(1, classes.clamp(min=0)[..., None].expand(-1, -1, scores.shape[1]))
-        metric = chance.clamp(min=1e-4).sqrt() * overlap.clamp(min=1e-3).pow(self.beta) * (inside & valid)
+        class_score = scores.transpose(1, 2).gather(1, classes.clamp(min=0)[..., None].expand(-1, -1, scores.shape[1]))
+        metric = class_score.clamp(min=1e-4).sqrt() * overlap.clamp(min=1e-3).pow(self.beta) * (inside & valid)
         best = metric.topk(min(self.top, metric.shape[2]), dim=2)
         chosen = torch.zeros_like(metric).scatter_(2, best.indices, best.values)  # zero where not chosen
         peak = chosen.amax(dim=2, keepdim=True).clamp(min=1e-12)

@@ -20,9 +20,10 @@ LANE_WIDTH = 320
 
 @dataclass(frozen=True)
 class Truth:
-    """boxes: (N, 4) float32 x1, y1, x2, y2. class_ids: (N,) int64. ignored: (M, 4) float32, visible objects that do not
-    count. crowd_ids: (M,) int64, the class of each ignored box that is a crowd by COCO's rules, -1 for others; None: no
-    crowds. `mean_average_precision` uses other ignored boxes only with `ignore`.
+    """Ground truth of an image. boxes: (N, 4) float32 x1, y1, x2, y2. class_ids: (N,) int64. ignored: (M, 4) float32,
+    visible objects that do not count. crowd_ids: (M,) int64, the class of each ignored box that is a crowd by COCO's
+    rules, -1 for others; None: no crowds. `mean_average_precision` uses ignored boxes other than crowds only with
+    `ignore`.
     """
 
     boxes: npt.NDArray[np.float32]
@@ -40,16 +41,16 @@ class Truth:
         ignored: npt.NDArray[np.float32] | None = None,
         crowd_ids: npt.NDArray[np.int64] | None = None,
     ) -> Truth:
-        """The true boxes and crowds whose class is in `labels`, numbered as there. names: class names of `class_ids`
-        and `crowd_ids`.
+        """The true boxes and crowds whose class is in `labels`, with class numbers of `labels`. names: class names that
+        `class_ids` and `crowd_ids` refer to.
         """
         numbers = np.array([labels.index(name) if name in labels else -1 for name in names], np.int64)
-        own = numbers[class_ids]
+        mapped = numbers[class_ids]
         if ignored is None or crowd_ids is None:
-            return cls(boxes[own >= 0], own[own >= 0], ignored)
+            return cls(boxes[mapped >= 0], mapped[mapped >= 0], ignored)
         crowds = np.append(numbers, -1)[crowd_ids]  # -1 stays -1
         kept = (crowd_ids < 0) | (crowds >= 0)
-        return cls(boxes[own >= 0], own[own >= 0], ignored[kept], crowds[kept])
+        return cls(boxes[mapped >= 0], mapped[mapped >= 0], ignored[kept], crowds[kept])
 
 
 class NoTruth(ValueError):
@@ -75,10 +76,10 @@ def mean_average_precision(
 ) -> dict[str, float]:
     """COCO's average precision (pycocotools), at most 100 boxes per image and class.
 
-    predictions: one per image. A detection on a crowd of its class does not count (COCO's rule). ignore: nor does one
-    on another ignored box; otherwise it is a false positive. Returns "map50" (IoU 0.5, mean over the classes that
-    occur), "map50_<label>" for each of them, and "map" (IoU 0.5 to 0.95). Raises ValueError if the two sequences differ
-    in length, NoTruth if there is no true box.
+    predictions: one per image. A detection on a crowd of its class does not count (COCO's rule). ignore: whether a
+    detection on another ignored box does not count, either; otherwise it is a false positive. Returns "map50" (IoU 0.5,
+    mean over the classes that occur), "map50_<label>" for each of them, and "map" (IoU 0.5 to 0.95). Raises ValueError
+    if the two sequences differ in length, NoTruth if there is no true box.
     """
     with optional("average precision"):
         from pycocotools.coco import COCO
@@ -134,15 +135,15 @@ def _prediction_rows(image: int, prediction: Prediction) -> list[dict[str, Any]]
 
 def _row(image: int, box: npt.NDArray[np.float32], class_id: int) -> dict[str, Any]:
     x1, y1, x2, y2 = (float(side) for side in box)
-    place = [x1, y1, x2 - x1, y2 - y1]
-    return {"image_id": image, "category_id": class_id, "bbox": place, "area": place[2] * place[3], "iscrowd": 0}
+    bbox = [x1, y1, x2 - x1, y2 - y1]
+    return {"image_id": image, "category_id": class_id, "bbox": bbox, "area": bbox[2] * bbox[3], "iscrowd": 0}
 
 
 @dataclass
 class LaneScore:
     """Pixel counts over any number of images: correct among predicted, found among true."""
 
-    right: int = 0
+    correct: int = 0
     predicted: int = 0
     found: int = 0
     true: int = 0
@@ -157,14 +158,14 @@ class LaneScore:
             raise ValueError(f"lane masks of shapes {predicted.shape} and {true.shape}: must be (H, W)")
         height = max(1, round(true.shape[0] * LANE_WIDTH / true.shape[1]))
         a, b = _at_width(predicted, height), _at_width(true, height)
-        self.right += int((a & _dilate(b, tolerance_px)).sum())
+        self.correct += int((a & _dilate(b, tolerance_px)).sum())
         self.predicted += int(a.sum())
         self.found += int((b & _dilate(a, tolerance_px)).sum())
         self.true += int(b.sum())
 
     @property
     def precision(self) -> float:
-        return self.right / self.predicted if self.predicted else float(self.true == 0)
+        return self.correct / self.predicted if self.predicted else float(self.true == 0)
 
     @property
     def recall(self) -> float:
@@ -182,7 +183,7 @@ class LaneScore:
 
 
 def score_lanes(results: Iterable[tuple[Any, Any]], labels: Sequence[str]) -> dict[str, float]:
-    """Of result kind `lanes`. results: (Lanes, true mask (H, W), not 0 = lane) of each image. labels: not used."""
+    """Scores of result kind `lanes`. results: (Lanes, true mask (H, W), nonzero = lane) per image. labels: not used."""
     score = LaneScore()
     for lanes, true in results:
         score.add(lanes.mask, true)
@@ -190,7 +191,7 @@ def score_lanes(results: Iterable[tuple[Any, Any]], labels: Sequence[str]) -> di
 
 
 def score_detections(results: Iterable[tuple[Any, Any]], labels: Sequence[str]) -> dict[str, float]:
-    """Of result kind `detections`. results: (Detections, Truth) of each image. See mean_average_precision."""
+    """Scores of result kind `detections`. results: (Detections, Truth) per image. See mean_average_precision."""
     pairs = list(results)
     return mean_average_precision([found for found, _ in pairs], [truth for _, truth in pairs], labels)
 

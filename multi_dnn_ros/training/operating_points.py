@@ -15,12 +15,12 @@ from torch.utils import _pytree as pytree
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.data import Rows
 from multi_dnn_ros.training.metrics import LaneScore, Prediction, Truth
-from multi_dnn_ros.training.setup import LANE_SHARE, answers, truth_of
+from multi_dnn_ros.training.setup import LANE_SHARE, run_on_rows, truth_of
 from multi_dnn_ros.vision.decoders.base import Decoder
 
 THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))
 #: Minimum IoU of a detection and a true box to match, as in mAP@0.5.
-_SAME = 0.5
+_MATCH_IOU = 0.5
 #: The node's default NMS threshold.
 _NODE_IOU = 0.5
 
@@ -48,28 +48,28 @@ def box_points(
 
     predictions, truths: one per image. A detection is correct if it overlaps (IoU at least 0.5) a true box of its class
     that no detection of higher score has matched. Detections with at least half of their area in an ignored box do not
-    count. Raises ValueError if the two differ in length.
+    count. Raises ValueError if predictions and truths differ in length.
     """
     if len(predictions) != len(truths):
         raise ValueError(f"{len(predictions)} predictions for {len(truths)} images")
     scores: list[float] = []
-    right: list[bool] = []
+    correct: list[bool] = []
     for found, truth in zip(predictions, truths, strict=True):
-        for score, verdict in _judged(found, truth):
+        for score, is_match in _judged(found, truth):
             scores.append(score)
-            right.append(verdict)
+            correct.append(is_match)
     total = sum(len(truth.boxes) for truth in truths)
-    score_of, is_right = np.array(scores, np.float64), np.array(right, bool)
+    score_of, is_correct = np.array(scores, np.float64), np.array(correct, bool)
     points = []
     for threshold in thresholds:
         kept = score_of >= threshold
-        found_count, right_count = int(kept.sum()), int((kept & is_right).sum())
+        found_count, correct_count = int(kept.sum()), int((kept & is_correct).sum())
         points.append(
             OperatingPoint(
                 threshold,
-                right_count / found_count if found_count else None,
-                right_count / total if total else None,
-                (found_count - right_count) / len(truths) if truths else None,
+                correct_count / found_count if found_count else None,
+                correct_count / total if total else None,
+                (found_count - correct_count) / len(truths) if truths else None,
             )
         )
     return points
@@ -84,7 +84,7 @@ def _judged(found: Prediction, truth: Truth) -> Iterator[tuple[float, bool]]:
         common = _intersection(box, truth.boxes)
         overlap = common / np.maximum(_area(box) + _area(truth.boxes) - common, 1e-9)
         overlap[taken | (truth.class_ids != found.class_ids[k])] = 0.0
-        if len(overlap) and overlap.max() >= _SAME:
+        if len(overlap) and overlap.max() >= _MATCH_IOU:
             taken[overlap.argmax()] = True
             yield float(found.scores[k]), True
         elif not len(ignored) or (_intersection(box, ignored) / np.maximum(_area(box), 1e-9)).max() < 0.5:
@@ -104,9 +104,10 @@ def _intersection(box: npt.NDArray[np.float32], boxes: npt.NDArray[np.float32]) 
 def operating_points(
     network: nn.Module, rows: Rows, inputs: Inputs, decoder: Decoder, batch_size: int = 64, progress: str = ""
 ) -> list[OperatingPoint]:
-    """Operating points of a network in eval mode on `rows` of boxes or lanes; boxes pass NMS as in the node.
+    """Operating points of a network in eval mode on `rows` of boxes or lanes; NMS is applied to boxes as in the node.
 
-    Boxes are compared in the network's input, lanes as in LaneScore. The decoder's thresholds are restored afterwards.
+    Boxes are compared in pixels of the network's input, lanes as in LaneScore. The decoder's thresholds are restored
+    afterwards.
     """
     before = decoder.score_threshold, decoder.iou_threshold
     decoder.iou_threshold = _NODE_IOU
@@ -114,16 +115,16 @@ def operating_points(
     truths: list[Truth] = []
     lanes = {threshold: LaneScore() for threshold in THRESHOLDS}
     try:
-        for outputs, batch in answers(network, rows, inputs, batch_size, progress):
+        for outputs, batch in run_on_rows(network, rows, inputs, batch_size, progress):
             leaves = [leaf.float().cpu() for leaf in pytree.tree_leaves(outputs)]
             for k in range(len(leaves[0])):
-                own = [leaf[k : k + 1] for leaf in leaves]
+                single = [leaf[k : k + 1] for leaf in leaves]
                 if "mask" in batch:
-                    _add_lanes(decoder, own, batch["mask"][k, 0], lanes)
+                    _add_lanes(decoder, single, batch["mask"][k, 0], lanes)
                     continue
                 decoder.score_threshold = THRESHOLDS[0]
                 height, width = batch["image"].shape[2:]
-                result = decoder(own, (height, width))
+                result = decoder(single, (height, width))
                 detections.append(result)
                 truths.append(truth_of(batch["boxes"][k].cpu().numpy(), batch["classes"][k].cpu().numpy()))
     finally:

@@ -9,7 +9,7 @@ import torch
 
 
 def autocast(device: torch.device, precision: str, *, cache: bool = True) -> AbstractContextManager[Any]:
-    """Context for a forward pass in `precision` (fp32, bf16, fp16) on CUDA; no effect elsewhere and for fp32.
+    """Context for a forward pass in `precision` (fp32, bf16, fp16) on CUDA; no effect on other devices and for fp32.
 
     cache: whether a weight that is used twice is cast once.
     """

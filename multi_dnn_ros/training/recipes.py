@@ -46,7 +46,7 @@ def train_spec(count: int) -> RenderSpec:
     return RenderSpec(count, SEEDS["train"], DETECTOR_SIZE, LANE_SIZE, wide=0.3)
 
 
-def choice_spec(count: int) -> RenderSpec:
+def validation_spec(count: int) -> RenderSpec:
     return RenderSpec(count, SEEDS["choice"], DETECTOR_SIZE, LANE_SIZE, wide=0.0)
 
 
@@ -82,17 +82,17 @@ def recipe(role: str, epochs: int, batch_size: int, lr: float) -> Recipe:
 
 
 def lane_setup(
-    recipe: Recipe, scenes: SceneArrays, choice: SceneArrays, road: Sequence[RoadFrame], device: torch.device,
+    recipe: Recipe, scenes: SceneArrays, validation: SceneArrays, road: Sequence[RoadFrame], device: torch.device,
     *, varied: bool = False,
 ) -> TrainingSetup:  # fmt: skip
-    """Generated scenes, and real frames repeated to a fifth of all rows. varied: see `augment_roads`."""
+    """Training on generated scenes and on real frames, repeated to a fifth of the rows. varied: see `augment_roads`."""
     sets: list[Rows] = [road_rows(scenes, "lanes", recipe.labels)]
     if road:
         sets.append(drive_rows(road, Preprocess(*recipe.input_size)))
     decoder = LaneDecoder(Preprocess(*recipe.input_size), recipe.labels, score_threshold=0.5)
-    shown = [road_rows(choice, "lanes", recipe.labels)]
-    vary = augment_roads if varied else None
-    return _setup(recipe, "lanes", sets, shown, LaneLoss(), decoder, device, vary)
+    validation_rows = [road_rows(validation, "lanes", recipe.labels)]
+    augment = augment_roads if varied else None
+    return _setup(recipe, "lanes", sets, validation_rows, LaneLoss(), decoder, device, augment)
 
 
 def real_images(recipe: Recipe, folder: Path) -> Data:
@@ -102,38 +102,38 @@ def real_images(recipe: Recipe, folder: Path) -> Data:
 
 
 def detector_setup(
-    recipe: Recipe, scenes: SceneArrays, choice: SceneArrays, device: torch.device, real: Data | None = None
+    recipe: Recipe, scenes: SceneArrays, validation: SceneArrays, device: torch.device, real: Data | None = None
 ) -> TrainingSetup:
-    """Generated scenes, without objects of other classes.
+    """Training on generated scenes, without objects of other classes.
 
-    real: real images, repeated to a fifth of all rows; the best epoch is then selected by the mean of the scores on the
+    real: real images, repeated to a fifth of the rows; the best epoch is then selected by the mean of the scores on the
     generated scenes and on the validation part of the real images.
     """
     decoder = YoloDecoder(Preprocess(*recipe.input_size), recipe.labels, score_threshold=0.01, iou_threshold=0.6)
     loss = DetectionLoss(recipe.input_size, DetectorNet.STRIDES)
     sets: list[Rows] = [road_rows(scenes, "boxes", recipe.labels)]
-    shown: list[Rows] = [road_rows(choice, "boxes", recipe.labels)]
+    validation_rows: list[Rows] = [road_rows(validation, "boxes", recipe.labels)]
     if real is not None:
         sets.append(in_memory(real.part("train")))
-        shown.append(in_memory(real.part("choice")))
-    return _setup(recipe, "boxes", sets, shown, loss, decoder, device)
+        validation_rows.append(in_memory(real.part("choice")))
+    return _setup(recipe, "boxes", sets, validation_rows, loss, decoder, device)
 
 
 def _setup(
-    recipe: Recipe, task: Task, sets: Sequence[Rows], choice: Sequence[Rows], loss: Loss, decoder: Decoder,
-    device: torch.device, vary: Augment | None = None,
+    recipe: Recipe, task: Task, sets: Sequence[Rows], validation: Sequence[Rows], loss: Loss, decoder: Decoder,
+    device: torch.device, augment: Augment | None = None,
 ) -> TrainingSetup:  # fmt: skip
     inputs = Inputs(recipe.input_size)
     main = MAIN[task]
 
     def score(network: nn.Module) -> dict[str, float]:
-        each = [score_rows(network, task, rows, inputs, decoder, recipe.labels) for rows in choice]
+        each = [score_rows(network, task, rows, inputs, decoder, recipe.labels) for rows in validation]
         if len(each) == 1:
             return each[0]
-        own = {f"{main}_{name}": scores[main] for name, scores in zip(("generated", "real"), each, strict=True)}
-        return {main: sum(own.values()) / len(own), **own}
+        by_kind = {f"{main}_{name}": scores[main] for name, scores in zip(("generated", "real"), each, strict=True)}
+        return {main: sum(by_kind.values()) / len(by_kind), **by_kind}
 
-    batches = make_batches(sets, task, inputs, recipe.batch_size, recipe.schedule.seed, device, vary=vary)
+    batches = make_batches(sets, task, inputs, recipe.batch_size, recipe.schedule.seed, device, augment=augment)
     return TrainingSetup(batches, loss, score, main)
 
 

@@ -30,8 +30,8 @@ from multi_dnn_ros.training.trainable import Trainable
 
 @dataclass(frozen=True)
 class Result:
-    """outcome: of the loop. rows: number of images of each part of each data set. before, after: scores on the test
-    part, of the first data set if there are several. seconds: of training, including scoring.
+    """outcome: outcome of the loop. rows: number of images by data set and part. before, after: scores on the test part
+    of the first data set. seconds: duration of training, including scoring.
     """
 
     outcome: Outcome
@@ -72,10 +72,10 @@ def retrain(
     """Train `student.network` in place on all of `sets`, keep the weights that are best on their validation parts, and
     score the test part.
 
-    teacher: a network of the same task, framing and output, whose outputs count with `teacher_weight` (0..1) beside the
-    truth; alone if the student has no loss of its own. max_faulty: see check_sets.
-    batch_norm, stop: see `train`. All processes of a `distributed.process_group` call this. Raises TrainingError if
-    data, teacher and network do not match, and as the loop; DatasetError.
+    teacher: a network with the same task, framing and outputs. Its outputs count with `teacher_weight` (0..1), the
+    truth with the rest; if the student has no loss of its own, only the teacher counts. max_faulty: see check_sets.
+    batch_norm, stop: see `train`. All processes of a `distributed.process_group` must call this. Raises TrainingError
+    if data, teacher and network do not match, or like `train`; also DatasetError.
     """
     inputs = _inputs(student, schedule)
     for data in sets:
@@ -130,7 +130,7 @@ def _inputs(student: Trainable, schedule: Schedule) -> Inputs:
         return student.inputs
     if student.task != "classes":
         raise TrainingError(
-            f"{student.model}: the truth of {student.task} is for images of one size; only classes may grow"
+            f"{student.model}: the truth of {student.task} is for images of one size; small_epochs is for classes only"
         )
     width, height = (max(1, round(side * schedule.small)) for side in student.size)
     _run(student, (width, height))
@@ -151,7 +151,7 @@ def check_labels(student: Trainable, data: Data) -> None:
 
 
 def _run(student: Trainable, size: tuple[int, int]) -> Any:
-    """Outputs for empty images. Raises TrainingError if these are too small for the network."""
+    """Outputs for black images. Raises TrainingError if the network cannot run on images of this size."""
     width, height = size
     weight = next(chain(student.network.parameters(), student.network.buffers()), torch.empty(0))
     try:
@@ -179,7 +179,7 @@ def settings(
     schedule: Schedule, batch_size: int, sets: Sequence[Data], teacher: Trainable | None, weight: float,
     batch_norm: str = "auto", loss: Loss | None = None,
 ) -> Any:  # fmt: skip
-    """Training settings recorded in a retrained artifact. loss: on the truth; None: the teacher alone."""
+    """Training settings recorded in a retrained artifact. loss: loss on the truth; None: the teacher alone counts."""
     return {
         "data": [data.name for data in sets],
         "schedule": asdict(schedule),
@@ -213,8 +213,8 @@ def _loss(student: Trainable, teacher: Trainable | None, weight: float, device: 
 
 
 def _check_same_outputs(student: Trainable, teacher: Trainable) -> None:
-    # Each on its own device: a teacher of several runs is on that of the first one.
-    outputs = [pytree.tree_leaves(_run(one, student.size)) for one in (student, teacher)]
+    # Each on its own device: a teacher that was used in an earlier run is still on the device of that run.
+    outputs = [pytree.tree_leaves(_run(network, student.size)) for network in (student, teacher)]
     shapes = [[tuple(leaf.shape[1:]) for leaf in leaves] for leaves in outputs]
     if shapes[0] != shapes[1]:
         raise TrainingError(
@@ -223,7 +223,7 @@ def _check_same_outputs(student: Trainable, teacher: Trainable) -> None:
 
 
 def _test(student: Trainable, network: nn.Module, data: CheckedData) -> dict[str, float]:
-    """Scores on the test part, computed by rank 0, which alone has it; returned on all processes."""
+    """Scores on the test part, computed by rank 0, which alone has it; returned in all processes."""
     scores: dict[str, float] = {}
     if distributed.rank() == 0:
         scores = _scores(student, network, data.part("test"), f"data '{data.name}', part test")

@@ -45,9 +45,9 @@ class Scene:
     image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8, lane line number from the left, 0 none. boxes: (N, 4) float32,
     x1, y1, x2, y2 in pixels, tight around each unoccluded object, clipped to the image. class_ids: (N,) int64, index
     into LABELS. ignored: (M, 4) float32, boxes of visible objects that do not count (too small, too occluded or too
-    dim). conditions: style, time and weather. identities: (N,) int64, number of each object of `boxes`, the same in
-    all scenes of one World (one stretch of a Drive). camera: with its height in metres. lines: each marked line, seen
-    or not, from left to right, (K, 3) float64 metres: x forward, y left, z up, from the ground below the camera.
+    dim). conditions: style, time and weather. identities: (N,) int64, number of each object of `boxes`, the same in all
+    scenes of one World (one stretch of a Drive). camera: the camera, with lengths in metres. lines: each marked line,
+    seen or not, from left to right, (K, 3) float64 metres: x forward, y left, z up, from the ground below the camera.
     """
 
     image: npt.NDArray[np.uint8]
@@ -62,7 +62,7 @@ class Scene:
 
 
 class _Drawn(NamedTuple):
-    """An object of the truth. number: of its pixels in the canvas. distance: metres."""
+    """An object of the truth. number: value of its pixels in Canvas.owner. distance: metres."""
 
     number: int
     class_id: int
@@ -71,16 +71,16 @@ class _Drawn(NamedTuple):
     identity: int
 
 
-def _identity(stream: int, slot: int, turn: int) -> int:
-    """One number for a place in a stream of traffic and its round, in which it stands for one object.
+def _identity(stream: int, slot: int, lap: int) -> int:
+    """The number of the object that a slot of a traffic stream holds in one lap.
 
-    turn: may be negative.
+    lap: may be negative.
     """
-    return (((turn + 2**20) << 16) + slot << 8) + stream
+    return (((lap + 2**20) << 16) + slot << 8) + stream
 
 
 class World:
-    """One stretch of road in one weather; can be rendered at any time."""
+    """One stretch of road in one weather; `scene` renders it at any time."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class World:
         self._sensor = sensor(rng, drawn, width)
         low, high = {"highway": (24, 31), "country": (15, 22), "suburb": (8, 13), "city": (7, 12)}[drawn.style]
         self._speed = float(rng.uniform(low, high))
-        lane = int(rng.integers(len(self._section.own)))
-        self._lateral = self._section.own[lane] + float(rng.normal(0.0, 0.22))
+        lane = int(rng.integers(len(self._section.forward)))
+        self._lateral = self._section.forward[lane] + float(rng.normal(0.0, 0.22))
         bend = {"highway": 1 / 380, "country": 1 / 110, "suburb": 1 / 160, "city": 1 / 400}[drawn.style]
         waves = rng.uniform((-1.0, 90.0, 0.0), (1.0, 320.0, 2 * np.pi), (3, 3))
         self._waves = waves * (bend * rng.uniform(0.0, 1.0) ** 0.7, 1.0, 1.0)
@@ -202,18 +202,18 @@ class World:
         return decals
 
     def _draw_actors(self, canvas: Canvas, path: RoadPath, seconds: float) -> list[_Drawn]:
-        """Draw everything from far to near; returns the objects for the truth."""
+        """Draw all actors from far to near; returns the objects of the truth."""
         placed: list[tuple[float, npt.NDArray[np.float64], traffic.Actor, int]] = []
         limit = 3.5 * self._light.visibility_m  # fog hides the rest
         for index, stream in enumerate(self._streams):
-            for slot, turn, s in stream.positions(seconds):
+            for slot, lap, s in stream.positions(seconds):
                 if s > limit or (s < 0.0 and stream.kind in _SMALL):  # hidden by fog, or behind the camera
                     continue
-                actor = self._cast.actor(stream, slot, turn, s, seconds)
+                actor = self._cast.actor(stream, slot, lap, s, seconds)
                 position = path.at(actor.s, actor.d)[0]
                 distance = float(np.hypot(position[0], position[2]))
                 if position[2] > -12.0:
-                    placed.append((distance, position, actor, _identity(index, slot, turn)))
+                    placed.append((distance, position, actor, _identity(index, slot, lap)))
         placed.sort(key=lambda item: -item[0])
         self._shadows(canvas, path, placed)
         drawn: list[_Drawn] = []
@@ -234,7 +234,7 @@ class World:
         polygons = []
         slant = self._light.sun[[0, 2]] * -0.35
         for distance, position, actor, _ in placed:
-            if not actor.casts or distance > 70.0 or actor.class_id is None:
+            if not actor.casts_shadow or distance > 70.0 or actor.class_id is None:
                 continue
             if actor.class_id == traffic.PEDESTRIAN:
                 corners = np.array([[-0.3, 0, -0.22], [0.3, 0, -0.22], [0.3, 0, 0.22], [-0.3, 0, 0.22]]) + position
@@ -244,7 +244,7 @@ class World:
                 around = footprint(actor.mesh) * (1.08, 1.0, 1.04)
                 corners = around @ np.array([[cos, 0, -sin], [0, 1, 0], [sin, 0, cos]]) + position
             corners[:, [0, 2]] += slant * (1.0 if actor.class_id != traffic.PEDESTRIAN else 0.4)
-            pixels = canvas.ground(corners)
+            pixels = canvas.project(corners)
             if len(pixels) >= 3:
                 polygons.append(pixels)
         canvas.darken(polygons, self._light.shadow)

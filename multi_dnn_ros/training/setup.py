@@ -35,14 +35,14 @@ from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 
 #: The deciding score by task; larger is better.
 MAIN: dict[Task, str] = {"classes": "top1", "boxes": "map50", "lanes": "f1"}
-_VARY: dict[Task, Augment] = {"boxes": augment_detection, "lanes": augment_lanes}
-#: A pixel of a true mask (0..255) is lane from two fifths on.
+_AUGMENT: dict[Task, Augment] = {"boxes": augment_detection, "lanes": augment_lanes}
+#: Minimum value of a lane pixel in a true mask (0..255): two fifths.
 LANE_SHARE = 102
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """main: the deciding score."""
+    """What the training loop needs. main: name of the deciding score."""
 
     batches: Batches
     loss: Loss
@@ -52,39 +52,39 @@ class TrainingSetup:
 
 def make_batches(
     sets: Sequence[Rows], task: Task, inputs: Inputs, batch_size: int, seed: int, device: torch.device,
-    least_share: float = 0.2, mix: float = 0.0, vary: Augment | None = None,
+    min_share: float = 0.2, mix: float = 0.0, augment: Augment | None = None,
 ) -> ArrayBatches | FileBatches:  # fmt: skip
-    """Augmented batches of all sets; a small set is repeated until it makes up `least_share` of each epoch.
+    """Augmented batches of all sets; a small set is repeated until it makes up `min_share` of each epoch.
 
-    Sets in memory are copied to the device, others are read while training. mix: of classes, see augment_classes. vary:
-    the augmentation; None: that of the task.
+    Sets in memory are copied to the device, other sets are read during training. mix: for classes, see augment_classes.
+    augment: the augmentation; None: that of the task.
     """
-    if vary is None:
-        vary = partial(augment_classes, mix=mix) if task == "classes" else _VARY[task]
+    if augment is None:
+        augment = partial(augment_classes, mix=mix) if task == "classes" else _AUGMENT[task]
     counts = [len(rows) for rows in sets]
     largest = max(counts)
-    times = [max(1, round(least_share / (1 - least_share) * largest / count)) for count in counts]
+    times = [max(1, round(min_share / (1 - min_share) * largest / count)) for count in counts]
     repeats = torch.cat([torch.full((count,), time) for count, time in zip(counts, times, strict=True)])
     if all(isinstance(rows, ArrayRows) for rows in sets):
         parts = [rows.arrays for rows in sets if isinstance(rows, ArrayRows)]
         arrays = {name: torch.cat([part[name] for part in parts]).to(device) for name in parts[0]}
-        return ArrayBatches(arrays, batch_size, seed, vary, repeats, inputs)
+        return ArrayBatches(arrays, batch_size, seed, augment, repeats, inputs)
     order = torch.arange(sum(counts)).repeat_interleave(repeats).tolist()
-    places: list[tuple[Rows, int]] = [(rows, k) for rows in sets for k in range(len(rows))]
+    positions: list[tuple[Rows, int]] = [(rows, k) for rows in sets for k in range(len(rows))]
 
     def read(index: int) -> Batch:
-        part, k = places[order[index]]
+        part, k = positions[order[index]]
         row: Batch = part.read(k)
         return row
 
-    return FileBatches(read, len(order), batch_size, seed, device, vary, inputs)
+    return FileBatches(read, len(order), batch_size, seed, device, augment, inputs)
 
 
 @torch.no_grad()
-def answers(
+def run_on_rows(
     network: nn.Module, rows: Rows, inputs: Inputs, batch_size: int = 64, progress: str = ""
 ) -> Iterator[tuple[object, Batch]]:
-    """(raw outputs, batch) in the order of the rows, on the network's device; `progress`: name of the bar."""
+    """Yield (raw outputs, batch), in the order of the rows, on the network's device. progress: title of the bar."""
     device = next(network.parameters()).device
     groups = [range(k, min(k + batch_size, len(rows))) for k in range(0, len(rows), batch_size)]
     if isinstance(rows, ArrayRows):
@@ -112,13 +112,13 @@ def score_rows(
     progress: str = "",
     kind: ResultKind | None = None,
 ) -> dict[str, float]:
-    """top1 and top5; or map50, that of each class, and map; or f1, precision and recall. network: in eval mode.
+    """Scores by name: top1 and top5; or map50, map50 of each class, and map; or f1, precision and recall.
 
-    kind: of the decoder's results; None: that of our decoder for the task.
+    network: in eval mode. kind: kind of the decoder's results; None: that of this package's decoder for the task.
 
-    Boxes and lanes are compared in the network's input, which preserves overlaps.
+    Boxes and lanes are compared in pixels of the network's input, which preserves overlaps.
     """
-    found = answers(network, rows, inputs, batch_size, progress)
+    found = run_on_rows(network, rows, inputs, batch_size, progress)
     if task == "classes":
         accuracy = Accuracy()
         for outputs, batch in found:
@@ -143,13 +143,13 @@ def score_rows(
 
 
 def _kind_of(task: Task) -> ResultKind:
-    """The kind of ours whose results are compared with the truth of this task."""
+    """This package's result kind for the truth of the task."""
     kinds = [RESULT_KINDS.get(name) for name in extensions.OWN[extensions.RESULT_KINDS]]
     return next(kind for kind in kinds if kind.truth == task)
 
 
 def _truth(task: Task, batch: Batch, k: int) -> tuple[object, tuple[int, int]]:
-    """The truth of image k of a batch, and the (H, W) that it is given in."""
+    """The truth of image k of a batch, and the image size (H, W) that it refers to."""
     if task == "lanes":
         mask = batch["mask"][k, 0].cpu().numpy()
         return mask >= LANE_SHARE, mask.shape
@@ -158,9 +158,10 @@ def _truth(task: Task, batch: Batch, k: int) -> tuple[object, tuple[int, int]]:
 
 
 def truth_of(boxes: npt.NDArray[np.float32], classes: npt.NDArray[np.int64]) -> Truth:
-    """The truth in boxes (N, 4) float32 with class numbers (N,) int64, among them NO_BOX, IGNORED, and CROWD - k."""
+    """The truth from boxes (N, 4) float32 and class numbers (N,) int64, which may be NO_BOX, IGNORED or CROWD - k."""
     ignored = classes <= IGNORED
-    return Truth(boxes[classes >= 0], classes[classes >= 0], boxes[ignored], CROWD - classes[ignored])  # IGNORED: -1
+    # CROWD - IGNORED is -1: no crowd.
+    return Truth(boxes[classes >= 0], classes[classes >= 0], boxes[ignored], CROWD - classes[ignored])
 
 
 def _by_image(outputs: object) -> Iterator[tuple[Tensor, ...]]:

@@ -16,7 +16,7 @@ from multi_dnn_ros.vision.tracking.motion import overlaps
 
 Array = npt.NDArray[np.float64]
 #: Minimum overlap of a match for MOTA and IDF1.
-_MATCH = 0.5
+_MIN_OVERLAP = 0.5
 #: Minimum overlaps over which HOTA is averaged.
 ALPHAS = np.arange(0.05, 0.99, 0.05)
 _EPSILON = np.finfo(np.float64).eps
@@ -25,7 +25,7 @@ _EPSILON = np.finfo(np.float64).eps
 @dataclass(frozen=True)
 class TrackedFrame:
     """One frame. truth, found: (N, 4) and (M, 4) boxes, x1, y1, x2, y2. truth_ids, found_ids: (N,) and (M,) int64,
-    identities; each at most once.
+    identities, each at most once.
     """
 
     truth: Array
@@ -60,15 +60,15 @@ class _Frame:
 
 def score_tracks(frames: Sequence[TrackedFrame]) -> TrackingScores:
     """Scores of one sequence. Raises ValueError if an identity occurs twice in a frame, or there is no true box."""
-    indexed, truths, founds = _indexed(frames)
+    indexed, true_count, track_count = _indexed(frames)
     true_boxes = sum(len(frame.truth) for frame in indexed)
     if not true_boxes:
         raise ValueError("tracks cannot be scored: no frame has a true box")
-    mota, switches = _clear(indexed, truths, true_boxes)
-    deta, assa = _hota(indexed, truths, founds)
+    mota, switches = _clear(indexed, true_count, true_boxes)
+    deta, assa = _hota(indexed, true_count, track_count)
     return TrackingScores(
         mota,
-        _idf1(indexed, truths, founds),
+        _idf1(indexed, true_count, track_count),
         float(np.sqrt(deta * assa).mean()),
         float(deta.mean()),
         float(assa.mean()),
@@ -77,7 +77,7 @@ def score_tracks(frames: Sequence[TrackedFrame]) -> TrackingScores:
 
 
 def _indexed(frames: Sequence[TrackedFrame]) -> tuple[list[_Frame], int, int]:
-    """The frames, and the numbers of identities of the truth and of the tracks."""
+    """The frames, and the number of identities in the truth and in the tracks."""
     numbers: tuple[dict[int, int], dict[int, int]] = {}, {}
     indexed = []
     for position, frame in enumerate(frames):
@@ -94,20 +94,20 @@ def _indexed(frames: Sequence[TrackedFrame]) -> tuple[list[_Frame], int, int]:
     return indexed, len(numbers[0]), len(numbers[1])
 
 
-def _clear(frames: Sequence[_Frame], truths: int, true_boxes: int) -> tuple[float, int]:
+def _clear(frames: Sequence[_Frame], true_count: int, true_boxes: int) -> tuple[float, int]:
     """MOTA and the number of switches. A match of the previous frame is kept while the overlap suffices.
 
     Frames without objects or without tracks do not count as the previous one.
     """
-    last = np.full(truths, -1, np.int64)  # the track that each object was matched with most recently
-    previous = np.full(truths, -1, np.int64)  # in the previous frame with objects and tracks
+    last = np.full(true_count, -1, np.int64)  # the track that each object was matched with most recently
+    previous = np.full(true_count, -1, np.int64)  # likewise, in the previous frame with objects and tracks
     matched = switches = false = 0
     for frame in frames:
         if not frame.overlap.size:  # TrackEval then keeps the matches of the frame before
             false += len(frame.found)
             continue
         kept = previous[frame.truth][:, None] == frame.found
-        weights = np.where(frame.overlap >= _MATCH - _EPSILON, frame.overlap + 1000.0 * kept, 0.0)
+        weights = np.where(frame.overlap >= _MIN_OVERLAP - _EPSILON, frame.overlap + 1000.0 * kept, 0.0)
         rows, columns = assign(weights)
         objects, tracks = frame.truth[rows], frame.found[columns]
         switches += int(((last[objects] >= 0) & (last[objects] != tracks)).sum())
@@ -118,21 +118,21 @@ def _clear(frames: Sequence[_Frame], truths: int, true_boxes: int) -> tuple[floa
     return (matched - false - switches) / true_boxes, switches
 
 
-def _idf1(frames: Sequence[_Frame], truths: int, founds: int) -> float:
-    """F1 of the boxes whose identity is right, with the one-to-one pairing of identities that maximizes it."""
-    counts = np.zeros((truths, founds))
+def _idf1(frames: Sequence[_Frame], true_count: int, track_count: int) -> float:
+    """F1 of the boxes whose identity is correct, with the one-to-one pairing of identities that maximizes it."""
+    counts = np.zeros((true_count, track_count))
     boxes = 0
     for frame in frames:
-        rows, columns = np.nonzero(frame.overlap >= _MATCH - _EPSILON)
+        rows, columns = np.nonzero(frame.overlap >= _MIN_OVERLAP - _EPSILON)
         counts[frame.truth[rows], frame.found[columns]] += 1
         boxes += len(frame.truth) + len(frame.found)
-    right = counts[assign(counts)].sum()
-    return float(2 * right / boxes)
+    correct = counts[assign(counts)].sum()
+    return float(2 * correct / boxes)
 
 
-def _hota(frames: Sequence[_Frame], truths: int, founds: int) -> tuple[Array, Array]:
+def _hota(frames: Sequence[_Frame], true_count: int, track_count: int) -> tuple[Array, Array]:
     """Detection and association accuracy for each of ALPHAS."""
-    potential, lengths = np.zeros((truths, founds)), (np.zeros((truths, 1)), np.zeros((1, founds)))
+    potential, lengths = np.zeros((true_count, track_count)), (np.zeros((true_count, 1)), np.zeros((1, track_count)))
     for frame in frames:
         overlap = frame.overlap
         total = overlap.sum(axis=0)[None, :] + overlap.sum(axis=1)[:, None] - overlap
@@ -141,7 +141,7 @@ def _hota(frames: Sequence[_Frame], truths: int, founds: int) -> tuple[Array, Ar
         lengths[0][frame.truth, 0] += 1
         lengths[1][0, frame.found] += 1
     alignment = potential / (lengths[0] + lengths[1] - potential)
-    matches = np.zeros((len(ALPHAS), truths, founds))
+    matches = np.zeros((len(ALPHAS), true_count, track_count))
     for frame in frames:
         rows, columns = assign(alignment[frame.truth[:, None], frame.found] * frame.overlap)
         for number, alpha in enumerate(ALPHAS):

@@ -40,10 +40,10 @@ _NO_ROLE = "network"
 class Trainable:
     """A network that can be trained.
 
-    source: its origin, without a decoder that was found by shapes; its module holds the weights that `network` trains.
+    source: its origin, without a decoder that was recognized by shapes; `network` trains the weights of its module.
     network: images (B, 3, h, w) float32 as converted by `inputs` -> raw outputs of B images. framing: how an image
-    becomes its input, without mean and std. decoder, kind (of its results): None for a classifier. loss: on the truth;
-    None if the network can only be trained by a teacher.
+    becomes its input, without mean and std. decoder, and kind of its results: None for a classifier. loss: loss on the
+    truth; None if the network can only be trained by a teacher.
     """
 
     model: str
@@ -73,11 +73,12 @@ def make_trainable(
     """Build a Trainable from the arguments and, where they are empty, from its source.
 
     size: (width, height). decoder: name of a decoder, `classification`, or auto: the model's own, else the one that
-    reads its outputs by their shapes. labels, keep: as the parameters of that name. smoothing: of class labels. report:
-    called with a line about a decoder found by shapes. Raises ModelError that names what is missing or does not match.
+    reads outputs of such shapes. labels, keep: as the parameters of these names. smoothing: label smoothing. report:
+    called with a line about a decoder recognized by shapes. Raises ModelError, which names what is missing or does not
+    match.
     """
     size = source.input_size(model, size, "a size")
-    source = own = replace(source, size=size)
+    source = written = replace(source, size=size)
     if decoder == "auto" and not source.decoder and source.detector is None:
         source = _with_recognized_decoder(source, model, size, len(labels), report)
     chosen = source.decoder if decoder == "auto" else decoder
@@ -89,7 +90,7 @@ def make_trainable(
         except ValueError as error:
             raise ModelError(f"{model}: {error}") from None
         return Trainable(
-            model, own, _in_batches(module, size), "classes", size, labels,
+            model, written, _in_batches(module, size), "classes", size, labels,
             _framing(preprocess), _inputs(preprocess), None, ClassificationLoss(smoothing),
         )  # fmt: skip
     try:
@@ -99,7 +100,7 @@ def make_trainable(
     except ExtensionError as error:
         raise ModelError(f"{model}: {error}") from None
     if source.detector is not None:
-        # Copy: the decoder takes its detector apart, and this one is written to a file later.
+        # A copy, because the decoder takes its detector apart, and the original is written to a file later.
         taken = replace(source, module=copy.deepcopy(source.module), detector=copy.deepcopy(source.detector))
     else:
         taken = source
@@ -111,7 +112,7 @@ def make_trainable(
     else:
         dnn.decoder.score_threshold = 0.5
     return Trainable(
-        model, own, _in_batches(source.network, size), task, size, dnn.labels,
+        model, written, _in_batches(source.network, size), task, size, dnn.labels,
         _framing(dnn.preprocess), _inputs(dnn.preprocess), dnn.decoder, _loss(spec, dnn, source),
         kind,
     )  # fmt: skip
@@ -122,7 +123,7 @@ def _with_recognized_decoder(
 ) -> Source:
     """The source with the decoder that reads its outputs, or CLASSIFICATION for one output of one row.
 
-    Less certain than the node requires: a decoder is also used if it is the only one that fits, because data of
+    Less certainty is required than in the node: a decoder is also used if it is the only one that fits, because data of
     another task is an error anyway. Raises ModelError, which names the nearest decoders. labels: number of class names.
     """
     found = recognize_outputs(source, model, size, labels=labels)
@@ -141,7 +142,7 @@ def _with_recognized_decoder(
 
 
 def _task(kind: ResultKind) -> Task:
-    """What networks with results of this kind learn. ExtensionError: nothing that there is data for."""
+    """The task of networks with results of this kind. Raises ExtensionError if there are no data for it."""
     for task in get_args(Task):
         if task == kind.truth:
             return cast(Task, task)
@@ -194,7 +195,7 @@ def _in_batches(network: nn.Module, size: tuple[int, int]) -> nn.Module:
         with torch.no_grad():
             for leaf in pytree.tree_leaves(network(torch.zeros(2, 3, height, width))):
                 if leaf.shape[0] != 2:
-                    raise ValueError("its outputs are not by image")
+                    raise ValueError("its outputs are not one per image")
     except Exception:  # a graph for one image raises arbitrary errors for two
         return SingleImages(network)
     return network

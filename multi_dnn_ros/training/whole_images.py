@@ -20,14 +20,14 @@ from multi_dnn_ros.vision.preprocess import Preprocess
 
 #: Size (width, height) of generated images.
 GENERATED = (640, 480)
-#: Of the data sets that have whole images, what the truth of each is.
+#: The kinds of truth in each kind of data set that has whole images.
 _TRUTHS = {"coco": ("boxes",), "lanes": ("lanes",), "road": ("boxes", "lanes"), "drive": ("lanes",)}
 
 
 @dataclass(frozen=True)
 class WholeImage:
     """image: (H, W, 3) uint8 RGB. boxes: true boxes, with class ids into `WholeImages.labels`; None: unknown. lanes:
-    mask of any size, not 0 = lane; None: unknown.
+    mask of any size, nonzero = lane; None: unknown.
     """
 
     name: str
@@ -38,7 +38,7 @@ class WholeImage:
 
 @dataclass(frozen=True)
 class WholeImages:
-    """The test part of a data set. truths: what its images have, "boxes" and "lanes". labels: class names of boxes."""
+    """The test part of a data set. truths: kinds that it has, "boxes" or "lanes". labels: class names of boxes."""
 
     name: str
     truths: tuple[str, ...]
@@ -53,30 +53,31 @@ class WholeImages:
 def whole_images(name: str, labels: Sequence[str], scenes: int, limit: int | None = None) -> WholeImages:
     """The test part of data ``KIND:PATH``: coco, lanes, road or drive.
 
-    labels: classes whose true boxes are wanted. scenes: of generated road for training; the test part has a twelfth, at
-    least 8. limit: only the first images. Raises DatasetError for another kind and for errors in the data.
+    labels: classes whose true boxes are wanted. scenes: number of generated scenes for training; the test part has a
+    twelfth of it, at least 8. limit: maximum number of images. Raises DatasetError for another kind and for errors in
+    the data.
     """
     kind = name.partition(":")[0]
     if kind not in _TRUTHS:
         raise DatasetError(f"data '{name}': kind '{kind}' has no images of a camera; allowed: {', '.join(_TRUTHS)}")
-    truths, own = _TRUTHS[kind], tuple(labels)
+    truths, names = _TRUTHS[kind], tuple(labels)
     if kind == "road":
         generator = SceneGenerator(*GENERATED, SEEDS["test"])
         count, read = max(8, scenes // 12), partial(_generated, generator)
-        own = tuple(LABELS)
+        names = tuple(LABELS)
     elif kind == "drive":
         frames = road_frames(_folder(name), "video")
         count, read = len(frames), partial(_driven, frames)
     else:
         task: Task = "boxes" if kind == "coco" else "lanes"
-        rows = open_data(name, DataRequest(task, Preprocess(*GENERATED), own)).part("test")
+        rows = open_data(name, DataRequest(task, Preprocess(*GENERATED), names)).part("test")
         count = len(rows)
         if isinstance(rows, CocoBoxes):
             read = partial(_annotated, rows)
         else:
             assert isinstance(rows, LaneMasks)  # of kind "lanes"
             read = partial(_masked, rows)
-    return WholeImages(name, truths, own, count if limit is None else min(count, limit), read)
+    return WholeImages(name, truths, names, count if limit is None else min(count, limit), read)
 
 
 def _folder(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""How far the results of two DNNs for the same images agree: of boxes and of lane lines."""
+"""How far two DNNs agree on the same images: compares their boxes or their lane lines."""
 
 from __future__ import annotations
 
@@ -10,53 +10,52 @@ import numpy.typing as npt
 
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 
-#: Boxes of one class with at least this intersection over union are the same.
-LEAST_IOU = 0.5
-#: Lines that are at most this share of the image's width apart on average are the same: 3 pixels at a width of 320.
-MOST_APART = 3 / 320
+#: Boxes of one class with at least this intersection over union are the same object.
+MIN_IOU = 0.5
+#: Lines are the same if their mean distance is at most this share of the image's width: 3 pixels at a width of 320.
+MAX_DISTANCE = 3 / 320
 
 
 class Agreement(NamedTuple):
-    """Results that both have, all of the first, all of the second."""
+    """Numbers of results: those that both DNNs have, all of the first DNN, all of the second."""
 
     both: int = 0
     first: int = 0
     second: int = 0
 
     def plus(self, other: Agreement) -> Agreement:
-        """The two counts added."""
+        """The sum of the two, number by number."""
         return Agreement(self.both + other.both, self.first + other.first, self.second + other.second)
 
     @property
     def share(self) -> float:
-        """2 * both / (first + second), 0..1, as the F1 score; 1 if neither has a result."""
+        """The F1 score, 2 * both / (first + second), 0..1; 1 if neither DNN has a result."""
         total = self.first + self.second
         return 2 * self.both / total if total else 1.0
 
 
 def compare_detections(first: Detections, second: Detections) -> Agreement:
-    """Pairs of boxes of one class name with at least LEAST_IOU, largest overlap first; each box counts once."""
+    """Pair boxes with the same class name and at least MIN_IOU, largest overlap first; a box is in one pair at most."""
     overlaps = _ious(first.boxes, second.boxes)
     names = [[found.labels[class_id] for class_id in found.class_ids] for found in (first, second)]
     same = np.array([[one == other for other in names[1]] for one in names[0]], bool).reshape(overlaps.shape)
-    return Agreement(_pairs(np.where(same, -overlaps, 0.0), -LEAST_IOU), len(first), len(second))
+    return Agreement(_pairs(np.where(same, -overlaps, 0.0), -MIN_IOU), len(first), len(second))
 
 
 def compare_lanes(first: Lanes, second: Lanes) -> Agreement:
-    """Pairs of lines that are at most MOST_APART of the width apart, on average over the rows that they share."""
+    """Pair lines whose mean distance over the rows that they share is at most MAX_DISTANCE of the width."""
     width = (first.size or first.numbers.shape)[1]
-    apart = np.array([[_distance(one, other) for other in second.lanes] for one in first.lanes], np.float64).reshape(
-        len(first.lanes), len(second.lanes)
-    )
-    return Agreement(_pairs(apart, MOST_APART * width), len(first.lanes), len(second.lanes))
+    distances = np.array([[_distance(one, other) for other in second.lanes] for one in first.lanes], np.float64)
+    distances = distances.reshape(len(first.lanes), len(second.lanes))
+    return Agreement(_pairs(distances, MAX_DISTANCE * width), len(first.lanes), len(second.lanes))
 
 
-def _pairs(cost: npt.NDArray[np.floating], most: float) -> int:
-    """Number of pairs (row, column) with a cost of at most `most`, lowest cost first; each row and column once."""
+def _pairs(cost: npt.NDArray[np.floating], max_cost: float) -> int:
+    """Number of pairs (row, column) that cost at most `max_cost`, cheapest first; each row and column in one pair."""
     rows, columns, count = set[int](), set[int](), 0
     for index in np.argsort(cost, axis=None, kind="stable").tolist():
         row, column = divmod(index, cost.shape[1])
-        if cost[row, column] > most:
+        if cost[row, column] > max_cost:
             break
         if row not in rows and column not in columns:
             rows.add(row)
@@ -69,9 +68,9 @@ def _ious(first: npt.NDArray[np.float32], second: npt.NDArray[np.float32]) -> np
     """(N, M) intersection over union of boxes (N, 4) and (M, 4)."""
     one, other = first.astype(np.float64)[:, None], second.astype(np.float64)[None]
     sides = (np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])).clip(min=0)
-    both = sides[..., 0] * sides[..., 1]
+    common = sides[..., 0] * sides[..., 1]
     areas = [(box[..., 2] - box[..., 0]) * (box[..., 3] - box[..., 1]) for box in (one, other)]
-    shares: npt.NDArray[np.float64] = both / np.maximum(areas[0] + areas[1] - both, 1e-9)
+    shares: npt.NDArray[np.float64] = common / np.maximum(areas[0] + areas[1] - common, 1e-9)
     return shares
 
 
@@ -84,7 +83,7 @@ class _Span:
 
 
 def _distance(one: Lane, other: Lane) -> float:
-    """Mean horizontal distance over the rows that both lines have; infinite if they share less than half of one."""
+    """Mean horizontal distance over the shared rows; infinite if these are less than half of the shorter line."""
     spans = []
     for lane in (one, other):
         order = np.argsort(lane.points[:, 1], kind="stable")

@@ -22,7 +22,7 @@ PALETTE: tuple[Color, ...] = (
     (213, 94, 0),
     (0, 114, 178),
 )
-#: Of masks over the image, 0..1.
+#: Opacity of masks drawn over the image, 0..1.
 _OPACITY = 0.45
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
@@ -77,10 +77,11 @@ def blend(
 ) -> None:
     """Mix the colours of a mask into canvas, (H, W, 3) uint8, in place.
 
-    mask: (H, W) uint8; its value `none` is left as it is. colors: (256, 3) RGB by value. ValueError: the sizes differ.
+    mask: (H, W) uint8; pixels with the value `none` stay unchanged. colors: (256, 3) RGB, by mask value. Raises
+    ValueError if the sizes differ.
     """
     if mask.shape != canvas.shape[:2]:
-        raise ValueError(f"mask has shape {mask.shape}; expected, as the image: {canvas.shape[:2]}")
+        raise ValueError(f"mask has shape {mask.shape}; expected the shape of the image: {canvas.shape[:2]}")
     inside = mask != none
     mixed = canvas[inside] * (1 - _OPACITY) + colors[mask[inside]] * _OPACITY
     canvas[inside] = mixed.astype(np.uint8)

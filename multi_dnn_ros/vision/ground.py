@@ -19,7 +19,7 @@ _BODY_FROM_OPTICAL = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.
 
 
 class Outcome(IntEnum):
-    """Result of the projection of a pixel. Values other than KEPT: why it is left out."""
+    """Result of the projection of a pixel. Values other than KEPT say why it is left out."""
 
     KEPT = 0
     ABOVE_HORIZON = 1
@@ -39,7 +39,7 @@ class CameraPose:
 
     @classmethod
     def mounted(cls, position: Sequence[float], roll: float, pitch: float, yaw: float) -> CameraPose:
-        """A camera at `position`, turned by Rz(yaw) Ry(pitch) Rx(roll), as in URDF; radians.
+        """A camera at `position`, turned by Rz(yaw) Ry(pitch) Rx(roll), as in URDF; angles in radians.
 
         With all angles 0 it looks forward, level. pitch > 0: down; yaw > 0: to the left; roll > 0: clockwise, seen
         from behind.
@@ -52,7 +52,7 @@ class CameraPose:
 
     @classmethod
     def of_transform(cls, position: Sequence[float], quaternion: Sequence[float]) -> CameraPose:
-        """From translation and quaternion (x, y, z, w) of the transform from the optical frame to the vehicle frame.
+        """The pose from the transform of the optical frame to the vehicle frame: translation, quaternion (x, y, z, w).
 
         Raises ValueError if the quaternion has length 0, or a number is not finite.
         """
@@ -72,7 +72,7 @@ class CameraPose:
 
 @dataclass(frozen=True)
 class ImageArea:
-    """Where the pixels of an image are in the image that was calibrated: a part of it (ROI), reduced (binning, resize).
+    """Maps an image to the calibrated image, of which it may be a part (ROI) or a reduced copy (binning, resize).
 
     offset: left and top, calibrated pixels. scale: calibrated pixels per pixel, horizontal and vertical.
     """
@@ -81,7 +81,7 @@ class ImageArea:
     scale: tuple[float, float] = (1.0, 1.0)
 
     def calibrated(self, pixels: Points) -> Points:
-        """(N, 2) pixels of the image -> pixels of the calibrated image. Edges are kept, so centres shift by half."""
+        """(N, 2) pixels of the image -> pixels of the calibrated image. Pixel edges, not centres, are scaled."""
         found: Points = (pixels + 0.5) * self.scale - 0.5 + self.offset
         return found
 
@@ -95,7 +95,7 @@ class ImageArea:
 class GroundPoints:
     """Result of a projection.
 
-    points: (N, 3) float64, x, y, z in metres, NaN where left out. outcomes: (N,) uint8, Outcome of each.
+    points: (N, 3) float64, x, y, z in metres, NaN if left out. outcomes: (N,) uint8, the Outcome of each pixel.
     """
 
     points: Points
@@ -111,8 +111,8 @@ class GroundPoints:
 class GroundView:
     """A camera over a ground plane.
 
-    area: of the image in the calibrated one. ground_z: of the plane in the vehicle frame, m. range_m: points whose
-    horizontal distance from the camera exceeds it are left out.
+    area: the image within the calibrated image. ground_z: height of the plane in the vehicle frame, m. range_m: points
+    at a larger horizontal distance from the camera are left out.
     """
 
     lens: Lens

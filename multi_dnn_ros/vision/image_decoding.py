@@ -1,8 +1,8 @@
 """Converts sensor_msgs/Image and CompressedImage to (H, W, 3) uint8 RGB, after checking all fields of the message.
 
-cv_bridge is not used. By its source, version 4.1 (Jazzy) skews rows if `step` is not a multiple of the pixel size,
-fails for big-endian images with numpy 2, and handles neither nv12 nor a data array of the wrong length. It converts
-with OpenCV, as this module does; test/real_ros compares the two where cv_bridge is installed.
+cv_bridge is not used. According to its source, version 4.1 (Jazzy) skews rows if `step` is not a multiple of the pixel
+size, fails for big-endian images with numpy 2, and handles neither nv12 nor a data array of the wrong length. It
+converts with OpenCV, as this module does; test/real_ros compares the two where cv_bridge is installed.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class CompressedImageMessage(Protocol):
 class _Encoding:
     """to_rgb: (rows, width, is big-endian, image) writes RGB to the image. planes: rows of data per row of the image.
 
-    multiple: width and, with planes, height must be a multiple of it. least: minimum of width and height.
+    multiple: divides the width and, if `planes` is above 1, the height. min_side: minimum of width and height.
     """
 
     pixel_bytes: int
     to_rgb: Callable[[_Rows, int, bool, RgbImage], None]
     planes: float = 1.0
     multiple: int = 1
-    least: int = 1
+    min_side: int = 1
 
 
 def _new_image(height: int, width: int) -> RgbImage:
@@ -75,10 +75,10 @@ def decode_image(message: ImageMessage, max_pixels: int, allocate: AllocateImage
     _check_size(width, height, max_pixels)
     for name, value in (("width", width), ("height", height)):
         multiple = encoding.multiple if name == "width" or encoding.planes > 1 else 1
-        if value % multiple or value < encoding.least:
+        if value % multiple or value < encoding.min_side:
             raise FrameError(
                 f"{name} is {value}; allowed with encoding {message.encoding}: "
-                f"at least {max(encoding.least, multiple)}, a multiple of {multiple}"
+                f"at least {max(encoding.min_side, multiple)}, a multiple of {multiple}"
             )
     row_bytes = width * encoding.pixel_bytes
     if step < row_bytes:
@@ -104,8 +104,8 @@ def decode_compressed(
     16-bit PNGs keep their upper 8 bits.
 
     The format is detected from the data, because drivers fill in `format` differently. Orientation tags are ignored, so
-    that pixels stay where camera_info says. Raises FrameError, also for a truncated file, of which OpenCV would decode
-    a part, and for a size over `max_pixels`, before anything is decoded.
+    that pixels stay where camera_info says. Raises FrameError; a truncated file, of which OpenCV would decode a part,
+    and a size above `max_pixels` are detected before anything is decoded.
     """
     data = bytes(message.data)
     width, height = check_image_file(data, message.format, lambda w, h: _check_size(w, h, max_pixels))
@@ -124,7 +124,7 @@ def decode_compressed(
 
 
 def _convert(image: npt.NDArray[Any], code: int, into: RgbImage) -> None:
-    """OpenCV's conversion, written to `into`: OpenCV uses `dst` if it has the result's shape and type."""
+    """Convert with OpenCV into `into`: OpenCV writes to `dst` if it has the shape and type of the result."""
     converted = cv2.cvtColor(image, code, dst=into)
     assert np.may_share_memory(converted, into)
 
@@ -168,7 +168,7 @@ def _channels16(count: int, code: int | None = None) -> Callable[[_Rows, int, bo
 
 
 #: OpenCV names a Bayer pattern by the second and third pixel of the second row, ROS by the first two pixels of the
-#: first two rows: bayer_rggb8 is OpenCV's BG. Ubuntu 22.04's OpenCV lacks the newer aliases by the ROS order.
+#: first two rows: bayer_rggb8 is OpenCV's BG. Ubuntu 22.04's OpenCV lacks the newer aliases in the ROS order.
 _BAYER = {
     "rggb": cv2.COLOR_BayerBG2RGB,
     "bggr": cv2.COLOR_BayerRG2RGB,
@@ -197,6 +197,6 @@ _ENCODINGS = {
     "nv12": _Encoding(1, _channels(1, cv2.COLOR_YUV2RGB_NV12), planes=1.5, multiple=2),
     "nv21": _Encoding(1, _channels(1, cv2.COLOR_YUV2RGB_NV21), planes=1.5, multiple=2),
     # OpenCV's demosaicing does not write images smaller than 3 x 3.
-    **{f"bayer_{order}8": _Encoding(1, _channels(1, code), least=3) for order, code in _BAYER.items()},
-    **{f"bayer_{order}16": _Encoding(2, _channels16(1, code), least=3) for order, code in _BAYER.items()},
+    **{f"bayer_{order}8": _Encoding(1, _channels(1, code), min_side=3) for order, code in _BAYER.items()},
+    **{f"bayer_{order}16": _Encoding(2, _channels16(1, code), min_side=3) for order, code in _BAYER.items()},
 }

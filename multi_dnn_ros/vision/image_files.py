@@ -1,4 +1,4 @@
-"""Image files: their suffixes; checks of a JPEG or PNG before it is decoded, its size and whether it is complete."""
+"""Suffixes of image files, and checks of a JPEG or PNG before it is decoded: its size, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from multi_dnn_ros.common.frame_error import FrameError
 
-#: Of the images in a folder of a DNN's camera.
+#: Suffixes of the files that are read from a folder of images.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"

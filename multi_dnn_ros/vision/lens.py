@@ -13,7 +13,7 @@ import numpy.typing as npt
 Points = npt.NDArray[np.float64]
 
 #: Distortion models of sensor_msgs/CameraInfo (distortion_models.hpp) and their possible numbers of coefficients.
-#: rational_polynomial: 12 and 14 also have OpenCV's thin prism and tilt.
+#: With 12 and 14 coefficients, rational_polynomial has OpenCV's thin prism and tilt terms.
 MODELS: Mapping[str, tuple[int, ...]] = {
     "plumb_bob": (4, 5),
     "rational_polynomial": (8, 12, 14),
@@ -23,7 +23,7 @@ MODELS: Mapping[str, tuple[int, ...]] = {
 #: of 5 leaves errors of 0.01 pixels at the corners of an ordinary wide-angle lens.
 _ITERATIONS = 200
 _CRITERIA = (cv2.TERM_CRITERIA_COUNT + cv2.TERM_CRITERIA_EPS, _ITERATIONS, 1e-12)
-#: A pixel has no direction if the direction found for it is not projected on it, in pixels.
+#: A pixel has no direction if the direction found for it projects further away from it than this, in pixels.
 _MAX_MISS = 1e-6
 
 
@@ -37,8 +37,8 @@ class Lens:
 
     Optical frame (REP 103): x right, y down, z along the optical axis. Pixel centres have whole coordinates.
 
-    matrix: (3, 3) float64, K. coefficients: D, empty without distortion. model: a name of MODELS; without effect if
-    `coefficients` is empty.
+    matrix: (3, 3) float64, K. coefficients: D, empty without distortion. model: a name of MODELS; has no effect
+    if `coefficients` is empty.
     """
 
     matrix: Points
@@ -46,10 +46,10 @@ class Lens:
     model: str = "plumb_bob"
 
     def directions(self, pixels: Points) -> Points:
-        """(N, 2) u, v -> (N, 2) x / z, y / z in the optical frame; NaN where no direction is seen at the pixel.
+        """(N, 2) u, v -> (N, 2) x / z, y / z in the optical frame; NaN where no direction projects onto the pixel.
 
-        A polynomial of the distortion is valid only in the image that it was calibrated with. Outside of it, several
-        directions or none may belong to a pixel.
+        A distortion polynomial is valid only in the image that it was calibrated with. Outside of it, several
+        directions or none may project onto a pixel.
         """
         if not len(pixels):
             return np.empty((0, 2))
@@ -71,12 +71,12 @@ class Lens:
         if not finite.any():
             return pixels
         points = np.column_stack([directions[finite], np.ones(int(finite.sum()))]).reshape(-1, 1, 3)
-        none = np.zeros(3)
+        no_motion = np.zeros(3)
         projected: Any
         if self.coefficients and self.model == "equidistant":
-            projected = cv2.fisheye.projectPoints(points, none, none, self.matrix, self._distortion)[0]
+            projected = cv2.fisheye.projectPoints(points, no_motion, no_motion, self.matrix, self._distortion)[0]
         else:
-            projected = cv2.projectPoints(points, none, none, self.matrix, self._distortion)[0]
+            projected = cv2.projectPoints(points, no_motion, no_motion, self.matrix, self._distortion)[0]
         pixels[finite] = np.asarray(projected).reshape(-1, 2)
         return pixels
 
@@ -86,9 +86,9 @@ class Lens:
 
 
 def checked_lens(matrix: Sequence[float], coefficients: Sequence[float], model: str) -> Lens:
-    """The lens of a calibration: 9 numbers of K by rows, D, and the name of the distortion model.
+    """The lens of a calibration: 9 numbers of K row by row, D, and the name of the distortion model.
 
-    Raises CalibrationError: the camera is not calibrated, a value is not finite, or the model is unknown.
+    Raises CalibrationError if the camera is not calibrated, a value is not finite, or the model is unknown.
     """
     numbers = np.array([*matrix, *coefficients], np.float64)
     if not np.isfinite(numbers).all():

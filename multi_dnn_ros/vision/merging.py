@@ -15,18 +15,18 @@ from multi_dnn_ros.vision.view import Window
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
-#: A box ends at the edge of its tile if it is this close to it: pixels, and share of the tile.
+#: A box ends at an edge of its tile if it is at most this far from it: in pixels, or as a share of the tile.
 _EDGE_PX, _EDGE = 1.0, 0.01
 
 
 def merge_detections(
-    parts: Sequence[Detections], windows: Sequence[Window], iou_threshold: float, most: int
+    parts: Sequence[Detections], windows: Sequence[Window], iou_threshold: float, max_detections: int
 ) -> Detections:
-    """Detections of tiles, in pixels of the image -> those of the image, at most `most`, best first.
+    """Detections of tiles, in pixels of the image -> those of the image, at most `max_detections`, best first.
 
     Two boxes of a class from different tiles are one object if they agree in the region that both tiles show: their
-    intersection over union there is at least `iou_threshold`. Of such boxes the best is reported; if it ends at an edge
-    where its tile cuts the object, their common bounding box is. Then non-maximum suppression per class.
+    intersection over union there is at least `iou_threshold`. The best of these boxes is reported or, if it ends at an
+    edge beyond which the view continues, the bounding box of all of them. Non-maximum suppression per class follows.
     """
     boxes = np.concatenate([part.boxes for part in parts])
     scores = np.concatenate([part.scores for part in parts])
@@ -42,14 +42,14 @@ def merge_detections(
         merged.append(whole if cut[leader] else boxes[leader])
     corners = np.array(merged, np.float32).reshape(-1, 4)
     values, ids = scores[best], class_ids[best]
-    kept = _suppressed(corners, values, ids, iou_threshold, most)
+    kept = _suppressed(corners, values, ids, iou_threshold, max_detections)
     return replace(parts[0], boxes=corners[kept], scores=values[kept], class_ids=ids[kept])
 
 
-def merge_masks(parts: Sequence[Mask], windows: Sequence[Window], iou_threshold: float, most: int) -> Mask:
+def merge_masks(parts: Sequence[Mask], windows: Sequence[Window], iou_threshold: float, max_detections: int) -> Mask:
     """Masks of tiles -> one mask of their common window, in the resolution of the tiles.
 
-    Tiles are divided in the middle of their overlap. The other arguments have no effect.
+    The overlap of two tiles is divided in the middle. The other arguments have no effect.
     """
     lefts, tops = sorted({window.left for window in windows}), sorted({window.top for window in windows})
     height, width = windows[0].size
@@ -65,7 +65,7 @@ def merge_masks(parts: Sequence[Mask], windows: Sequence[Window], iou_threshold:
 def _axis(starts: Sequence[int], length: int, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
     """For each value of the merged axis: its tile and its index there; then the length of the axis in pixels.
 
-    starts, length: of the tiles, in pixels. count: number of values of a tile.
+    starts: first pixel of each tile. length: of a tile in pixels. count: number of values of a tile.
     """
     whole = starts[-1] + length - starts[0]
     values = max(1, round(whole * count / length))
@@ -98,7 +98,7 @@ def _groups(
     windows: Sequence[Window],
     threshold: float,
 ) -> list[list[int]]:
-    """Indices of the boxes of each object: those that agree most are joined first, never two of one tile."""
+    """The boxes of each object, by index. Boxes that agree most are joined first, and never two of one tile."""
     pairs: list[tuple[float, int, int]] = []
     for first in range(len(windows)):
         for second in range(first + 1, len(windows)):
@@ -122,7 +122,7 @@ def _groups(
 
 
 def _common(one: Window, two: Window) -> Floats | None:
-    """x1, y1, x2, y2 of the region that both windows show; None: none."""
+    """x1, y1, x2, y2 of the region that both windows show; None if there is none."""
     region = (max(one.left, two.left), max(one.top, two.top), min(one.right, two.right), min(one.bottom, two.bottom))
     return np.array(region, np.float32) if region[0] < region[2] and region[1] < region[3] else None
 
@@ -134,7 +134,7 @@ def _inside(boxes: Floats, region: Floats) -> Floats:
 
 
 def pairwise_iou(one: Floats, two: Floats) -> Floats:
-    """(N, 4), (M, 4) x1, y1, x2, y2 -> (N, M) intersection over union; 0 of boxes without an area."""
+    """(N, 4), (M, 4) x1, y1, x2, y2 -> (N, M) intersection over union; 0 for boxes without an area."""
     low, high = np.maximum(one[:, None, :2], two[None, :, :2]), np.minimum(one[:, None, 2:], two[None, :, 2:])
     common = (high - low).clip(0).prod(-1)
     areas = [(boxes[:, 2:] - boxes[:, :2]).clip(0).prod(-1) for boxes in (one, two)]
@@ -144,18 +144,18 @@ def pairwise_iou(one: Floats, two: Floats) -> Floats:
 
 
 def _suppressed(
-    boxes: Floats, scores: Floats, class_ids: npt.NDArray[np.int64], threshold: float, most: int
+    boxes: Floats, scores: Floats, class_ids: npt.NDArray[np.int64], threshold: float, max_count: int
 ) -> list[int]:
-    """Indices of the best `most` boxes that greedy non-maximum suppression per class keeps, best first.
+    """Indices of the best `max_count` boxes that greedy non-maximum suppression per class keeps, best first.
 
     One kept box at a time is compared with the others: a table of all pairs would need gigabytes for the boxes of many
     tiles.
     """
     kept: list[int] = []
-    left = np.argsort(-scores, kind="stable")
-    while len(left) and len(kept) < most:
-        best, left = left[0], left[1:]
+    remaining = np.argsort(-scores, kind="stable")
+    while len(remaining) and len(kept) < max_count:
+        best, remaining = remaining[0], remaining[1:]
         kept.append(int(best))
-        overlap = pairwise_iou(boxes[[best]], boxes[left])[0]
-        left = left[(overlap <= threshold) | (class_ids[left] != class_ids[best])]
+        overlap = pairwise_iou(boxes[[best]], boxes[remaining])[0]
+        remaining = remaining[(overlap <= threshold) | (class_ids[remaining] != class_ids[best])]
     return kept

@@ -36,7 +36,7 @@ class OverlayFiles(AtomicWriter):
         self.count = 0
         self._is_video = path.suffix == ".mp4"
         self._video: cv2.VideoWriter | None = None
-        self._first: tuple[int, Picture] | None = None  # kept until the second, which determines the rate
+        self._first: tuple[int, Picture] | None = None  # kept until the second picture, which determines the rate
         self._size = (0, 0)
         self._partial = temporary_path(path)
         (path.parent if self._is_video else path).mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def save_picture(path: Path, picture: Picture) -> None:
     if not done:
         raise OverlayFileError(f"picture {path} cannot be encoded")
     try:
-        with atomic_write(path) as beside:
-            beside.write_bytes(data.tobytes())
+        with atomic_write(path) as temporary:
+            temporary.write_bytes(data.tobytes())
     except OSError as error:
         raise OverlayFileError(f"picture {path} cannot be written: {error.strerror}") from error

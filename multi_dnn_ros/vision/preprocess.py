@@ -40,11 +40,11 @@ class Geometry:
 class Preprocess:
     """(H, W, 3) uint8 RGB image on any device -> ((1, 3, height, width) float32,) on the same device.
 
-    width, height: of the network input. fit: `stretch` fills it, `letterbox` keeps the aspect ratio and pads. bgr: the
-    network expects blue first. mean, std: per channel in the network's order: (value / 255 - mean) / std. antialias:
-    low-pass filter when downscaling; off for networks that were trained without it (torchvision's detectors). centered:
-    letterbox puts the image in the middle, otherwise in the upper left corner. pad: grey level 0..1 of the padding
-    before normalization; None: the mean, so that the normalized padding is 0.
+    width, height: size of the network input. fit: `stretch` fills it, `letterbox` keeps the aspect ratio and pads. bgr:
+    the network expects blue first. mean, std: per channel in the network's order: (value / 255 - mean) / std.
+    antialias: low-pass filter when downscaling; off for networks that were trained without it (torchvision's
+    detectors). centered: letterbox puts the image in the middle, otherwise in the upper left corner. pad: grey level
+    0..1 of the padding before normalization; None: the mean, so that the normalized padding is 0.
 
     The resize is bilinear. On the CPU with antialias it runs on uint8 and rounds to whole grey levels, as PIL and cv2
     do; this is several times faster than on float.

@@ -22,10 +22,11 @@ Image = npt.NDArray[np.uint8]
 class Topic:
     """One topic of a result kind, ``~/<camera>/<dnn>/<name>``.
 
-    msgtype: such as "sensor_msgs/msg/Image". to_message: (result, header) -> message, called in the node's process. As
-    "module:function" it is imported when a node first publishes it, so that the result kind can be used without the
-    message package. header: std_msgs/Header of the image, to be used for the message. picture: messages are as large as
-    the image; they are published last, with a queue depth of 1. Messages are created only for topics with subscribers.
+    msgtype: such as "sensor_msgs/msg/Image". to_message: (result, header) -> message, called in the node's process. A
+    "module:function" is imported when a node first publishes on the topic, so that the result kind can be used without
+    the message package. header: std_msgs/Header of the image, to be used for the message. picture: messages are as
+    large as the image; they are published last, with a queue depth of 1. Messages are created only for topics with
+    subscribers.
     """
 
     name: str
@@ -71,12 +72,12 @@ class ResultKind:
 
     Used in the node's process: its module must not import PyTorch.
 
-    name: for DecoderSpec.result_kind.
+    name: value of DecoderSpec.result_kind.
     type: class of the results. They are pickled from the engine process to the node's, so the class must be defined at
     the top level of a module that does not import PyTorch; arrays are numpy's.
     topics: at least one.
     draw: (canvas, layers of this kind, scale) draws all results of one image on canvas, (H, W, 3) uint8 RGB, in place;
-    None: they are not drawn. scale: of lines and text, 1 for an image whose shorter side is 900 pixels.
+    None: they are not drawn. scale: factor for lines and text, 1 for an image whose shorter side is 900 pixels.
     draw_order: kinds with a smaller number are drawn first, below the others.
     has_labels: whether class names are published on ``~/<dnn>/label_info``.
     truth: ground truth that they are compared with, a task of :mod:`multi_dnn_ros.training.data` ("boxes", "lanes");
@@ -123,7 +124,7 @@ class ResultKind:
 
 @dataclass(frozen=True)
 class Layer:
-    """A DNN's result to be drawn. latency_ms: end to end; None: not shown. stale: of an earlier frame; drawn thin."""
+    """A DNN's result to be drawn. latency_ms: end to end; None: not shown. stale: from an earlier frame, drawn thin."""
 
     dnn: str
     kind: ResultKind

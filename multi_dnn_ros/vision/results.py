@@ -60,8 +60,8 @@ class Lane:
 class Lanes:
     """Lane lines of one frame.
 
-    numbers: (h, w) uint8, lane number of each pixel, 0: none. size: (H, W) of the source image; None: as `numbers`.
-    window: the part of the image that `numbers` shows; None: all of it.
+    numbers: (h, w) uint8, lane number of each pixel, 0: none. size: (H, W) of the source image; None: that of
+    `numbers`. window: the part of the image that `numbers` shows; None: all of it.
     """
 
     numbers: npt.NDArray[np.uint8]
@@ -84,11 +84,11 @@ def enlarged(
 ) -> npt.NDArray[np.uint8]:
     """A map (h, w) of a window of the image -> (H, W) = `size`, with the value `outside` in the rest of the image.
 
-    window: None: the whole image.
+    window: None: the map shows the whole image.
     """
     height, width = size if window is None else window.size
     if values.shape != (height, width):
-        import cv2  # only here: an engine process without masks starts sooner
+        import cv2  # here, so that an engine process without masks starts sooner
 
         values = np.asarray(cv2.resize(values, (width, height), interpolation=cv2.INTER_NEAREST), np.uint8)
     if window is None or window.size == size:
@@ -121,8 +121,8 @@ class Mask:
 class InstanceMasks:
     """Boxes of one frame and the pixels of each.
 
-    numbers: (h, w) uint8, place of the box in `detections` of each pixel, counted from 1; 0: none. size: (H, W) of the
-    source image. window: the part of the image that `numbers` shows; None: all of it.
+    numbers: (h, w) uint8, for each pixel the position of its box in `detections`, counted from 1; 0: none. size: (H, W)
+    of the source image. window: the part of the image that `numbers` shows; None: all of it.
     """
 
     detections: Detections

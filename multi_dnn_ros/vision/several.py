@@ -41,7 +41,7 @@ class _SelectedParts:
 
 
 class SeveralDecoders:
-    """Raw outputs -> SeveralResults, one result per decoder. decoders: by name of the result."""
+    """Raw outputs -> SeveralResults, one result per decoder. decoders: by name of their results."""
 
     def __init__(self, decoders: Mapping[str, ResultDecoder]) -> None:
         self._decoders = dict(decoders)
@@ -50,13 +50,13 @@ class SeveralDecoders:
         return SeveralResults({name: decoder(outputs, source_size) for name, decoder in self._decoders.items()})
 
     def in_two_parts(self) -> TwoParts | None:
-        """In two parts if one of the decoders is; the others get the raw outputs, which are copied once for all."""
+        """Split in two if one of the decoders is; the others then get the raw outputs, which are copied only once."""
         parts = {name: decoder.in_two_parts() for name, decoder in self._decoders.items()}
         return _SeveralParts(self._decoders, parts) if any(parts.values()) else None
 
 
 class _SeveralParts:
-    """The raw outputs, if a decoder needs them, then the condensed outputs of each divided decoder."""
+    """The raw outputs, if a decoder needs them, then the condensed outputs of each decoder that is split."""
 
     def __init__(self, decoders: Mapping[str, ResultDecoder], parts: Mapping[str, TwoParts | None]) -> None:
         self._decoders = decoders

@@ -35,7 +35,7 @@ class View:
     """What a DNN sees of an image.
 
     crop: x, y, width and height of the window, as fractions of the image (all at most 1) or in pixels; None: the whole
-    image. columns, rows: number of tiles of the window. overlap: of neighbouring tiles, as a fraction of a tile.
+    image. columns, rows: number of tiles of the window. overlap: share of a tile that its neighbour also shows.
     where: names the parameter in messages.
     """
 
@@ -113,7 +113,7 @@ def _are_fractions(crop: Sequence[float]) -> bool:
 
 
 def _span(begin: float, extent: float, length: int) -> tuple[int, int]:
-    """First pixel and number of pixels of a part of an axis. begin, extent: fractions of it."""
+    """First pixel and number of pixels of a part of an axis. begin, extent: fractions of the axis."""
     first = min(round(begin * length), length - 1)
     return first, max(min(round((begin + extent) * length), length) - first, 1)
 

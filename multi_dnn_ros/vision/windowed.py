@@ -16,7 +16,7 @@ Place = Callable[[Any, Window, tuple[int, int]], Any]
 
 
 class ResultDecoder(Protocol):
-    """As :class:`multi_dnn_ros.vision.decoders.base.Decoder`, which is one: raw outputs to the result of a DNN."""
+    """Converts raw outputs to the result of a DNN, as :class:`multi_dnn_ros.vision.decoders.base.Decoder` does."""
 
     def __call__(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
         """Raw outputs on the CPU and the image's (H, W) -> result. Raises OutputError."""
@@ -46,8 +46,8 @@ class WindowPreprocess:
 class WindowDecoder:
     """Decodes the outputs for each tile of a view, places the results in the image, and merges them.
 
-    The outputs have a row per tile in their first dimension. merge: of the results of several tiles, in the order of
-    View.windows.
+    The outputs have a row per tile in their first dimension. merge: (results of several tiles, their windows),
+    both in the order of View.windows -> one result.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class WindowDecoder:
 
 
 class _WindowParts:
-    """The two parts of a WindowDecoder; the first condenses the outputs for each tile by itself."""
+    """The two parts of a WindowDecoder; the first condenses the outputs of each tile separately."""
 
     def __init__(self, parts: TwoParts, view: View, merged: Callable[[list[Any], tuple[int, int]], Any]) -> None:
         self._parts = parts

@@ -1,6 +1,6 @@
 """Runs random grouped convolutions and convolutions of few channels in the interpreted kernel; started by a test.
 
-A process of its own: Triton decides when it is imported whether it interprets.
+This needs a separate process, because Triton decides when it is imported whether it interprets.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
         choices = tiles(image.shape, weight.shape, result.shape, 100 if groups == 1 else dice.choice((1, 20, 100)))
         tile = dice.choice(choices)._replace(parts=dice.choice((1, 3)))
         Convolution(image, weight, bias, z, result, (*stride, *padding, *dilation)).launch(tile)
-        assert torch.equal(result.isnan(), expected.isnan()), "what is no number must stay visible"
+        assert torch.equal(result.isnan(), expected.isnan()), "NaN must stay visible"
         check_agreement((result.float().nan_to_num(),), (expected.nan_to_num(),), 2e-3)
     print(CASES, "convolutions agree")
 

@@ -64,7 +64,7 @@ def test_cudnn_benchmark_is_set_only_while_a_batch_is_prepared(fails: bool, imag
 
 @pytest.fixture(scope="module")
 def traced() -> tuple[torch.nn.Module, Tensors, torch.fx.GraphModule]:
-    """A built-in DNN, example inputs and its graph, which all backends and numbers of jobs have in common."""
+    """A built-in DNN, example inputs and its graph, which is the same for all backends and numbers of jobs."""
     module, example = small_builtin("object")
     return module, example, trace(module, example)
 

@@ -69,8 +69,8 @@ def through(stages: tuple, carried: Tensors) -> Tensors:
 
 def test_batch_sizes_are_all_on_a_cpu_and_powers_of_two_on_a_gpu() -> None:
     gpu = torch.device("cuda")
-    assert [sizes_to_prepare(most, CPU) for most in (1, 3)] == [(1,), (1, 2, 3)]
-    assert [sizes_to_prepare(most, gpu) for most in (1, 2, 6, 16)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8, 16)]
+    assert [sizes_to_prepare(count, CPU) for count in (1, 3)] == [(1,), (1, 2, 3)]
+    assert [sizes_to_prepare(count, gpu) for count in (1, 2, 6, 16)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8, 16)]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_stage_that_stays_float32_shares_its_weights_too(caplog: pytest.LogCap
     ("module", "message"),
     [
         (Joins(), r"output 0 of a batch of 2 images has shape \(1, 8, 616\)"),
-        (Mixes(), "image 1 of a batch of 2 has another result than alone: result 0 is off by"),
+        (Mixes(), "image 1 of a batch of 2 has a different result when it runs alone: result 0 is off by"),
     ],
 )
 def test_a_dnn_that_mixes_the_images_of_a_batch_is_detected(module: nn.Module, message: str) -> None:
@@ -172,7 +172,7 @@ def test_captured_preprocessing_excludes_batches() -> None:
         build(to_config(flat))
 
 
-def test_batched_inferences_of_two_cameras_have_the_results_of_single_ones() -> None:
+def test_batched_inferences_of_two_cameras_have_the_results_of_single_inferences() -> None:
     flat = {"device": "cpu", "cameras": ["front", "rear"], "dnns": ["object"]}
     flat |= {"dnn.object.max_batch": 4, "dnn.object.batch_delay_ms": 1000.0, "dnn.object.score_threshold": 0.01}
     (shared,) = build(to_config({**flat, "dnn.object.jobs": 3, "dnn.object.backend": "eager"})).tasks
@@ -200,16 +200,16 @@ def test_batched_inferences_of_two_cameras_have_the_results_of_single_ones() -> 
 
 
 def test_inputs_are_stacked_in_the_memory_of_a_captured_first_stage() -> None:
-    """Inputs of another shape, such as more images, get new memory: `torch.cat(out=...)` would resize the stage's."""
+    """Inputs of another shape, such as more images, get new memory; `torch.cat(out=...)` would resize the old one."""
     first = Captured.__new__(Captured)  # a capture needs a GPU
     first.inputs, first.outputs = (torch.zeros(3, 2, 2),), ()
     images = [(torch.full((1, 2, 2), float(value)),) for value in range(4)]
     (joined,) = stack_inputs(images[:3], first)
     assert joined is first.inputs[0]
     assert torch.equal(joined[:, 0, 0], torch.arange(3.0))
-    place = first.inputs[0].data_ptr()
+    address = first.inputs[0].data_ptr()
     (elsewhere,) = stack_inputs(images, first)
     assert elsewhere.shape == (4, 2, 2)
-    assert (first.inputs[0].data_ptr(), len(first.inputs[0])) == (place, 3)
+    assert (first.inputs[0].data_ptr(), len(first.inputs[0])) == (address, 3)
     (plain,) = stack_inputs(images[1:3], lambda carried: carried)
     assert torch.equal(plain[:, 0, 0], torch.tensor([1.0, 2.0]))

@@ -26,8 +26,8 @@ from multi_dnn_ros.graph.cut import GraphStage, cut
 
 
 class FakeStreams:
-    """Streams on a CPU, which compute at once. log: (what, stream, event) in the order of the calls; an event is its
-    index in the log.
+    """Streams on a CPU, which compute immediately. log: (what, stream, event) in the order of the calls; an event is
+    its index in the log.
     """
 
     def __init__(self) -> None:
@@ -54,15 +54,15 @@ class FakeStreams:
 class Watched(TorchDispatchMode):
     """Logs each operation in the log of the streams, as ("run", stream, (addresses read, addresses written)).
 
-    storages: by address, a weak reference to each result's memory. With `keep` results stay alive, so that addresses
-    are unique.
+    storages: for each result, a weak reference to its memory, its stream, and the streams that read it. With `keep`,
+    results stay alive, so that addresses are unique.
     """
 
     def __init__(self, device: FakeStreams, keep: bool) -> None:
         super().__init__()
         self.device = device
         self.kept: list[Any] | None = [] if keep else None
-        self.storages: list[tuple[StorageWeakRef, int, set[int]]] = []  # (memory, its stream, streams that read it)
+        self.storages: list[tuple[StorageWeakRef, int, set[int]]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         read, result = addresses((args, kwargs)), function(*args, **(kwargs or {}))
@@ -139,7 +139,7 @@ def _traced_blocks() -> GraphStage:
 
 
 def blocks() -> GraphStage:
-    """Of the caller's own: a copy takes a hundredth of the time of tracing."""
+    """A copy for the caller, because copying takes a hundredth of the time of tracing."""
     return copy.deepcopy(_traced_blocks())
 
 
@@ -210,7 +210,7 @@ def test_the_device_would_run_no_operation_before_what_it_reads(streams: int):
 
 
 def test_memory_that_another_stream_reads_lives_until_the_streams_have_joined():
-    """And only that: the memory of a branch is freed while it runs."""
+    """Other memory of a branch is freed while the branch runs."""
     device = FakeStreams()
     parallel = branched(blocks(), 4, lambda count: device)
     assert parallel is not None
@@ -236,7 +236,7 @@ def test_a_stage_without_branches_gets_no_further_streams():
     assert branched(chain, 8, lambda count: pytest.fail("no streams are needed")) is None
 
 
-def test_a_stage_that_is_no_single_graph_is_rejected():
+def test_a_stage_that_is_not_a_single_graph_is_rejected():
     with pytest.raises(SerialGraphError, match="consists of 0 traced graphs instead of one"):
         branched(nn.Sequential(nn.ReLU()), 2, lambda count: FakeStreams())
 

@@ -61,7 +61,7 @@ def write(stage: Captured) -> None:
         target.copy_(result)
 
 
-def test_branches_that_fail_their_check_leave_the_inputs_of_the_job_as_they_were(
+def test_branches_that_fail_their_check_leave_the_inputs_of_the_job_unchanged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = itertools.count()

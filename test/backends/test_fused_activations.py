@@ -92,9 +92,9 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 )
 def test_a_convolution_with_relu_is_fused(function: Callable, expected: tuple[int, int]) -> None:
     stage = stage_of(function)
-    own = fuse(stage)
-    assert fusions(own) == expected
-    check_agreement(through((own,), (IMAGE.clone(),)), through((stage,), (IMAGE.clone(),)), 1e-5)
+    fused = fuse(stage)
+    assert fusions(fused) == expected
+    check_agreement(through((fused,), (IMAGE.clone(),)), through((stage,), (IMAGE.clone(),)), 1e-5)
 
 
 def written_between(image: torch.Tensor) -> torch.Tensor:
@@ -164,7 +164,7 @@ def test_other_operations_are_not_fused(function: Callable) -> None:
 
 
 def test_an_unknown_operation_in_between_prevents_fusion_if_it_reads_a_tensor() -> None:
-    """Time marks read no tensor."""
+    """Time marks read no tensor, so they do not prevent it."""
     for reads, expected in ((True, (0, 0)), (False, (1, 0))):
         stage = stage_of(lambda x: convolved(x).relu())
         graph = stage.graph.graph
@@ -204,9 +204,9 @@ def test_fused_networks_compute_the_same(
         expected_result = module(*inputs)
     check_agreement(through(prepared, inputs), (expected_result,), 1e-4)
     check_agreement(through(tuple(stages), inputs), (expected_result,), 1e-4)
-    for stage, own in zip(stages, prepared, strict=True):
+    for stage, fused in zip(stages, prepared, strict=True):
         tensors = {id(each) for each in (*stage.parameters(), *stage.buffers())}
-        assert {id(each) for each in (*own.parameters(), *own.buffers())} == tensors  # type: ignore[attr-defined]
+        assert {id(each) for each in (*fused.parameters(), *fused.buffers())} == tensors  # type: ignore[attr-defined]
     again = FusedActivations(Eager()).prepare(stages, example, CPU)  # as after a failure of the GPU
     assert [fusions(stage) for stage in again] == found
 
@@ -330,8 +330,8 @@ def test_any_fused_convolution_has_the_result_and_strides_of_its_fake(
     torch.testing.assert_close(result, (expected + z if adds else expected).relu())
     mode = FakeTensorMode()
     with mode:
-        told = CONVOLUTION_RELU(*(each if each is None else mode.from_tensor(each) for each in tensors), *geometry)
-    assert (told.shape, told.stride(), told.dtype) == (result.shape, result.stride(), result.dtype)
+        fake = CONVOLUTION_RELU(*(each if each is None else mode.from_tensor(each) for each in tensors), *geometry)
+    assert (fake.shape, fake.stride(), fake.dtype) == (result.shape, result.stride(), result.dtype)
 
 
 def test_slower_fusions_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

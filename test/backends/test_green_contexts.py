@@ -96,18 +96,18 @@ def test_work_for_a_share_runs_in_a_thread_of_its_own() -> None:
             with_own_cudnn_plans(sms, fail)
 
 
-def test_streams_beside_another_have_its_share_and_are_all_different(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_further_streams_have_the_share_of_a_stream_and_are_all_different(monkeypatch: pytest.MonkeyPatch) -> None:
     handles = itertools.cycle(range(100, 116))
-    asked: list[int] = []
+    requested: list[int] = []
 
     def make_stream(device: torch.device, sms: int = 0) -> SimpleNamespace:
-        asked.append(sms)
+        requested.append(sms)
         return SimpleNamespace(cuda_stream=next(handles))
 
     monkeypatch.setattr(green_contexts, "make_stream", make_stream)
     monkeypatch.setattr(green_contexts, "_sms_of", {101: 16})
-    beside = green_contexts.streams_beside(SimpleNamespace(cuda_stream=101), GPU, 15)  # type: ignore[arg-type]
-    assert sorted(stream.cuda_stream for stream in beside) == [100, *range(102, 116)]
-    assert set(asked) == {16}
+    further = green_contexts.further_streams(SimpleNamespace(cuda_stream=101), GPU, 15)  # type: ignore[arg-type]
+    assert sorted(stream.cuda_stream for stream in further) == [100, *range(102, 116)]
+    assert set(requested) == {16}
     with pytest.raises(RuntimeError, match="cuda:0 provides 15 further streams; required: 16"):
-        green_contexts.streams_beside(SimpleNamespace(cuda_stream=101), GPU, 16)  # type: ignore[arg-type]
+        green_contexts.further_streams(SimpleNamespace(cuda_stream=101), GPU, 16)  # type: ignore[arg-type]

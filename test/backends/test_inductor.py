@@ -33,7 +33,7 @@ needs_compiler = pytest.mark.skipif(bool(missing_compiler(CPU)), reason="needs a
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One cache for all tests here, as they compile the same; and what takes Inductor long at first left out: other
+    """One cache for all tests here, because they compile the same code. Inductor's slow first steps are left out: other
     processes, trying out the CPU's vector units, precompiled headers."""
     import torch._inductor.cpu_vec_isa
 
@@ -77,7 +77,7 @@ def test_compiled_dnns_compute_the_same_in_threads(caplog: pytest.LogCaptureFixt
     assert all(not isinstance(stage, torch.nn.Module) for stages in prepared for stage in stages)
     assert len([line for line in lines if line.startswith("compiled job")]) == 2
     inputs = (torch.rand(1, 3, 8, 8),)
-    turned = (inputs[0].to(memory_format=torch.channels_last),)  # lies in memory otherwise than compiled for
+    turned = (inputs[0].to(memory_format=torch.channels_last),)  # not the memory layout compiled for
     results: dict[int, Tensors] = {}
 
     def run(index: int) -> None:
@@ -93,7 +93,7 @@ def test_compiled_dnns_compute_the_same_in_threads(caplog: pytest.LogCaptureFixt
             check_agreement(results[index], (module(*inputs),), 1e-4)
 
 
-def test_the_ninth_dnn_of_a_class_is_compiled_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ninth_dnn_of_a_class_is_compiled_like_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo would compile eight instances of a class and run the others eager."""
     monkeypatch.setattr(inductor, "missing_compiler", lambda device: "")
     compiled: list[torch.fx.GraphModule] = []
@@ -235,7 +235,7 @@ def test_an_unwritable_cache_is_logged(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = []
-    for mode in (None, None, 0o755):  # another process of this user; somebody else may have written there
+    for mode in (None, None, 0o755):  # another process of this user; a folder that others can access
         if mode is not None:
             os.chmod(found[0], mode)
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))

@@ -144,7 +144,7 @@ def test_the_model_is_read_from_the_cache_unless_the_weights_changed(cache: Path
 
 
 @pytest.mark.parametrize("content", [b"rubbish" * 100, b""])
-def test_a_damaged_file_in_the_cache_is_made_again(
+def test_a_damaged_file_in_the_cache_is_calibrated_again(
     cache: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines: list[str] = []
@@ -155,7 +155,7 @@ def test_a_damaged_file_in_the_cache_is_made_again(
     file.write_bytes(content)
     assert quantize(chain, pictures(4), lines.append).model == model
     assert len(lines) == 2
-    assert f"{file} cannot be read and is made again" in caplog.text
+    assert f"{file} cannot be read and is calibrated again" in caplog.text
     assert file.read_bytes() == whole
 
 
@@ -355,4 +355,4 @@ def test_other_backends_and_verbs_reject_int8(capsys: pytest.CaptureFixture[str]
     )
     command = ["decompose", "builtin:lane", "--ranks", "measured", "--precision", "int8", "--device", "cpu"]
     assert main([*command, "--output", str(tmp_path / "lane.safetensors")]) == 2
-    assert "--precision int8 is calibrated on images of the network that is served" in capsys.readouterr().err
+    assert "--precision int8 needs images to calibrate the network with" in capsys.readouterr().err

@@ -40,7 +40,7 @@ class Two(nn.Module):
 
 @functools.cache
 def traced(images: int) -> torch.fx.GraphModule:
-    """What :func:`cut` splits."""
+    """The graph that :func:`cut` splits."""
     torch.manual_seed(0)
     return trace(Two().eval(), (EXAMPLE[0][:images],), fold_batch_norm=True)
 
@@ -54,7 +54,7 @@ def is_merged(chain: Sequence[Stage]) -> bool:
 
 
 class Clock:
-    """Milliseconds of the stages as they are, then of the merged ones, in turn."""
+    """Returns the milliseconds of the separate and of the merged stages in turn."""
 
     def __init__(self, separate: float, merged: float) -> None:
         self.times, self.calls = (separate, merged), 0

@@ -1,7 +1,7 @@
-"""Execution providers: the table, their order, what is said about one that does not work, and what they cache.
+"""Execution providers: the table, their order, the messages about those that do not work, and what they cache.
 
-ONNX Runtime as it is installed for the tests has the CPU's provider only. What needs another one runs on a session of
-the CPU's provider that claims to be the other. Twin on a GPU: test/gpu/backends/test_onnxruntime_cuda.py.
+The ONNX Runtime that is installed for the tests has the CPU's provider only. A test that needs another provider uses a
+session of the CPU's provider that claims to be the other. GPU twin: test/gpu/backends/test_onnxruntime_cuda.py.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Installed:
-    """An ONNX Runtime with more providers. loads: those whose sessions keep them. calls: options by provider."""
+    """An ONNX Runtime with more providers. loads: those that load. wrong: the one whose results are wrong. calls: for
+    each session, the options by provider.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str, loads: tuple[str, ...] = (), wrong: str = ""):
         self.calls: list[dict[str, dict[str, str]]] = []
@@ -168,7 +170,7 @@ def test_a_provider_that_does_not_load_is_one_line_and_the_next_one_runs(
         ready = prepare("openvino:gpu", "cpu")
     assert [record.message for record in caplog.records] == [
         "lane does not run on openvino:gpu: execution provider openvino:gpu does not load for lane: its device gpu or "
-        "the driver of it is not there"
+        "the driver for it is missing"
     ]
     assert ready[0].choice.text == "cpu"
     assert agrees(ready)
@@ -218,7 +220,7 @@ def test_options_come_from_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_sessions_for_another_provider_get_operators_of_the_standard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that ONNX Runtime makes for this CPU, such as blocked convolutions, are unknown elsewhere."""
+    """Operators that ONNX Runtime makes for this CPU, such as blocked convolutions, are unknown to other providers."""
     Installed(monkeypatch, "openvino", loads=("openvino",))
     seen: list[Any] = []
     create = SessionStage.__init__

@@ -137,7 +137,7 @@ def through(stages: Sequence[Stage], carried: Tensors) -> Tensors:
 
 @functools.lru_cache(maxsize=8)
 def traced(module: nn.Module, inputs: Tensors) -> torch.fx.GraphModule:
-    """What :func:`cut` splits, which is the same for all numbers of jobs."""
+    """The graph that :func:`cut` splits, which is the same for all numbers of jobs."""
     return trace(module, inputs, fold_batch_norm=True)
 
 
@@ -249,8 +249,8 @@ def test_stages_whole_network_and_batches_share_weights() -> None:
 
 
 def test_sessions_share_the_memory_of_their_activations() -> None:
-    """Of two DNNs, each four jobs and the whole network, one session runs at a time."""
-    layers = [nn.Conv2d(3 if place == 0 else 16, 16, 1) for place in range(4)]
+    """Two DNNs, each with four jobs and the whole network; one session runs at a time."""
+    layers = [nn.Conv2d(3 if index == 0 else 16, 16, 1) for index in range(4)]
     wide = nn.Sequential(*layers).eval()
     inputs = (torch.zeros(1, 3, 512, 512),)
     layer_bytes = 16 * 512 * 512 * 4
@@ -264,8 +264,8 @@ def test_sessions_share_the_memory_of_their_activations() -> None:
         through([stages[0].single_launch], inputs)  # type: ignore[list-item]
     gc.collect()
     held = psutil.Process().memory_info().rss - before
-    # With memory of their own, each of the ten holds two layers or more. Shared, about six layers; what the process has
-    # freed before and not returned adds some.
+    # With separate memory, each of the ten sessions holds two layers or more. With shared memory, all hold about six
+    # layers; memory that the process has freed before and not returned adds to that.
     assert held < 16 * layer_bytes
 
 

@@ -67,7 +67,7 @@ def test_a_precision_that_a_cpu_does_not_have_is_rejected(precision: str) -> Non
 
 @pytest.fixture(scope="module")
 def pedestrian() -> tuple[torch.nn.Module, Tensors, list[GraphStage]]:
-    """A built-in DNN, example inputs and its stages: small ones, as bf16 takes some CPUs thirty times as long."""
+    """A built-in DNN, example inputs and its stages: small ones, because bf16 takes some CPUs thirty times as long."""
     module, example = small_builtin("pedestrian_small")
     return module, example, cut(module, example, 3, fold_batch_norm=True)
 
@@ -143,7 +143,7 @@ def test_a_stage_that_cannot_be_cast_stays_float32(caplog: pytest.LogCaptureFixt
 
 
 def test_a_copy_on_a_device_has_the_results_of_the_stage_and_leaves_it_unchanged() -> None:
-    """The float32 results are computed with such a copy on a GPU; here the device is the CPU."""
+    """On a GPU, the float32 results are computed with such a copy; here the device is the CPU."""
     torch.manual_seed(0)
     example = (torch.rand(1, 3, 8, 8),)
     (stage,) = cut(MakesFloat32().eval(), example, 1)
@@ -189,7 +189,7 @@ def test_dtypes_in_the_graph_are_cast_and_views_of_channels_last_tensors_work() 
 
 def tf32_settings() -> tuple:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    newer = tuple(getattr(place, "fp32_precision", None) for place in (matmul, cudnn.conv, cudnn.rnn))
+    newer = tuple(getattr(module, "fp32_precision", None) for module in (matmul, cudnn.conv, cudnn.rnn))
     return matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision(), newer
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from multi_dnn_ros.backends.capture import CapturedFunction
-from multi_dnn_ros.backends.preprocess_graph import MOST_SIZES, PreprocessGraph
+from multi_dnn_ros.backends.preprocess_graph import MAX_SIZES, PreprocessGraph
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 
@@ -83,7 +83,7 @@ def test_a_graph_with_other_results_is_an_error_and_not_used() -> None:
 
 def test_the_number_of_captured_sizes_is_bounded() -> None:
     graph = PreprocessGraph(Preprocess(4, 4), (torch.zeros(1, 3, 4, 4),), Captures())
-    for number in range(MOST_SIZES):
+    for number in range(MAX_SIZES):
         graph.specialize((8, 8 + number))
     with pytest.raises(ValueError, match="captured already"):
         graph.specialize((9, 9))

@@ -19,7 +19,7 @@ GPU = torch.device("cuda", 0)
 
 
 class Driver:
-    """results: of the launches, in order. calls: names and arguments of all calls."""
+    """A fake driver. results: results of the launches, in order. calls: names and arguments of all calls."""
 
     def __init__(self) -> None:
         self.results: list[int] = []

@@ -38,7 +38,7 @@ def test_the_current_stream_is_set_only_when_it_changes() -> None:
 
 
 def test_a_new_stream_of_a_key_becomes_the_current_one() -> None:
-    """For example when another DNN's priority changes, and with it the order of all."""
+    """For example if another DNN's priority changes, which changes the order of all."""
     streams_of_a_kind = iter(["first", "first", "second"])
     used: list[str] = []
     streams = ThreadStreams(lambda kind: next(streams_of_a_kind), used.append)

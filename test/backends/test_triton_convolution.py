@@ -18,7 +18,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 @needs_triton
 def test_random_convolutions_agree_with_pytorch() -> None:
-    """Window, stride, padding, dilation, outputs that do not fill a block, with and without bias and addition, NaN."""
+    """Random geometry, outputs that do not fill a block, with and without bias and addition, and NaN."""
     script = Path(__file__).with_name("interpreted_convolutions.py")
     paths = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths}
@@ -74,9 +74,9 @@ def test_the_kernel_compiles_for_other_gpus(capability: int, layer: tuple) -> No
         constants |= {"sums": None} if tile.parts == 1 else {}
         signature = {name: "constexpr" if name in constants else "*fp16" for name in _kernel.arg_names}
         signature |= {"pixels": "i32"} | ({"sums": "*fp32"} if tile.parts > 1 else {})
-        places = {(_kernel.arg_names.index(name),): value for name, value in constants.items()}
+        constexprs = {(_kernel.arg_names.index(name),): value for name, value in constants.items()}
         compiled = triton.compile(
-            ASTSource(_kernel, signature, places),
+            ASTSource(_kernel, signature, constexprs),
             target=GPUTarget("cuda", capability, 32),
             options={"num_warps": tile.warps, "num_stages": tile.stages},
         )
@@ -89,7 +89,7 @@ def test_the_kernel_compiles_for_other_gpus(capability: int, layer: tuple) -> No
 @pytest.mark.parametrize(
     ("image", "weight", "processors", "expected"),
     [
-        ((8, 512, 28, 28), (512, 512, 3, 3), 132, set()),  # cuDNN is fast for much work
+        ((8, 512, 28, 28), (512, 512, 3, 3), 132, set()),  # cuDNN is fast if there is much work
         ((1, 256, 14, 14), (256, 256, 3, 3), 16, {1, 3}),  # enough work for a small GPU
         ((1, 256, 14, 14), (256, 256, 3, 3), 8, set()),
         ((1, 256, 14, 14), (256, 256, 3, 3), 132, {8}),
@@ -137,7 +137,7 @@ SHARE_STREAM = 7
 
 
 class TimedGpu:
-    """A fake GPU. times: of the timed calls, in order; an exception among them is raised."""
+    """A fake GPU. times: times of the timed calls, in order; an exception among them is raised."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: list) -> None:
         from multi_dnn_ros.backends import green_contexts, triton_convolution

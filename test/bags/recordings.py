@@ -17,22 +17,22 @@ SECOND = 1_000_000_000
 
 
 def cdr(text: str) -> bytes:
-    """A std_msgs/String by the CDR rules, written out by hand."""
+    """A std_msgs/String in CDR, encoded by hand."""
     data = text.encode() + b"\0"
     return b"\x00\x01\x00\x00" + len(data).to_bytes(4, "little") + data
 
 
 def messages(count: int, size: int, seed: int = 1) -> list[BagMessage]:
     """Alternating messages on /a and /b of `size` letters that do not compress well."""
-    lot = random.Random(seed)
+    rng = random.Random(seed)
     return [
-        BagMessage("/" + "ab"[index % 2], STRING, index * SECOND, cdr(lot.randbytes(size // 2).hex()))
+        BagMessage("/" + "ab"[index % 2], STRING, index * SECOND, cdr(rng.randbytes(size // 2).hex()))
         for index in range(count)
     ]
 
 
 def write_bag(path: Path, written: list[BagMessage], storage: str) -> Path:
-    """A whole recording; returns its storage file."""
+    """Write a complete recording; return its storage file."""
     with BagWriter(path, storage) as writer:
         for topic in ("/a", "/b"):
             writer.add_topic(topic, STRING)
@@ -53,9 +53,9 @@ def record(opcode: int, body: bytes) -> bytes:
 def plain_mcap(
     written: list[BagMessage], chunk: int = 0, *, checksums: bool = True, compression: str = ""
 ) -> tuple[bytes, list[int]]:
-    """An MCAP file, and (without compression) where each message's record ends.
+    """An MCAP file without a summary, and the offset of the end of each message's record (if not compressed).
 
-    chunk: messages in a chunk; 0: no chunks, as rosbag2's preset `fastwrite` writes. Without a summary.
+    chunk: number of messages per chunk; 0: no chunks, as with rosbag2's preset `fastwrite`.
     """
     data = bytearray(b"\x89MCAP0\r\n" + record(1, _text("ros2") + _text("test")))
     data += record(3, struct.pack("<H", 1) + _text(STRING) + _text("ros2msg") + _text("string data"))
@@ -88,7 +88,7 @@ def plain_mcap(
 
 
 def with_summary(data: bytes, written: list[BagMessage]) -> bytes:
-    """A file of :func:`plain_mcap` with a summary, whose chunk indexes name no indexes of messages."""
+    """A file of :func:`plain_mcap` with a summary whose chunk indexes refer to no message indexes."""
     footer = record(2, bytes(20)) + b"\x89MCAP0\r\n"
     assert data.endswith(footer)
     data = data[: -len(footer)]
@@ -114,7 +114,7 @@ def with_summary(data: bytes, written: list[BagMessage]) -> bytes:
 
 
 def read(path: Path) -> tuple[list[BagMessage], list[str]]:
-    """Messages and damage."""
+    """Return the messages of a recording, and its damage."""
     with BagReader(path) as bag:
         found = list(bag.messages())
         assert sum(topic.count for topic in bag.topics.values()) >= len(found)

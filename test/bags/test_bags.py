@@ -22,7 +22,7 @@ SECOND = 1_000_000_000
 
 
 def cdr(text: str) -> bytes:
-    """A std_msgs/String by the CDR rules, written out by hand."""
+    """A std_msgs/String in CDR, encoded by hand."""
     data = text.encode() + b"\0"
     return b"\x00\x01\x00\x00" + len(data).to_bytes(4, "little") + data
 
@@ -76,19 +76,18 @@ def test_derived_definition_equals_the_published_one(msgtype: str) -> None:
     assert definition(msgtype)[1] == get_typestore(Stores.ROS2_JAZZY).hash_rihs01(msgtype)
 
 
-def test_vision_msgs_have_the_hash_of_a_real_ros() -> None:
-    # From `ros2 topic info -v` of a Jazzy node that publishes it.
+def test_vision_msgs_have_a_hash_and_a_definition() -> None:
     assert definition("vision_msgs/msg/Detection2DArray")[1].startswith("RIHS01_")
     assert "ObjectHypothesisWithPose[] results" in definition("vision_msgs/msg/Detection2DArray")[0]
 
 
 def test_bytes_between_the_fields_of_a_message_are_zero() -> None:
-    """Fast DDS leaves there what its memory held before."""
+    """Fast DDS leaves uninitialized memory there."""
     from rclpy.serialization import serialize_message
     from std_msgs.msg import Header
     from vision_msgs.msg import Detection2D, Detection2DArray
 
-    message = Detection2DArray(header=Header(frame_id="front"))  # 6 bytes of text, then 2 up to the next number
+    message = Detection2DArray(header=Header(frame_id="front"))  # 6 bytes of text, then 2 bytes of padding
     message.detections = [Detection2D(id="x")]
     clean = bytes(serialize_message(message))
     at = clean.index(b"front\0") + 6
@@ -101,7 +100,7 @@ def test_unknown_type_is_named() -> None:
         definition("no_msgs/msg/Nothing")
 
 
-def test_nothing_is_left_of_a_failed_recording(tmp_path: Path) -> None:
+def test_a_failed_recording_leaves_nothing_behind(tmp_path: Path) -> None:
     def fail_half_way() -> None:
         with BagWriter(tmp_path / "bag") as writer:
             writer.add_topic("/a", STRING)
@@ -115,7 +114,7 @@ def test_nothing_is_left_of_a_failed_recording(tmp_path: Path) -> None:
 
 @contextmanager
 def full_disk(file_bytes: int) -> Iterator[None]:
-    """Writing fails where a file reaches this size, as on a full disk."""
+    """Writing fails when a file reaches this size, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, before[1]))
     try:
@@ -132,8 +131,8 @@ def open_files(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
 @pytest.mark.parametrize("count", [1, 40])
-def test_nothing_is_left_of_a_recording_on_a_full_disk(tmp_path: Path, storage: str, count: int) -> None:
-    """One message is written when the recording is closed; with 40 the disk is full before."""
+def test_a_recording_on_a_full_disk_leaves_nothing_behind(tmp_path: Path, storage: str, count: int) -> None:
+    """A single message is written when the recording is closed; with 40, the disk is full before that."""
     writer = BagWriter(tmp_path / "bag", storage)
     writer.add_topic("/a", STRING)
     data = cdr(os.urandom(50_000).hex())
@@ -150,7 +149,7 @@ def test_nothing_is_left_of_a_recording_on_a_full_disk(tmp_path: Path, storage: 
 
 
 @pytest.mark.parametrize("name", ["drive#1", "a?b", "100%"])
-def test_a_path_that_sqlite_would_take_for_another_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_path_that_sqlite_would_misread_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(BagError, match=r"the path of a sqlite3 recording must not contain '[#?%]'"):
         BagWriter(tmp_path / name, "sqlite3")
     assert list(tmp_path.iterdir()) == []
@@ -159,7 +158,7 @@ def test_a_path_that_sqlite_would_take_for_another_is_refused(tmp_path: Path, na
         assert list(bag.messages()) == written
 
 
-def test_a_relative_path_in_a_folder_that_sqlite_would_take_for_another_is_refused(
+def test_a_relative_path_in_a_folder_that_sqlite_would_misread_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run#1").mkdir()
@@ -169,7 +168,7 @@ def test_a_relative_path_in_a_folder_that_sqlite_would_take_for_another_is_refus
     assert [path.name for path in tmp_path.rglob("*")] == ["run#1"]
 
 
-def test_extra_files_come_along(tmp_path: Path) -> None:
+def test_extra_files_become_part_of_the_recording(tmp_path: Path) -> None:
     with BagWriter(tmp_path / "bag") as writer:
         (writer.partial / "notes.txt").write_text("n")
         assert not (tmp_path / "bag").exists()
@@ -211,7 +210,7 @@ def test_killed_recorder_without_index_or_metadata(tmp_path: Path) -> None:
         assert any("truncated at byte" in damage for damage in bag.damage)
 
 
-def test_a_killed_recorder_s_files_are_read_in_the_order_they_were_recorded_in(tmp_path: Path) -> None:
+def test_the_files_of_a_killed_recorder_are_read_in_recorded_order(tmp_path: Path) -> None:
     recording = tmp_path / "drive_2026"
     recording.mkdir()
     written = []
@@ -228,7 +227,7 @@ def test_a_killed_recorder_s_files_are_read_in_the_order_they_were_recorded_in(t
 
 
 def test_compressed_files_of_a_killed_recorder_are_named(tmp_path: Path) -> None:
-    """It compresses each file when the next one begins, and writes metadata.yaml last."""
+    """A recorder compresses each file when the next one begins, and writes metadata.yaml last."""
     write(tmp_path / "bag")
     (tmp_path / "bag" / "metadata.yaml").unlink()
     packed = tmp_path / "bag" / "bag_0.mcap.zstd"
@@ -249,7 +248,7 @@ def test_compressed_files_of_a_killed_recorder_are_named(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
 @pytest.mark.parametrize("count", ["0", "99", "null", "many"])
-def test_counts_are_those_of_the_files(tmp_path: Path, storage: str, count: str) -> None:
+def test_message_counts_are_those_of_the_files_not_of_the_metadata(tmp_path: Path, storage: str, count: str) -> None:
     written = write(tmp_path / "bag", storage)
     metadata = tmp_path / "bag" / "metadata.yaml"
     metadata.write_text(metadata.read_text().replace("message_count: 3", f"message_count: {count}"))
@@ -260,7 +259,7 @@ def test_counts_are_those_of_the_files(tmp_path: Path, storage: str, count: str)
 
 @pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
 @pytest.mark.parametrize(("field", "other"), [("name: /a", "name: /x"), ("std_msgs/msg/String", "std_msgs/msg/Int8")])
-def test_topics_that_metadata_tells_otherwise_are_not_lost(
+def test_topics_that_differ_from_the_metadata_are_not_lost(
     tmp_path: Path, storage: str, field: str, other: str
 ) -> None:
     written = write(tmp_path / "bag", storage)
@@ -268,7 +267,10 @@ def test_topics_that_metadata_tells_otherwise_are_not_lost(
     metadata.write_text(metadata.read_text().replace(field, other, 1))
     with BagReader(tmp_path / "bag") as bag:
         assert list(bag.messages()) == written
-        assert bag.damage == ["metadata.yaml does not list /a (std_msgs/msg/String) as it was recorded"]
+        assert bag.damage == [
+            "metadata.yaml lists /a with another type or definition than the file, or not at all "
+            "(file: std_msgs/msg/String)"
+        ]
 
 
 def test_an_empty_recording_without_index_is_reported(tmp_path: Path) -> None:
@@ -322,7 +324,7 @@ def test_garbage_is_named(tmp_path: Path, name: str, content: bytes) -> None:
         BagReader(tmp_path / name)
 
 
-def test_what_is_no_recording_is_named(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_recording_is_named(tmp_path: Path) -> None:
     with pytest.raises(BagError, match="nowhere does not exist"):
         BagReader(tmp_path / "nowhere")
     with pytest.raises(BagError, match="is not a rosbag2 recording"):
@@ -332,7 +334,7 @@ def test_what_is_no_recording_is_named(tmp_path: Path) -> None:
         BagReader(tmp_path / "x.txt")
 
 
-def test_missing_topic_lists_those_there_are(tmp_path: Path) -> None:
+def test_an_error_about_a_missing_topic_lists_the_existing_ones(tmp_path: Path) -> None:
     write(tmp_path / "bag")
     with BagReader(tmp_path / "bag") as bag, pytest.raises(BagError, match=r"no topic /c; it has /a \(std_msgs"):
         list(bag.messages(["/c"]))
@@ -340,18 +342,18 @@ def test_missing_topic_lists_those_there_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_damage_escapes_as_another_error(tmp_path: Path, seed: int) -> None:
-    """Bytes overwritten anywhere: messages, a note, or a BagError; never another exception."""
+    """With bytes overwritten anywhere, the result is messages, notes or a BagError, never another exception."""
     import random
 
     write(tmp_path / "bag", count=12, size=400)
     file = storage_file(tmp_path / "bag")
     whole = file.read_bytes()
-    lot = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(60):
         data = bytearray(whole)
-        at = lot.randrange(len(data))
-        data[at : at + lot.choice((1, 4, 60))] = lot.randbytes(lot.choice((1, 4, 60)))
-        file.write_bytes(data[: lot.choice((len(data), lot.randrange(len(data))))])
+        at = rng.randrange(len(data))
+        data[at : at + rng.choice((1, 4, 60))] = rng.randbytes(rng.choice((1, 4, 60)))
+        file.write_bytes(data[: rng.choice((len(data), rng.randrange(len(data))))])
         for path in (tmp_path / "bag", file):
             try:
                 with BagReader(path) as bag:

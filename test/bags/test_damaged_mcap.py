@@ -27,7 +27,7 @@ def saved(data: bytes, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("whole", "ends"), [(PLAIN, PLAIN_ENDS), (CHUNKED, CHUNKED_ENDS)], ids=["plain", "chunked"])
-def test_cut_anywhere_it_gives_every_whole_message(tmp_path: Path, whole: bytes, ends: list[int]) -> None:
+def test_a_file_truncated_anywhere_gives_every_complete_message(tmp_path: Path, whole: bytes, ends: list[int]) -> None:
     for cut in {*range(ends[0], len(whole), 97), *ends, *(end - 1 for end in ends[1:])}:
         path = saved(whole[:cut], tmp_path)
         found, damage = read(path)
@@ -36,7 +36,7 @@ def test_cut_anywhere_it_gives_every_whole_message(tmp_path: Path, whole: bytes,
 
 
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
-def test_of_a_compressed_chunk_that_is_cut_the_whole_messages_are_given(tmp_path: Path, compression: str) -> None:
+def test_the_complete_messages_of_a_truncated_compressed_chunk_are_read(tmp_path: Path, compression: str) -> None:
     written = messages(400, 4000)
     data, _ = plain_mcap(written, chunk=400, compression=compression)
     found, damage = read(saved(data[: len(data) // 2], tmp_path))
@@ -45,7 +45,7 @@ def test_of_a_compressed_chunk_that_is_cut_the_whole_messages_are_given(tmp_path
     assert any("truncated at byte" in text for text in damage)
 
 
-def test_a_chunk_with_a_wrong_checksum_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_chunk_with_a_wrong_checksum_is_skipped_and_reported(tmp_path: Path) -> None:
     data = bytearray(CHUNKED)
     data[CHUNKED_ENDS[9] - 10] ^= 0x40  # in the third of six chunks
     found, damage = read(saved(bytes(data), tmp_path))
@@ -56,7 +56,7 @@ def test_a_chunk_with_a_wrong_checksum_is_left_out_and_named(tmp_path: Path) -> 
     assert text.endswith("; 4 messages are lost")
 
 
-def test_a_chunk_without_a_checksum_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_chunk_without_a_checksum_is_read_unverified(tmp_path: Path) -> None:
     whole, ends = plain_mcap(WRITTEN, chunk=4, checksums=False)
     data = bytearray(whole)
     data[ends[9] - 10] ^= 0x40
@@ -69,7 +69,7 @@ def test_an_indexed_file_with_a_bad_chunk_gives_the_rest(tmp_path: Path) -> None
     written = messages(60, 200_000)  # a dozen chunks
     file = write_bag(tmp_path / "bag", written, "mcap")
     data = bytearray(file.read_bytes())
-    middle = data.index(b"\x28\xb5\x2f\xfd", len(data) // 2)  # where a zstd frame begins
+    middle = data.index(b"\x28\xb5\x2f\xfd", len(data) // 2)  # start of a zstd frame
     data[middle : middle + 100] = bytes(100)
     file.write_bytes(data)
     for path in (file, tmp_path / "bag"):
@@ -82,15 +82,15 @@ def test_an_indexed_file_with_a_bad_chunk_gives_the_rest(tmp_path: Path) -> None
         assert text.endswith(f"; {len(lost)} messages are lost")
 
 
-def test_messages_without_chunks_are_read_in_the_order_in_which_they_were_recorded(tmp_path: Path) -> None:
-    """As `ros2 bag record --storage-preset-profile fastwrite` writes them, with a clock that was set back."""
+def test_messages_without_chunks_are_read_in_recorded_order(tmp_path: Path) -> None:
+    """As written by `ros2 bag record --storage-preset-profile fastwrite` while the clock was set back."""
     written = messages(24, 300)
     written[5], written[17] = written[17], written[5]
     assert read(saved(with_summary(plain_mcap(written)[0], written), tmp_path)) == (written, [])
 
 
-def test_a_message_without_a_chunk_whose_type_of_record_is_damaged_is_counted(tmp_path: Path) -> None:
-    """No checksum covers it, and applications may define records of other types."""
+def test_a_message_outside_chunks_with_a_damaged_opcode_is_counted(tmp_path: Path) -> None:
+    """No checksum covers the opcode, and applications may define opcodes of their own."""
     whole = bytearray(with_summary(PLAIN, WRITTEN))
     whole[PLAIN_ENDS[9]] = 0x81  # the start of the next record
     found, damage = read(saved(bytes(whole), tmp_path))
@@ -98,7 +98,7 @@ def test_a_message_without_a_chunk_whose_type_of_record_is_damaged_is_counted(tm
     assert damage == ["x.mcap: messages that the index lists were not found: 1 on /a"]
 
 
-def test_chunks_without_an_index_of_their_messages_are_read(tmp_path: Path) -> None:
+def test_chunks_without_message_indexes_are_read(tmp_path: Path) -> None:
     found, damage = read(saved(with_summary(CHUNKED, WRITTEN), tmp_path))
     assert found == WRITTEN
     assert damage == ["x.mcap: messages that the index lists were not found: 12 on /a, 12 on /b"]
@@ -108,9 +108,9 @@ def test_a_flipped_byte_in_the_summary_loses_nothing(tmp_path: Path) -> None:
     written = messages(6, 100)
     file = write_bag(tmp_path / "bag", written, "mcap")
     data = bytearray(file.read_bytes())
-    at = data.rindex(b"/a")  # the channel's topic, as the summary repeats it
+    at = data.rindex(b"/a")  # the channel's topic in the summary
     start, offsets, _ = struct.unpack("<QQI", data[-28:-8])
-    checksum = crc32(data[start:-12])  # as recorders of ROS write it; rosbags leaves it out
+    checksum = crc32(data[start:-12])  # ROS recorders write it, rosbags does not
     data[at + 1] = ord("x")
     data[-28:-8] = struct.pack("<QQI", start, offsets, checksum)
     file.write_bytes(data)
@@ -122,7 +122,7 @@ def test_a_flipped_byte_in_the_summary_loses_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
 def test_a_message_with_a_time_out_of_range_is_damage(tmp_path: Path, storage: str) -> None:
-    """MCAP holds any 64 bits, sqlite3 also negative numbers; what was read can be written in both formats."""
+    """MCAP times may be any 64 bits, sqlite3 times also negative; the messages read fit into both formats."""
     written = messages(6, 100)
     bad = 2**63 if storage == "mcap" else -1
     damaged = [*written[:3], replace(written[3], stamp_ns=bad), *written[4:]]
@@ -148,13 +148,13 @@ def test_wrong_bytes_never_become_messages_of_a_checked_chunk(at: int, patch: by
         assert all(message in WRITTEN for message in found)
         assert len(found) >= len(WRITTEN) - 8  # the patch touches two chunks at most
         assert len(found) == len(WRITTEN) or damage
-    else:  # no checksums: the message under the patch is given as it is, or is lost with its record
+    else:  # no checksums: the message under the patch is read unverified, or lost with its record
         assert sum(message in WRITTEN for message in found) >= len(WRITTEN) - 3
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.binary(max_size=400))
-def test_any_bytes_behind_the_magic_are_read_or_refused(data: bytes) -> None:
+def test_random_bytes_after_the_magic_raise_only_bag_error(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = saved(b"\x89MCAP0\r\n" + data, Path(folder))
         with pytest.raises(BagError, match=r"x\.mcap: "):

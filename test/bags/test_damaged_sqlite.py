@@ -18,7 +18,7 @@ from multi_dnn_ros.bags import BagError, BagMessage, BagReader
 from multi_dnn_ros.bags.sqlite_pages import _checksum
 
 PAGE = 4096
-#: Small ones share a leaf page, large ones have chains of overflow pages.
+#: Small messages share a leaf page, large ones have chains of overflow pages.
 WRITTEN = [message for pair in zip(messages(60, 300), messages(60, 30_000, seed=2), strict=True) for message in pair]
 WRITTEN = [BagMessage(x.topic, x.msgtype, index * SECOND, x.data) for index, x in enumerate(WRITTEN)]
 
@@ -34,8 +34,8 @@ def saved(data: bytes, folder: Path) -> Path:
     return path
 
 
-def test_every_message_that_the_file_still_holds_is_given_wherever_it_is_cut(tmp_path: Path, whole: bytes) -> None:
-    # The large messages: where they begin, on a leaf page, and where the last of their own pages has their end.
+def test_a_file_truncated_anywhere_gives_every_message_it_still_holds(tmp_path: Path, whole: bytes) -> None:
+    # By large message: the offsets of its beginning, on a leaf page, and of its end, on an overflow page.
     spans = {
         message: (whole.index(message.data[:60]), whole.index(message.data[-40:]) + 40) for message in WRITTEN[1::2]
     }
@@ -46,7 +46,7 @@ def test_every_message_that_the_file_still_holds_is_given_wherever_it_is_cut(tmp
         except BagError as error:
             found, damage = [], [str(error)]
         assert all(message in WRITTEN for message in found)
-        # A leaf page is filled from its end.
+        # A leaf page is filled from its end, so it must be complete.
         certain = {message for message, (begin, end) in spans.items() if max(-(-begin // PAGE) * PAGE, end) <= cut}
         assert certain <= set(found), cut
         expected += len(certain)
@@ -54,7 +54,7 @@ def test_every_message_that_the_file_still_holds_is_given_wherever_it_is_cut(tmp
     assert expected > 1000
 
 
-def test_cut_within_the_last_message_only_that_one_is_lost(tmp_path: Path, whole: bytes) -> None:
+def test_truncation_within_the_last_message_loses_only_that_message(tmp_path: Path, whole: bytes) -> None:
     at = whole.index(WRITTEN[-1].data[-40:])
     found, damage = read(saved(whole[:at], tmp_path))
     assert set(WRITTEN) - set(found) == {WRITTEN[-1]}
@@ -64,7 +64,7 @@ def test_cut_within_the_last_message_only_that_one_is_lost(tmp_path: Path, whole
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_a_torn_page_takes_one_message_along_and_is_named(tmp_path: Path, whole: bytes, folder: bool) -> None:
+def test_a_torn_page_loses_one_message_and_is_reported(tmp_path: Path, whole: bytes, folder: bool) -> None:
     file = write_bag(tmp_path / "bag", WRITTEN, "sqlite3")
     victim = WRITTEN[41]
     page = whole.index(victim.data[12_000:12_040]) // PAGE
@@ -77,7 +77,7 @@ def test_a_torn_page_takes_one_message_along_and_is_named(tmp_path: Path, whole:
     assert any(text.startswith("recording.db3: message 42 on page") and f"page {page + 1} " in text for text in damage)
 
 
-def test_a_torn_leaf_page_is_counted(tmp_path: Path, whole: bytes) -> None:
+def test_the_messages_of_a_torn_leaf_page_are_counted(tmp_path: Path, whole: bytes) -> None:
     page = whole.index(WRITTEN[60].data[:200]) // PAGE
     data = bytearray(whole)
     data[page * PAGE : (page + 1) * PAGE] = bytes(PAGE)
@@ -91,8 +91,8 @@ def test_a_torn_leaf_page_is_counted(tmp_path: Path, whole: bytes) -> None:
 def test_a_row_shorter_than_its_columns_is_damage(tmp_path: Path, whole: bytes) -> None:
     data = bytearray(whole[: -PAGE - 100])
     page = whole.index(WRITTEN[0].data[:60]) // PAGE
-    (cell,) = struct.unpack_from(">H", data, page * PAGE + 8)  # of the first row on a leaf page
-    # A record of five bytes, number 1, whose header fills it: NULL, two integers of eight bytes, a blob.
+    (cell,) = struct.unpack_from(">H", data, page * PAGE + 8)  # offset of the first row on the leaf page
+    # Row 1, a record of five bytes that are all header: NULL, two integers of eight bytes, a blob.
     data[page * PAGE + cell : page * PAGE + cell + 7] = bytes((5, 1, 5, 0, 6, 6, 12))
     found, damage = read(saved(bytes(data), tmp_path))
     assert WRITTEN[0] not in found
@@ -119,13 +119,13 @@ def test_torn_pages_never_become_other_messages(whole: bytes, data: st.DataObjec
         except BagError as error:
             found, damage = [], [str(error)]
     wrong = [message for message in found if message not in WRITTEN]
-    # The last page of a message may hold zeros by right: SQLite has no checksums to tell.
+    # Zeros in the last page of a message are not recognized as damage, because SQLite has no checksums.
     assert all(message.data[:12_000] in {x.data[:12_000] for x in WRITTEN} for message in wrong)
     assert len(found) == len(WRITTEN) or damage
 
 
 def recorder(folder: Path, journal: str) -> sqlite3.Connection:
-    """A database in the state of a recording under way: 20 messages committed before."""
+    """A database as during a recording, with 20 committed messages."""
     file = write_bag(folder, WRITTEN[:20], "sqlite3")
     database = sqlite3.connect(file, isolation_level=None)
     database.execute(f"PRAGMA journal_mode={journal}")
@@ -141,7 +141,7 @@ def insert(database: sqlite3.Connection, written: list[BagMessage]) -> None:
 
 
 def test_messages_in_the_write_ahead_log_are_read_and_nothing_is_written(tmp_path: Path) -> None:
-    """Recorded with `--storage-preset-profile resilient`, and killed."""
+    """As a killed recorder with `--storage-preset-profile resilient` leaves them."""
     killed = tmp_path / "killed"
     with closing(recorder(tmp_path / "bag", "WAL")) as database:
         for first in range(20, 60, 10):
@@ -153,7 +153,7 @@ def test_messages_in_the_write_ahead_log_are_read_and_nothing_is_written(tmp_pat
     for path in (killed, killed / "recording.db3"):
         assert read(path) == (WRITTEN[:60], [])
     assert {file.name: file.read_bytes() for file in killed.iterdir()} == before
-    # The same with a log that is cut in its last transaction: what was committed before it.
+    # If the log is truncated in its last transaction, the messages committed before are read.
     log = killed / "recording.db3-wal"
     log.write_bytes(log.read_bytes()[:-100])
     found, damage = read(killed)
@@ -177,8 +177,8 @@ def test_a_wrong_byte_in_the_write_ahead_log_ends_it(tmp_path: Path) -> None:
     assert "wrong checksum of the frame at byte" in damage[0]
 
 
-def test_a_log_that_claims_billions_of_pages_is_read_at_once(tmp_path: Path) -> None:
-    """A checksum does not help against one that is computed."""
+def test_a_log_that_claims_billions_of_pages_is_read_quickly(tmp_path: Path) -> None:
+    """Checksums do not protect against this, because the claim can be made with a correct checksum."""
     file = write_bag(tmp_path / "bag", WRITTEN[:20], "sqlite3")
     header = struct.pack(">8I", 0x377F0682, 3007000, PAGE, 0, 1, 2, 0, 0)[:24]
     sums = _checksum(header, (0, 0), "<")
@@ -191,8 +191,8 @@ def test_a_log_that_claims_billions_of_pages_is_read_at_once(tmp_path: Path) -> 
     assert any("pages are complete" in text for text in damage)
 
 
-def test_a_transaction_that_did_not_end_is_left_out(tmp_path: Path) -> None:
-    """With a rollback journal, as SQLite's default is; the database already has pages of that transaction."""
+def test_an_unfinished_transaction_is_ignored(tmp_path: Path) -> None:
+    """With a rollback journal, SQLite's default; the database already has pages of the transaction."""
     with closing(recorder(tmp_path / "bag", "DELETE")) as database:
         database.execute("PRAGMA cache_size=5")
         database.execute("BEGIN")
@@ -204,7 +204,7 @@ def test_a_transaction_that_did_not_end_is_left_out(tmp_path: Path) -> None:
     assert any("the unfinished transaction is ignored" in text for text in damage)
 
 
-def test_what_was_deleted_does_not_come_back(tmp_path: Path) -> None:
+def test_deleted_messages_do_not_come_back(tmp_path: Path) -> None:
     file = write_bag(tmp_path / "bag", WRITTEN, "sqlite3")
     with closing(sqlite3.connect(file)) as database:
         database.execute("DELETE FROM messages WHERE id > 30")
@@ -217,17 +217,17 @@ def test_what_was_deleted_does_not_come_back(tmp_path: Path) -> None:
     assert damage
 
 
-def test_damage_is_named_alike_wherever_the_recording_lies(tmp_path: Path, whole: bytes) -> None:
-    said = []
+def test_damage_reports_do_not_depend_on_the_location(tmp_path: Path, whole: bytes) -> None:
+    reports = []
     for name in ("here", "there/far"):
         folder = tmp_path / name
         folder.mkdir(parents=True)
-        said.append(read(saved(whole[: len(whole) // 2], folder))[1])
-    assert said[0] == said[1]
-    assert str(tmp_path) not in str(said)
+        reports.append(read(saved(whole[: len(whole) // 2], folder))[1])
+    assert reports[0] == reports[1]
+    assert str(tmp_path) not in str(reports)
 
 
-def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_database_that_is_not_a_recording_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "x.db3")) as database:
         database.execute("CREATE TABLE songs (id INTEGER PRIMARY KEY, name TEXT)")
         database.commit()

@@ -18,16 +18,16 @@ from multi_dnn_ros.common.reporting import distribution, table
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three operations for two jobs, with the output of a lane segmentation network: tracing the built-in networks
-    takes most of the time of a benchmark of one frame.
+    """A network of three operations, enough for two jobs, with the output of a lane segmentation network: tracing the
+    built-in networks would take most of the time of a benchmark of one frame.
     """
-    made = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
-    return export(made, tmp_path_factory.mktemp("network") / "lane.onnx")
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
+    return export(network, tmp_path_factory.mktemp("network") / "lane.onnx")
 
 
 @pytest.fixture
 def parameters(network: Path, tmp_path: Path) -> Path:
-    """A file with one DNN."""
+    """A parameter file with one DNN."""
     path = tmp_path / "one.yaml"
     dnn = f"{{model: {network}, decoder: lane, backend: eager, jobs: 1}}"
     path.write_text(f"/**: {{ros__parameters: {{dnns: [lane], dnn: {{lane: {dnn}}}}}}}\n")
@@ -102,7 +102,7 @@ def test_a_precision_is_warm_when_it_is_timed(network, monkeypatch):
     assert len(calls) == 3
 
 
-def test_a_network_that_cannot_be_measured_keeps_the_others(network, tmp_path, capsys):
+def test_a_network_that_cannot_be_measured_does_not_stop_the_others(network, tmp_path, capsys):
     output = tmp_path / "precisions.json"
     command = ["benchmark", "precisions", "--precisions", "bf16", "--rounds", "1", "--output", str(output)]
     assert main([*command, str(network), "builtin:nothing"]) == 1
@@ -114,9 +114,9 @@ def test_a_network_that_cannot_be_measured_keeps_the_others(network, tmp_path, c
     assert "no network could be measured" in capsys.readouterr().err
 
 
-@pytest.mark.long  # with one DNN and one baseline above
+@pytest.mark.long  # a short test above has one DNN and one baseline
 def test_cpu_scenario_runs_every_condition_and_writes_its_provenance(tmp_path, capsys):
-    """With two DNNs, each of which is prepared here and in a separate process."""
+    """Two DNNs, each of which is prepared in this process and in one of its own."""
     output, parameters = tmp_path / "figures" / "cpu.json", tmp_path / "two.yaml"
     parameters.write_text(
         "/**: {ros__parameters: {dnns: [object, pedestrian], dnn: {"
@@ -133,16 +133,16 @@ def test_cpu_scenario_runs_every_condition_and_writes_its_provenance(tmp_path, c
     assert figures["command"].split()[0] == "multi-dnn"
     assert figures["versions"]["torch"]
     assert "one process each" in capsys.readouterr().out
-    assert list(output.parent.iterdir()) == [output]  # nothing half-written beside it
+    assert list(output.parent.iterdir()) == [output]  # nothing half-written next to it
 
 
 def test_cpu_scenario_ends_when_one_of_its_processes_does(parameters, capsys, monkeypatch):
-    def kill_then_go_on(order, **options):
+    def kill_and_continue(order, **options):
         (process,) = (child for child in multiprocessing.active_children() if child.name.startswith("DNN"))
         process.kill()
         return order
 
-    monkeypatch.setattr("multi_dnn_ros.benchmark.concurrency.tqdm", kill_then_go_on)
+    monkeypatch.setattr("multi_dnn_ros.benchmark.concurrency.tqdm", kill_and_continue)
     command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
     assert main([*command, "--against", "processes"]) == 1
     assert "the process of DNN lane ended with exit code -9" in capsys.readouterr().err

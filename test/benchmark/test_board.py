@@ -159,7 +159,7 @@ def test_names_from_files_are_escaped_in_the_page() -> None:
     check_self_contained(board_page(content))
 
 
-def test_the_name_of_a_file_is_no_formula_in_the_plots() -> None:
+def test_the_name_of_a_file_is_not_a_formula_in_the_plots() -> None:
     name = "$a_$.yaml"
     content = record({name: mix()})
     content.timeline = [SensorSample(at_s=float(at), mix=name, power_w=7.0, temperature_c=None) for at in range(3)]
@@ -467,7 +467,7 @@ def test_images_that_parameters_refuse_are_not_missing(loses: float) -> None:
 
 
 class _FakeRig:
-    """Serves every stream up to `edge` Hz; interrupted, or failing, when the trial `stops` begins."""
+    """Serves every stream up to `edge` Hz; raises `error` when the trial with number `stops` begins."""
 
     edge, stops, error = 20.0, 10**9, KeyboardInterrupt()
     started = 0
@@ -488,12 +488,12 @@ class _FakeRig:
         return "cpu"
 
 
-def fake_trial(rig: _FakeRig, rate_hz: float, least_s: float, most_s: float, *rest: object) -> Any:
+def fake_trial(rig: _FakeRig, rate_hz: float, min_s: float, max_s: float, *rest: object) -> Any:
     _FakeRig.started += 1
     if _FakeRig.started == _FakeRig.stops:
         raise _FakeRig.error
     passed = rate_hz <= rig.edge
-    return trial(rate_hz, passed, results_hz=min(rate_hz, rig.edge) * len(rig.streams), seconds=least_s)
+    return trial(rate_hz, passed, results_hz=min(rate_hz, rig.edge) * len(rig.streams), seconds=min_s)
 
 
 @pytest.fixture
@@ -503,7 +503,7 @@ def fake_board(monkeypatch: pytest.MonkeyPatch) -> type[_FakeRig]:
     monkeypatch.setattr("multi_dnn_ros.benchmark.board.measure.run_trial", fake_trial)
     monkeypatch.setattr("multi_dnn_ros.benchmark.board.measure.flops_per_s", lambda device: 1e12)
     monkeypatch.setattr("multi_dnn_ros.benchmark.board.measure.cost_of", _cost_of)
-    # Nobody loads the networks that are exported for a node.
+    # No node runs, so the networks need not be exported.
     monkeypatch.setattr("multi_dnn_ros.benchmark.board.mixes._write", lambda network, path: path.touch())
     start = {"started": 0, "stops": 10**9, "edge": 20.0, "error": KeyboardInterrupt(), "folders": []}
     for name, value in start.items():
@@ -511,7 +511,7 @@ def fake_board(monkeypatch: pytest.MonkeyPatch) -> type[_FakeRig]:
     return _FakeRig
 
 
-#: The same in all tests.
+#: Cached because all tests need the same costs.
 _cost_of = cache(cost_of)
 ARGUMENTS = ("--minutes", "15", "--device", "cpu", "--mixes", "builtin", "small")
 
@@ -555,7 +555,7 @@ def test_a_run_that_is_interrupted_keeps_its_figures_and_goes_on(
 def test_a_signal_before_a_node_runs_keeps_the_figures(
     fake_board: type[_FakeRig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a rig is there, it turns signals into KeyboardInterrupt."""
+    """While a rig runs, it turns signals into KeyboardInterrupt; here there is none yet."""
 
     def unexpected(number: int, frame: object) -> None:
         raise AssertionError("SIGTERM would end the command at once")
@@ -612,7 +612,7 @@ def test_a_mix_that_fails_does_not_stop_the_others(
 
 
 def test_two_parameter_files_of_the_same_name_have_separate_logs(fake_board: type[_FakeRig], tmp_path: Path) -> None:
-    files = [tmp_path / place / "robot.yaml" for place in ("a", "b")]
+    files = [tmp_path / folder / "robot.yaml" for folder in ("a", "b")]
     for file in files:
         put(tmp_path, {str(file.relative_to(tmp_path)): "/**: {ros__parameters: {dnns: [lane]}}\n"})
     assert run("--minutes", "15", "--device", "cpu", "--mixes", *files, "--output", tmp_path / "board.json") == 0
@@ -644,7 +644,7 @@ def test_a_board_that_serves_nothing_has_no_highest_rate(fake_board: type[_FakeR
     assert "the lowest rate that there was time for" in found["reason"]
 
 
-@pytest.mark.long  # with a fake board above
+@pytest.mark.long  # the short tests above use a fake board
 def test_a_short_run_with_the_built_in_dnns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "board.json"
     parameters = tmp_path / "one.yaml"
@@ -657,7 +657,7 @@ def test_a_short_run_with_the_built_in_dnns(tmp_path: Path, capsys: pytest.Captu
     for each in found["trials"]:
         assert each["frames"] > 0
         missing = sum(each["dropped"].values())
-        # Images that the camera sends late, half a second at most, may belong to the time before or after.
+        # Images that the camera sends up to half a second late may belong to the time before or after the trial.
         assert each["results"] + missing == pytest.approx(each["frames"], abs=8 + each["rate_hz"] / 2)
         assert each["drop_share"] == pytest.approx(missing / each["frames"], abs=0.01)
         assert each["memory_bytes"] > 1 << 27

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.benchmark.board.search import DROP_LIMIT, RateRange, RateSearch, bounds, least_frames, served
-from multi_dnn_ros.benchmark.board.time_plan import LEAST_LONG_S, OVERHEAD_S, Demand, Share, plan_time
+from multi_dnn_ros.benchmark.board.search import DROP_LIMIT, RateRange, RateSearch, bounds, min_frames, served
+from multi_dnn_ros.benchmark.board.time_plan import MIN_LONG_S, OVERHEAD_S, Demand, Share, plan_time
 
 RATES = RateRange(0.5, 200.0)
 #: Rates have four significant digits.
@@ -73,9 +73,9 @@ def test_noise_near_the_edge_moves_the_result_no_further_than_the_noise(edge: fl
 
 def test_a_good_hint_saves_trials() -> None:
     edge = 23.0
-    _, blind = search(lambda rate: rate <= edge, 30, hint=lambda rate: None)
-    _, told = search(lambda rate: rate <= edge, 30, hint=lambda rate: edge)
-    assert len(told) < len(blind)
+    _, unhinted = search(lambda rate: rate <= edge, 30, hint=lambda rate: None)
+    _, hinted = search(lambda rate: rate <= edge, 30, hint=lambda rate: edge)
+    assert len(hinted) < len(unhinted)
 
 
 def test_a_board_that_serves_no_rate() -> None:
@@ -131,13 +131,13 @@ def test_bounds_are_those_of_wilson() -> None:
 
 
 def test_a_trial_is_decided_with_the_stated_confidence() -> None:
-    """Of boards that drop exactly 5 %, about one in twenty is called served, and one in twenty not served."""
+    """Of the trials of a board that drops 5 %, about one in twenty counts as served, one in twenty as not served."""
     chance, frames = random.Random(1), 500
     verdicts = [served(sum(chance.random() < DROP_LIMIT for _ in range(frames)) / frames, frames) for _ in range(2000)]
     assert 0.02 < verdicts.count(True) / len(verdicts) < 0.08
     assert 0.02 < verdicts.count(False) / len(verdicts) < 0.08
-    assert served(0.0, least_frames()) is True
-    assert served(0.0, least_frames() - 1) is None
+    assert served(0.0, min_frames()) is True
+    assert served(0.0, min_frames() - 1) is None
     assert served(0.0, 0) is None
     assert served(1.0, 10) is False
 
@@ -146,20 +146,20 @@ DEMANDS = st.builds(Demand, st.floats(1.0, 100.0), st.none() | st.floats(1e-3, 1
 
 
 @given(st.floats(1.0, 5000.0), st.lists(DEMANDS, max_size=8))
-def test_planned_time_is_never_more_than_there_is(total_s: float, demands: list[Demand]) -> None:
+def test_the_planned_time_never_exceeds_the_available_time(total_s: float, demands: list[Demand]) -> None:
     named = {f"mix{number}": demand for number, demand in enumerate(demands)}
     plan = plan_time(total_s, named)
     assert list(plan) == list(named)
     shares = {name: share for name, share in plan.items() if isinstance(share, Share)}
     assert sum(share.seconds for share in shares.values()) <= total_s * (1 + 1e-9)
     for name, share in shares.items():
-        assert share.seconds >= named[name].least_s * (1 - 1e-9)
-        assert share.long_s >= LEAST_LONG_S
+        assert share.seconds >= named[name].min_s * (1 - 1e-9)
+        assert share.long_s >= MIN_LONG_S
         work_s = share.start_s + 2 * (OVERHEAD_S + share.trial_s) + share.long_s
         assert work_s <= share.seconds * (1 + 1e-9) or share.trial_s == 3.0
     for name, reason in plan.items():
         if isinstance(reason, str):
-            assert f"needs at least {named[name].least_s:.0f} s" in reason
+            assert f"needs at least {named[name].min_s:.0f} s" in reason
 
 
 def test_a_slow_mix_does_not_take_the_time_of_a_later_one() -> None:

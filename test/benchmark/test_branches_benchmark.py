@@ -24,15 +24,15 @@ COMMAND = ["benchmark", "branches", "--device", "cpu", "--size", "64x64", "--rou
 
 @pytest.fixture(autouse=True)
 def _small_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One layer, of a quarter of the heads: tracing takes most of the time, and the others add no other operation."""
+    """One layer with a quarter of the heads: tracing takes most of the time, and the rest has no other operations."""
     monkeypatch.setattr(cyclic_windows, "LAYERS", 1)
-    halves = {name: (whole, windows[::4]) for name, (whole, windows) in TRACKERS.items()}
-    monkeypatch.setattr(branch_networks, "TRACKERS", halves)
+    smaller = {name: (with_backbone, windows[::4]) for name, (with_backbone, windows) in TRACKERS.items()}
+    monkeypatch.setattr(branch_networks, "TRACKERS", smaller)
     monkeypatch.setattr(branch_networks, "EQUAL", EQUAL[::4])
 
 
 class Fork(nn.Module):
-    """Two branches with views; one of them fails for images whose first value is negative."""
+    """Two branches of different length, whose results are joined and split by views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def stage_of(module: nn.Module) -> GraphStage:
     return stage
 
 
-@pytest.mark.long  # one network, without heads to merge, below
+@pytest.mark.long  # the short test below has one network, without heads to merge
 def test_networks_are_compared_on_threads_and_written_with_their_provenance(tmp_path, capsys):
     output, plot = tmp_path / "branches.json", tmp_path / "branches.png"
     command = [*COMMAND, "encoder-equal", "tracker-windows", "--streams", "2", "4"]
@@ -136,12 +136,12 @@ def test_an_operation_that_fails_ends_all_threads_of_the_run(branch: str):
     threaded = ThreadedStage(stage, 2, 1)
     constants = threaded._planned._constants
     weight = next(node for node in constants if branch in str(node.target) and "weight" in str(node.target))
-    right = constants[weight]
+    original = constants[weight]
     try:
         constants[weight] = torch.zeros(1, 1, 1)
         with pytest.raises(RuntimeError):
             threaded(image)
-        constants[weight] = right
+        constants[weight] = original
         check_agreement(threaded(image), stage(image), 1e-5)
     finally:
         threaded.close()
@@ -198,7 +198,7 @@ def test_a_size_that_windows_do_not_divide_is_rejected():
 
 
 @pytest.mark.parametrize("scenario", ["branches", "siblings"])
-def test_a_size_that_a_later_network_cannot_have_keeps_the_others(scenario, tmp_path, monkeypatch, capsys):
+def test_a_size_that_does_not_fit_a_later_network_does_not_stop_the_others(scenario, tmp_path, monkeypatch, capsys):
     figures = {
         "branches": {"ms": {"serial": {"p50": 1.0}}, "over_serial": {}, "critical_path_over_serial": 0.5},
         "siblings": {"siblings": [2], "backends": {}},

@@ -1,4 +1,4 @@
-"""When `multi-dnn benchmark chaos` takes the engine processes as recovered. Runs: test/serving/test_host_chaos.py."""
+"""When `multi-dnn benchmark chaos` considers engine processes recovered; runs: test/serving/test_host_chaos.py."""
 
 from __future__ import annotations
 

@@ -150,8 +150,8 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.Capt
         "empty.json": ("", "is not JSON, or truncated"),
         "deep.json": ("[" * 100_000, "is not JSON, or truncated"),
         "list.json": ("[]", "it holds no JSON object"),
-        "other.json": ("{}", "is not of `multi-dnn benchmark`; files of `multi-dnn benchmark board` and"),
-        "load.json": ('{"scenario": "load"}', "is of `multi-dnn benchmark load`; files of"),
+        "other.json": ("{}", "was not written by `multi-dnn benchmark`; only files of `multi-dnn benchmark board` and"),
+        "load.json": ('{"scenario": "load"}', "was written by `multi-dnn benchmark load`; only files of"),
         "demo.json": ((tmp_path / "demo.json").read_text(), "files of `multi-dnn benchmark board`"),
         "newer.json": (
             json.dumps({**content, "schema_version": 2}),
@@ -179,7 +179,7 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.Capt
     assert run(good, tmp_path / "none.json") == 2
     assert "none.json: No such file or directory" in capsys.readouterr().err
     assert run(good, RESULTS / "host_before.json") == 2
-    assert "both must be of one scenario" in capsys.readouterr().err
+    assert "both must be of the same scenario" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,10 @@ def test_every_frame_is_a_result_or_a_counted_drop(
 
 
 @given(st.sampled_from(LOADS), st.floats(0.1, 1e5), st.floats(0.1, 1e3), st.integers(3, 100))
-def test_number_of_dnns_for_a_load(load: float, served: float, rate: float, most: int) -> None:
-    count = dnns_for(load, served, rate, most)
-    assert 3 <= count <= most
-    if 3 < count < most:
+def test_number_of_dnns_for_a_load(load: float, served: float, rate: float, maximum: int) -> None:
+    count = dnns_for(load, served, rate, maximum)
+    assert 3 <= count <= maximum
+    if 3 < count < maximum:
         assert abs(count * 3 * rate - load * served) <= 1.5 * rate + 1e-6
 
 

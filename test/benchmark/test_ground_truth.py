@@ -39,7 +39,7 @@ def none(scene: Scene) -> Lanes:
 
 
 def one_number(scene: Scene) -> Lanes:
-    """All lines as one: as a DNN that cannot tell them apart."""
+    """All lines as one, as from a DNN that cannot distinguish them."""
     lanes = true_pixels(scene).lanes
     points = np.concatenate([lane.points for lane in lanes]) if lanes else np.zeros((0, 2), np.float32)
     return Lanes(scene.lane_mask, (Lane(1, points, np.zeros(3), 1.0),))
@@ -67,7 +67,7 @@ def test_a_known_error_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert far["30"]["p50"] == pytest.approx(0.2, abs=0.02)
     assert rows["shifted"]["met"] == {"10": False, "30": True}
     assert rows["none"]["found"] == dict.fromkeys(rows["none"]["found"], 0.0)
-    assert rows["none"]["met"] == {"10": False, "30": False}  # nothing found meets no target
+    assert rows["none"]["met"] == {"10": False, "30": False}  # without a found line no target is met
     assert rows["one"]["found"]["10"] < 0.7
     for disturbed in ("rounded", "moving", "hills"):
         assert rows[disturbed]["error_m"]["30"]["p50"] > 10 * exact["30"]["p50"], disturbed
@@ -76,7 +76,7 @@ def test_a_known_error_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("index", range(4))
 def test_the_lines_in_metres_are_those_of_the_image(index: int) -> None:
-    """Each marked pixel of the true mask is near a line that is projected by the camera of the scene."""
+    """Each marked pixel of the lane mask is near a line that the camera of the scene projects."""
     _, scene = scene_of(index, SIZE, SEED, flat=False)
     drawn = np.full(scene.lane_mask.shape, 255, np.uint8)
     for line in scene.lines:
@@ -90,7 +90,7 @@ def test_the_lines_in_metres_are_those_of_the_image(index: int) -> None:
 
 
 def test_the_camera_of_a_scene_has_the_axes_of_rep_103() -> None:
-    """Its own projection and that of the node agree for points at any height."""
+    """The camera's own projection and the node's agree for points at any height."""
     _, scene = scene_of(0, SIZE, SEED, flat=True)
     camera = replace(scene.camera, roll=0.05, pitch=0.1, yaw=-0.2)
     points = np.random.default_rng(0).uniform((-8.0, 0.0, 5.0), (8.0, 4.0, 60.0), (50, 3))  # right, up, forward

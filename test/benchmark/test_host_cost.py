@@ -44,8 +44,8 @@ sys.stdin.readline()
 """
 
 
-def groups(place: int, name: str) -> str:
-    return "main" if place == 0 else name
+def groups(number: int, name: str) -> str:
+    return "main" if number == 0 else name
 
 
 def test_cpu_time_is_attributed_to_the_thread_that_used_it() -> None:
@@ -86,17 +86,17 @@ def test_groups_are_sums_of_their_threads(threads: list[tuple[Usage, Usage, str]
     after = {key: usage + more for key, (usage, more, _) in zip(keys, threads, strict=True)}
     after[ThreadKey(0, 9)] = Usage(cpu_ns=7)  # the number of an ended thread, used again
     names[ThreadKey(0, 9)] = "new"
-    used = used_between(ProcessUsage(0, {}, before, 0), ProcessUsage(0, names, after, 0), lambda place, name: name)
+    used = used_between(ProcessUsage(0, {}, before, 0), ProcessUsage(0, names, after, 0), lambda number, name: name)
     assert used.pop("new") == Usage(cpu_ns=7)
-    assert sum((of.cpu_ns for of in used.values()), 0) == sum(more.cpu_ns for _, more, _ in threads)
-    for name, of in used.items():
-        assert of == sum((more for _, more, its in threads if its == name), Usage())
+    assert sum((usage.cpu_ns for usage in used.values()), 0) == sum(more.cpu_ns for _, more, _ in threads)
+    for name, usage in used.items():
+        assert usage == sum((more for _, more, group in threads if group == name), Usage())
 
 
 def run(
     output: Path, *presets: str, size: str = "160x120", encoding: str = "jpeg", more: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What the command writes about one camera with each of these presets."""
+    """What the command writes for one camera with each of these presets."""
     assert main(
         ["benchmark", "host", "--presets", *presets, "--cameras", "1", "--sizes", size, "--encodings", encoding,
          "--rate", "20", "--seconds", "2", "--output", str(output), *more]
@@ -115,7 +115,7 @@ def test_a_run_with_our_node(
 ) -> None:
     monkeypatch.setattr("multi_dnn_ros.benchmark.host_cost._WARM_UP_S", 0.5)
     monkeypatch.setattr("multi_dnn_ros.benchmark.rig._SETTLE_S", 0.1)
-    monkeypatch.setenv("FORK_SERVER", "off")  # a server of the node would be counted as one of its processes
+    monkeypatch.setenv("FORK_SERVER", "off")  # a fork server of the node would be counted as one of its processes
     output, plot = tmp_path / "host.json", tmp_path / "host.png"
     begin = time.monotonic()
     found = run(output, "null", size="640x480", encoding="bgr8", more=("--plot", str(plot)))
@@ -125,7 +125,7 @@ def test_a_run_with_our_node(
     assert set(null["processes"]) == {"node", "engine 1", "camera camera0"}
     node_groups = null["processes"]["node"]["groups"]
     assert {"receive", "decode", "publish"} <= set(node_groups)
-    assert node_groups["decode"]["threads"] == 1  # OpenCV has none of its own
+    assert node_groups["decode"]["threads"] == 1  # OpenCV starts no threads of its own
     assert null["processes"]["engine 1"]["groups"]["engine"]["cpu_ms"] > 0
     check_results(null, elapsed_s)
     counts = null["accounts"]["null on camera0"]
@@ -133,13 +133,13 @@ def test_a_run_with_our_node(
     assert "null 1x640x480@20 bgr8" in capsys.readouterr().out
 
     ratios = compare(found, read_baseline(output))["ratios"]
-    assert all(value == 1.0 for of in ratios.values() for value in of.values())
+    assert all(value == 1.0 for of_case in ratios.values() for value in of_case.values())
     assert "this run / baseline" in host_table({**found, "baseline": compare(found, found)})
 
 
-@pytest.mark.long  # with our node above
+@pytest.mark.long  # the short test above runs the package's node
 def test_a_run_with_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that only counts images, and a node for each DNN."""
+    """A peer that only counts images, and one node per DNN."""
     begin = time.monotonic()
     counter, nodes = run(tmp_path / "host.json", "counter", "three_nodes")["cases"].values()
     assert set(counter["processes"]) == {"peer counter", "camera camera0"}
@@ -207,14 +207,14 @@ def test_cases_that_cannot_run_are_reported(
     assert text in capsys.readouterr().err
 
 
-#: What is measured of a case; nothing of it is asserted.
+#: The measured figures of a case; none of them is asserted.
 MEASURED: dict[str, Any] = {
     "offered_results_hz": 10.0, "results_hz": 9.0, "cpu_ms_per_result": 2.0, "cpu_ms_per_frame": 2.0, "processes": {},
 }  # fmt: skip
 
 
 class _Measured(list[str]):
-    """Names of the cases. error: raised by those of three cameras."""
+    """Names of the measured cases. error: raised by cases with three cameras."""
 
     error: BaseException = AssertionError()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from multi_dnn_ros.benchmark.paper.important import LEAST_THROUGHPUT, MOST_P99_RATIO, ImportantPlan, cases
+from multi_dnn_ros.benchmark.paper.important import MAX_P99_RATIO, MIN_THROUGHPUT, ImportantPlan, cases
 from multi_dnn_ros.benchmark.paper.sets import SETS
 from multi_dnn_ros.cli.main import main
 
@@ -21,7 +21,7 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.long  # the cases below, and a run of several DNNs through the same loops in test_deadlines
+@pytest.mark.long  # short: the test of the cases below, and test_deadlines, which runs several DNNs in the same loops
 def test_each_case_is_compared_with_the_dnn_alone_and_with_fifo(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -31,7 +31,7 @@ def test_each_case_is_compared_with_the_dnn_alone_and_with_fifo(
     assert main(["benchmark", "important", *arguments]) == 0
     found = json.loads(output.read_text())
     assert found["command"].split()[0] == "multi-dnn"
-    assert found["aims"] == {"p99_ratio": MOST_P99_RATIO, "throughput": LEAST_THROUGHPUT}
+    assert found["aims"] == {"p99_ratio": MAX_P99_RATIO, "throughput": MIN_THROUGHPUT}
     assert found["settings"]["background"] == ["resnet18", "squeezenet1_1"]
     (row,) = found["rows"]
     assert row["important"] == "squeezenet1_1"
@@ -46,7 +46,7 @@ def test_each_case_is_compared_with_the_dnn_alone_and_with_fifo(
     assert "p99 over alone" in capsys.readouterr().out
 
 
-def test_on_a_gpu_bounds_are_measured_beside_the_default() -> None:
+def test_on_a_gpu_bounds_are_measured_in_addition_to_the_default() -> None:
     networks = tuple(SETS["small"].kinds)
     plan = ImportantPlan(networks, networks, torch.device("cuda", 0), bounds=(1, 3))
     assert [(case.name, case.policy, case.bound) for case in cases(plan)[1:]] == [

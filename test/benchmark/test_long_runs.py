@@ -1,4 +1,4 @@
-"""Short runs of the scenarios load, camera-faults and cycles: their checks of the node pass, and their reports are
+"""Short runs of the scenarios load, camera-faults and cycles: the node passes their checks, and their reports are
 complete.
 """
 
@@ -63,7 +63,7 @@ def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(
     stop_camera = Rig.stop_camera
 
     def stop_slowly(rig: Rig, name: str) -> None:
-        """As where many cameras are stopped one after another: the last one sends until then."""
+        """As when many cameras are stopped one after another: the last one keeps sending until its turn."""
         if name == "front" and name in rig.cameras:
             time.sleep(6.0)
         stop_camera(rig, name)
@@ -73,7 +73,7 @@ def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(
     output, plot, logs = tmp_path / "load.json", tmp_path / "load.png", tmp_path / "logs"
     logs.mkdir()
     (logs / "front").write_text("the user's own")
-    # The verdict may be 1: what a busy machine does to latencies in a few seconds says nothing.
+    # The exit code may be 1: latencies over a few seconds on a busy machine say nothing.
     assert main(
         ["benchmark", "load", "--minutes", "0.1", "--params-file", parameters, "--output", str(output),
          "--plot", str(plot), "--logs", str(logs), "--camera", "front=320x240@120:rgb8",
@@ -83,16 +83,18 @@ def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(
     found = figures(output)
     assert {name: camera["rate_hz"] for name, camera in found["cameras"].items()} == {"front": 120.0, "rear": 4.0}
     assert found["flood_ratio"] is None
-    for stream, of in found["accounts"].items():
-        assert of["offered"] == of["published"] + sum(of["dropped"].values()) + of["pending"], found["accounts"]
-        assert of["offered"] == found["cameras"][stream.partition(" on ")[2]]["received"]
-        assert 0 < of["observed"] == of["published"], found["accounts"]
-        assert of["exact"]
+    for stream, counts in found["accounts"].items():
+        dropped = sum(counts["dropped"].values())
+        assert counts["offered"] == counts["published"] + dropped + counts["pending"], found["accounts"]
+        assert counts["offered"] == found["cameras"][stream.partition(" on ")[2]]["received"]
+        assert 0 < counts["observed"] == counts["published"], found["accounts"]
+        assert counts["exact"]
     assert found["accounts"]["object on front"]["dropped"]["overwritten"] > 0
-    # A camera that starves gets its part of all images, here 3 %. The share is that of a machine that serves evenly: on
-    # one that stalls for half a second, images of both cameras are overwritten, and the quicker one has the next image.
-    for camera, of in found["fairness"]["dnns"]["object"].items():
-        assert of["published_hz"] >= 0.3 * of["share_hz"] - 2.0 / found["seconds"], camera
+    # A starving camera would get results in proportion to its images, here 3 %. The fair share assumes a machine that
+    # serves evenly: on one that stalls for half a second, images of both cameras are overwritten, and the faster camera
+    # sends the next image.
+    for camera, rates in found["fairness"]["dnns"]["object"].items():
+        assert rates["published_hz"] >= 0.3 * rates["share_hz"] - 2.0 / found["seconds"], camera
     assert found["cpu_cores"]["p50"] >= 0.0
     assert found["exit_code"] == 0
     assert found["ended_after_s"] > 0.0
@@ -101,7 +103,7 @@ def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(
     assert "Traceback" not in log
 
 
-@pytest.mark.long  # of the demo in test/demo
+@pytest.mark.long  # a failed configuration of the demo in test/demo
 def test_a_failed_configuration_is_reported_at_once_and_the_log_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,11 +139,11 @@ def test_a_run_has_the_cameras_that_each_dnn_serves(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def _with_outputs(config: NodeConfig, **own: Any) -> NodeConfig:
-    """The first DNN has two results. own: other parameters of it."""
+def _with_outputs(config: NodeConfig) -> NodeConfig:
+    """`config` with two results for its first DNN."""
     outputs = {"cars": OutputConfig(decoder="yolo"), "road": OutputConfig(decoder="drivable")}
     name, dnn = next(iter(config.dnns.items()))
-    return config.model_copy(update={"dnns": {name: dnn.model_copy(update={"outputs": outputs, **own})}})
+    return config.model_copy(update={"dnns": {name: dnn.model_copy(update={"outputs": outputs})}})
 
 
 def test_the_first_of_several_results_is_observed(tmp_path: Path, parameters: str) -> None:
@@ -197,7 +199,7 @@ def test_a_cycle_ends_when_the_dnns_that_are_switched_on_have_results(tmp_path: 
     assert sent == ["image"]
 
 
-def test_the_results_sent_for_are_those_of_the_cameras_that_each_dnn_serves(
+def test_the_expected_results_are_those_of_the_cameras_that_each_dnn_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "parameters.yaml"
@@ -210,7 +212,7 @@ def test_the_results_sent_for_are_those_of_the_cameras_that_each_dnn_serves(
     plans = [CameraPlan("front", (64, 48), "rgb8", 10.0), CameraPlan("rear", (64, 48), "rgb8", 4.0)]
     found = isolation.measure_isolation(read_params_file(path), tmp_path, 1.0, 1, plans)
     assert found["sent_results_hz"] == 10.0 + (10.0 + 4.0)
-    assert "sent for 24 results/s" in isolation.isolation_table(found)
+    assert "images for 24 results/s were sent" in isolation.isolation_table(found)
 
 
 def test_a_camera_whose_dnns_are_all_switched_off_is_named(tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ def test_a_camera_whose_dnns_are_all_switched_off_is_named(tmp_path: Path) -> No
         "dnn: {lane: {cameras: [front]}, object: {cameras: [rear], enable: false}}}}\n"
     )
     plans = [CameraPlan(name, (64, 48), "rgb8", 1.0) for name in ("front", "rear")]
-    with pytest.raises(UsageError, match=r"camera rear .* no results: false in every parameter dnn\.object\.enable"):
+    with pytest.raises(UsageError, match=r"camera rear .* its DNNs are all switched off by dnn\.object\.enable"):
         Rig(tmp_path, read_params_file(path), plans)
 
 
@@ -257,24 +259,24 @@ def test_wrong_cameras_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class _FakeRig:
-    """Serves up to `most` frames per second of the flooded camera."""
+    """Serves up to `max_hz` frames per second of the flooded camera."""
 
-    def __init__(self, most: float) -> None:
-        self.most = most
+    def __init__(self, max_hz: float) -> None:
+        self.max_hz = max_hz
         self.rates_hz = {load.FLOODED: 30.0}
         self.receipts: dict[tuple[str, str], list[int]] = {("object", load.FLOODED): []}
 
     def spin(self, seconds: float) -> None:
-        self.receipts["object", load.FLOODED] += [0] * round(seconds * min(self.most, self.rates_hz[load.FLOODED]))
+        self.receipts["object", load.FLOODED] += [0] * round(seconds * min(self.max_hz, self.rates_hz[load.FLOODED]))
 
     def start_camera(self, name: str, rate_hz: float) -> None:
         self.rates_hz[name] = rate_hz
 
 
 @given(st.floats(1.0, 400.0))
-def test_the_flooding_rate_is_over_four_times_what_can_be_served(most: float) -> None:
-    rate_hz = load.flooding_rate(_FakeRig(most))  # type: ignore[arg-type]
-    assert rate_hz == 400.0 or rate_hz >= 4.0 * most
+def test_the_flooding_rate_is_over_four_times_what_can_be_served(max_hz: float) -> None:
+    rate_hz = load.flooding_rate(_FakeRig(max_hz))  # type: ignore[arg-type]
+    assert rate_hz == 400.0 or rate_hz >= 4.0 * max_hz
     assert 10.0 <= rate_hz <= 400.0
 
 
@@ -298,7 +300,7 @@ def test_gpu_memory_is_that_of_the_engine_processes_or_of_the_node() -> None:
 
 
 class _TimedRig:
-    """A rig in which nothing happens; `events` has what was done in which order."""
+    """A rig in which nothing happens; `events` lists what was done, in order."""
 
     events: ClassVar[list[str]] = []
 
@@ -381,15 +383,16 @@ def test_camera_faults_are_detected_counted_and_recovered_from(tmp_path: Path, p
     ) in (0, 1)  # fmt: skip
     found = figures(output)
     assert list(found["phases"]) == ["all well", "stalled", "broken images", "killed"]
-    for of in found["accounts"].values():  # on a busy machine the listener may lose results, as above
-        assert of["offered"] == of["received"] == of["published"] + sum(of["dropped"].values()), found["accounts"]
-        assert 0 < of["observed"] <= of["published"], found["accounts"]
+    for counts in found["accounts"].values():  # on a busy machine the observer may lose results
+        dropped = sum(counts["dropped"].values())
+        assert counts["offered"] == counts["received"] == counts["published"] + dropped, found["accounts"]
+        assert 0 < counts["observed"] <= counts["published"], found["accounts"]
     assert found["phases"]["broken images"]["counted"] >= 6
     assert found["accounts"]["object on front"]["dropped"]["bad_image"] >= 6
     assert not found["accounts"]["object on left"]["dropped"].get("bad_image")
     assert found["phases"]["killed"]["served_again_after_s"] > 0
     log = (tmp_path / "logs" / "node.log").read_text()
-    assert "camera front, topic /front/image_raw: " in log  # one line of many: they are held back
+    assert "camera front, topic /front/image_raw: " in log  # one line for many images: repeated lines are held back
     assert "Traceback" not in log
 
 
@@ -433,7 +436,7 @@ def test_an_intact_camera_that_stops_is_reported() -> None:
         "stalled: lane on rear at 0.50 Hz, 4.00 when all was well"
     ]
     assert camera_fault_problems({"all well": well, "killed": {**well, "p95_over_all_well": 1.3}}, 10.0) == [
-        "killed: p95 is 1.30 of all well; allowed: at most 1.25"
+        "killed: p95 is 1.30 times that when all was well; allowed: at most 1.25"
     ]
 
 

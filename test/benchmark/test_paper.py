@@ -1,4 +1,4 @@
-"""The paper's experiments: counting and comparing; no assertion on speed. Blocks: test_paper_blocks."""
+"""The paper's experiments: counting and comparing, without assertions on speed. Blocks are in test_paper_blocks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TINY = Network("squeezenet1_1", "Squeeze", side=64)
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    """The scenarios set PyTorch's threads for their process, which is ours here."""
+    """The scenarios set PyTorch's threads for their process, here that of the tests."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -117,7 +117,7 @@ def test_inferences_within_the_window_count(lengths: list[int]) -> None:
         completed += 20 < now + length <= 80
         now += length
     assert tally.completed == completed
-    assert tally.latencies_ns == (inside or begun[:1])  # one that is longer than the window is better than none
+    assert tally.latencies_ns == (inside or begun[:1])  # an inference longer than the window is better than none
     assert tally.wants_more(80) == (not begun)
 
 
@@ -143,7 +143,7 @@ def test_in_sequence_every_dnn_waits_for_the_others(monkeypatch: pytest.MonkeyPa
     assert set(short.latencies_ns) == set(long.latencies_ns) == {3 + 1 + 5 + 1}
     assert (short.completed, long.completed) == (10, 10)  # at 104, 114, ... and at 110, 120, ...
     assert (len(short.latencies_ns), len(long.latencies_ns)) == (9, 10)  # from 104, 114, ... and from 100, 110, ...
-    assert short.jobs == long.jobs > 10  # those before the window too
+    assert short.jobs == long.jobs > 10  # jobs before the window count, too
 
 
 class _Adds(torch.nn.Module):
@@ -254,7 +254,7 @@ def test_the_end_of_a_process_is_reported(tmp_path: Path) -> None:
     assert not process.is_alive()
 
 
-@pytest.mark.long  # in one process in test_paper_blocks; processes above
+@pytest.mark.long  # short: one process in test_paper_blocks, and the test of processes above
 @pytest.mark.timeout(600)
 def test_paper_through_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -281,7 +281,7 @@ def test_paper_through_the_command(
     assert text in capsys.readouterr().out
     assert (tmp_path / "paper_small.png").read_bytes().startswith(b"\x89PNG")
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md", ".png"}  # nothing half-written
-    # All is there, so that resuming has nothing to do; other settings are refused.
+    # The results are complete, so resuming has nothing to do; other settings are refused.
     assert main(["benchmark", "paper", *arguments, "--resume"]) == 0
     assert json.loads(output.read_text())["sets"] == found["sets"]
     assert main(["benchmark", "paper", *arguments, "--resume", "--jobs", "4"]) == 1

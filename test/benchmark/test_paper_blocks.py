@@ -25,12 +25,12 @@ from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.compression.macs import Cost
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-#: Of the same networks in all tests: decomposing them takes seconds.
+#: Cached because all tests have the same networks, and decomposing them takes seconds.
 _measure_costs = cache(measuring.measure_costs)
 
 
 class _FakeProcessGroup:
-    """Answers at once; each condition has its own time, and `broken` ones fail when they run."""
+    """Answers immediately; each condition has a fixed time, and those in `broken` fail when they run."""
 
     broken: frozenset[str] = frozenset()
     asked: list[str]
@@ -102,7 +102,7 @@ PLAN = Plan(
 
 def test_each_block_runs_every_condition_once_in_its_own_order(asked: list[str]) -> None:
     content = measure(PLAN, {}, lambda content: None, lambda text: None)
-    blocks = [asked[place : place + 3] for place in range(0, 9, 3)]
+    blocks = [asked[first : first + 3] for first in range(0, 9, 3)]
     assert blocks == [[condition.name for condition in PLAN.order(SETS["small"], block)] for block in range(3)]
     assert all(sorted(block) == ["dcomp_mp", "ori_mp", "ours"] for block in blocks)
     assert len({tuple(PLAN.order(SETS["small"], block)) for block in range(20)}) > 1
@@ -151,7 +151,7 @@ def test_a_failing_condition_is_left_out_and_reported(asked: list[str]) -> None:
     asked.clear()
     _FakeProcessGroup.broken = frozenset()
     measure(replace(PLAN, repeats=4), content, lambda content: None, lambda text: None)
-    assert sorted(asked) == ["ori_mp", "ours"]  # it has missed blocks that the others have been through
+    assert sorted(asked) == ["ori_mp", "ours"]  # dcomp_mp missed blocks that the others completed
     text = markdown(content)
     assert "- dcomp_mp failed: condition dcomp_mp: out of memory" in text
     assert "- ours: job 2 runs eager" in text

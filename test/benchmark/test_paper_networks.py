@@ -1,4 +1,4 @@
-"""``multi-dnn benchmark paper --artifacts``: the networks that were scored, and no mixture of networks in a table."""
+"""``multi-dnn benchmark paper --artifacts``: the scored networks are run, and a table does not mix networks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_condition_runs_the_files_that_were_scored(scored: Path) -> None:
     assert "scored on classes:x at 32 px" in line
 
 
-def test_another_file_than_that_which_was_scored_is_refused(scored: Path) -> None:
+def test_a_file_other_than_the_scored_one_is_refused(scored: Path) -> None:
     with pytest.raises(CommandError, match="lacks resnet18; it has squeezenet1_1"):
         make_network(replace(NETWORK, builder="resnet18"), artifacts=scored)
     original, small = scored / "original.safetensors", scored / "decomposed.safetensors"
@@ -82,10 +82,10 @@ def test_another_file_than_that_which_was_scored_is_refused(scored: Path) -> Non
 
 
 def result(path: Path, name: str, networks: dict[str, Any] | None) -> Path:
-    of_set: dict[str, Any] = {"dnns": ["vgg16"], "conditions": {}}
+    set_results: dict[str, Any] = {"dnns": ["vgg16"], "conditions": {}}
     if networks is not None:
-        of_set["networks"] = networks
-    path.write_text(json.dumps({"scenario": "paper", "command": "x", "settings": {}, "sets": {name: of_set}}))
+        set_results["networks"] = networks
+    path.write_text(json.dumps({"scenario": "paper", "command": "x", "settings": {}, "sets": {name: set_results}}))
     return path
 
 
@@ -107,7 +107,7 @@ def test_a_table_does_not_mix_networks(tmp_path: Path) -> None:
     assert mixed({}) == []
 
 
-def test_decomposed_files_beside_random_originals_are_named(tmp_path: Path) -> None:
+def test_decomposed_files_next_to_random_originals_are_named(tmp_path: Path) -> None:
     assert files_of([NETWORK], None) == files_of([NETWORK], tmp_path) == {"squeezenet1_1": RANDOM}
     (tmp_path / "squeezenet1_1.safetensors").write_bytes(b"x")
     files = files_of([NETWORK], tmp_path)

@@ -35,7 +35,13 @@ from multi_dnn_ros.benchmark.soak.minutes import per_minute
 from multi_dnn_ros.benchmark.soak.plan import Event, SoakPlan, Window, Windows, soak_config, swapped_model
 from multi_dnn_ros.benchmark.soak.recorder import recorded_counts
 from multi_dnn_ros.benchmark.soak.report import soak_table
-from multi_dnn_ros.benchmark.soak.resources import Held, NodeResources, SoakSample, held_by, shared_memory_entries
+from multi_dnn_ros.benchmark.soak.resources import (
+    NodeResources,
+    ProcessResources,
+    SoakSample,
+    resources_of,
+    shared_memory_entries,
+)
 from multi_dnn_ros.benchmark.soak.run import SoakRun, _tracebacks
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.resources import config_file
@@ -65,19 +71,19 @@ def config() -> NodeConfig:
 def test_a_short_soak_has_exact_accounts_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parameters, output, plot = tmp_path / "parameters.yaml", tmp_path / "soak.json", tmp_path / "soak.png"
     parameters.write_text(ONE_DNN)
-    # The verdict may be 1: what a busy machine does to latencies in some seconds says nothing.
+    # The exit code may be 1: latencies over some seconds on a busy machine say nothing.
     assert main(
         ["benchmark", "soak", "--minutes", "0.34", "--params-file", str(parameters), "--output", str(output),
          "--plot", str(plot), "--logs", str(tmp_path / "logs"), "--seed", "7"]
     ) in (0, 1)  # fmt: skip
     found = json.loads(output.read_text())
-    failed = {of["name"]: of["note"] for of in found["verdicts"] if not of["passed"]}
+    failed = {verdict["name"]: verdict["note"] for verdict in found["verdicts"] if not verdict["passed"]}
     assert not failed.keys() & {
         "streams with inexact accounts", "left behind by the node", "exceptions in the logs", "recorded results",
     }, failed  # fmt: skip
-    assert failed.get("end of the node", "exit code 0") == "exit code 0"  # in whatever time
+    assert failed.get("end of the node", "exit code 0") == "exit code 0"  # however long it took
     assert len(found["streams"]) == 3
-    assert all(of["published"] > 0 for of in found["streams"].values()), found["streams"]
+    assert all(counts["published"] > 0 for counts in found["streams"].values()), found["streams"]
     actions = found["actions"]
     assert actions["kill engine"].get("done", 0) + actions["kill engine"].get("skipped", 0) == 3
     assert actions["kill camera"] == actions["start camera"] == {"done": 3}
@@ -86,7 +92,7 @@ def test_a_short_soak_has_exact_accounts_and_leaves_nothing(tmp_path: Path, caps
     # A model takes longer to prepare than the two seconds until the former one is set again.
     assert sum(actions["swap"].values()) == 6
     assert actions["swap"].keys() <= {"done", "failed", "skipped"}
-    assert sum(of["dropped"].get("switched_off", 0) for of in found["streams"].values()) > 0
+    assert sum(counts["dropped"].get("switched_off", 0) for counts in found["streams"].values()) > 0
     (minute,) = found["minutes"]
     assert minute["samples"] > 10
     assert minute["results_per_s"] == pytest.approx(minute["results"] / found["measured_s"], rel=0.05)
@@ -105,7 +111,7 @@ def test_a_process_that_ends_by_itself_ends_the_run_with_a_verdict(
     perform = Actions.perform
 
     def kill_and_perform(actions: Actions, event: Event) -> None:
-        """At every event; the first one is due at the beginning."""
+        """Kill the process at every event; the first one is due at the beginning."""
         (server,) = [server for server in actions._rig.servers if server.name == process]
         server.send(signal.SIGKILL)
         perform(actions, event)
@@ -116,7 +122,7 @@ def test_a_process_that_ends_by_itself_ends_the_run_with_a_verdict(
          "--plot", str(plot), "--logs", str(tmp_path / "logs")]
     ) == 1  # fmt: skip
     found = json.loads(output.read_text())
-    failed = {of["name"]: of["note"] for of in found["verdicts"] if not of["passed"]}
+    failed = {verdict["name"]: verdict["note"] for verdict in found["verdicts"] if not verdict["passed"]}
     assert f"the {process} process ended with exit code -9" in failed["processes that ended by themselves"]
     assert "streams without a result at the end" in failed
     assert (failed.get("end of the node") == "exit code -9") == (process == "node")
@@ -162,7 +168,7 @@ def test_events_are_those_of_the_seed_and_the_same_in_every_round(config: NodeCo
 
 @given(st.floats(15.0, 4000.0), KILL_EVERY_S, st.integers(0, 50))
 @settings(max_examples=30)
-def test_everything_is_as_before_at_the_end(seconds: float, kill_every_s: float, seed: int) -> None:
+def test_everything_is_restored_at_the_end(seconds: float, kill_every_s: float, seed: int) -> None:
     config = DEFAULTS
     state: dict[tuple[str, str], Any] = {}
     events = SoakPlan(seconds, kill_every_s, seed=seed).events(config)
@@ -204,7 +210,7 @@ def test_the_parameter_file_of_a_run_is_its_configuration(config: NodeConfig, tm
             waiting += [value] if isinstance(value, dict) else []
 
 
-def test_builtin_models_are_swapped_with_their_decomposed_one() -> None:
+def test_built_in_models_are_swapped_with_their_decomposed_versions() -> None:
     assert swapped_model("builtin:lane") == "builtin:lane_small"
     assert swapped_model("builtin:lane_small") == "builtin:lane"
     assert swapped_model("torchvision:ssd300_vgg16") is None
@@ -224,7 +230,7 @@ def test_a_frame_that_is_missing_in_one_count_fails(change: dict[str, Any]) -> N
     assert found.note.startswith("b: offered 1")
 
 
-def test_no_streams_do_not_pass() -> None:
+def test_accounts_without_streams_fail() -> None:
     assert not verdicts.accounts({}).passed
 
 
@@ -259,7 +265,7 @@ def test_one_more_thread_fails() -> None:
 @pytest.mark.parametrize("field", ["anonymous_bytes", "shared_bytes", "threads", "files"])
 @pytest.mark.parametrize("process", ["node", "engines"])
 def test_each_leak_is_found(process: str, field: str) -> None:
-    held = Held(100 * MIB, 10 * MIB, 120 * MIB, 10, 20, 1)
+    held = ProcessResources(100 * MIB, 10 * MIB, 120 * MIB, 10, 20, 1)
     flat = [SoakSample(float(at_s), held, held, 64 * MIB) for at_s in range(30)]
     assert all(verdict.passed for verdict in verdicts.resources(flat, 0.0, WINDOWS))
     more = replace(held, **{field: getattr(held, field) + max(1, getattr(held, field) // 10)})
@@ -336,10 +342,10 @@ def test_a_fault_without_an_answer_or_with_a_late_one_fails() -> None:
     assert verdicts.answered("a kill", [1.0, 29.0]).passed
     assert not verdicts.answered("a kill", [1.0, 31.0]).passed
     assert not verdicts.answered("a kill", [1.0, None]).passed
-    assert not verdicts.answered("a kill", []).passed  # none took place
+    assert not verdicts.answered("a kill", []).passed  # there was no fault
 
 
-def test_what_is_left_lost_or_late_fails() -> None:
+def test_leftovers_losses_and_a_late_end_fail() -> None:
     assert verdicts.none_of("left", []).passed
     assert not verdicts.none_of("left", ["process 7"]).passed
     assert verdicts.ended(1.0, 0).passed
@@ -423,7 +429,7 @@ def test_a_verdict_without_a_figure_is_null_in_json_and_fails_in_the_table() -> 
 
 
 def test_minutes_have_medians_and_counts() -> None:
-    held = Held(10 * MIB, 2 * MIB, 15 * MIB, 3, 4, 1)
+    held = ProcessResources(10 * MIB, 2 * MIB, 15 * MIB, 3, 4, 1)
     samples = [SoakSample(100.0 + at_s, held, held) for at_s in range(0, 90, 10)]
     first, second = per_minute(samples, [_receipts([20.0] * 300, 100.0)], 100.0, 190.0)
     assert (first.samples, second.samples) == (6, 3)
@@ -434,7 +440,7 @@ def test_minutes_have_medians_and_counts() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "minutes"), [(0.0, 1), (59.9, 1), (120.0, 2), (120.05, 2), (122.0, 3)])
-def test_the_last_step_of_a_run_is_no_minute(seconds: float, minutes: int) -> None:
+def test_the_last_step_of_a_run_is_not_a_minute(seconds: float, minutes: int) -> None:
     assert len(per_minute([], [], 1e5 / 3.0, 1e5 / 3.0 + seconds)) == minutes
 
 
@@ -465,7 +471,7 @@ def test_what_a_node_leaves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 32 * MIB <= sample.node.anonymous_bytes < 96 * MIB
         assert sample.node.files >= 3
         assert sample.node.threads == 1
-        assert sample.engines == Held()
+        assert sample.engines == ProcessResources()
         running, kept = resources.left()
         assert running.startswith(f"process {process.pid} (")
         assert kept == str(entry)
@@ -477,7 +483,7 @@ def test_what_a_node_leaves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not resources.serves(process.pid)
         with pytest.raises(psutil.NoSuchProcess):
             resources.sample(2.0)
-        assert held_by([psutil.Process()]).processes == 1
+        assert resources_of([psutil.Process()]).processes == 1
         assert shared_memory_entries(process.pid) == set()
     finally:
         process.kill()

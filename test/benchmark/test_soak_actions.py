@@ -1,4 +1,4 @@
-"""What becomes of the actions of a soak, and of the engine processes meanwhile."""
+"""The outcomes of a soak's actions, and the counts of engine processes meanwhile."""
 
 from __future__ import annotations
 

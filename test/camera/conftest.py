@@ -1,3 +1,3 @@
-"""Makes rclpy and the message packages importable before the test modules ask for them."""
+"""Makes rclpy and the message packages importable before the test modules import them."""
 
 import multi_dnn_ros.ros  # noqa: F401

@@ -12,7 +12,7 @@ from multi_dnn_ros.camera.playback import Player
 from multi_dnn_ros.camera.source import Recorded, SourceImage
 
 
-class Time:
+class FakeClock:
     """A clock that only advances by sleeping."""
 
     def __init__(self) -> None:
@@ -26,12 +26,12 @@ class Time:
         self.now += seconds
 
 
-class Fake:
-    """A source of numbered images, or of recorded messages at given times; each takes `cost_s` to make."""
+class FakeSource:
+    """A source of numbered images, or of recorded messages at given times; each takes `cost_s` to produce."""
 
     def __init__(
         self,
-        time: Time,
+        time: FakeClock,
         count: int = 5,
         rate_hz: float | None = None,
         cost_s: float = 0.0,
@@ -55,10 +55,10 @@ class Fake:
             yield SourceImage(np.full((1, 1, 3), index, np.uint8))
 
 
-class Screen:
-    """Receives images: (time, number, stamp) of each. bad: indices of rejected calls."""
+class Sink:
+    """Records time, number and stamp of each image. bad: indices of the calls that return False."""
 
-    def __init__(self, time: Time, bad: tuple[int, ...] = ()) -> None:
+    def __init__(self, time: FakeClock, bad: tuple[int, ...] = ()) -> None:
         self.times: list[float] = []
         self.numbers: list[int] = []
         self.stamps_ns: list[int | None] = []
@@ -76,23 +76,23 @@ class Screen:
         return True
 
 
-def play(time: Time, source: Fake, screen: Screen | None = None, **options: object) -> tuple[Screen, object]:
-    screen = screen or Screen(time)
+def play(time: FakeClock, source: FakeSource, sink: Sink | None = None, **options: object) -> tuple[Sink, object]:
+    sink = sink or Sink(time)
     player = Player(
         source,
-        screen,
+        sink,
         now_ns=lambda: round(time.now * 1e9),
         clock=time,
         sleep=time.sleep,
         **options,  # type: ignore[arg-type]
     )
-    return screen, player.play()
+    return sink, player.play()
 
 
 def test_the_rate_does_not_drift_with_the_time_per_image() -> None:
-    time = Time()
-    screen, report = play(time, Fake(time, count=50, cost_s=0.03), rate_hz=20.0)
-    np.testing.assert_allclose(screen.times, 0.03 + np.arange(50) / 20, atol=1e-6)
+    time = FakeClock()
+    sink, report = play(time, FakeSource(time, count=50, cost_s=0.03), rate_hz=20.0)
+    np.testing.assert_allclose(sink.times, 0.03 + np.arange(50) / 20, atol=1e-6)
     assert str(report) == "published 50 frames in 2.5 s (20.00 Hz)"
     assert report.rate_hz == pytest.approx(20.0)
     assert report.late == 0
@@ -100,59 +100,59 @@ def test_the_rate_does_not_drift_with_the_time_per_image() -> None:
 
 
 def test_a_slow_source_counts_as_late_and_is_not_followed_by_bursts() -> None:
-    time = Time()
-    screen, report = play(time, Fake(time, count=10, cost_s=0.25), rate_hz=10.0)
-    assert np.diff(screen.times).min() >= 0.1
+    time = FakeClock()
+    sink, report = play(time, FakeSource(time, count=10, cost_s=0.25), rate_hz=10.0)
+    assert np.diff(sink.times).min() >= 0.1
     assert report.late > 0
     assert f"{report.late} of them more than a period late" in str(report)
 
 
-def test_the_rate_is_the_sources_own_or_the_default() -> None:
-    for own, expected in ((4.0, 0.25), (None, 0.1)):
-        time = Time()
-        screen, _ = play(time, Fake(time, rate_hz=own))
-        np.testing.assert_allclose(np.diff(screen.times), expected, atol=1e-6)
+def test_the_rate_is_that_of_the_source_or_the_default() -> None:
+    for source_hz, expected in ((4.0, 0.25), (None, 0.1)):
+        time = FakeClock()
+        sink, _ = play(time, FakeSource(time, rate_hz=source_hz))
+        np.testing.assert_allclose(np.diff(sink.times), expected, atol=1e-6)
 
 
-def test_stamps_are_the_current_time_or_the_sources_own() -> None:
-    time = Time()
-    screen, _ = play(time, Fake(time, rate_hz=4.0), rate_hz=10.0)
-    assert screen.stamps_ns == [round((100 + t) * 1e9) for t in screen.times]
-    screen, _ = play(time, Fake(time, rate_hz=4.0), rate_hz=10.0, source_stamps=True)
-    assert screen.stamps_ns == [0, 250_000_000, 500_000_000, 750_000_000, 1_000_000_000]
+def test_stamps_are_the_current_time_or_those_of_the_source() -> None:
+    time = FakeClock()
+    sink, _ = play(time, FakeSource(time, rate_hz=4.0), rate_hz=10.0)
+    assert sink.stamps_ns == [round((100 + t) * 1e9) for t in sink.times]
+    sink, _ = play(time, FakeSource(time, rate_hz=4.0), rate_hz=10.0, source_stamps=True)
+    assert sink.stamps_ns == [0, 250_000_000, 500_000_000, 750_000_000, 1_000_000_000]
 
 
 def test_start_count_and_loop_select_the_images() -> None:
-    time = Time()
-    screen, report = play(time, Fake(time, rate_hz=10.0), start_at=3, count=6, loop=True, source_stamps=True)
-    assert screen.numbers == [3, 4, 0, 1, 2, 3]
-    assert screen.stamps_ns == [round(k * 1e8) for k in range(3, 9)]
-    np.testing.assert_allclose(np.diff(screen.times), 0.1, atol=1e-6)
+    time = FakeClock()
+    sink, report = play(time, FakeSource(time, rate_hz=10.0), start_at=3, count=6, loop=True, source_stamps=True)
+    assert sink.numbers == [3, 4, 0, 1, 2, 3]
+    assert sink.stamps_ns == [round(k * 1e8) for k in range(3, 9)]
+    np.testing.assert_allclose(np.diff(sink.times), 0.1, atol=1e-6)
     assert report.published == 6
 
 
 def test_a_recording_keeps_its_intervals_and_unreadable_messages_are_counted() -> None:
-    time = Time()
-    screen, report = play(time, Fake(time, recorded_s=(0.0, 0.5, 0.6)), count=5, loop=True)
-    np.testing.assert_allclose(screen.times, [0.0, 0.5, 0.6, 0.7, 1.2], atol=1e-6)
-    screen, report = play(time, Fake(time, recorded_s=(0.0, 0.5, 0.6)), Screen(time, bad=(1,)), source_stamps=True)
+    time = FakeClock()
+    sink, report = play(time, FakeSource(time, recorded_s=(0.0, 0.5, 0.6)), count=5, loop=True)
+    np.testing.assert_allclose(sink.times, [0.0, 0.5, 0.6, 0.7, 1.2], atol=1e-6)
+    sink, report = play(time, FakeSource(time, recorded_s=(0.0, 0.5, 0.6)), Sink(time, bad=(1,)), source_stamps=True)
     assert (report.published, report.unreadable) == (2, 1)
-    assert screen.stamps_ns == [None, None]
-    screen, _ = play(time, Fake(time, recorded_s=(0.0, 0.5, 0.6)), rate_hz=10.0)
-    np.testing.assert_allclose(np.diff(screen.times), 0.1, atol=1e-6)
+    assert sink.stamps_ns == [None, None]
+    sink, _ = play(time, FakeSource(time, recorded_s=(0.0, 0.5, 0.6)), rate_hz=10.0)
+    np.testing.assert_allclose(np.diff(sink.times), 0.1, atol=1e-6)
 
 
 def test_a_live_source_is_limited_to_the_requested_rate() -> None:
-    time = Time()
-    screen, _ = play(time, Fake(time, count=30, cost_s=1 / 30, live=True))
-    assert len(screen.times) == 30
-    screen, _ = play(time, Fake(time, count=30, cost_s=1 / 30, live=True), rate_hz=10.0)
-    assert len(screen.times) in (10, 11)
-    np.testing.assert_allclose(np.diff(screen.times), 0.1, atol=0.04)
+    time = FakeClock()
+    sink, _ = play(time, FakeSource(time, count=30, cost_s=1 / 30, live=True))
+    assert len(sink.times) == 30
+    sink, _ = play(time, FakeSource(time, count=30, cost_s=1 / 30, live=True), rate_hz=10.0)
+    assert len(sink.times) in (10, 11)
+    np.testing.assert_allclose(np.diff(sink.times), 0.1, atol=0.04)
 
 
 def test_a_request_to_stop_ends_the_wait() -> None:
-    time = Time()
+    time = FakeClock()
     pace = Pace(1.0, clock=time, sleep=time.sleep, running=lambda: time.now < 100.35)
     assert pace.wait(0.0)
     assert not pace.wait(1000.0)
@@ -160,7 +160,7 @@ def test_a_request_to_stop_ends_the_wait() -> None:
 
 
 def test_an_empty_source_ends_even_with_loop() -> None:
-    time = Time()
-    _, report = play(time, Fake(time, count=0), loop=True)
+    time = FakeClock()
+    _, report = play(time, FakeSource(time, count=0), loop=True)
     assert report.published == 0
     assert report.rate_hz == 0.0

@@ -1,4 +1,4 @@
-"""Image sources: their content, and the names in their errors."""
+"""Image sources: their images, and errors that name the source."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_broken_image_and_an_empty_folder_are_named(tmp_path: Path) -> None:
         list(open_source(str(tmp_path)).items())
 
 
-def test_scenes_are_determined_by_the_seed_and_equal_when_prepared() -> None:
+def test_scenes_are_determined_by_the_seed_and_unchanged_when_prepared() -> None:
     first, again, other = (SceneSource((96, 64), seed, 10.0, 3) for seed in (5, 5, 6))
     shots = list(first.items())
     for shot, same in zip(shots, PreparedSource(again).items(), strict=True):
@@ -114,7 +114,7 @@ def test_a_recording_is_passed_on_unchanged(tmp_path: Path) -> None:
 
 
 def test_damaged_times_of_a_recording_are_not_waited_for(tmp_path: Path) -> None:
-    """A time of 2116 must not stop the camera for decades."""
+    """A message dated 2116 must not stop the camera for decades."""
     source = open_source(str(bag(tmp_path / "bag", stamps_ns=(1000, 1100, 1100, 2**62, 2**62 + 50))))
     assert [item.due_ns for item in source.items() if isinstance(item, Recorded)] == [0, 100, 100, 100, 150]
 

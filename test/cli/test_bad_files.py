@@ -1,4 +1,4 @@
-"""Files that are damaged, parameters that are wrong and disks that are full, through the command."""
+"""Damaged files, wrong parameters and full disks, through the command."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_node_names_a_file_that_is_not_a_parameter_file(domain: int, tmp_pat
         assert f"{path}' is not valid YAML: 'cameras' is given twice" in node.last_lines(1)
 
 
-def claims(width: int, height: int) -> bytes:
+def jpeg_claiming(width: int, height: int) -> bytes:
     """A JPEG whose header says this size."""
     at = JPEG.index(b"\xff\xc0") + 5
     return JPEG[:at] + struct.pack(">HH", height, width) + JPEG[at + 4 :]
@@ -112,7 +112,7 @@ PICTURES = {
     "half.jpg": (JPEG[: len(JPEG) // 2], "truncated"),
     "half.png": (PNG[: len(PNG) // 2], "truncated"),
     "spoilt.png": (PNG[:1000] + b"x" + PNG[1001:], "wrong checksum"),
-    "bomb.jpg": (claims(60_000, 60_000), "60000 x 60000 pixels; allowed: at most"),
+    "bomb.jpg": (jpeg_claiming(60_000, 60_000), "60000 x 60000 pixels; allowed: at most"),
     "bomb.bmp": (b"BM" + struct.pack("<IIIIiiHH", 99, 0, 54, 40, 60_000, 60_000, 1, 24) + bytes(24), "decoded"),
     "bomb.ppm": (b"P6 60000 60000 255\n" + bytes(100), "decoded"),
     "empty.jpg": (b"", "cannot be decoded"),
@@ -149,7 +149,7 @@ def test_a_damaged_image_is_named_and_its_stated_size_is_not_allocated(tmp_path:
 
 @contextmanager
 def small_disk() -> Iterator[None]:
-    """No file grows over LIMIT_BYTES: writing more fails as on a full disk (EFBIG in the place of ENOSPC)."""
+    """No file grows beyond LIMIT_BYTES: writing more fails as on a full disk (with EFBIG instead of ENOSPC)."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, before[1]))
@@ -178,7 +178,7 @@ def test_a_full_disk_names_the_recording_and_leaves_nothing(tmp_path: Path, stor
     with small_disk(), pytest.raises(BagError, match=f"cannot write {tmp_path / 'bag'}: "):
         noise_bag(tmp_path / "bag", 40, storage)
     assert list(tmp_path.iterdir()) == []
-    noise_bag(tmp_path / "bag", 2, storage)  # and with room it works
+    noise_bag(tmp_path / "bag", 2, storage)  # it works with enough space
     with BagReader(tmp_path / "bag") as bag:
         assert len(list(bag.messages())) == 2
 
@@ -194,7 +194,7 @@ def test_a_full_disk_while_the_summary_is_written(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_no_broken_video(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """OpenCV's writer itself says nothing."""
+    """OpenCV's writer itself reports no error."""
 
     def draw(count: int) -> None:
         with OverlayFiles(tmp_path / "drive.mp4") as video:
@@ -220,7 +220,7 @@ def test_a_full_disk_leaves_no_broken_image(tmp_path: Path) -> None:
     save_picture(tmp_path / "found.png", np.zeros((48, 64, 3), np.uint8))
     with small_disk(), pytest.raises(OverlayFileError, match=r"picture .*found\.png cannot be written: File too"):
         save_picture(tmp_path / "found.png", picture)
-    assert cv2.imread(str(tmp_path / "found.png")).shape == (48, 64, 3)  # the former one
+    assert cv2.imread(str(tmp_path / "found.png")).shape == (48, 64, 3)  # still the former picture
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.png", "pictures"]
 
 

@@ -1,4 +1,4 @@
-"""`multi-dnn build`: makes what the node reads, says what it made, and names what is of another machine."""
+"""`multi-dnn build` fills the caches that the node reads, reports what it wrote and names entries of other machines."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ CONFIG = """\
 
 
 @pytest.fixture(autouse=True)
-def _caches_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_engines: None) -> None:
+def _separate_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_engines: None) -> None:
     """The engine processes, which are forks, get the environment and the folder of this process."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
 
-def test_caches_are_made_once_and_those_of_another_machine_are_named(
+def test_caches_are_filled_once_and_entries_of_another_machine_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, output = tmp_path / "robot.yaml", tmp_path / "build.json"
@@ -46,8 +46,8 @@ def test_caches_are_made_once_and_those_of_another_machine_are_named(
     first = capsys.readouterr().out
     assert "measuring 3 backends for lane" in first
     assert "configuring again, from the caches" in first
-    assert first.count("measuring 3 backends") == 1  # the second time it is read
-    assert "Not used, of another machine or version:" in first
+    assert first.count("measuring 3 backends") == 1  # the second time the result is read
+    assert "Not used, from another machine or version:" in first
     assert "cpu is 'Board 9000' there and" in first
     figures = json.loads(output.read_text())
     made = {each["what"]: each for each in figures["caches"]}
@@ -121,9 +121,9 @@ def test_a_dnn_that_cannot_be_configured_is_one_line(tmp_path: Path, capsys: pyt
 
 
 class TwoDevices:
-    """A host that is a clock, too: lane runs on the GPU, people on the CPU, object on both.
+    """A host that also serves as the clock: lane runs on the GPU, people on the CPU, object on both.
 
-    Writes what `placement: auto` and `merge_siblings` keep.
+    Writes the files that `placement: auto` and `merge_siblings` keep.
     """
 
     def __init__(self, caches: Path) -> None:
@@ -158,7 +158,7 @@ class TwoDevices:
     def close(self) -> None: ...
 
 
-def test_the_time_of_a_dnn_is_that_of_all_its_devices(tmp_path: Path) -> None:
+def test_the_time_of_a_dnn_is_summed_over_its_devices(tmp_path: Path) -> None:
     flat = {"cameras": ["front"], "dnns": ["people", "object", "lane"]}
     models = {f"dnn.{name}.{field}": name for name in flat["dnns"] for field in ("role", "model")}
     host: Any = TwoDevices(tmp_path / "multi_dnn_ros")

@@ -23,7 +23,7 @@ from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
 
 
 @pytest.fixture(autouse=True)
-def _in_its_domain(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_test_domain(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in loopback_environment(domain).items():
         monkeypatch.setenv(name, value)
 
@@ -48,8 +48,8 @@ def test_images_at_a_rate_stamped_now(tmp_path: Path, domain: int, capsys: pytes
         messages = listener.messages["/front/image_raw"]
         now = listener.node.get_clock().now().nanoseconds * 1e-9
     out = capsys.readouterr().out
-    # Stamps keep the rate on average, whatever the machine does to single ones; a frame that it holds up for longer
-    # than a period is late, and the others behind it with it.
+    # The stamps keep the rate on average, even if the machine delays single frames. A frame that is delayed by more
+    # than a period is reported as late, and so are the frames behind it.
     period_s = (seconds(messages[-1]) - seconds(messages[0])) / 11
     assert period_s > 0.04
     assert period_s < 0.06 or " late" in out
@@ -65,7 +65,7 @@ def test_raw_images_that_ordinary_subscribers_lose_cause_a_warning_with_the_reme
     tmp_path: Path, capfd: pytest.CaptureFixture[str], transport: str, warned: bool
 ) -> None:
     limit = int(Path("/proc/sys/net/core/rmem_max").read_text())
-    height = 2 * limit // (3 * 3840) + 1  # the kernel doubles what it grants: no more than this fits
+    height = 2 * limit // (3 * 3840) + 1  # does not fit even though the kernel grants twice the limit
     source = pictures(tmp_path / "pictures", 2)
     assert main(["camera", source, "--size", f"3840x{height}", "--rate", "20", "--transport", transport]) == 0
     lines = [line for line in capfd.readouterr().err.splitlines() if "do not fit" in line]
@@ -138,8 +138,8 @@ def test_recording_unchanged_but_for_the_stamp(tmp_path: Path, domain: int, stam
         messages = listener.messages["/front/image_raw"]
     assert [message.data[0] for message in messages] == [0, 1, 3]
     assert {(message.encoding, message.header.frame_id) for message in messages} == {("bgr8", "lens")}
-    own = [seconds(message) for message in messages] == [40, 41, 43]
-    assert own == (stamps == "source")
+    unchanged = [seconds(message) for message in messages] == [40, 41, 43]
+    assert unchanged == (stamps == "source")
 
 
 def test_waiting_for_subscribers_ends_with_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_imports_no_large_library() -> None:
-    """No verb imports what is heavy before it runs."""
+    """No verb imports a large library before it runs."""
     program = (
         "import sys; from multi_dnn_ros.cli.main import build_parser; build_parser().format_help();"
         "print([name for name in ('torch', 'cv2', 'numpy', 'rclpy', 'rosbags', 'pydantic') if name in sys.modules])"
@@ -38,7 +38,7 @@ def test_help_imports_no_large_library() -> None:
 
 
 def test_a_command_imports_no_other_command() -> None:
-    """It takes a sixth of the time until the node is on the graph."""
+    """Importing the others would take a sixth of the time until the node is on the graph."""
     program = (
         "import sys; from multi_dnn_ros.cli.main import VERBS, main;"
         "code = main(['run', '--params-file', '/none.yaml']);"
@@ -183,8 +183,8 @@ def test_ros_arguments_are_separated() -> None:
     assert split_ros_args(["run", "--ros-args", "--log-level", "debug"]) == (["run"], ["--log-level", "debug"])
 
 
-def test_own_parameter_file_comes_first(tmp_path: Path) -> None:
-    """What comes later overrides it; a file among the ROS arguments replaces ours."""
+def test_our_parameter_file_comes_first(tmp_path: Path) -> None:
+    """Later arguments override it; a file among the ROS arguments replaces ours."""
     mine = tmp_path / "mine.yaml"
     mine.write_text("")
     assert ros_arguments(mine, ["-p", "a:=1"]) == ["--ros-args", "--params-file", str(mine), "-p", "a:=1"]

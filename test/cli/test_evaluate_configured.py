@@ -1,4 +1,4 @@
-"""`multi-dnn evaluate --params-file`: each result of a configuration against the truth of whole images."""
+"""`multi-dnn evaluate --params-file` scores each result of a configured DNN on whole images."""
 
 from __future__ import annotations
 
@@ -126,11 +126,11 @@ def test_lanes_of_a_crop_in_generated_road(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ([], "expected MODEL, or --params-file"),
         (["--dnn", "road"], "--dnn names a DNN of --params-file, which is missing"),
-        (["builtin:lane", "--params-file", "FILE"], "MODEL and --params-file name a model"),
+        (["builtin:lane", "--params-file", "FILE"], "MODEL and --params-file both name a model"),
         (["--params-file", "FILE", "--served"], "--served is for MODEL; with --params-file, set it there"),
         (["--params-file", "FILE", "--size", "64x48"], "--size is for MODEL"),
         (["--params-file", "FILE", "--sms", "8"], "--sms is for MODEL"),
@@ -142,13 +142,13 @@ def test_lanes_of_a_crop_in_generated_road(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments(
-    arguments: list[str], told: str, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = str(parameters(tmp_path, model, **OUTPUTS))
     data = [] if "--data" in arguments else ["--data", "road"]
     code = main(["evaluate", *(file if part == "FILE" else part for part in arguments), *data])
     assert code != 0
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_all_data_is_opened_before_any_is_scored(

@@ -1,4 +1,4 @@
-"""`multi-dnn inspect` on generated exports, and the parameter files that it and config/ give."""
+"""`multi-dnn inspect` on generated exports, and the parameter files that it prints or that are in config/."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_wrong_number_of_names_is_a_problem(tmp_path: Path, capsys: pytest.Cap
     [
         (["sofa"], 1, "model is 'sofa'; allowed: builtin:lane"),
         (["none.onnx"], 1, "none.onnx"),
-        (["builtin:object", "--output", "a.png"], 2, "--output is the picture of --image"),
+        (["builtin:object", "--output", "a.png"], 2, "--output is for the picture of --image; give --image, too"),
         (["builtin:object", "--image", "a.jpg", "--output", "a.txt"], 2, "expected a name that ends in .png"),
     ],
 )
@@ -138,7 +138,7 @@ def test_wrong_arguments(arguments: list[str], code: int, message: str, capsys: 
     assert message in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "bad.onnx"
     file.write_bytes(b"\x08\x07 not a model")
     assert main(["inspect", str(file)]) == 1
@@ -148,7 +148,7 @@ def test_a_file_that_is_no_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_builtin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "_try_backend", lambda *given: "cpu: runs")  # above; each traces the network again
+    monkeypatch.setattr(inspection, "_try_backend", lambda *given: "cpu: runs")  # above; traces the network again
     found = inspected(capsys, "builtin:object")
     assert (found["decoder"], found["why"], found["labels_from"]) == ("yolo", "named by the model", "model")
     assert "decoder" not in found["yaml"]
@@ -156,7 +156,7 @@ def test_a_builtin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
 
 
 def test_the_yolo_file_serves_an_export(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """config/yolo.yaml with nothing changed but the file's name."""
+    """config/yolo.yaml, in which only the file name is changed."""
     file = export(TinyYolo(80), tmp_path / "yolov8n.onnx")
     text = (ROOT / "config" / "yolo.yaml").read_text(encoding="utf-8")
     params = tmp_path / "yolo.yaml"
@@ -187,7 +187,7 @@ class TinyUfldV2(torch.nn.Module):
 
 
 def test_the_highway_file_serves_exports(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """config/highway.yaml with nothing changed but the names of the two files."""
+    """config/highway.yaml, in which only the names of the two files are changed."""
     text = (ROOT / "config" / "highway.yaml").read_text(encoding="utf-8")
     params, changed = tmp_path / "highway.yaml", text
     for name, network in (("ufldv2_culane_res18_320x1600.onnx", TinyUfldV2()), ("yolov8n.onnx", TinyYolo(80))):
@@ -209,7 +209,7 @@ def test_the_highway_file_serves_exports(tmp_path: Path, caplog: pytest.LogCaptu
 def test_the_crops_in_the_highway_file_are_those_of_the_models_page() -> None:
     text = (ROOT / "config" / "highway.yaml").read_text(encoding="utf-8")
     crops = [yaml.safe_load(crop) for crop in re.findall(r"\[0[\d., ]*\]", text)]
-    above = {  # what UFLDv2 and CLRNet do not see, for CULane and TuSimple
+    above = {  # fraction of the height that UFLDv2 and CLRNet do not see, for CULane and TuSimple
         "UFLDv2": [0.4, 0.2],
         "CLRNet": [270 / 590, 160 / 720],
     }
@@ -221,7 +221,7 @@ def test_the_crops_in_the_highway_file_are_those_of_the_models_page() -> None:
 
 
 def test_the_coco_file_is_complete_but_for_the_weights() -> None:
-    """All but the download is checked: file names, class names, roles."""
+    """Everything except the download is checked: file names, class names, roles."""
     config = read_params_file(ROOT / "config" / "coco.yaml").model_copy(update={"device": "cpu"})
     assert check_settings(config).problems == ()
     for name, settings in config.dnns.items():

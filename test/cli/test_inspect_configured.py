@@ -31,7 +31,7 @@ OUTPUTS = {
 
 
 def picture(file: Path) -> Path:
-    """96 x 128: one red cell in the lower right quarter; blue below the middle."""
+    """An image of height 96 and width 128: one red cell in the lower right quarter, blue below the middle."""
     image = np.zeros((96, 128, 3), np.uint8)
     image[48:, :, 2] = 255
     image[64:80, 96:112] = (255, 0, 0)
@@ -94,7 +94,7 @@ def test_tiles_that_the_node_refuses_are_refused(tmp_path: Path, capsys: pytest.
     ("arguments", "words"),
     [
         (["--dnn", "far"], "--dnn is 'far'; the parameter file has: road"),
-        (["net.onnx"], "MODEL and --params-file name a model; give one of them"),
+        (["net.onnx"], "MODEL and --params-file both name a model; give only one of them"),
         (["--labels", "a"], "--labels is for MODEL; with --params-file, set it there"),
     ],
 )

@@ -12,7 +12,7 @@ _DEVICES = "auto, cpu, cpu:<threads>, cuda, cuda:<number>"
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "error"),
     [
         (["build", "--device", "foo"], f"--device is 'foo'; allowed: {_DEVICES}"),
         (["profile", "fit", "--device", "cpu:0"], f"--device is 'cpu:0'; allowed: {_DEVICES}"),
@@ -21,9 +21,9 @@ _DEVICES = "auto, cpu, cpu:<threads>, cuda, cuda:<number>"
     ],
 )
 def test_a_wrong_value_is_named_as_it_was_given(
-    command: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(command) == 2
-    assert capsys.readouterr().err.strip().endswith(said)
+    assert capsys.readouterr().err.strip().endswith(error)
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Listens to topics in a ROS context of its own, while a command runs in this process or another."""
+"""Listens to topics in a separate ROS context, while a command runs in this process or another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multi_dnn_ros.ros.qos import LATCHED
 
 
 class Listener:
-    """Keeps everything that arrives, with the time of receipt; a context manager.
+    """A context manager that keeps all messages, with their times of receipt.
 
     latched: the topics whose publishers keep their last message.
     """
@@ -53,7 +53,7 @@ class Listener:
         return receive
 
     def wait(self, condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-        """Until the condition holds; AssertionError with the counts when it does not in time."""
+        """Wait until the condition holds. Raises AssertionError with the message counts if it does not hold in time."""
         with self._changed:
             if not self._changed.wait_for(condition, timeout_s):
                 raise AssertionError({topic: len(messages) for topic, messages in self.messages.items()})

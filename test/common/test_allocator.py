@@ -21,7 +21,7 @@ for _ in range(3):
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for size in range(100):
     image()
-    np.ones(3_000_000 + 40_000 * size, np.uint8)  # larger than ever before: the threshold that adapts does not help
+    np.ones(3_000_000 + 40_000 * size, np.uint8)  # larger than any before, so that an adaptive threshold does not help
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 

@@ -21,7 +21,7 @@ def test_garbage_is_collected_after_the_block_and_not_inside() -> None:
     gc.collect()
     with gc_paused():
         garbage = weakref.ref(Node())
-        for _ in range(100_000):  # far more than sets off a collection
+        for _ in range(100_000):  # far more than triggers a collection
             Node()
         assert garbage() is not None
     gc.collect()

@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, even if that was killed."""
+"""A process ends when the process that started it ends, even if that was killed."""
 
 from __future__ import annotations
 

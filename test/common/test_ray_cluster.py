@@ -40,5 +40,5 @@ def test_a_port_that_never_answers_is_an_error_in_time(monkeypatch: pytest.Monke
         ("", "RuntimeError"),
     ],
 )
-def test_the_reason_of_an_error_of_ray_is_its_last_line(text: str, reason: str) -> None:
+def test_the_reason_for_an_error_of_ray_is_its_last_line(text: str, reason: str) -> None:
     assert ray_cluster.ray_reason(RuntimeError(text)) == reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-#: In a process of its own, because a nice value cannot be lowered again.
+#: Runs in a separate process, because a nice value cannot be lowered again.
 _PROGRAM = """
 import os, threading
 from multi_dnn_ros.common.thread_priority import call_at_kept_priority, keep_priority

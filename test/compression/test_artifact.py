@@ -1,4 +1,4 @@
-"""Written artifacts load unchanged, in the node too; any other file is an error that names file and key."""
+"""Written artifacts load unchanged, also in the node; any other file is an error that names file and key."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_node_loads_what_was_written(made: tuple[Path, torch.nn.Module]) -> 
 
 
 class Lanes(torch.nn.Module):
-    """A layer that is used twice, one with string padding, one in groups, one with a norm behind it."""
+    """Has a layer that is used twice, with string padding, one with groups, and one followed by a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def test_exported_programs(tmp_path: Path) -> None:
 
 
 class Scaled(torch.nn.Module):
-    """Reads the weight of a layer for more than the layer."""
+    """Also uses the weight of a layer outside of the layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_detectors_of_torchvision(tmp_path: Path) -> None:
     smaller = description.model_copy(update={"input_size": (192, 160)})
     save_artifact(path, source.module, smaller)
     dnn = load_dnn("x", DnnConfig(role="object", model=str(path)))
-    assert dnn.example_inputs()[0].shape == (1, 3, 160, 192)  # what it was made for, as of any other network
+    assert dnn.example_inputs()[0].shape == (1, 3, 160, 192)  # the size in the file, as for any other network
 
 
 def test_classifiers_are_for_the_offline_verbs(tmp_path: Path) -> None:
@@ -217,14 +217,14 @@ def test_a_failed_write_leaves_the_last_good_file(
     _, description = load_artifact(path)
     broken = load_artifact(path)[0]
     next(broken.parameters()).data.fill_(float("nan"))
-    with pytest.raises(ModelError, match=r"not written, as the weights .* are not finite"):
+    with pytest.raises(ModelError, match=r"not written, because the weights .* are not finite"):
         save_artifact(path, broken, description)
 
     def full(file: int) -> None:
         raise OSError(28, "No space left on device")
 
     save_artifact(path, made[1], description)
-    assert path.stat().st_mode & 0o777 == 0o644  # the node may be another user's
+    assert path.stat().st_mode & 0o777 == 0o644  # the node may run as another user
     before = path.read_bytes()
     with pytest.raises(OSError, match=r"cannot be written: .*File name too long"):
         save_artifact(tmp_path / f"{'x' * 240}.safetensors", made[1], description)
@@ -233,7 +233,7 @@ def test_a_failed_write_leaves_the_last_good_file(
         save_artifact(path, made[1], description)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(ModelError, match=r"written as a \.safetensors file"):
+    with pytest.raises(ModelError, match=r"must be a \.safetensors file"):
         save_artifact(tmp_path / "x.pt2", made[1], description)
 
 

@@ -45,7 +45,7 @@ def test_from_a_name_to_the_node(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the real clock, whose verdict is the machine's; the file is right whatever it is."""
+    """With the real clock: which layers are decomposed depends on the machine, but the file is always correct."""
     from torch import nn
 
     torch.manual_seed(0)

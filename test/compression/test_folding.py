@@ -1,4 +1,4 @@
-"""VGG with batch normalization and the plain VGG made of it compute the same, decomposed or not."""
+"""VGG with batch normalization and the plain VGG made from it compute the same, decomposed or not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multi_dnn_ros.models.sources import load_network
 
 
 class SmallVgg(nn.Module):
-    """As torchvision's, with fewer channels."""
+    """Like torchvision's VGG, with fewer channels."""
 
     def __init__(self, batch_norm: bool) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ def small(model: str, **options: object) -> SimpleNamespace:
 
 
 def trained(plan: Plan) -> nn.Module:
-    """With statistics and scales that are not those of a new network."""
+    """A network whose statistics and scales differ from those of a new network."""
     torch.manual_seed(0)
     network = SmallVgg(True)
     apply_plan(network, plan, "test")
@@ -57,7 +57,9 @@ PLANS: list[Plan] = [
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_outputs_stay_and_batch_normalization_goes(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_normalization_is_removed_without_changing_the_outputs(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(folding, "load_network", small)
     network = trained(plan)
     plain, name, renamed = fold_batch_norm(network, "torchvision:vgg11_bn", 3, plan)
@@ -83,7 +85,7 @@ def test_what_cannot_be_folded_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         fold_batch_norm(trained({}).train(), "torchvision:vgg11_bn", 3, {})
 
 
-@pytest.mark.long  # small ones above
+@pytest.mark.long  # small networks above
 def test_torchvision_s_own_networks_are_folded() -> None:
     torch.manual_seed(0)
     network = load_network("torchvision:vgg11_bn", weights="random", num_classes=4).module

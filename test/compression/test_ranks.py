@@ -1,4 +1,4 @@
-"""Every policy meets its criterion, within the channels, aligned, and never with more MACs."""
+"""Every policy meets its criterion, with aligned ranks within the channels, and never with more MACs."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def test_ratio_stays_within_the_channels(ratio: float, alignment: int, floor: in
             assert rank is None or rank < channels
 
 
-def test_a_mode_whose_factor_costs_more_than_it_saves_stays_whole() -> None:
-    """Three input channels: a 1x1 before the core would only add work."""
+def test_a_mode_whose_factor_costs_more_than_it_saves_is_not_decomposed() -> None:
+    """With three input channels, a 1x1 convolution before the core would only add work."""
     plan = Ratio(0.125).choose(layers_of(nn.Conv2d(3, 256, 5)))["0"].plan
     assert plan == TuckerPlan(in_rank=None, out_rank=32)
 
 
-def test_budget_takes_where_it_costs_least() -> None:
+def test_budget_reduces_the_layer_with_the_smallest_error() -> None:
     """One layer of low rank, one of full rank: the whole reduction is made in the first."""
     torch.manual_seed(0)
     easy, hard = low_rank(64, 64, (8, 8)), nn.Conv2d(64, 64, 3, padding=1)
@@ -108,8 +108,8 @@ def test_budget_takes_where_it_costs_least() -> None:
     assert saved >= 0.4 * total
 
 
-def test_budget_gives_up_no_layer_for_another() -> None:
-    """No layer is sacrificed: equal layers are reduced equally."""
+def test_budget_sacrifices_no_layer() -> None:
+    """Equal layers are reduced equally."""
     torch.manual_seed(0)
     layers = layers_of(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(3)))
     choices = Budget(0.6, sum(layer.macs() for layer in layers), Rounding(1, 1)).choose(layers)
@@ -156,7 +156,7 @@ def test_wrong_numbers(make, message: str) -> None:
 
 
 def test_the_paper_s_macs() -> None:
-    """VGG16 at the ratio of FACTS 3; the other three: results/compression_macs.json."""
+    """VGG16 at the paper's ratio; the other three networks are in results/compression_macs.json."""
     import torchvision
 
     from multi_dnn_ros.compression.macs import cost

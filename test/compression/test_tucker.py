@@ -62,7 +62,7 @@ def test_full_rank_is_the_same_convolution(layer: nn.Conv2d, which: int, seed: i
 @settings(max_examples=40)
 @given(convolutions(), st.data())
 def test_error_is_that_of_the_reconstructed_weight(layer: nn.Conv2d, data: st.DataObject) -> None:
-    """The chain of any ranks is linear: on unit images it gives the weight it stands for."""
+    """The product of the chain's weights is the weight that it approximates."""
     randomize(layer)
     inputs, outputs = layer.in_channels // layer.groups, layer.out_channels // layer.groups
     assume(inputs > 1 and outputs > 1)
@@ -93,7 +93,7 @@ def test_low_rank_weights_are_found_exactly() -> None:
     assert all(torch.equal(left, right) for left, right in zip(chain.parameters(), again.parameters(), strict=True))
 
 
-def test_sweeps_do_not_make_it_worse() -> None:
+def test_iterations_do_not_increase_the_error() -> None:
     layer = nn.Conv2d(24, 16, 3)
     randomize(layer)
     errors = [decomposed_layer(layer, TuckerPlan(in_rank=6, out_rank=5), iterations=n)[1] for n in (0, 1, 5)]
@@ -224,7 +224,7 @@ def test_nothing_to_decompose() -> None:
         decompose(nn.Sequential(nn.Conv2d(4, 8, 3)), inputs, Ratio(0.5))
 
 
-def test_subclasses_and_hooks_are_left_alone() -> None:
+def test_subclasses_and_hooked_layers_are_kept() -> None:
     class Standardized(nn.Conv2d):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x - x.mean())
@@ -237,7 +237,7 @@ def test_subclasses_and_hooks_are_left_alone() -> None:
 
 
 class FullRank:
-    """Every layer at all of its ranks: the chain of three, with nothing lost."""
+    """Every layer at full rank, as a lossless chain of three layers."""
 
     def choose(self, layers, progress=lambda: None):
         return {
@@ -251,7 +251,7 @@ class FullRank:
     "builder", ["squeezenet1_1", pytest.param("resnet18", marks=pytest.mark.long), "ssdlite320_mobilenet_v3_large"]
 )
 def test_whole_models_at_full_rank(builder: str) -> None:
-    """The other models that the engine's tests name are proved by results/compression_full_rank.json's command."""
+    """The command in results/compression_full_rank.json checks the other models of the engine's tests."""
     import copy
 
     import torchvision
@@ -261,7 +261,7 @@ def test_whole_models_at_full_rank(builder: str) -> None:
     network = torchvision.models.get_model(builder, weights=None, **options).eval()
     network = getattr(network, "backbone", network) if "ssd" in builder else network
     inputs = (torch.rand(1, 3, 96, 96),)
-    whole = copy.deepcopy(network)
+    original = copy.deepcopy(network)
     outcomes = decompose(network, inputs, FullRank(), iterations=0)
     assert plan_of(outcomes)
-    assert output_difference(whole, network, inputs) < 1e-4
+    assert output_difference(original, network, inputs) < 1e-4

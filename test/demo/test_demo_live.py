@@ -35,7 +35,7 @@ FILES = {"overlay.mp4", "overlay.png", "summary.json", "diagnostics.json", "bag"
 
 
 @pytest.fixture(autouse=True)
-def _own_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+def _restored_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo sets the ROS domain in the environment of this process."""
     for name in ("ROS_DOMAIN_ID", "ROS_AUTOMATIC_DISCOVERY_RANGE"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
@@ -53,12 +53,12 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 240.0) -> tuple[in
 
 
 def check_drive(folder: Path) -> None:
-    """What the drive of a second has written is complete and consistent."""
+    """Check that the files of a drive of one second are complete and consistent."""
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["node_ended_cleanly"]
     assert summary["node_peak_memory_bytes"] > 100 << 20
-    said = (folder / "node.log").read_text().splitlines()
-    assert sum("mostly trained on generated roads" in line for line in said) == 1
+    lines = (folder / "node.log").read_text().splitlines()
+    assert sum("mostly trained on generated roads" in line for line in lines) == 1
     assert list(summary["dnns"]) == ["lane", "object", "pedestrian"]
     for figures in summary["dnns"].values():
         assert figures["frames"] >= 2
@@ -83,7 +83,7 @@ def test_a_short_drive(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
     check_output(output)  # another demo may replace it
 
 
-@pytest.mark.long  # one drive above; that both are compared: test_demo_report
+@pytest.mark.long  # a single drive is tested above, the comparison in test_demo_report
 def test_both_drives_with_the_default_backends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out" / "demo"
     code = main(["demo", "--output", str(output), "--seconds", "1", "--size", "320x240"])

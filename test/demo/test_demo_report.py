@@ -73,7 +73,7 @@ def diagnostics(offered: int, published: int, overwritten: int) -> DiagnosticArr
 
 
 def record(folder: Path, *, silent: tuple[str, ...] = (), skip: int = 0) -> RecordedDrive:
-    """A recording in which results are perfect and come 30 (lane), 40 and 50 ms after the image's stamp.
+    """A recording in which all results are perfect and arrive 30 (lane), 40 and 50 ms after the image's stamp.
 
     silent: DNNs without any result. skip: frames at the beginning that the object DNN dropped.
     """
@@ -210,7 +210,7 @@ def test_both_sets_are_run_and_listed_in_one_table(tmp_path: Path, capsys: pytes
         assert text in out
 
 
-def test_differences_are_against_the_original() -> None:
+def test_changes_refer_to_the_original() -> None:
     first = {"lane": Figures("a", 2_000_000, 1_000_000, {"lane_f1": 0.9}, 10.0)}
     other = {"lane": Figures("b", 1_000_000, None, {"lane_f1": 0.95}, 8.0, 9.0)}
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in comparison_table(first, other).splitlines()]

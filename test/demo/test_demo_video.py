@@ -35,15 +35,15 @@ def run(*arguments: str | Path) -> int:
     return main(["demo", "--device", "cpu", *map(str, arguments)])
 
 
-@pytest.mark.long  # with one network and three images below
+@pytest.mark.long  # a test below uses one network and three images
 def test_the_package_s_networks_annotate_a_video(
     video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     models = ["--model", "object=builtin:object_small", "--model", "lane=builtin:lane_small"]
     assert run("--video", video, *models, "--output", out) == 0
-    told = capsys.readouterr().out
-    assert f"{FRAMES} of {FRAMES}" in told
+    printed = capsys.readouterr().out
+    assert f"{FRAMES} of {FRAMES}" in printed
     written = json.loads((out / "summary.json").read_text())
     assert written["video"] == str(video)
     assert {"versions", "command"} <= written.keys()
@@ -72,7 +72,7 @@ def test_the_package_s_networks_annotate_a_video(
                  "--topic", "front:=/front/image_raw/compressed"]) == 0  # fmt: skip
 
 
-def test_a_file_of_ones_own_needs_nothing_but_its_name(
+def test_a_model_of_the_user_needs_only_a_file_name(
     video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = export(TinyYolo(80), tmp_path / "mine.onnx")
@@ -120,7 +120,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["bag", "overlay.mp4", "summary.json"])
-def test_what_is_not_of_a_demo_is_not_deleted(
+def test_files_that_no_demo_wrote_are_not_deleted(
     name: str, video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -139,19 +139,19 @@ def test_what_is_not_of_a_demo_is_not_deleted(
 
 
 def test_the_video_itself_is_not_deleted(video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own = tmp_path / "overlay.mp4"
-    own.write_bytes(video.read_bytes())
+    source = tmp_path / "overlay.mp4"
+    source.write_bytes(video.read_bytes())
     for marked in (False, True):
         if marked:  # as by an earlier demo, with images beside its overlay
             (tmp_path / MARK).touch()
             (tmp_path / "overlay.png").touch()
-        for path in (own, tmp_path) if marked else (own,):
+        for path in (source, tmp_path) if marked else (source,):
             assert main(["demo", "--video", str(path), "--output", str(tmp_path)]) == 2
-            assert f"--video {path}: {own} would be deleted first" in capsys.readouterr().err
-    assert own.read_bytes() == video.read_bytes()
+            assert f"--video {path}: {source} would be deleted first" in capsys.readouterr().err
+    assert source.read_bytes() == video.read_bytes()
 
 
-def test_images_are_a_video_too(tmp_path: Path) -> None:
+def test_a_folder_of_images_is_a_video_too(tmp_path: Path) -> None:
     folder = tmp_path / "images"
     folder.mkdir()
     for number in range(3):
@@ -168,7 +168,7 @@ def test_images_are_a_video_too(tmp_path: Path) -> None:
     assert counts["/front/image_raw/compressed"] == counts["/multi_dnn/front/lane/points"] == 3
 
 
-def test_what_is_wrong_is_one_line(video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_reported_in_one_line(video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty, mine = tmp_path / "empty.mp4", tmp_path / "mine"
     empty.write_bytes(b"")
     mine.mkdir()
@@ -180,7 +180,7 @@ def test_what_is_wrong_is_one_line(video: Path, tmp_path: Path, capsys: pytest.C
         (2, "nothing.mp4 does not exist", ["--video", tmp_path / "nothing.mp4", *lane]),
         (2, "names a DNN twice", ["--video", video, *lane, *lane]),
         (2, "is not a recording of a demo", ["--video", video, *lane, "--output", mine]),
-        (2, "give one of them", ["--video", video, *lane, "--params-file", "x.yaml"]),
+        (2, "give only one of them", ["--video", video, *lane, "--params-file", "x.yaml"]),
         (1, "empty.mp4 is empty", ["--video", empty, *lane]),
     ]:
         assert main(["demo", *map(str, arguments)]) == code, message

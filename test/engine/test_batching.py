@@ -1,4 +1,4 @@
-"""Frames of several cameras as one inference: which frames are batched, how long is waited, and their results."""
+"""Frames of several cameras in one inference: which frames are batched, the wait for further ones, their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CAMERAS = ("front", "left", "rear", "right")
 
 
 def start_and_queue(engine: Engine, gate: Gate, *cameras: str, first: str = "front") -> None:
-    """An inference of `first` in progress, and one waiting frame of each of `cameras`."""
+    """Start an inference of `first`, and leave one frame of each of `cameras` waiting."""
     engine.offer(frame(first, 0))
     gate.wait_for_job()
     for value, camera in enumerate(cameras, start=1):
@@ -47,7 +47,7 @@ def test_waiting_frames_share_one_inference_and_get_their_own_results(start, rec
 
 
 def test_statistics_include_reported_results_while_a_batch_is_being_reported(start, recorder):
-    """Seen by the receiver itself, and when the engine stops while the receiver hangs."""
+    """Both for the receiver itself and when the engine stops while the receiver hangs."""
     gate, hangs = Gate(), Gate()
     seen: list[int] = []
 
@@ -86,7 +86,7 @@ def test_batches_are_bounded_by_the_stages_and_round_robin_over_cameras(start, r
 
 @pytest.mark.parametrize("bad", [("rear",), ("left", "rear", "right")])
 def test_failing_preprocessing_loses_only_its_frames(start, recorder, bad):
-    """Also if none of the batch is left."""
+    """Even if no frame of the batch is left."""
     values = {"left": 1, "rear": 2, "right": 3}
 
     def preprocess(image: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -164,7 +164,7 @@ def test_frames_above_the_maximum_age_are_replaced_in_the_batch(start, recorder)
 
 
 def test_batch_delay_ends_when_all_cameras_have_a_frame(start, recorder):
-    """On a clock that stands still no delay is ever over."""
+    """With a clock that stands still, no delay ever elapses."""
     engine = start(task(cameras=CAMERAS[:3], batches=(4,), batch_delay_ns=10**12), workers=1, clock=FakeClock())
     for value, camera in enumerate(("front", "front", "left", "rear")):
         engine.offer(frame(camera, value))
@@ -214,44 +214,45 @@ def test_in_place_and_batches_are_mutually_exclusive():
 
 
 class Scene:
-    """A DNN thread without the thread: the same calls on mailboxes and batch delay, with a fake clock."""
+    """Makes the calls of a DNN thread on mailboxes and batch delay, without the thread and with a fake clock."""
 
-    def __init__(self, cameras: tuple[str, ...], most: int, delay_ns: int) -> None:
+    def __init__(self, cameras: tuple[str, ...], max_batch: int, delay_ns: int) -> None:
         self.clock = FakeClock()
-        self.mail = Mailboxes(cameras)
-        self.most = most
-        self.gathering = BatchDelay(most, delay_ns, self.clock)
+        self.mailboxes = Mailboxes(cameras)
+        self.max_batch = max_batch
+        self.batch_delay = BatchDelay(max_batch, delay_ns, self.clock)
         self.busy_until = self.clock.now
 
     def next_ns(self) -> int | None:
         """When the thread would wake by itself."""
         if self.clock.now < self.busy_until:
             return self.busy_until
-        remaining_s = self.gathering.remaining_s()
+        remaining_s = self.batch_delay.remaining_s()
         return None if remaining_s is None else self.clock.now + max(1, round(remaining_s * 1e9))
 
-    def look(self, begin: Callable[[list[Frame]], int]) -> None:
-        """Start an inference if possible; `begin` says how long that takes."""
-        while len(self.mail) and self.clock.now >= self.busy_until and self.gathering.should_start(len(self.mail)):
+    def try_start(self, begin: Callable[[list[Frame]], int]) -> None:
+        """Start an inference if possible; `begin` returns how long it takes."""
+        mailboxes = self.mailboxes
+        while len(mailboxes) and self.clock.now >= self.busy_until and self.batch_delay.should_start(len(mailboxes)):
             taken: list[Frame] = []
-            while len(taken) < self.most and (one := self.mail.take()) is not None:
+            while len(taken) < self.max_batch and (one := mailboxes.take()) is not None:
                 taken.append(one)
-            self.gathering.reset()
+            self.batch_delay.reset()
             self.busy_until = self.clock.now + begin(taken)
 
 
 @given(
     cameras=st.integers(1, 4).map(lambda count: CAMERAS[:count]),
-    most=st.integers(1, 4),
+    max_batch=st.integers(1, 4),
     delay_ns=st.integers(0, 50),
     arrivals=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), max_size=40),
     busy=st.lists(st.integers(1, 60), min_size=1, max_size=5),
 )
 def test_batches_lose_no_frame_bound_the_wait_and_take_each_camera_once(
-    cameras: tuple[str, ...], most: int, delay_ns: int, arrivals: list[tuple[int, int]], busy: list[int]
+    cameras: tuple[str, ...], max_batch: int, delay_ns: int, arrivals: list[tuple[int, int]], busy: list[int]
 ) -> None:
-    most = min(most, len(cameras))
-    scene = Scene(cameras, most, delay_ns)
+    max_batch = min(max_batch, len(cameras))
+    scene = Scene(cameras, max_batch, delay_ns)
     begun: list[list[Frame]] = []
     waiting_since: int | None = None  # a frame waits and the DNN is free
     overwritten: list[Frame] = []
@@ -262,35 +263,35 @@ def test_batches_lose_no_frame_bound_the_wait_and_take_each_camera_once(
         assert waiting_since is not None
         waited = scene.clock.now - waiting_since
         assert waited <= delay_ns
-        assert len(taken) == most or waited == delay_ns
+        assert len(taken) == max_batch or waited == delay_ns
         names = [one.camera for one in taken]
-        assert 1 <= len(names) == len(set(names)) <= most
+        assert 1 <= len(names) == len(set(names)) <= max_batch
         for camera in cameras:
-            skipped[camera] = 0 if camera in names or scene.mail.is_empty(camera) else skipped[camera] + 1
+            skipped[camera] = 0 if camera in names or scene.mailboxes.is_empty(camera) else skipped[camera] + 1
             assert skipped[camera] < len(cameras)
         begun.append(taken)
         waiting_since = None
         return busy[len(begun) % len(busy)]
 
-    def look() -> None:
+    def try_start() -> None:
         nonlocal waiting_since
-        if len(scene.mail) and scene.clock.now >= scene.busy_until and waiting_since is None:
+        if len(scene.mailboxes) and scene.clock.now >= scene.busy_until and waiting_since is None:
             waiting_since = scene.clock.now
-        scene.look(begin)
+        scene.try_start(begin)
 
     at, offered = scene.clock.now, []
     for pause, number in [*arrivals, (10_000, 0)]:
         at += pause
         while (wakes := scene.next_ns()) is not None and wakes <= at:
             scene.clock.now = wakes
-            look()
+            try_start()
         scene.clock.now = at
         one = frame(cameras[number % len(cameras)], len(offered) % 256)
         offered.append(one)
-        old = scene.mail.put(one)
+        old = scene.mailboxes.put(one)
         overwritten += [] if old is None else [old]
-        look()
+        try_start()
     taken = [one for batch in begun for one in batch]
-    left = scene.mail.clear()
+    left = scene.mailboxes.clear()
     assert Counter(map(id, offered)) == Counter(map(id, [*taken, *overwritten, *left]))
     assert len(left) <= 1  # the one that came last

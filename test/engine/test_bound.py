@@ -1,6 +1,6 @@
 """The bound on launched jobs that a more important frame could overtake, on a fake GPU.
 
-On a real one: test/gpu/engine/test_priority_cuda.py.
+On a real GPU: test/gpu/engine/test_priority_cuda.py.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class OnDevice(Frame):
 
 
 class Launches:
-    """The launches: DNN, number of unfinished launches of other DNNs at that time, and whether all jobs were one
-    launch.
+    """Records each launch: DNN, number of unfinished launches of other low DNNs at that time, and whether all jobs were
+    one launch.
     """
 
     def __init__(self, gpu: FakeGpu, job_s: float) -> None:
@@ -51,8 +51,8 @@ class Launches:
                 with self._lock:
                     now = time.perf_counter()
                     self._unfinished = [(dnn, until) for dnn, until in self._unfinished if until > now]
-                    beside = sum(dnn.startswith("low") for dnn, _ in self._unfinished if dnn != name)
-                    self.all.append((name, beside, jobs == JOBS))
+                    unfinished = sum(dnn.startswith("low") for dnn, _ in self._unfinished if dnn != name)
+                    self.all.append((name, unfinished, jobs == JOBS))
                     self._gpu.launch(jobs * self._job_s)
                     self._unfinished.append((name, self._gpu.busy_until()))
                 return carried
@@ -91,12 +91,12 @@ def test_launched_and_unfinished_jobs_are_bounded(
         assert engine.wait_idle(WAIT)
     assert len(recorder.results) == 3 * len(LOW)
     check_accounts(engine)
-    most = max(beside for _, beside, _ in launches.all) + 1
+    max_unfinished = max(unfinished for _, unfinished, _ in launches.all) + 1
     if bound is None:
         assert launches.all[0][2]
-        assert most == len(LOW)
+        assert max_unfinished == len(LOW)
     else:
-        assert most <= bound
+        assert max_unfinished <= bound
         assert not any(single_launch for _, _, single_launch in launches.all)
         assert len(launches.all) == 3 * len(LOW) * JOBS
 
@@ -105,12 +105,12 @@ def test_a_more_important_frame_waits_for_no_launched_job(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is launched at once, with all of its jobs, while the maximum number of other jobs is unfinished."""
-    launches, endless, through = Launches(gpu, 1e-3), Launches(gpu, 1e3), threading.Event()
+    launches, endless, released = Launches(gpu, 1e-3), Launches(gpu, 1e3), threading.Event()
     synchronize = Event.synchronize
 
     def until_the_end(event: Event) -> None:
         if event.at > time.perf_counter() + 100.0:
-            assert through.wait(WAIT)
+            assert released.wait(WAIT)
         else:
             synchronize(event)
 
@@ -133,7 +133,7 @@ def test_a_more_important_frame_waits_for_no_launched_job(
     assert {name for name, _, single_launch in launches.all if single_launch} == {"high", "higher"}
     assert len(launches.all) == 6
     assert len(endless.all) == 2
-    through.set()
+    released.set()
 
 
 @pytest.mark.parametrize("policy", ["fifo", "priority", "edf"])
@@ -141,7 +141,7 @@ def test_frames_of_equal_priority_are_one_launch(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], policy: str
 ) -> None:
     launches = Launches(gpu, 0.1)
-    # All arrive at the same time: under edf a later frame is due later, and would run job by job.
+    # All frames arrive at the same time: under edf a later frame would be due later and run job by job.
     engine = start(
         *map(launches.task, LOW), workers=1, device=DEVICE, policy=policy, max_launched=1, clock=lambda: 10**9
     )
@@ -227,19 +227,19 @@ def test_may_be_overtaken_if_a_frame_arriving_now_would_run_first(
     policy: str, settings: list[tuple[int, int | None]], waited: int
 ) -> None:
     clock = FakeClock()
-    made: Policy = make_policy(policy, AGING) if policy != "edf" else EarliestDeadlineFirst(200)
+    ordering: Policy = make_policy(policy, AGING) if policy != "edf" else EarliestDeadlineFirst(200)
     tasks = [task(f"dnn{n}", priority=priority, deadline_ns=due) for n, (priority, due) in enumerate(settings)]
     waiting = job(tasks[0], clock)
     clock.now += waited
     overtaken = False
     for other in tasks[1:]:
-        queue = JobQueue(made, FakeClock())
+        queue = JobQueue(ordering, FakeClock())
         queue.put(waiting)
         waiting.queued_ns = clock.now - waited
         late = job(other, clock)
         late.queued_ns = clock.now
-        overtaken |= made.key(late) < made.key(waiting)
-    queue = JobQueue(made, clock)
+        overtaken |= ordering.key(late) < ordering.key(waiting)
+    queue = JobQueue(ordering, clock)
     queue.bound_launches(tasks)
     assert queue.may_be_overtaken(waiting) == overtaken
     assert queue.may_continue(waiting) != overtaken
@@ -296,7 +296,7 @@ def test_with_all_waiting_callers_busy_only_an_important_job_is_taken() -> None:
 
 
 def test_a_changed_priority_wakes_the_caller_that_may_now_take_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It could not be overtaken when it was queued, so no waiting caller was woken for it."""
+    """The job could not be overtaken when it was queued, so no caller that waits for kernels was woken for it."""
     clock = FakeClock()
     queue = JobQueue(make_policy("priority", AGING), clock)
     low, high = task("low"), task("high", priority=10)

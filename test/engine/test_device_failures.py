@@ -33,8 +33,8 @@ def test_pausing_the_queue_times_out_on_a_hanging_job():
 
 def test_queues_of_several_engines_are_paused_one_at_a_time(monkeypatch):
     """A stopped engine may still rebuild jobs while the next one does."""
-    alone = WatchedLock()
-    monkeypatch.setattr(queue, "_pause_lock", alone)
+    pause_lock = WatchedLock()
+    monkeypatch.setattr(queue, "_pause_lock", pause_lock)
     before, after = (JobQueue(Fifo(), FakeClock()) for _ in range(2))
     entered = threading.Event()
 
@@ -45,7 +45,7 @@ def test_queues_of_several_engines_are_paused_one_at_a_time(monkeypatch):
     waiting = threading.Thread(target=hold)
     with before.paused(WAIT):
         waiting.start()
-        assert alone.waits.wait(WAIT)
+        assert pause_lock.waits.wait(WAIT)
         assert after.put(Job(Inference(task(), (Item(frame()),), 0, None, 0, lambda inference: None), 0))
         assert after.get() is not None  # waiting for a pause does not block the queue
         after._running -= 1

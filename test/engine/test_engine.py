@@ -42,20 +42,20 @@ def test_the_newest_frame_replaces_an_older_one_which_is_counted(start, recorder
 
 
 def test_reading_statistics_delays_no_dnn(start, recorder, monkeypatch):
-    """Computing them takes milliseconds; the figures are those of the time of the call."""
+    """Computing them takes milliseconds; the figures are those at the time of the call."""
     gate = Gate()
     percentiles = Percentiles.of
     monkeypatch.setattr(Percentiles, "of", lambda values: (gate(), percentiles(values))[1])
     engine = start(task(), workers=1)
     seen = []
-    asking = threading.Thread(target=lambda: seen.append(engine.statistics()))
-    asking.start()
+    reader = threading.Thread(target=lambda: seen.append(engine.statistics()))
+    reader.start()
     gate.wait_for_job()
     engine.offer(frame(value=7))
     recorder.wait(lambda: recorder.results)
     assert engine.wait_idle(WAIT)
     gate.open()
-    asking.join(WAIT)
+    reader.join(WAIT)
     (before,), (after,) = (each.by_dnn_and_camera.values() for each in (*seen, engine.statistics()))
     assert (before.offered, before.published, before.latencies["compute"].count) == (0, 0, 0)
     assert (after.offered, after.published, after.latencies["compute"].count) == (1, 1, 1)
@@ -248,7 +248,7 @@ def test_invalid_arguments_are_named_in_the_error(recorder):
         Engine([task("a")], on_result=print, workers=0)
     with pytest.raises(ValueError, match="policy is 'lifo'; allowed are fifo, priority, edf"):
         Engine([task("a")], on_result=print, policy="lifo")
-    with pytest.raises(ValueError, match="'rear'; served are front"):
+    with pytest.raises(ValueError, match="'rear'; served cameras: front"):
         Engine([task("a")], on_result=print).offer(frame("rear"))
 
 
@@ -265,6 +265,6 @@ def test_each_dnn_has_a_stream_of_its_priority_on_its_share(monkeypatch):
     kinds = [("a", 0, 0), ("b", 0, 3), ("c", 16, 3), ("a", 0, 0), ("a", 0, 7)]
     assert [engine.stream_of(kind) for kind in kinds] == ["stream 1", "stream 2", "stream 3", "stream 1", "stream 1"]
     assert made == [(0, 0), (0, -1), (16, 0)]
-    engine.update("b", priority=-1)  # now a is the more important one, at the priority that it had
+    engine.update("b", priority=-1)  # now a is more important than b, although its priority is unchanged
     assert engine.stream_of(("a", 0, 0)) == "stream 4"
     assert made[3:] == [(0, -1)]

@@ -29,15 +29,15 @@ def number_of(taken: Job | None) -> int:
 
 
 @given(st.sampled_from(["fifo", "priority"]), st.lists(st.integers(-3, 3), max_size=6), st.integers(-3, 3))
-def test_exchange_returns_the_job_that_is_first(policy: str, waiting: list[int], own: int) -> None:
+def test_exchange_returns_the_job_that_is_first(policy: str, waiting: list[int], own_priority: int) -> None:
     taken = []
     for in_one_step in (True, False):
         queue = JobQueue(make_policy(policy, 50), FakeClock())
-        queue.put(job(-1, own))
+        queue.put(job(-1, own_priority))
         assert number_of(queue.get()) == -1
         for number, priority in enumerate(waiting):
             queue.put(job(number, priority))
-        successor = job(-1, own, 1)
+        successor = job(-1, own_priority, 1)
         if in_one_step:
             first = queue.exchange(successor)
             assert first is not None
@@ -51,17 +51,17 @@ def test_exchange_returns_the_job_that_is_first(policy: str, waiting: list[int],
 def test_exchange_prefers_the_successor_among_equal_keys_only() -> None:
     clock = FakeClock()
     queue = JobQueue(make_policy("priority", 50), clock)
-    own = job(1, index=1)
-    own.queued_ns = clock.now
+    successor = job(1, index=1)
+    successor.queued_ns = clock.now
     queue.put(job(0))
-    clock.now += 100  # its place is that of the job before it
-    assert queue.may_continue(own)
+    clock.now += 100  # its position in the queue is that of the previous job
+    assert queue.may_continue(successor)
     queue.put(job(2, priority=3))
-    assert not queue.may_continue(own)
+    assert not queue.may_continue(successor)
     assert [number_of(queue.get()) for _ in range(2)] == [2, 0]
-    assert queue.may_continue(own)
+    assert queue.may_continue(successor)
     queue.close()
-    assert not queue.may_continue(own)
+    assert not queue.may_continue(successor)
 
 
 def test_a_closed_queue_leaves_the_job_with_the_caller() -> None:
@@ -75,12 +75,12 @@ def test_exchange_waits_while_the_queue_is_paused() -> None:
     """A worker that always has a successor still makes way for a pause."""
     queue = JobQueue(Fifo(), FakeClock())
     queue.put(job(0))
-    through = threading.Event()
+    stopping = threading.Event()
     steps: list[Job | None] = []
 
     def work() -> None:
         queue.get()
-        while not through.is_set():
+        while not stopping.is_set():
             steps.append(queue.exchange(job(0, index=1)))
         queue.close()
 
@@ -88,7 +88,7 @@ def test_exchange_waits_while_the_queue_is_paused() -> None:
     worker.start()
     with queue.paused(WAIT):
         before = len(steps)
-        through.set()
+        stopping.set()
         assert len(queue) <= 1  # takes the queue's lock, as an exchange would
         assert len(steps) == before
     worker.join(WAIT)

@@ -61,18 +61,18 @@ def test_a_frame_that_cannot_be_overtaken_is_one_launch(policy: str, single_laun
     clock = FakeClock()
     queue = JobQueue(make_policy(policy, 50), clock)
     launched: list[str] = []
-    own = inference(launched, single_launch=single_launch)
-    queue.put(Job(own, 0))
+    first = inference(launched, single_launch=single_launch)
+    queue.put(Job(first, 0))
     clock.now += 1
     queue.put(Job(inference([], single_launch=single_launch), 0))
     clock.now += 1_000
     job = queue.get()
     assert job is not None
-    assert job.inference is own
+    assert job.inference is first
     launch(queue, job)
     assert launched == (["all"] if single_launch else ["0", "1", "2", "3"])
     assert job.is_last
-    assert own.carried[0].item() == JOBS
+    assert first.carried[0].item() == JOBS
 
 
 @pytest.mark.parametrize("single_launch", [False, True])
@@ -91,7 +91,7 @@ def test_a_more_important_frame_runs_in_between(single_launch: bool) -> None:
     launch(queue, important)
     assert queue.get(job_done=True) is successor
     launch(queue, successor)
-    assert launched == ["0", "1", "2", "3"]  # what has begun is not run again in one
+    assert launched == ["0", "1", "2", "3"]  # an inference that has begun is not run as a single launch
     assert successor.inference.carried[0].item() == JOBS
 
 

@@ -38,7 +38,7 @@ def on_device(value: int = 0, camera: str = "front") -> OnDevice:
     return OnDevice(camera, value, np.zeros((2, 3, 3), np.uint8))
 
 
-def here() -> str:
+def thread_name() -> str:
     return threading.current_thread().name
 
 
@@ -72,7 +72,7 @@ class Setup:
         return Runner(self.queue, DEVICE, lambda dnn: stream)  # type: ignore[arg-type, return-value]
 
     def _job(self, index: int) -> None:
-        self.launched.append((index, here()))
+        self.launched.append((index, thread_name()))
         self.on_job(index)
 
     def other(self, priority: int = 0) -> Job:
@@ -118,7 +118,7 @@ def test_with_a_queued_or_running_job_the_queue_decides(setup: Setup, busy: str)
     assert setup.launched == []
     setup.run_as_worker(setup.queue.get())
     setup.recorder.wait(lambda: setup.recorder.results)
-    assert setup.launched == [(index, here()) for index in range(JOBS)]
+    assert setup.launched == [(index, thread_name()) for index in range(JOBS)]
 
 
 def test_no_dnn_launches_while_the_queue_is_paused(setup: Setup) -> None:
@@ -150,7 +150,7 @@ def test_dnns_do_not_launch_concurrently(setup: Setup) -> None:
     gate.wait_for_job()
     setup.dnn.offer(on_device())
     setup.run_as_worker(setup.queue.get())
-    assert {thread for _, thread in setup.launched} == {here()}
+    assert {thread for _, thread in setup.launched} == {thread_name()}
     gate.open()
     setup.recorder.wait(lambda: len(setup.recorder.results) == 2)
     other.close(drop_waiting=True)
@@ -159,7 +159,7 @@ def test_dnns_do_not_launch_concurrently(setup: Setup) -> None:
 
 
 def test_a_worker_launches_while_the_dnn_has_results_to_decode(setup: Setup) -> None:
-    """So that a slow launch does not delay them."""
+    """A slow launch must not delay the decoding."""
 
     def offer_next(index: int) -> None:
         setup.on_job = lambda index: None
@@ -171,7 +171,7 @@ def test_a_worker_launches_while_the_dnn_has_results_to_decode(setup: Setup) -> 
     setup.recorder.wait(lambda: len(setup.recorder.results) == 1)
     setup.run_as_worker(second)
     setup.recorder.wait(lambda: len(setup.recorder.results) == 2)
-    assert [thread for _, thread in setup.launched] == ["dnn-a"] * JOBS + [here()] * JOBS
+    assert [thread for _, thread in setup.launched] == ["dnn-a"] * JOBS + [thread_name()] * JOBS
 
 
 @pytest.mark.parametrize("priority", [-1, 0, 1])
@@ -191,14 +191,14 @@ def test_jobs_arriving_during_a_launch_keep_their_order(setup: Setup, priority: 
         assert setup.queue.get() is other
         setup.run_as_worker(setup.queue.get(job_done=True))
     setup.recorder.wait(lambda: setup.recorder.results)
-    thread = here() if priority > 0 else "dnn-a"
+    thread = thread_name() if priority > 0 else "dnn-a"
     assert setup.launched == [(0, "dnn-a"), (1, thread), (2, thread)]
     assert setup.recorder.results[0].output[0] == 7.0 + JOBS
     if priority <= 0:
         assert setup.queue.get() is other
 
 
-@pytest.mark.parametrize("error", [ValueError("a layer's own mistake"), SystemExit()])
+@pytest.mark.parametrize("error", [ValueError("a layer's mistake"), SystemExit()])
 def test_a_failing_launch_loses_only_its_inference(setup: Setup, error: BaseException) -> None:
     def fail(index: int) -> None:
         setup.on_job = lambda index: None
@@ -232,7 +232,7 @@ def test_launches_use_stream_and_inference_mode_but_callbacks_do_not(gpu: FakeGp
     seen: list[tuple[str, str, bool]] = []
 
     def see(what: str) -> None:
-        seen.append((what, here(), torch.is_inference_mode_enabled()))
+        seen.append((what, thread_name(), torch.is_inference_mode_enabled()))
 
     def on_job(index: int) -> None:
         see("job")
@@ -275,7 +275,7 @@ def test_a_launch_that_hangs_does_not_keep_the_engine_from_stopping(
 
 def test_with_several_dnns_a_worker_launches(start: Callable[..., Engine], recorder: Recorder) -> None:
     launched: list[str] = []
-    tasks = [task(name, jobs=JOBS, on_job=lambda index: launched.append(here())) for name in ("a", "b")]
+    tasks = [task(name, jobs=JOBS, on_job=lambda index: launched.append(thread_name())) for name in ("a", "b")]
     engine = start(*tasks, workers=1, device=DEVICE)
     engine.offer(on_device())
     recorder.wait(lambda: len(recorder.results) == 2)
@@ -284,7 +284,7 @@ def test_with_several_dnns_a_worker_launches(start: Callable[..., Engine], recor
 
 def test_on_a_cpu_the_dnn_runs_its_jobs_in_a_free_slot(start: Callable[..., Engine], recorder: Recorder) -> None:
     launched: list[str] = []
-    engine = start(task(jobs=JOBS, on_job=lambda index: launched.append(here())), workers=1)
+    engine = start(task(jobs=JOBS, on_job=lambda index: launched.append(thread_name())), workers=1)
     for value in range(3):
         engine.offer(frame(value=value))
         recorder.wait(lambda value=value: len(recorder.results) == value + 1)
@@ -294,18 +294,15 @@ def test_on_a_cpu_the_dnn_runs_its_jobs_in_a_free_slot(start: Callable[..., Engi
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_on_a_cpu_at_most_workers_jobs_run_at_once(start: Callable[..., Engine], workers: int) -> None:
-    """Four DNNs whose threads could all run jobs, beside the workers; each job waits for the others as long as it may.
-
-    Also: every slot is used, whichever threads run the jobs.
-    """
+    """Four DNNs whose threads could all run jobs, as could the workers. Every slot is used, whoever runs the jobs."""
     lock = threading.Lock()
-    running, most = 0, 0
+    running, max_running = 0, 0
 
     def job(index: int) -> None:
-        nonlocal running, most
+        nonlocal running, max_running
         with lock:
             running += 1
-            most = max(most, running)
+            max_running = max(max_running, running)
         time.sleep(0.002)
         with lock:
             running -= 1
@@ -315,7 +312,7 @@ def test_on_a_cpu_at_most_workers_jobs_run_at_once(start: Callable[..., Engine],
         for name in "abcd":
             engine.offer(frame(name, value))
         assert engine.wait_idle(WAIT)
-    assert most == workers
+    assert max_running == workers
 
 
 def test_on_a_cpu_the_queue_decides_between_the_jobs_of_the_dnn_thread(start: Callable[..., Engine]) -> None:
@@ -347,7 +344,7 @@ def test_on_a_cpu_a_queued_job_gets_the_slot_of_the_dnn_thread(start: Callable[.
     gate, ran = Gate(), []
 
     def job(index: int) -> None:
-        ran.append(here())
+        ran.append(thread_name())
         if len(ran) == 1:
             gate()
 

@@ -20,28 +20,28 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
 
 class Observed:
-    """events: in order. most: at once, by DNN."""
+    """Records the calls. running: operations in progress, by DNN; max_running: the maximum."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
-        self.now: Counter[str] = Counter()
-        self.most: Counter[str] = Counter()
+        self.running: Counter[str] = Counter()
+        self.max_running: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def began(self, dnn: str) -> None:
         with self._lock:
             self.events.append(("began", dnn))
-            self.now[dnn] += 1
-            self.most[dnn] = max(self.most[dnn], self.now[dnn])
+            self.running[dnn] += 1
+            self.max_running[dnn] = max(self.max_running[dnn], self.running[dnn])
 
     def ended(self, dnn: str) -> None:
         with self._lock:
             self.events.append(("ended", dnn))
-            self.now[dnn] -= 1
-            assert self.now[dnn] >= 0
+            self.running[dnn] -= 1
+            assert self.running[dnn] >= 0
 
     def device_failed(self, dnn: str, error: BaseException) -> None:
-        assert self.now[dnn]
+        assert self.running[dnn]
         self.events.append(("device failed", str(error)))
 
 
@@ -55,7 +55,7 @@ def on_device(value: int = 0, camera: str = "front") -> OnDevice:
 
 
 def run(device: torch.device, tasks: list, values: list[int], make: Callable[..., Frame]) -> tuple[Observed, Recorder]:
-    """Each value as a frame, one after another, so that none is overwritten."""
+    """Run an engine on each value as a frame, one after another, so that none is overwritten."""
     observed, recorder = Observed(), Recorder()
     engine = Engine(tasks, **recorder.callbacks(), device=device, observer=observed, max_failures=1000)
     engine.start()
@@ -96,9 +96,9 @@ def test_began_and_ended_are_called_equally_often(
     observed, recorder = run(device, tasks, list(range(50)), on_device if device is DEVICE else frame)
     assert recorder.results
     assert recorder.drops
-    assert set(observed.now.values()) == {0}
-    assert set(observed.now) == {f"dnn{number}" for number in range(dnns)}
-    assert max(observed.most.values()) <= 2  # the next inference may begin while the outputs of one are decoded
+    assert set(observed.running.values()) == {0}
+    assert set(observed.running) == {f"dnn{number}" for number in range(dnns)}
+    assert max(observed.max_running.values()) <= 2  # the next inference may begin while the outputs of one are decoded
 
 
 @pytest.mark.parametrize("device", [CPU, DEVICE], ids=str)
@@ -138,8 +138,8 @@ def test_a_running_job_is_observed() -> None:
     engine.start()
     engine.offer(frame())
     gate.wait_for_job()
-    assert observed.now == {"held": 1}
+    assert observed.running == {"held": 1}
     gate.open()
     assert engine.wait_idle(WAIT)
-    assert observed.now == {"held": 0}
+    assert observed.running == {"held": 0}
     assert engine.stop(WAIT) == []

@@ -64,7 +64,7 @@ def test_every_frame_of_every_camera_has_a_result(gpu: FakeGpu, policy: str, sin
     ]
     results: dict[str, list[Result]] = {camera: [] for camera in cameras}
     failures: list[Failure] = []
-    through = threading.Semaphore(0)
+    finished = threading.Semaphore(0)
 
     def offer(camera: str, number: int) -> None:
         engine.offer(OnDevice(camera, number, IMAGE))
@@ -75,13 +75,13 @@ def test_every_frame_of_every_camera_has_a_result(gpu: FakeGpu, policy: str, sin
         if len(mine) < FRAMES:
             offer(result.frame.camera, len(mine))
         else:
-            through.release()
+            finished.release()
 
     engine = Engine(tasks, workers=1, device=DEVICE, policy=policy, on_result=on_result, on_failure=failures.append)
     engine.start()
     for camera in cameras:
         offer(camera, 0)
-    assert all(through.acquire(timeout=WAIT) for _ in cameras)
+    assert all(finished.acquire(timeout=WAIT) for _ in cameras)
     assert engine.wait_idle(WAIT)
     assert engine.stop(WAIT) == []
     assert failures == []

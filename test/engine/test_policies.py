@@ -100,7 +100,7 @@ def test_remaining_times_must_match_the_number_of_jobs(start):
 @given(arrivals())
 def test_priority_overtakes_only_within_the_aging_time(jobs):
     order = queue_jobs(Priority(AGING), jobs)
-    position = {number: place for place, number in enumerate(order)}
+    position = {number: index for index, number in enumerate(order)}
     for early, (early_at, early_priority, _) in enumerate(jobs):
         for late in range(early + 1, len(jobs)):
             late_at, late_priority, _ = jobs[late]
@@ -125,7 +125,7 @@ def test_low_priority_is_served_under_a_flood_of_high_priority():
             break
         clock.now += 1
         assert clock.now - begin < 1000, "starved"
-    # 5 steps of priority are worth 250 ns: what came before that goes first, two jobs each ns, one served each ns.
+    # 5 priority steps are worth 250 ns: jobs queued within that time run first; 2 arrive and 1 is served per ns.
     assert clock.now - begin == pytest.approx(2 * 5 * AGING, abs=2)
 
 

@@ -22,7 +22,7 @@ Start = Callable[..., Engine]
 
 
 class Counted:
-    """A preprocessing that counts its calls; raises in those whose number is in `fails`."""
+    """A preprocessing function that counts its calls. fails: numbers of the calls in which it raises."""
 
     def __init__(self, *fails: int) -> None:
         self.calls = 0
@@ -54,10 +54,10 @@ def test_a_frame_is_preprocessed_once_for_equal_keys(
         assert engine.wait_idle(WAIT)
     assert preprocess.calls == 3 * calls
     found = sorted((result.dnn, result.output[0]) for result in recorder.results)
-    assert found == [(name, value + 2.0) for name in "abc" for value in (1, 2, 3)]  # two jobs add 1 each
+    assert found == [(name, value + 2.0) for name in "abc" for value in (1, 2, 3)]  # each of two jobs adds 1
 
 
-def test_an_error_of_preprocessing_is_one_of_the_dnn_that_ran_it(start: Start, recorder: Recorder) -> None:
+def test_an_error_in_preprocessing_counts_only_for_the_dnn_that_ran_it(start: Start, recorder: Recorder) -> None:
     preprocess = Counted(1)
     engine = start(*dnns(preprocess, "x", "x"), workers=1)
     engine.offer(frame("front", 1))
@@ -71,7 +71,7 @@ def test_an_error_of_preprocessing_is_one_of_the_dnn_that_ran_it(start: Start, r
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file of a detector of two layers."""
+    """The file of an exported detector with two layers."""
     network = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 6, 1), nn.Flatten(2)).eval()
     file = tmp_path_factory.mktemp("exported") / "small.pt2"
     torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 32, 32),)), file)
@@ -93,20 +93,20 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_built_dnns_share_equal_inputs(exported: str, second: dict[str, Any], shared: bool) -> None:
     flat: dict[str, Any] = {"device": "cpu", "dnns": ["a", "b"]}
     for name, others in (("a", {}), ("b", second)):
-        own = {"role": "object", "model": exported, "decoder": "yolo", "labels": ["car", "truck"], "jobs": 2} | others
-        flat |= {f"dnn.{name}.{key}": value for key, value in own.items()}
+        base = {"role": "object", "model": exported, "decoder": "yolo", "labels": ["car", "truck"], "jobs": 2}
+        flat |= {f"dnn.{name}.{key}": value for key, value in (base | others).items()}
     first, other = build(to_config(flat)).tasks
     assert (first.input_key is not None, other.input_key is not None) == (shared, shared)
     if not shared:
         return
     assert first.input_key == other.input_key
     image = torch.arange(48 * 64 * 3, dtype=torch.int64).remainder(251).to(torch.uint8).reshape(48, 64, 3)
-    made = first.preprocess(image)
-    torch.testing.assert_close(made, other.preprocess(image), rtol=0, atol=0)
-    before = made[0].clone()
+    inputs = first.preprocess(image)
+    torch.testing.assert_close(inputs, other.preprocess(image), rtol=0, atol=0)
+    before = inputs[0].clone()
     for each in (first, other):
-        carried = made
+        carried = inputs
         for stage in each.stages:
             assert isinstance(stage, SessionStage)
             carried = stage(carried)
-    torch.testing.assert_close(made[0], before, rtol=0, atol=0)  # a session only reads its inputs
+    torch.testing.assert_close(inputs[0], before, rtol=0, atol=0)  # a session only reads its inputs

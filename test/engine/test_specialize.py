@@ -71,7 +71,7 @@ def test_failing_specialization_is_retried_twice(start, recorder, caplog):
     engine.stop(WAIT)
     assert attempts == [(4, 6)] * 3 + [(2, 3)] * 2  # given up after three; done after two
     assert [record.getMessage() for record in caplog.records] == [
-        "DNN a: preprocessing is not captured (capture_preprocess) and runs eager for images of "
+        "DNN a: preprocessing is not captured (capture_preprocess) and runs eagerly for images of "
         f"{size} (attempts left: {left}): cannot be captured"
         for size, left in (("6 x 4", 2), ("6 x 4", 1), ("6 x 4", 0), ("3 x 2", 2))
     ]

@@ -61,7 +61,7 @@ def test_a_job_that_hangs_does_not_keep_the_engine_from_stopping(start, recorder
     stop_while_one_hangs(engine, "dnn-a", drain=True)
     assert time.monotonic() - begin < WAIT / 2
     assert [d.reason for d in recorder.drops] == [DropReason.SHUTDOWN]
-    gate.open()  # what still comes of it changes nothing
+    gate.open()  # its late result changes nothing
     check_accounts(engine)
     assert engine.statistics().by_dnn_and_camera["a", "front"].pending == 0
 

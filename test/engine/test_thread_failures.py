@@ -1,4 +1,4 @@
-"""Errors of callbacks and of the engine itself: lost frames are counted, and nothing fails in silence."""
+"""Errors of callbacks and of the engine itself: lost frames are counted, and nothing fails silently."""
 
 from __future__ import annotations
 

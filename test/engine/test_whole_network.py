@@ -68,7 +68,7 @@ def test_a_queued_job_prevents_running_in_one_call(start, recorder) -> None:
     assert engine.wait_idle(WAIT)
     first, second = (name[0] for name in ran[1:3])
     assert {first, second} == {"b", "c"}
-    # The one leaves the worker to the other behind its first job, and so does the other, as the one waits again.
+    # After its first job, each of them leaves the worker to the other one, whose job is queued.
     assert ran == ["a whole", f"{first} 0", f"{second} 0", f"{first} 1", f"{second} 1"]
 
 
@@ -120,7 +120,7 @@ class Turns:
         self.successor = first.successor()
 
     def ends(self, *, whole: bool) -> list[int]:
-        """When each of the other inferences ends, in jobs, if the rest of the first one is `whole`."""
+        """When each of the other inferences ends, in jobs, if the first one runs in one call (`whole`)."""
         ends: dict[str, int] = {}
         at, running = 1, self.successor.inference
         if whole:
@@ -140,12 +140,12 @@ class Turns:
 
 
 @given(st.lists(st.integers(2, 6), min_size=1, max_size=5))
-def test_one_call_delays_no_queued_inference_exactly_if_all_have_as_many_jobs(jobs: list[int]) -> None:
+def test_delays_no_inference_is_true_exactly_if_one_call_delays_none(jobs: list[int]) -> None:
     turns = Turns(jobs).ends(whole=False)
     whole = Turns(jobs).ends(whole=True)
     delayed = any(after > before for before, after in zip(turns, whole, strict=True))
-    one = Turns(jobs)
-    assert one.queue.delays_no_inference(one.successor) is not delayed
+    unused = Turns(jobs)
+    assert unused.queue.delays_no_inference(unused.successor) is not delayed
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(1, ["low 0", "low 1"]), (2, ["low whole"])])
@@ -172,7 +172,7 @@ def test_a_changed_priority_takes_effect(start, recorder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "overtakes"),
+    ("current", "other", "overtakes"),
     [
         ((20, None), (30, None), False),
         ((20, None), (20, None), False),
@@ -182,12 +182,12 @@ def test_a_changed_priority_takes_effect(start, recorder) -> None:
         ((20, None), (30, 15), True),  # it has 15 ms of slack when it comes
     ],
 )
-def test_under_edf_less_slack_may_overtake(own, other, overtakes) -> None:
+def test_under_edf_less_slack_may_overtake(current, other, overtakes) -> None:
     def dnn(deadline_ms: int | None, remaining_ms: int | None) -> DnnTask:
         remaining = None if remaining_ms is None else (remaining_ms * MS, 1)
         return task(deadline_ns=deadline_ms and deadline_ms * MS, remaining_ns=remaining)
 
-    assert make_policy("edf", 1).may_overtake(dnn(*other), dnn(*own)) is overtakes
+    assert make_policy("edf", 1).may_overtake(dnn(*other), dnn(*current)) is overtakes
 
 
 def test_a_failure_in_one_call_loses_the_frame(start, recorder) -> None:
@@ -210,7 +210,7 @@ def test_timings_of_one_call(start, recorder) -> None:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file of a detector of two layers."""
+    """The file of an exported detector with two layers."""
     network = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 6, 1), nn.Flatten(2)).eval()
     file = tmp_path_factory.mktemp("exported") / "small.pt2"
     torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 32, 32),)), file)
@@ -219,11 +219,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize(("blocking_ms", "workers", "whole"), [(0.0, 1, True), (1e-3, 1, False), (1e-3, 2, True)])
 def test_built_dnns_have_single_launch_unless_jobs_are_bounded(blocking_ms, workers, whole, exported) -> None:
-    """No layer is as short as the bound, so that each is a job of its own."""
+    """Every layer takes longer than the bound, so each is a job of its own."""
     flat = {"device": "cpu", "dnns": ["a", "b"], "workers": workers, "blocking_ms": blocking_ms}
     for name in flat["dnns"]:
-        own = {"role": "object", "model": exported, "decoder": "yolo", "labels": ["car", "truck"], "jobs": 2}
-        flat |= {f"dnn.{name}.{key}": value for key, value in own.items()}
+        parameters = {"role": "object", "model": exported, "decoder": "yolo", "labels": ["car", "truck"], "jobs": 2}
+        flat |= {f"dnn.{name}.{key}": value for key, value in parameters.items()}
     pipeline = build(to_config(flat))
     for each in pipeline.tasks:
         assert len(each.stages) > 1

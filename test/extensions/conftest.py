@@ -17,7 +17,7 @@ ROOT = HERE.parents[1]
 
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the toy package is installed into, as pip does it."""
+    """The folder that pip has installed the toy package into."""
     source = tmp_path_factory.mktemp("source") / "toy_package"  # setuptools builds inside the source tree
     shutil.copytree(HERE / "toy_package", source)
     target = tmp_path_factory.mktemp("installed")
@@ -28,7 +28,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an installed package all of whose extensions are wrong, in a way of its own each."""
+    """A folder with an installed package all of whose extensions are wrong, each in another way."""
     target = tmp_path_factory.mktemp("broken")
     module = target / "broken_extension.py"
     module.write_text("from multi_dnn_ros.vision.result_kind import RESULT_KINDS\nNUMBER = 3\n")

@@ -1,4 +1,4 @@
-"""What docs/extending.md tells people to write works as it stands there."""
+"""The code and the commands of docs/extending.md work as printed there."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_decoder_takes_about_40_lines() -> None:
 
 @pytest.fixture(scope="module")
 def printed(package: tuple[Path, Path], fork_server: ForkServer) -> tuple[str, str]:
-    """What the examples print, and _SERVED."""
+    """The output of the examples, and that of _SERVED."""
     examples = [text for language, text in BLOCKS if language == "python" and not _FILE.match(text)]
     code = f"for text in {examples!r}: exec(text, {{}})\nprint('====')\n{_SERVED}"
     text = run_forked(fork_server, code, package[1])

@@ -1,4 +1,4 @@
-"""What another installed package brings is served, and listed, without a line of ours."""
+"""The extensions of another installed package are served and listed without a change to this package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from geometry_msgs.msg import PointStamped
 from sensor_msgs.msg import Image
 from toy_node import ToyNode, environment, run_forked
 
-#: By name in the toy package.
+#: Names of the toy package's extensions.
 BACKEND, DECODER, KIND, SOURCE = "toy_backend", "toy_decoder", "toy_kind", "toy_zoo"
 TOY_DNN = {
     "dnns": "[light]",
@@ -27,21 +27,21 @@ SIZE = (96, 128)  # twice the network's input, (H, W)
 
 
 def picture() -> np.ndarray:
-    """Black, but for a white block whose middle is u = 90, v = 26."""
+    """Black, except for a white block with its centre at u = 90, v = 26."""
     pixels = np.zeros((*SIZE, 3), np.uint8)
     pixels[20:32, 84:96] = 255
     return pixels
 
 
 def python(code: str, *folders: Path, succeeds: bool = True) -> str:
-    """What a process prints that finds the packages in `folders`."""
+    """The output of a process that finds the packages in `folders`."""
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment(*folders))
     assert not succeeds or done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 
-def test_the_node_serves_what_another_package_brings(domain: int, tmp_path: Path, toy: Path, broken: Path) -> None:
+def test_the_node_serves_another_packages_extensions(domain: int, tmp_path: Path, toy: Path, broken: Path) -> None:
     node = ToyNode(domain, tmp_path / "log", TOY_DNN, toy, broken)
     try:
         spots = node.listen("/multi_dnn/front/light/spot", PointStamped)
@@ -51,7 +51,7 @@ def test_the_node_serves_what_another_package_brings(domain: int, tmp_path: Path
         assert (spot.header.stamp.sec, spot.header.frame_id) == (7, "camera")
         assert abs(spot.point.x - 90) <= 4
         assert abs(spot.point.y - 26) <= 4
-        assert spot.point.z > 0.9  # white, but for what the resize takes from the edges
+        assert spot.point.z > 0.9  # white, except for edges that the resize blurs
         drawn = np.frombuffer(bytes(overlays[0].data), np.uint8).reshape(*SIZE, 3)
         assert tuple(drawn[round(spot.point.y), round(spot.point.x)]) == (255, 0, 255)
         assert re.search(r"toy backend prepares \d+ jobs of light on cpu", node.text())
@@ -62,7 +62,7 @@ def test_the_node_serves_what_another_package_brings(domain: int, tmp_path: Path
         node.close()
 
 
-#: Of package `broken-extension`: what the log says, once each.
+#: Lines about package `broken-extension`, each of which the log has once.
 BROKEN = (
     "decoder 'yolo' of broken-extension 0.3 is not used: multi_dnn_ros has one of this name",
     "decoder 'absent' of broken-extension 0.3 cannot be used: module_that_is_not_there:SPEC: ModuleNotFoundError: No "
@@ -126,7 +126,7 @@ finally:
 
 
 def test_a_model_source_is_loaded_and_errors_beyond_single_values_list_them(toy: Path, fork_server: ForkServer) -> None:
-    """A source that does not rebuild a network has its decomposed one written as an exported program."""
+    """A decomposed network is written as an exported program if its source does not rebuild networks."""
     code = """
 import torch
 from multi_dnn_ros.models.artifact import suffix_of
@@ -135,7 +135,7 @@ from multi_dnn_ros.models.load import check_dnn, load_dnn
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name
 from multi_dnn_ros.settings.schema import DnnConfig
 for look, settings in ((check_dnn, {"model": "sofa"}), (check_dnn, {"model": "toy_zoo:sofa"}),
-                       # What its outputs are shows only when it runs.
+                       # Its outputs are known only after a run.
                        (load_dnn, {"model": "toy_zoo:brightness", "labels": ["spot"]}),
                        (check_dnn, {"model": "toy_zoo:brightness", "labels": ["spot"], "decoder": "lane",
                                     "role": "object"})):

@@ -1,4 +1,4 @@
-"""What is wrong with a result kind is told when publishers are made, or with the result; in words."""
+"""Errors of a result kind are reported when publishers are created or a result is published."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from multi_dnn_ros.vision.result_kind import RESULT_KINDS, GroundTopic, Layer, R
 
 
 class FakeNode:
-    """existing: topics of the publishers that were created and not destroyed."""
+    """A node that records its publishers. existing: topics of those that were created and not destroyed."""
 
     def __init__(self) -> None:
         self.existing: list[str] = []
@@ -42,7 +42,7 @@ def publishers(kind: ResultKind) -> ResultPublishers:
         (Topic("lamp", "std_msgs/msg/Header", "std_msgs.msg:make"), "make"),
     ],
 )
-def test_messages_that_cannot_be_made_are_refused_while_configuring(topic: Topic, reason: str) -> None:
+def test_messages_that_cannot_be_created_are_refused_while_configuring(topic: Topic, reason: str) -> None:
     with pytest.raises(ExtensionError, match=rf"DNN light: topic lamp of result kind 'lamps' .*{reason}"):
         publishers(ResultKind("lamps", float, (topic,)))
     on_ground = GroundTopic(topic.name, topic.msgtype, topic.to_message)
@@ -73,8 +73,8 @@ def test_a_result_of_another_kind_is_refused() -> None:
 def test_kinds_are_drawn_in_their_order_and_only_where_they_can_be() -> None:
     order: list[str] = []
 
-    def kind(name: str, place: int) -> ResultKind:
-        return ResultKind(name, int, (), draw=lambda canvas, layers, scale: order.append(name), draw_order=place)
+    def kind(name: str, position: int) -> ResultKind:
+        return ResultKind(name, int, (), draw=lambda canvas, layers, scale: order.append(name), draw_order=position)
 
     silent = ResultKind("silent", int, ())
     layers = [Layer("a", kind("above", 5), 1), Layer("b", kind("below", 0), 1), Layer("c", silent, 1)]

@@ -1,4 +1,4 @@
-"""A role is a label; some bring defaults."""
+"""A role is a label; some roles have defaults."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def test_any_label_is_a_role_of_a_dnn_that_says_what_it_is() -> None:
     assert (dnn.role, dnn.result_kind, dnn.labels) == ("traffic_light", "detections", ("car", "truck"))
 
 
-def test_a_role_without_defaults_brings_no_model() -> None:
+def test_a_role_without_defaults_has_no_model() -> None:
     with pytest.raises(ParameterError, match=r"dnn.mine.model is ''; allowed: not empty: builtin:<name>"):
         to_config({"dnns": ["mine"], "dnn.mine.role": "traffic_light"})
 
 
 @pytest.mark.parametrize("role", ["Lane", "traffic light", "", "9lives", "a" * 65])
-def test_what_is_no_label_is_refused(role: str) -> None:
+def test_an_invalid_label_is_refused(role: str) -> None:
     with pytest.raises(ParameterError, match=r"dnn.mine.role is .*; allowed: lower-case .*: lane, object, pedestrian"):
         to_config({"dnns": ["mine"], "dnn.mine.role": role, "dnn.mine.model": "builtin:object"})
 
 
-def test_a_role_that_asks_for_other_results_is_refused() -> None:
+def test_a_role_with_results_of_another_kind_is_refused() -> None:
     with pytest.raises(ModelError, match=r"dnn.x.role is 'lane', but builtin:object is decoded as 'yolo'"):
         check_dnn("x", DnnConfig(role="lane", model="builtin:object"))
 

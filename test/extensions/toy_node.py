@@ -1,4 +1,4 @@
-"""The node as a process with other packages on its path, and what is needed to talk to it."""
+"""The node as a process with other packages on its path, and the means to exchange messages with it."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ WAIT_S = 120.0
 
 
 def environment(*folders: Path) -> dict[str, str]:
-    """That of a process which finds what is installed in `folders`."""
+    """The environment of a process that finds the packages in `folders`."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*folders, ROOT)))}
 
 
 def run_forked(server: ForkServer, code: str, *folders: Path) -> str:
-    """What a process prints that finds the packages in `folders`; it has imported PyTorch before."""
+    """The output of a process that finds the packages in `folders` and has already imported PyTorch."""
     begin = f"""
 import sys
 sys.path[:0] = {list(map(str, folders))}
 from multi_dnn_ros.backends import fused_convolution
 for name in [name for name in sys.modules if name.partition(".")[0] == "multi_dnn_ros"]:
-    del sys.modules[name]  # its parameters have the names of what was installed when it was imported
-sys.modules[fused_convolution.__name__] = fused_convolution  # PyTorch knows its operation, and takes no second one
+    del sys.modules[name]  # its parameters list the extensions that were installed when it was imported
+sys.modules[fused_convolution.__name__] = fused_convolution  # PyTorch accepts no second definition of its operation
 """
     done = server.run([sys.executable, "-c", begin + code], timeout=120)
     assert done.returncode == 0, done.stderr
@@ -48,7 +48,7 @@ sys.modules[fused_convolution.__name__] = fused_convolution  # PyTorch knows its
 
 
 class ToyNode:
-    """parameters: of the node, by name. folders: that other packages are installed in."""
+    """A running node. parameters: its parameters by name. folders: where other packages are installed."""
 
     def __init__(self, domain: int, log: Path, parameters: dict[str, Any], *folders: Path) -> None:
         self.log = log
@@ -66,9 +66,9 @@ class ToyNode:
         self._camera = self.peer.create_publisher(Image, "/front/image_raw", QoSProfile(depth=10))
 
     def listen(self, topic: str, kind: type) -> list[Any]:
-        heard: list[Any] = []
-        self.peer.create_subscription(kind, topic, heard.append, QoSProfile(depth=10))
-        return heard
+        messages: list[Any] = []
+        self.peer.create_subscription(kind, topic, messages.append, QoSProfile(depth=10))
+        return messages
 
     def until(self, condition: Callable[[], object], what: str, act: Callable[[], object] = lambda: None) -> None:
         """Spin until the condition holds; `act` is called about ten times per second."""

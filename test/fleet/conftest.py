@@ -18,15 +18,15 @@ def _forks(forked_spawns: None) -> None:
 
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of two colours, which are the classes: 120 to train with, so that batches of 20 are not the same."""
+    """Images of two colours, which are the classes: 120 training images, so that batches of 20 differ."""
     root = tmp_path_factory.mktemp("colours")
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for part, count in (("train", 60), ("val", 6)):
         for name, channel in (("green", 1), ("red", 2)):
             (root / part / name).mkdir(parents=True)
             for k in range(count):
-                image = dice.integers(0, 90, (16, 16, 3), dtype=np.uint8)
-                image[..., channel] += dice.integers(20, 120, dtype=np.uint8)
+                image = rng.integers(0, 90, (16, 16, 3), dtype=np.uint8)
+                image[..., channel] += rng.integers(20, 120, dtype=np.uint8)
                 cv2.imwrite(str(root / part / name / f"{k}.png"), image)
     return root
 

@@ -1,4 +1,4 @@
-"""Ranks with faults, or without training, which the supervisor runs in place of its own."""
+"""Main functions of ranks with faults, or without training, for the supervisor to run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multi_dnn_ros.fleet.job_training import JobTraining
 from multi_dnn_ros.fleet.messages import Command, Ended, Paused, Report
 from multi_dnn_ros.fleet.shares import Shares
 
-#: Most tenths that fit unit 0 in these tests.
+#: Maximum number of tenths that fit on unit 0 in these tests.
 ROOM = 5
 
 
@@ -74,7 +74,7 @@ def without_connection(setup: rank_process.RankSetup, connection: Connection[Any
 
 
 def with_a_process(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
-    """Starts a process, as rendering does, and has finished when that has ended."""
+    """Starts a process, as rendering does, and finishes when that process has ended."""
 
     def run(self: rank_process.Rank) -> None:
         process = multiprocessing.get_context("fork").Process(target=int)

@@ -14,13 +14,13 @@ _STEPS = 1000
 
 
 class SimulatedRank(RankHandle):
-    """unit: its number. failed: called when a failure is received, which is when the supervisor knows of it."""
+    """unit: number of its unit. failed: called when the supervisor receives a failure of this rank."""
 
     def __init__(self, unit: int) -> None:
         self.failed: Callable[[], None] = lambda: None
         self.unit = unit
         self._messages: list[Message] = []
-        self._report: Report | None = None  # again and again, as long as the job trains
+        self._report: Report | None = None  # received again and again while the job trains
         self._ending, self._unknown_for = "", 0
 
     @property
@@ -55,7 +55,7 @@ class SimulatedRank(RankHandle):
             self._report = Report(command.number, 10, _STEPS, 10, 0.1, 1.0)
 
     def put(self, message: Message) -> None:
-        """Have the message received."""
+        """Let the supervisor receive this message."""
         self._messages.append(message)
 
     def fail(self, text: str, failed: Callable[[], None]) -> None:
@@ -65,7 +65,7 @@ class SimulatedRank(RankHandle):
         self.failed = failed
 
     def end_later(self, text: str, unknown_for: int) -> None:
-        """End without a message. unknown_for: calls of receive() until it is known how it has ended."""
+        """End without a message. unknown_for: calls of receive() until it is known how the process has ended."""
         self._report = None
         self._ending, self._unknown_for = text, unknown_for
 
@@ -83,7 +83,7 @@ class SimulatedRank(RankHandle):
 
 
 class SimulatedLauncher:
-    """ranks: the last one that was started, by job and unit. prefixes: of all starts, by unit."""
+    """ranks: the last rank that was started, by job and unit. prefixes: those of all starts, by unit."""
 
     def __init__(self, units: Sequence[Unit], usable: Sequence[bool] | None = None) -> None:
         self.units = tuple(units)

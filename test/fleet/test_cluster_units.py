@@ -1,4 +1,4 @@
-"""What a fleet asks of a cluster, and decisions while units are lost."""
+"""What a fleet requests from a cluster, and decisions while units are lost."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def test_too_few_resources_are_named_with_those_of_the_hosts() -> None:
 
 
 def test_units_of_several_sizes_that_fit_are_not_refused() -> None:
-    """3 on the second host, twice 2 on the first; placed in order of size on the first host with room, a 2 is left."""
-    asked = bundles([parse_unit(name) for name in ("cpu:3", "cpu:2", "cpu:2")])
-    check_room(asked, [{"CPU": 4.0}, {"CPU": 3.0}])
+    """The 3 fits on the second host, both 2 on the first; with the 3 on the first host, there is no room for a 2."""
+    requested = bundles([parse_unit(name) for name in ("cpu:3", "cpu:2", "cpu:2")])
+    check_room(requested, [{"CPU": 4.0}, {"CPU": 3.0}])
     with pytest.raises(CommandError, match="no host has 2 CPUs left"):
-        check_room(asked, [{"CPU": 3.0}, {"CPU": 3.0}])
+        check_room(requested, [{"CPU": 3.0}, {"CPU": 3.0}])
 
 
 @given(cores=st.lists(st.integers(0, 9), min_size=1, max_size=5), threads=st.integers(1, 4), count=st.integers(1, 12))
 def test_equal_units_have_room_exactly_if_the_hosts_hold_so_many(cores: list[int], threads: int, count: int) -> None:
     hosts = [{"CPU": float(core)} for core in cores]
-    asked = bundles([parse_unit(f"cpu:{threads}")] * count)
+    requested = bundles([parse_unit(f"cpu:{threads}")] * count)
     if sum(core // threads for core in cores) >= count:
-        check_room(asked, hosts)
+        check_room(requested, hosts)
     else:
         with pytest.raises(CommandError):
-            check_room(asked, hosts)
+            check_room(requested, hosts)
     assert [host["CPU"] for host in hosts] == cores  # unchanged
 
 

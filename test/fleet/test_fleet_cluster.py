@@ -31,9 +31,9 @@ _COMPARED = 150
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The first host has one core, as each that is added."""
+    """A cluster whose first host has one core, like each host that is added."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # by default 15: beside other tests, the ranks would hardly run
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # by default 15: while other tests run, the ranks would hardly run
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -43,8 +43,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def job(job: FleetJob) -> FleetJob:
-    """Longer than the test, which stops it. In float64 and with a low learning rate, because training amplifies
-    rounding: at 2e-4 the losses differ by 0.2 % after 85 steps.
+    """A job that does not end before the test stops it. In float64 and with a low learning rate, because training
+    amplifies rounding: at 2e-4 the losses differ by 0.2 % after 85 steps.
     """
     changes = {"model": "torchvision:shufflenet_v2_x0_5", "precision": "fp64", "steps": 100_000, "lr": 2e-5}
     return job.model_copy(update={**changes, "checkpoint_every_s": 0.5})
@@ -57,8 +57,8 @@ def write(path: Path, *jobs: FleetJob) -> Path:
 
 
 class Events:
-    """Kills a rank on the unit of the second host, then this host, lets it return, and stops the fleet when it has been
-    used again.
+    """Kills a rank on the unit of the second host, then this host, lets the host return, and stops the fleet when the
+    unit has been used again.
 
     Two jobs, so that one of them always uses this unit while it can be used.
     """
@@ -87,12 +87,12 @@ class Events:
         if not jobs or not all(job.placed and job.state.status == "running" for job in jobs):
             return
         # Not `is_current`: on a slow machine, each report may come with a decision, which makes it outdated at once.
-        there = [job for job in jobs if job.shares[self.unit] and job.report is not None]
-        if self._done == 0 and there and (self._folder / there[0].name / "checkpoint.pt").is_file():
-            self.killed = there[0].name
-            assert there[0].processes is not None
-            os.kill(there[0].processes.pids[self.unit], signal.SIGKILL)
-        elif self._done == 1 and there and supervisor.jobs[self.killed].starts == 2:
+        on_unit = [job for job in jobs if job.shares[self.unit] and job.report is not None]
+        if self._done == 0 and on_unit and (self._folder / on_unit[0].name / "checkpoint.pt").is_file():
+            self.killed = on_unit[0].name
+            assert on_unit[0].processes is not None
+            os.kill(on_unit[0].processes.pids[self.unit], signal.SIGKILL)
+        elif self._done == 1 and on_unit and supervisor.jobs[self.killed].starts == 2:
             self._cluster.remove_node(self._host, allow_graceful=False)
         elif self._done == 2 and not any(job.shares[self.unit] for job in jobs):
             self._cluster.add_node(num_cpus=1)
@@ -104,10 +104,10 @@ class Events:
         self._done += 1
 
     def _stop_if_used_again(self, jobs: Sequence[RunningJob]) -> None:
-        """A change that does not help is reverted in the turn in which its first report comes."""
+        """A change that does not help is reverted in the turn in which its first report arrives."""
         if self._used_again is None:
-            given = [(job, job.processes.number) for job in jobs if job.processes and job.shares[self.unit]]
-            self._used_again = given[0] if given else None
+            users = [(job, job.processes.number) for job in jobs if job.processes and job.shares[self.unit]]
+            self._used_again = users[0] if users else None
             return
         job, number = self._used_again
         if job.report is not None and job.report.number >= number:
@@ -161,19 +161,19 @@ def test_the_command_runs_on_a_local_cluster(job: FleetJob, tmp_path: Path, caps
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "said"),
+    ("options", "code", "text"),
     [
         (["--cluster", "127.0.0.1:1"], 1, "the Ray cluster 127.0.0.1:1 cannot be reached: [Errno 111]"),
         (["--cluster", "somewhere"], 2, "--cluster is 'somewhere'; expected HOST:PORT"),
-        (["--cluster", "auto", "--measure", "times.json"], 2, "--cluster is for trainings"),
+        (["--cluster", "auto", "--measure", "times.json"], 2, "--cluster is for training"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(
-    options: list[str], code: int, said: str, job: FleetJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], code: int, text: str, job: FleetJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path / "jobs.yaml", job)
     assert main(["fleet", str(path), *options]) == code
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
 
 
 def test_a_missing_extra_is_named(

@@ -26,8 +26,8 @@ _STEPS, _COMPARED = 40, 150
 
 @pytest.fixture
 def job(job: FleetJob) -> FleetJob:
-    """Longer than the tests. In float64 and with a low learning rate, because training amplifies rounding, see
-    test_fleet_cluster.
+    """A job that does not end during the tests. In float64 and with a low learning rate, because training amplifies
+    rounding, see test_fleet_cluster.
     """
     changes = {"model": "torchvision:shufflenet_v2_x0_5", "precision": "fp64", "steps": 100_000, "lr": 2e-5}
     return job.model_copy(update=changes)
@@ -77,7 +77,7 @@ def test_shares_change_no_loss_and_a_rank_without_a_share_uses_no_cpu(
     assert losses[:_COMPARED] == pytest.approx(alone.losses, rel=1e-4)
 
 
-def test_a_job_holds_and_the_end_of_a_rank_is_reported(ranks: JobProcesses) -> None:
+def test_a_job_pauses_and_the_end_of_a_rank_is_reported(ranks: JobProcesses) -> None:
     ranks.send((5, 5))
     wait_for(ranks, lambda m: isinstance(m, Report))
     ranks.send((5, 5), pause=True)

@@ -38,7 +38,7 @@ def write(path: Path, *jobs: FleetJob, **more: Any) -> Path:
 
 
 def test_a_fleet_with_an_added_a_cancelled_a_bad_and_a_too_large_job(job: FleetJob, tmp_path: Path) -> None:
-    """a: runs to its end; b: does not fit unit 0 whole; bad: has no such data; c: added, then cancelled."""
+    """a: runs to its end; b: does not fit on unit 0 as a whole; bad: has no such data; c: added, then cancelled."""
     a = job.model_copy(update={"steps": 40})
     b = job.model_copy(update={"name": "b", "seed": 1, "steps": 15})
     bad = job.model_copy(update={"name": "bad", "data": f"classes:{tmp_path}/none"})

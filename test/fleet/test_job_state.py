@@ -1,4 +1,4 @@
-"""What a fleet makes of the state that a former one has left in the folder of a job, with simulated ranks."""
+"""How a fleet uses the state that a former fleet has left in the folder of a job, with simulated ranks."""
 
 from __future__ import annotations
 

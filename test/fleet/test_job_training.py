@@ -54,8 +54,8 @@ def exported(job: FleetJob, tmp_path: Path) -> FleetJob:
         torch.nn.Linear(4, 2),
     )  # fmt: skip
     path = tmp_path / "in.pt2"
-    own = {"bgr": True, "std": (0.5, 0.6, 0.7)}
-    save_artifact(path, network.eval(), Description(model="in.onnx", input_size=(16, 16), preprocess=own))
+    preprocess = {"bgr": True, "std": (0.5, 0.6, 0.7)}
+    save_artifact(path, network.eval(), Description(model="in.onnx", input_size=(16, 16), preprocess=preprocess))
     changes = {"model": str(path), "weights": "default", "num_classes": 0, "size": None, "decoder": "classification"}
     return job.model_copy(update={**changes, "steps": 2, "lr": 0.1})
 

@@ -43,7 +43,7 @@ def test_problems_of_all_jobs_are_listed_and_nothing_else(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "text"),
     [
         ({"jobs": [{**JOB, "epoch": 3}]}, "job 'a': unknown key 'epoch'; did you mean epochs?"),
         ({"jobs": [JOB], "period": 3}, "unknown key 'period'; did you mean period_s?"),
@@ -62,11 +62,11 @@ def test_problems_of_all_jobs_are_listed_and_nothing_else(tmp_path: Path) -> Non
         ("jobs: []\njobs: []\n", "given twice"),
     ],
 )
-def test_mistakes_are_named(content: object, said: str, tmp_path: Path) -> None:
+def test_mistakes_are_named(content: object, text: str, tmp_path: Path) -> None:
     path = written(tmp_path, content)
     with pytest.raises(JobsFileError) as error:
         read_jobs_file(path)
-    assert said in str(error.value)
+    assert text in str(error.value)
     assert str(path) in str(error.value)
 
 
@@ -76,7 +76,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("units", "said"),
+    ("units", "text"),
     [
         ("cuda:0,cuda:0", "name a GPU twice"),
         ("cpu:1,cuda:0", "mix CPUs and GPUs"),
@@ -85,12 +85,12 @@ def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     ],
 )
 def test_units_that_cannot_train_together_are_refused(
-    units: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    units: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, {"jobs": [JOB]})
     with pytest.raises(SystemExit):
         main(["fleet", str(path), "--units", units])
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
 
 
 def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The command is killed at once, as by a power loss, and given again."""
+"""The command is killed, as by a power failure, and started again."""
 
 from __future__ import annotations
 

@@ -56,17 +56,17 @@ class Recorder(nn.Module):
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp64", torch.float64), ("fp32", torch.float32)])
 def test_a_step_has_the_precision_of_the_job(precision: str, dtype: torch.dtype, job: FleetJob) -> None:
-    network, own = Recorder(), load_trainable(job.model_copy(update={"model": "torchvision:shufflenet_v2_x0_5"}))
-    measured = measure_network(replace(own, network=network, task="boxes"), CPU, 10, precision, samples=1)
+    network, trainable = Recorder(), load_trainable(job.model_copy(update={"model": "torchvision:shufflenet_v2_x0_5"}))
+    measured = measure_network(replace(trainable, network=network, task="boxes"), CPU, 10, precision, samples=1)
     assert network.types == {dtype}
     assert measured.gradient_bytes == 8 * dtype.itemsize
     assert all(value.isfinite().all() for value in network.parameters())
 
 
-def test_a_wait_for_a_core_beside_a_step_is_not_subtracted_from_it(
+def test_a_wait_for_a_core_outside_a_step_is_not_subtracted_from_it(
     job: FleetJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process waits for 3 s each time that the time of waiting is read; a step takes no time."""
+    """The process waits for 3 s each time that the waiting time is read; a step takes no time."""
     now_s = [0.0]
 
     def waited_s() -> float:
@@ -77,11 +77,11 @@ def test_a_wait_for_a_core_beside_a_step_is_not_subtracted_from_it(
     cpu_s = count()
     clock = SimpleNamespace(monotonic=lambda: now_s[0], process_time=lambda: next(cpu_s))
     monkeypatch.setattr(measure_steps, "time", clock)
-    own = load_trainable(job.model_copy(update={"model": "torchvision:shufflenet_v2_x0_5"}))
-    measured = measure_network(replace(own, network=Recorder(), task="boxes"), CPU, 10, "fp32", samples=1)
+    trainable = load_trainable(job.model_copy(update={"model": "torchvision:shufflenet_v2_x0_5"}))
+    measured = measure_network(replace(trainable, network=Recorder(), task="boxes"), CPU, 10, "fp32", samples=1)
     assert [step.step_ms for step in measured.steps] == [3000.0] * 4
 
 
 def test_a_classifier_is_measured(job: FleetJob) -> None:
-    own = load_trainable(job.model_copy(update={"model": "torchvision:shufflenet_v2_x0_5"}))
-    assert len(measure_network(own, CPU, 20, "fp32", samples=1).steps) == 4
+    trainable = load_trainable(job.model_copy(update={"model": "torchvision:shufflenet_v2_x0_5"}))
+    assert len(measure_network(trainable, CPU, 20, "fp32", samples=1).steps) == 4

@@ -1,4 +1,4 @@
-"""How the processes of ranks end, and what the supervisor makes of it. They train nothing."""
+"""How the processes of ranks end, and how the supervisor reacts. The ranks train nothing."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_a_job_whose_rank_loses_its_connection_starts_again(path: Path, tmp_path
         if job.placed and job.is_current and not broken:
             assert job.processes is not None
             broken.append(job.processes.number)
-            for end in job.processes.connections[:1]:
-                with socket.socket(fileno=os.dup(end.fileno())) as duplicate:
+            for connection in job.processes.connections[:1]:
+                with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
                     duplicate.shutdown(socket.SHUT_RDWR)
         if job.starts == 2 and job.placed and job.is_current:
             raise KeyboardInterrupt
@@ -92,10 +92,10 @@ def ignore_sigterm(connection: Connection[Any, Any]) -> None:
 
 def start_and_end() -> None:
     context = multiprocessing.get_context("forkserver")
-    here, there = context.Pipe()
-    process = context.Process(target=ignore_sigterm, args=(there,))  # as in LocalRank
+    own_end, rank_end = context.Pipe()
+    process = context.Process(target=ignore_sigterm, args=(rank_end,))  # as in LocalRank
     start_process(process)
-    assert here.poll(_PATIENCE_S)
+    assert own_end.poll(_PATIENCE_S)
 
 
 def test_a_rank_does_not_keep_the_command_from_ending() -> None:
@@ -113,12 +113,12 @@ def test_a_failure_that_cannot_be_sent_is_an_exit_code(job: FleetJob, tmp_path: 
 
 
 def test_a_rank_may_start_processes(job: FleetJob, tmp_path: Path) -> None:
-    """Data `road` of more than 32 scenes is rendered by several."""
+    """Data `road` of more than 32 scenes is rendered by several processes."""
     assert first_messages(job, tmp_path, with_a_process) == [(0, Ended(True, 0))]
 
 
 def first_messages(job: FleetJob, folder: Path, rank_main: RankMain) -> list[tuple[int, Message]]:
-    """Of one rank."""
+    """The first messages of a job with one rank."""
     ranks = JobProcesses(job, LocalLauncher(UNITS[:1]), folder, "a", rank_main)
     try:
         while not (found := ranks.receive()):

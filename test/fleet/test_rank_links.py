@@ -1,4 +1,4 @@
-"""TCP connections of ranks: only those that know the secret, and a stranger holds up nobody."""
+"""TCP connections of ranks: only ranks that know the secret connect, and a stranger does not hold them up."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_listener_that_is_closed_leaves_no_thread() -> None:
     listener.close()
     thread.join(_PATIENCE_S)
     assert not thread.is_alive()
-    listener.close()  # nothing more
+    listener.close()  # has no effect
 
 
 def test_a_wrong_secret_is_refused(

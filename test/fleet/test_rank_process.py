@@ -1,4 +1,4 @@
-"""What a rank does between two commands, with a training that computes nothing."""
+"""What a rank does between two commands, with a simulated training that computes nothing."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class SimulatedTraining:
 def test_a_rank_that_has_a_new_command_writes_no_checkpoint(
     job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next leader may be writing one: it needs no message of the former one to begin."""
-    here, there = Pipe()
+    """The next leader may already be writing one: it begins without a message from the former leader."""
+    supervisor_end, rank_end = Pipe()
     setup = RankSetup(
         job.model_copy(update={"checkpoint_every_s": 1e-9}), 0, parse_unit("cpu"), tmp_path, LOOPBACK, 0, "a"
     )
-    rank = Rank(setup, there)
+    rank = Rank(setup, rank_end)
 
     def stepped(done: int) -> None:
         if done == 2:
-            here.send(Command(2, (0, 10), (0, 1), stop=True))
+            supervisor_end.send(Command(2, (0, 10), (0, 1), stop=True))
 
     training = SimulatedTraining(stepped)
     monkeypatch.setattr(rank, "training", training)
     monkeypatch.setattr(rank, "_apply", lambda command: None)
-    here.send(Command(1, (1, 9)))
+    supervisor_end.send(Command(1, (1, 9)))
     rank.run()
     assert training.done == 3
     assert training.saved == [1, 2]

@@ -29,7 +29,7 @@ USABLE = ("host", __version__, True)
 
 
 class SimulatedMethod:
-    """A method of an actor. A reference to its answer is the pair of actor and answer. called: with the arguments."""
+    """A method of an actor. A reference to its answer is the pair of both. called: called with the arguments."""
 
     def __init__(self, agent: SimulatedAgent, answer: Any, called: Callable[..., None] = lambda *given: None) -> None:
         self._reference, self._called = (agent, answer), called
@@ -40,7 +40,7 @@ class SimulatedMethod:
 
 
 class SimulatedAgent:
-    """hangs: its methods are not answered. description: what it says of its host."""
+    """hangs: calls of its methods get no answer. description: answer of `describe`."""
 
     def __init__(self, description: tuple[str, str, bool]) -> None:
         self.hangs = self.killed = False
@@ -50,7 +50,7 @@ class SimulatedAgent:
 
 
 class SimulatedCluster:
-    """Stands for the module ray. agents: all that were created, in order. description: of those to be created."""
+    """Stands for the module ray. agents: all that were created, in order. description: that of new agents."""
 
     exceptions = SimpleNamespace(RayError=RuntimeError, GetTimeoutError=TimeoutError)
 
@@ -151,7 +151,7 @@ def test_a_host_that_cannot_run_ranks_is_refused_at_the_start_and_when_it_return
     with launchers.ray_launcher(cluster, UNITS, tmp_path) as launcher:
         cluster.agents[-2].hangs = True
         cluster.description = description
-        assert changes_of(100) == [(0, False), (0, False)]  # lost, and refused again and again, which is said once
+        assert changes_of(100) == [(0, False), (0, False)]  # lost, and refused again and again, which is reported once
         assert problem in lines[-1]
         assert list(launcher.usable) == [False, True]
         cluster.description = USABLE
@@ -163,7 +163,7 @@ def test_a_host_that_cannot_run_ranks_is_refused_at_the_start_and_when_it_return
 def test_a_rank_without_a_connection_has_failed_only_if_its_process_runs(
     ends: bool, job: FleetJob, tmp_path: Path, now_s: list[float]
 ) -> None:
-    """A rank without a share of the last steps ends while the job is scored. Its agent is busy with another rank."""
+    """A rank that had no share in the last steps ends while the job is scored. Its agent is busy with another rank."""
     cluster, key = SimulatedCluster(), ("a/1", 0)
 
     def messages_of(seconds: int) -> list[Message]:
@@ -177,10 +177,10 @@ def test_a_rank_without_a_connection_has_failed_only_if_its_process_runs(
     with launchers.ray_launcher(cluster, UNITS, tmp_path) as launcher:
         rank = launcher.start(job, 0, tmp_path, key[0], main)
         assert isinstance(rank, remote_rank.RemoteRank)
-        ours, theirs = Pipe()
-        rank.connected(ours)
+        supervisor_end, rank_end = Pipe()
+        rank.connected(supervisor_end)
         assert messages_of(3) == []
-        theirs.close()
+        rank_end.close()
         cluster.agents[0].hangs = True
         assert messages_of(30) == []
         assert rank.awaits_ending

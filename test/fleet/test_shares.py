@@ -39,7 +39,7 @@ def fleets(draw: st.DrawFn) -> tuple[dict[str, Shares], dict[str, float], list[f
 
 
 def test_the_worked_example_of_the_paper() -> None:
-    """Even shares of two units; use 90, 80, 20 and 50 %: free are 10, 20 and 80 % of these two and the least used."""
+    """Even shares of two units; use 90, 80, 20 and 50 %: these two have 10 and 20 % free, the least used one 80 %."""
     assert by_use((5, 5, 0, 0), [0.9, 0.8, 0.2, 0.5]) == (1, 2, 7, 0)
 
 
@@ -99,7 +99,7 @@ def test_idle_units_are_filled_one_by_one(fleet: tuple[dict[str, Shares], dict[s
         return
 
     def idle(shares: dict[str, Shares]) -> int:
-        return sum(1 for unit in range(len(use)) if not any(own[unit] for own in shares.values()))
+        return sum(1 for unit in range(len(use)) if not any(tenths[unit] for tenths in shares.values()))
 
     before = idle(allocation)
     changed = manage(allocation, slow_downs, use, THRESHOLDS)

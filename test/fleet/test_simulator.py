@@ -1,4 +1,4 @@
-"""The prediction of contention against a simulation of every step, and the simulated fleets."""
+"""The prediction of contention, compared with a simulation of every step, and the simulated fleets."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def every_step(
     """Step times by processor sharing in small time slices: computing parts get equal slices of a unit, then a job
     waits for its slowest part, exchanges gradients and is idle.
     """
-    dice = random.Random(0)
+    rng = random.Random(0)
     left = {job: {} for job in loads}  # type: dict[str, dict[int, float]]
-    pause = {job: dice.random() * 0.01 for job in loads}
+    pause = {job: rng.random() * 0.01 for job in loads}
     steps = dict.fromkeys(loads, 0)
     slice_s = 2e-5
     for _ in range(int(seconds / slice_s)):
@@ -97,12 +97,12 @@ def test_slow_down_is_predicted_time_over_time_alone() -> None:
 
 
 def jobs(count: int) -> list[SimulatedJob]:
-    dice = random.Random(1)
+    rng = random.Random(1)
     kinds = [network(8, 0.2, 3), network(2, 0.03, 4, 240), network(5, 0.05, 8, 9), network(15, 0.35, 6)]
     found = []
     for k in range(count):
         load = JobLoad(kinds[k % len(kinds)], 100)
-        steps = round(dice.uniform(600, 1800) / alone_s(load, 1, LINK))
+        steps = round(rng.uniform(600, 1800) / alone_s(load, 1, LINK))
         found.append(SimulatedJob(f"job{k}", load, steps, k * 200.0))
     return found
 

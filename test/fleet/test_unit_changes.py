@@ -47,7 +47,7 @@ class Watch:
 
 
 def test_a_unit_that_is_lost_while_another_job_fails_takes_its_job_along(job: FleetJob, tmp_path: Path) -> None:
-    """The job on the lost unit goes on from its checkpoint: its ranks cannot hand the state on."""
+    """The job on the lost unit continues from its checkpoint, because its rank cannot pass the state on."""
     launcher = SimulatedLauncher(UNITS)
 
     class Events(Watch):
@@ -81,11 +81,11 @@ def test_a_lost_unit_that_is_refused_again_interrupts_no_measurement(job: FleetJ
     launcher = SimulatedLauncher(UNITS, usable=[True, False])
 
     class Events(Watch):
-        told = False
+        reported = False
 
         def act(self, supervisor: Supervisor) -> bool:
-            if supervisor.measuring is not None and not self.told:
-                self.told = True
+            if supervisor.measuring is not None and not self.reported:
+                self.reported = True
                 launcher.change(1, False, "unit 1 cannot be used again: another version")
             return supervisor.jobs["a"].placed
 
@@ -97,7 +97,7 @@ def test_a_lost_unit_that_is_refused_again_interrupts_no_measurement(job: FleetJ
     assert supervisor.jobs["a"].starts == 1
 
 
-def test_the_policy_stays_that_of_the_start(job: FleetJob, tmp_path: Path) -> None:
+def test_the_policy_of_the_start_is_kept(job: FleetJob, tmp_path: Path) -> None:
     """A changed policy in the file does not come into force when a unit is lost either."""
     launcher = SimulatedLauncher(UNITS)
     path = write(tmp_path / "jobs.yaml", job)
@@ -137,8 +137,8 @@ def test_the_report_has_slow_downs_without_priorities(job: FleetJob, tmp_path: P
         assert recorded[name] == pytest.approx(each.progress.slow_down, rel=0.5)
 
 
-def test_a_measurement_that_fails_is_made_again(job: FleetJob, tmp_path: Path) -> None:
-    """On one unit the job was measured, on both it was not: the time on one is not that of all units."""
+def test_a_measurement_that_fails_is_repeated(job: FleetJob, tmp_path: Path) -> None:
+    """The job was measured on one unit, but not yet on both: the time on one unit is not the result."""
     launcher = SimulatedLauncher(UNITS)
 
     class Events(Watch):
@@ -159,7 +159,7 @@ def test_a_measurement_that_fails_is_made_again(job: FleetJob, tmp_path: Path) -
 
 
 def test_a_rank_that_was_killed_is_named_instead_of_its_peer(job: FleetJob, tmp_path: Path) -> None:
-    """The peer fails at once, as its connection is closed; the exit code of the killed one is known after a second."""
+    """The peer fails at once, as its connection is closed; the exit code of the killed rank is known after a second."""
     launcher = SimulatedLauncher(UNITS)
 
     class Events(Watch):
@@ -198,21 +198,21 @@ def test_a_job_whose_checkpoint_has_all_steps_reports_them(
 
 def test_jobs_are_stopped_at_the_same_time(job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank answers the command to stop only when the ranks of all jobs have it."""
-    told: list[tuple[SimulatedRank, Command]] = []
-    told_before_ends: list[int] = []
+    stopping: list[tuple[SimulatedRank, Command]] = []
+    stopping_at_kill: list[int] = []
     send = SimulatedRank.send
 
     def send_late(rank: SimulatedRank, command: Command) -> None:
         if not command.stop:
             send(rank, command)
         elif command.active[0] == rank.unit:
-            told.append((rank, command))
-            if len(told) == 2:
-                for each in told:
+            stopping.append((rank, command))
+            if len(stopping) == 2:
+                for each in stopping:
                     send(*each)
 
     monkeypatch.setattr(SimulatedRank, "send", send_late)
-    monkeypatch.setattr(SimulatedRank, "kill", lambda rank: told_before_ends.append(len(told)))
+    monkeypatch.setattr(SimulatedRank, "kill", lambda rank: stopping_at_kill.append(len(stopping)))
     monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._STOP_S", 5.0)
 
     class Events(Watch):
@@ -224,7 +224,7 @@ def test_jobs_are_stopped_at_the_same_time(job: FleetJob, tmp_path: Path, monkey
     supervisor = Supervisor(write(tmp_path / "jobs.yaml", *jobs), launcher, tmp_path / "runs", watch=Events())
     with pytest.raises(KeyboardInterrupt):
         supervisor.run()
-    assert told_before_ends == [2] * 4  # two ranks of each job
+    assert stopping_at_kill == [2] * 4  # two ranks of each job
     assert all(each.state.status == "waiting" for each in supervisor.jobs.values())
 
 

@@ -19,7 +19,7 @@ from multi_dnn_ros.settings.schema import DnnConfig
 
 
 def randomized(module: nn.Module) -> nn.Module:
-    """Eval mode, with random batch norm statistics."""
+    """The module in eval mode, with random batch norm statistics."""
     generator = torch.Generator().manual_seed(1)
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm2d):
@@ -74,7 +74,7 @@ def test_segmentation_with_a_dictionary_of_outputs() -> None:
     check(randomized(LRASPP(backbone, 16, 24, num_classes=3)), (torch.rand(1, 3, 64, 96),), (1, 5))
 
 
-@pytest.mark.long  # the smaller network above
+@pytest.mark.long  # the smaller network above covers it
 @pytest.mark.parametrize("builder", ["lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large"])
 def test_segmentation_networks_of_torchvision(builder: str) -> None:
     torch.manual_seed(0)
@@ -82,7 +82,7 @@ def test_segmentation_networks_of_torchvision(builder: str) -> None:
     check(randomized(module), (torch.rand(1, 3, 96, 128),), (1, 5))
 
 
-@pytest.mark.long  # a detector with a dictionary of outputs: segmentation above
+@pytest.mark.long  # segmentation above covers a dictionary of outputs
 def test_a_detector_is_cut_inside_its_network() -> None:
     dnn = load_dnn(
         "object", DnnConfig(role="object", model="torchvision:ssdlite320_mobilenet_v3_large", weights="random")
@@ -90,7 +90,7 @@ def test_a_detector_is_cut_inside_its_network() -> None:
     check(dnn.module, dnn.example_inputs(), (1, 6))
 
 
-@pytest.mark.long  # operators as exporters write them, below
+@pytest.mark.long  # the test below covers operators as exporters write them
 def test_onnx_file() -> None:
     file = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "models" / "FastestDet.onnx"
     if not file.exists():
@@ -169,7 +169,7 @@ class Branches(nn.Module):
 
 def test_branches_and_in_place_operations_for_any_number_of_jobs() -> None:
     torch.manual_seed(0)
-    check(randomized(Branches()), (torch.rand(1, 3, 8, 12),), (*range(1, 11), 30))  # there are 9 places
+    check(randomized(Branches()), (torch.rand(1, 3, 8, 12),), (*range(1, 11), 30))  # it can be cut at 9 places
 
 
 def test_batch_norms_can_be_folded_into_convolutions() -> None:
@@ -186,9 +186,9 @@ def test_jobs_are_of_about_equal_cost_and_share_the_weights() -> None:
     stages = cut(module, (torch.rand(1, 3, 64, 64),), 8)
     costs = [stage.cost_s for stage in stages]
     assert max(costs) <= 1.4 * sum(costs) / len(costs)
-    own = {parameter.data_ptr() for parameter in module.parameters()}
-    cut_off = {parameter.data_ptr() for stage in stages for parameter in stage.parameters()}
-    assert cut_off <= own
+    of_module = {parameter.data_ptr() for parameter in module.parameters()}
+    of_stages = {parameter.data_ptr() for stage in stages for parameter in stage.parameters()}
+    assert of_stages <= of_module
 
 
 def test_the_graph_does_not_refer_to_the_device_of_the_export() -> None:

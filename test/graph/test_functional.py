@@ -1,4 +1,4 @@
-"""In-place operations: a traced DNN has none and computes the same; most DNNs are traced only once for that."""
+"""In-place operations: a traced DNN has none and computes the same; most DNNs need to be traced only once."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from multi_dnn_ros.graph.trace import trace
 SHAPE = (2, 4, 6, 6)
 
 
-class Of(nn.Module):
-    """A DNN: a function of an image and its convolution."""
+class FunctionDnn(nn.Module):
+    """A DNN that computes a function of an image and its convolution."""
 
     def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Of(nn.Module):
 
 @pytest.fixture
 def retraced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Gets one entry per DNN that PyTorch had to trace again."""
+    """Has one entry per DNN that PyTorch had to trace again."""
     words: list[str] = []
     real = ExportedProgram.run_decompositions
 
@@ -58,10 +58,10 @@ def check(module: nn.Module, image: torch.Tensor) -> None:
     "function",
     [
         pytest.param(lambda image, x: x.relu_(), id="relu"),
-        pytest.param(lambda image, x: (x.add_(image), x * 2), id="looked at by its old name"),
+        pytest.param(lambda image, x: (x.add_(image), x * 2), id="read by its old name"),
         pytest.param(lambda image, x: x.mul_(2.0).sigmoid_().add_(image, alpha=3), id="one after another"),
         pytest.param(lambda image, x: (torch.cat([x, image]), x.relu_()), id="used before"),
-        pytest.param(lambda image, x: (x.relu_(), x.flatten(1)), id="seen afterwards"),
+        pytest.param(lambda image, x: (x.relu_(), x.flatten(1)), id="view made afterwards"),
         pytest.param(lambda image, x: x.add_(x), id="with itself"),
         pytest.param(
             lambda image, x: nn.functional.dropout(x.relu_(), 0.5, False, inplace=True).add_(1.0), id="dropout"
@@ -71,14 +71,14 @@ def check(module: nn.Module, image: torch.Tensor) -> None:
 )
 def test_in_place_operations_that_the_graph_resolves_are_traced_once(function: Callable, retraced: list[str]) -> None:
     torch.manual_seed(0)
-    check(Of(function).eval(), torch.randn(SHAPE))
+    check(FunctionDnn(function).eval(), torch.randn(SHAPE))
     assert retraced == []
 
 
 @pytest.mark.parametrize(
     "function",
     [
-        pytest.param(lambda image, x: (x.flatten(1), x.relu_()), id="seen before"),
+        pytest.param(lambda image, x: (x.flatten(1), x.relu_()), id="view made before"),
         pytest.param(lambda image, x: (x.split(2, 1)[0].relu_(), x), id="a part of it"),
         pytest.param(lambda image, x: (x[:, 1:3].mul_(2.0), x), id="a slice of it"),
         pytest.param(lambda image, x: (x.view(2, -1).add_(1.0), x), id="a view of it"),
@@ -89,7 +89,7 @@ def test_in_place_operations_that_the_graph_resolves_are_traced_once(function: C
 )
 def test_possible_aliases_are_traced_again(function: Callable, retraced: list[str]) -> None:
     torch.manual_seed(0)
-    check(Of(function).eval(), torch.randn(SHAPE))
+    check(FunctionDnn(function).eval(), torch.randn(SHAPE))
     assert retraced == ["again"]
 
 
@@ -132,4 +132,4 @@ def test_any_sequence_of_writes_and_views_computes_the_same(steps: list[tuple[st
         return made
 
     torch.manual_seed(0)
-    check(Of(function).eval(), torch.randn(SHAPE))
+    check(FunctionDnn(function).eval(), torch.randn(SHAPE))

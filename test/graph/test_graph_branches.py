@@ -101,7 +101,7 @@ def test_the_cost_of_a_convolution_grows_with_its_work():
 
 
 @pytest.mark.parametrize("kind", ["write", "random", "no ATen operation"])
-def test_a_graph_whose_order_matters_is_rejected_by_the_name_of_the_operation(kind: str):
+def test_a_graph_whose_order_matters_is_rejected_and_the_operation_is_named(kind: str):
     graph = fx.Graph()
     value = graph.placeholder("value")
     aten = torch.ops.aten

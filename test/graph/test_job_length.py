@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from multi_dnn_ros.graph.cut import cut
-from multi_dnn_ros.graph.job_length import MOST_JOBS, job_length
+from multi_dnn_ros.graph.job_length import MAX_JOBS, job_length
 from multi_dnn_ros.graph.partition import fewest_runs, partition
 
 # Integers: their sums are exact in any order.
@@ -54,12 +54,12 @@ def test_the_fewest_jobs_within_the_bound(layers: list[float], bound: float, lau
 
 def test_runs_are_balanced_within_the_limit() -> None:
     assert partition([1.0] * 8, [0.0] * 8, fewest_runs([1.0] * 8, 6.0), 0.03, 6.0) == [0, 4]
-    assert partition([1.0] * 8, [0.0] * 8, 2, 0.03, 2.0) == [0, 4]  # too few for the limit: even at least
+    assert partition([1.0] * 8, [0.0] * 8, 2, 0.03, 2.0) == [0, 4]  # two runs cannot meet the limit, but are balanced
 
 
 def test_the_number_of_jobs_is_bounded() -> None:
     length = job_length([1.0] * 1000, 0.5, 0.0)
-    assert (length.jobs, length.capped, len(length.too_long)) == (MOST_JOBS, True, 1000)
+    assert (length.jobs, length.capped, len(length.too_long)) == (MAX_JOBS, True, 1000)
 
 
 def test_invalid_times_are_rejected() -> None:

@@ -27,7 +27,7 @@ def convolutions(graph_module: fx.GraphModule) -> int:
 
 
 def check_equal(module: nn.Module, *inputs: torch.Tensor) -> tuple[fx.GraphModule, fx.GraphModule | None]:
-    """(separate, merged); merged has the same results, in shape, dtype and within 1e-5, and the same strides."""
+    """(separate, merged), after checking that results have equal shapes, dtypes and strides and agree within 1e-5."""
     separate = trace(module.eval(), inputs, fold_batch_norm=True)
     merged = merge_siblings(separate)
     if merged is not None:
@@ -123,7 +123,7 @@ def test_the_1x1_convolutions_of_inception_blocks_are_merged_with_their_relu(nam
 
 
 def test_the_query_key_and_value_layers_of_equal_heads_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers, heads = 2, 2  # the fewest that share the template, and that are siblings
+    layers, heads = 2, 2  # the minimum for layers that share the template, and for siblings
     monkeypatch.setattr(cyclic_windows, "LAYERS", layers)
     monkeypatch.setitem(branch_networks.TRACKERS, "encoder-equal", (False, (1,) * heads))
     network = make_network("encoder-equal", (64, 64))
@@ -131,7 +131,7 @@ def test_the_query_key_and_value_layers_of_equal_heads_are_merged(monkeypatch: p
     assert merged is not None
     counts = [sum(node.target is aten.linear.default for node in each.graph.nodes) for each in (separate, merged)]
     assert counts[0] == layers * (heads * 5 + 3)  # query, and key and value of both maps; join and feed-forward
-    # The template is the same in every layer, so the layers of all blocks that read it are one.
+    # The template is the same in every layer, so the layers of all blocks that read it become one.
     assert counts[1] == layers * (1 + 3) + 1
 
 

@@ -77,7 +77,7 @@ def test_every_operation_runs_once_after_its_sources_were_issued(operations, str
 
 
 @given(graphs(), st.sampled_from(COUNTS))
-def test_events_are_recorded_where_somebody_waits_and_all_streams_join(operations, streams):
+def test_events_are_recorded_where_a_stream_waits_and_all_streams_join(operations, streams):
     plan = plan_streams(operations, streams)
     waited = {source for step in plan.steps for source in step.waits} | set(plan.joins)
     assert {step.name for step in plan.steps if step.signals} == waited
@@ -135,9 +135,9 @@ def test_the_critical_path_stays_on_the_stream_of_the_inputs():
         for each in operations
     ]
     plan = plan_streams(operations, 2)
-    place = {step.name: step.stream for step in plan.steps}
+    stream_of = {step.name: step.stream for step in plan.steps}
     chain, seconds = critical_path(operations)
-    assert {place[name] for name in chain} == {0}
+    assert {stream_of[name] for name in chain} == {0}
     assert plan.duration_s == pytest.approx(seconds)
 
 
@@ -170,6 +170,6 @@ def test_the_time_saved_is_that_of_the_shorter_branch():
     assert time_saved_s(module, cost, 4) == 0.0  # it writes, so the operations run in order
 
 
-def test_no_streams_are_rejected():
+def test_zero_streams_are_rejected():
     with pytest.raises(ValueError, match="streams = 0: must be at least 1"):
         plan_streams((), 0)

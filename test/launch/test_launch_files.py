@@ -124,8 +124,8 @@ def test_the_replay_requires_a_bag_and_passes_on_arguments_of_the_node() -> None
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_declared_arguments_match_the_table(path: Path) -> None:
     declared = {item.name: item.description for item in described(path).get_launch_arguments()}
-    said = arguments(path)
-    assert {name: declared[name] for name in said} == said
+    expected = arguments(path)
+    assert {name: declared[name] for name in expected} == expected
 
 
 def test_show_args_lists_every_argument() -> None:

@@ -23,7 +23,7 @@ from multi_dnn_ros.common.processes import loopback_environment
 FILE = Path(__file__).resolve().parents[2] / "launch" / "robot.launch.py"
 PACKAGE = """<package format="3"><name>{name}</name><version>1.0.0</version><description>x</description>
 <maintainer email="x@example.com">x</maintainer><license>Apache-2.0</license></package>"""
-#: Writes its arguments, with the content of a parameter file behind them, and waits for a signal.
+#: Writes its arguments, followed by the content of a parameter file, and waits for a signal.
 STAND_IN = """#!/bin/sh
 {{
     echo "$0 $*"
@@ -33,7 +33,7 @@ mv "{calls}/$$.part" "{calls}/$$"
 trap 'exit 0' INT TERM
 while :; do sleep 0.05; done
 """
-#: In place of the node: a real one would take seconds to load PyTorch, which test/real_ros does.
+#: Executables by package. A real node would take seconds to load PyTorch; test/real_ros starts one.
 STAND_INS = {
     "tf2_ros": "static_transform_publisher",
     "nav2_lifecycle_manager": "lifecycle_manager",
@@ -104,11 +104,11 @@ class Launched:
 @pytest.fixture
 def launched(domain: int, tmp_path: Path) -> Iterator[Launched]:
     pytest.importorskip("launch_ros", reason="needs a real ROS 2: no package launch_ros")
-    made = Launched(tmp_path, domain)
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        made.process.kill()
-        made.process.wait()
+    instance = Launched(tmp_path, domain)
+    yield instance
+    if instance.process is not None and instance.process.poll() is None:
+        instance.process.kill()
+        instance.process.wait()
 
 
 def test_the_node_is_started_with_the_arguments_and_ends_with_ctrl_c(launched: Launched, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_pose_without_six_numbers_fails_the_launch(launched: Launched, pose: s
 
 
 @pytest.mark.parametrize("autostart", ["true", "false"])
-def test_the_lifecycle_manager_starts_the_node_instead_of_itself(launched: Launched, autostart: str) -> None:
+def test_the_lifecycle_manager_activates_the_node_instead_of_autostart(launched: Launched, autostart: str) -> None:
     launched.start("lifecycle_manager:=true", f"autostart:={autostart}", "namespace:=robot")
     found = launched.wait_calls(2)
     (node,), (manager,) = found["multi_dnn_node"], found["lifecycle_manager"]

@@ -28,7 +28,7 @@ def model(
     kind: int = TensorProto.FLOAT,
     output_kinds: Mapping[str, int] | None = None,
 ) -> ModelProto:
-    """A graph of one input, `image`. constants: arrays by name. output_kinds: of outputs that are not float32."""
+    """A graph of one input, `image`. constants: arrays by name. output_kinds: types of outputs other than float32."""
     kinds = output_kinds or {}
     graph = helper.make_graph(
         list(nodes),
@@ -60,7 +60,7 @@ def by_onnxruntime(path: Path, image: np.ndarray) -> list[np.ndarray]:
 def assert_same(
     path: Path, image: np.ndarray | None = None, *, tolerance: float = 1e-5, size: tuple[int, int] = (0, 0)
 ) -> torch.nn.Module:
-    """The converted network gives what ONNX Runtime gives."""
+    """Check that the converted network agrees with ONNX Runtime; returns the network."""
     if image is None:
         image = np.random.default_rng(0).standard_normal((1, 3, 8, 10)).astype(np.float32)
     network = converted(path, size)

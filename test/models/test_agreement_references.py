@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 
 
 class Tiny(nn.Module):
-    """Dropout, as DETR has it; batch normalization and a head."""
+    """Dropout, as in DETR, batch normalization and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Tiny(nn.Module):
         return SimpleNamespace(logits=self.class_head(rows), pred_boxes=rows[..., :4].sigmoid())
 
 
-def made() -> Tiny:
+def varied_network() -> Tiny:
     torch.manual_seed(0)
     network = Tiny()
     vary(network, lambda image: network(pixel_values=image), 1)
@@ -42,7 +42,7 @@ def test_the_reference_is_the_network_of_the_file(tmp_path: Path) -> None:
     """torch.onnx.export leaves a network in the mode that it had; in training mode, dropout is active."""
     import onnxruntime
 
-    network = made()
+    network = varied_network()
     export_detr(network, tmp_path / "tiny.onnx")
     image = torch.rand(1, 3, 320, 320)
     session = onnxruntime.InferenceSession(str(tmp_path / "tiny.onnx"), providers=["CPUExecutionProvider"])
@@ -51,8 +51,8 @@ def test_the_reference_is_the_network_of_the_file(tmp_path: Path) -> None:
         np.testing.assert_allclose(network(image).logits.numpy(), logits, atol=1e-4)
 
 
-def test_scores_differ_from_place_to_place() -> None:
-    network = made()
+def test_scores_differ_between_positions() -> None:
+    network = varied_network()
     assert not any(part.training for part in network.modules())
     with torch.no_grad():
         logits = network(torch.rand(1, 3, 320, 320)).logits[0]

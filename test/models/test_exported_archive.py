@@ -102,7 +102,7 @@ def test_compiled_code_and_objects_are_refused(archive: Path, tmp_path: Path, na
 
 
 @pytest.mark.parametrize("check", [load, check_settings_of], ids=["load", "check"])
-def test_a_network_of_a_gpu_is_refused_without_one(
+def test_a_network_exported_on_a_gpu_is_refused_without_a_gpu(
     archive: Path, tmp_path: Path, check: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -112,7 +112,7 @@ def test_a_network_of_a_gpu_is_refused_without_one(
 
 
 def test_weights_with_an_auxiliary_head_fit_the_network_without(tmp_path: Path) -> None:
-    """torchvision's own DeepLab and FCN weights carry one."""
+    """torchvision's own DeepLab and FCN weights contain such a head."""
     builder = "deeplabv3_mobilenet_v3_large"
     trained = torchvision.models.get_model(builder, weights=None, weights_backbone=None, aux_loss=True)
     file = tmp_path / "trained.pth"

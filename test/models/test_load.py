@@ -1,4 +1,4 @@
-"""Where DNNs come from, and what is said of those that cannot be used."""
+"""Sources of DNNs, and the errors for DNNs that cannot be used."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_builtin(role: str, labels: tuple[str, ...], suffix: str) -> None:
     assert isinstance(run(dnn, np.zeros((48, 64, 3), np.uint8)), Lanes if role == "lane" else Detections)
 
 
-def test_a_builtin_brings_its_own_score_threshold() -> None:
+def test_a_builtin_has_its_own_score_threshold() -> None:
     for model, own in SCORE_THRESHOLDS.items():
         role = model.partition("_")[0]
         decoder = load_dnn(role, config(role=role, model=f"builtin:{model}")).decoder
@@ -56,13 +56,13 @@ def test_a_builtin_brings_its_own_score_threshold() -> None:
     assert load_dnn("object", chosen).decoder.score_threshold == 0.25
 
 
-def test_another_model_has_the_common_score_threshold() -> None:
+def test_another_model_has_the_default_score_threshold() -> None:
     dnn = load_dnn("object", config(model=f"torchvision:{BUILDER}", weights="random"))
     assert dnn.decoder.score_threshold == DEFAULT_SCORE_THRESHOLD == 0.4
 
 
 def test_torchvision_detector_equals_its_own_forward() -> None:
-    """Decoder and preprocessing of ours, against the model as torchvision runs it."""
+    """Our decoder and preprocessing, compared with the model as torchvision runs it."""
     torch.manual_seed(0)
     image = np.random.default_rng(0).integers(0, 256, (320, 320, 3), dtype=np.uint8)
     dnn = load_dnn("object", config(model=f"torchvision:{BUILDER}", weights="random", score_threshold=0.005,
@@ -89,7 +89,7 @@ def test_exported_program(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(copy, image).scores, run(dnn, image).scores, atol=1e-5)
 
 
-def test_what_is_said_of_an_exported_program(tmp_path: Path) -> None:
+def test_errors_of_an_exported_program(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Conv2d(3, 6, 4, 4), nn.Flatten(2), nn.Sigmoid())
     file = tmp_path / "object.pt2"
     torch.export.save(torch.export.export(network.eval(), (torch.zeros(1, 3, 192, 256),)), file)
@@ -159,7 +159,7 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, name: str, con
         ({"model": "~nobody here/a.pt2"}, r"model is '~nobody here/a\.pt2': the home folder of this user is not known"),
         ({"model": f"{300 * 'a'}.onnx"}, r"dnn\.x\.model is 'a+\.onnx': the file cannot be found: File name too long"),
         ({"model": "torchvision:resnet18", "weights": "random"}, r"allowed builders: .*ssd300_vgg16"),
-        ({"model": "torchvision:fasterrcnn_resnet50_fpn", "weights": "random"}, r"two stages.*RetinaNet"),
+        ({"model": "torchvision:fasterrcnn_resnet50_fpn", "weights": "random"}, r"two-stage detector.*RetinaNet"),
         ({"model": f"torchvision:{BUILDER}"}, r"weights is 'default'; allowed: COCO_V1, random"),
         ({"model": f"torchvision:{BUILDER}", "weights": "w.pth"}, r"weights is 'w\.pth': there is no such file"),
         (
@@ -198,7 +198,7 @@ def test_an_operator_that_cannot_be_converted_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", [nn.Dropout(0.5), nn.BatchNorm2d(3), nn.Dropout2d(0.1)])
 def test_a_network_that_was_exported_while_training_is_refused(part: nn.Module, tmp_path: Path) -> None:
-    """Its answers would change from run to run, or with what else is in the batch."""
+    """Its results would change from run to run, or depend on the other images of the batch."""
     network = nn.Sequential(part, nn.Conv2d(3, 5, 1), nn.Flatten(2))
     file = tmp_path / "net.pt2"
     torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 8, 8),)), file)
@@ -208,7 +208,7 @@ def test_a_network_that_was_exported_while_training_is_refused(part: nn.Module, 
     load_dnn("x", config(model=str(file), decoder="yolo", labels=["a"]))
 
 
-def test_a_layer_that_fails_is_told_when_loading(tmp_path: Path) -> None:
+def test_outputs_that_do_not_fit_the_decoder_are_an_error_when_loading(tmp_path: Path) -> None:
     program = torch.export.export(nn.Flatten(), (torch.zeros(1, 3, 8, 8),))
     file = tmp_path / "flat.pt2"
     torch.export.save(program, file)

@@ -35,7 +35,7 @@ class Network(nn.Module):
 
 
 @pytest.mark.parametrize("opset", [18, 20, 21, 22])
-def test_an_export_of_the_newer_exporter_gives_what_onnxruntime_gives(opset: int, tmp_path: Path) -> None:
+def test_an_export_of_the_newer_exporter_agrees_with_onnxruntime(opset: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     path = tmp_path / "net.onnx"
     torch.onnx.export(

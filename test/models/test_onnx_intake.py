@@ -1,4 +1,4 @@
-"""ONNX files as exporters write them: what they need beyond operators, and what is refused in one line."""
+"""ONNX files as exporters write them: what they need besides operators, and what is refused in one line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 class Exported(nn.Module):
-    """What exporters make shape chains of: sizes of tensors in reshapes, resizes and anchors; two outputs."""
+    """Sizes of tensors in reshapes, resizes and anchors, which exporters write as chains of operators; two outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,8 +84,8 @@ def noise(width: int = 48, height: int = 32) -> np.ndarray:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("opset", OPSETS)
-def test_an_export_of_torch_gives_what_onnxruntime_gives(opset: int, dynamic: bool, tmp_path: Path) -> None:
-    if opset > 20:  # beyond what the TorchScript exporter writes: the same graph with the later number
+def test_an_export_of_torch_agrees_with_onnxruntime(opset: int, dynamic: bool, tmp_path: Path) -> None:
+    if opset > 20:  # newer than the TorchScript exporter supports: the same graph with a later version
         file = exported(tmp_path / "net.onnx", 20, dynamic=dynamic)
         proto = onnx.load(file)
         proto.opset_import[0].version = opset
@@ -101,7 +101,7 @@ def test_an_export_of_torch_gives_what_onnxruntime_gives(opset: int, dynamic: bo
 
 
 def test_modules_have_names_that_a_pt2_file_may_have(tmp_path: Path) -> None:
-    """Names with slashes, dots and other characters, two that differ in these only, and two without any."""
+    """Names with slashes, dots and other characters, two of which differ only in these, and two empty names."""
     names = ["/model.0/act/Relu", "model_0_act_Relu", "a: b", "", "", "/__x__/"]
     values = ["image", *(f"value{k}" for k in range(len(names)))]
     nodes = [
@@ -184,7 +184,7 @@ def test_the_graph_is_cut_at_boxes_and_scores_where_they_share_no_head(tmp_path:
 
 
 def test_half_precision_channels_last_and_integer_images(tmp_path: Path) -> None:
-    """Of TensorFlow's exporter: (1, height, width, 3), uint8; weights in float16."""
+    """As TensorFlow's exporter writes it: (1, height, width, 3), uint8; weights in float16."""
     nodes = [
         helper.make_node("Cast", ["image"], ["x"], to=TensorProto.FLOAT16),
         helper.make_node("Transpose", ["x"], ["planes"], perm=[0, 3, 1, 2]),
@@ -252,8 +252,8 @@ def test_a_branch_that_the_size_decides_is_taken(tmp_path: Path) -> None:
     assert prepare(file).operators == {"Relu": 1, "Identity": 2}
 
 
-def test_local_functions_are_put_in_place(tmp_path: Path) -> None:
-    """As the newer exporter of torch writes them."""
+def test_local_functions_are_inlined(tmp_path: Path) -> None:
+    """torch's newer exporter writes such functions."""
     function = helper.make_function(
         "own", "Twice", ["x"], ["y"], [helper.make_node("Add", ["x", "x"], ["y"])], [helper.make_opsetid("", 18)]
     )
@@ -264,7 +264,7 @@ def test_local_functions_are_put_in_place(tmp_path: Path) -> None:
 
 
 def test_outputs_keep_their_order_and_number(tmp_path: Path) -> None:
-    """onnx2torch returns all outputs of the node that writes one, each node once."""
+    """By itself, onnx2torch returns all outputs of a node that writes one of them, and each node's only once."""
     nodes = [helper.make_node("Split", ["image"], ["a", "b", "c"], axis=1), helper.make_node("Relu", ["b"], ["d"])]
     assert_same(written(tmp_path / "s.onnx", model(nodes, ["d", "c", "a", "image"], opset=13)))
 
@@ -372,7 +372,7 @@ def test_a_file_beside_the_model_describes_it(name: str, tmp_path: Path) -> None
     assert dnn.preprocess.bgr is own
 
 
-def test_the_form_that_the_documents_show_is_read(tmp_path: Path) -> None:
+def test_the_format_that_the_documentation_shows_is_read(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```yaml example\n(labels:.*?)```", page, re.DOTALL)
     (tmp_path / "net.yaml").write_text(block)
@@ -410,7 +410,7 @@ def test_the_comparison_is_made_once_and_names_the_output(tmp_path: Path, monkey
 
     monkeypatch.setattr(verification, "_by_network", wrong)
     with pytest.raises(
-        ModelError, match=r"u\.onnx: .*not give what ONNX Runtime gives: output 'head' on noise: .* differ by more than"
+        ModelError, match=r"u\.onnx: .*disagrees with ONNX Runtime: output 'head' on noise: .* differ by more than"
     ):
         load_dnn("x", config)
     monkeypatch.setattr(verification, "_by_network", own)
@@ -425,7 +425,7 @@ def test_the_comparison_is_made_once_and_names_the_output(tmp_path: Path, monkey
 def test_the_comparison_uses_an_image_of_the_camera(
     names: list[str], used: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without any there is no folder."""
+    """Without names of images, the folder does not exist."""
     file = ultralytics(tmp_path / "u.onnx")
     folder = tmp_path / "images"
     for name in names:
@@ -438,7 +438,7 @@ def test_the_comparison_uses_an_image_of_the_camera(
 
 
 def test_the_comparison_is_repeated_when_data_beside_the_file_changes(tmp_path: Path) -> None:
-    """External data of a Constant's attribute, and the image that is compared."""
+    """The data are external data of a Constant's attribute, and the image that is compared."""
     value = numpy_helper.from_array(np.ones((1, 3, 8, 8), np.float32), "value")
     onnx.external_data_helper.set_external_data(value, "value.bin", offset=0, length=len(value.raw_data))
     (tmp_path / "value.bin").write_bytes(value.raw_data)
@@ -506,7 +506,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
             opset=13,
             constants={"r": np.array(0.5, np.float32), "t": np.array(True)},
         ),
-        r"operator Dropout .* works as in training; export the network after eval",
+        r"operator Dropout .* is in training mode; export the network after eval",
     ),
     "misfit": (
         lambda: model(
@@ -566,8 +566,8 @@ def test_a_refusal_is_one_line_with_file_and_operator(name: str, tmp_path: Path)
         assert "\n" not in str(caught.value)
 
 
-def test_a_value_of_memory_is_not_made_twice(tmp_path: Path) -> None:
-    """Constants that double sixty times are refused by size, not computed."""
+def test_constants_that_would_exhaust_the_memory_are_not_computed(tmp_path: Path) -> None:
+    """A constant that is doubled sixty times is refused because of its size."""
     nodes = [helper.make_node("Concat", [f"d{i}", f"d{i}"], [f"d{i + 1}"], axis=0) for i in range(60)]
     nodes.append(helper.make_node("Cast", ["d60"], ["a"], to=1))
     proto = model(nodes, ["a"], opset=13, constants={"d0": np.zeros(4, np.int64)})
@@ -578,8 +578,8 @@ def test_a_value_of_memory_is_not_made_twice(tmp_path: Path) -> None:
         )
 
 
-def test_numpy_helper_is_what_reads_constants(tmp_path: Path) -> None:
-    """Typed fields, not only raw bytes."""
+def test_constants_in_typed_fields_are_read(tmp_path: Path) -> None:
+    """Not only constants that are stored as raw bytes."""
     tensor = helper.make_tensor("w", TensorProto.FLOAT, [3], [1.0, 2.0, 3.0])
     proto = model([helper.make_node("Mul", ["image", "v"], ["out"])], ["out"], opset=13, shape=[1, 3, 8, 3])
     proto.graph.initializer.append(tensor)

@@ -26,7 +26,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def head(classes: int, after: list[NodeProto], *, stride: int = 4, name: str = "x") -> tuple[list[NodeProto], dict]:
-    """A convolution from `x` to `map`, and the nodes behind it."""
+    """A convolution from `name` to `map`, and the nodes after it."""
     weight = RANDOM.normal(0, 3, (classes, 3, stride, stride)).astype(np.float32)
     return [helper.make_node("Conv", [name, "w"], ["map"], strides=[stride, stride]), *after], {"w": weight}
 
@@ -44,7 +44,7 @@ def channels_last(path: Path, opset: int, *, softmax: bool) -> Path:
 
 @pytest.mark.parametrize("opset", [11, 13, 20])
 @pytest.mark.parametrize("softmax", [False, True])
-def test_channels_last_segmentation_gives_the_classes_of_onnx_runtime(
+def test_channels_last_segmentation_finds_the_classes_that_onnx_runtime_finds(
     softmax: bool, opset: int, tmp_path: Path
 ) -> None:
     path = channels_last(tmp_path / "net.onnx", opset, softmax=softmax)
@@ -94,7 +94,7 @@ def test_the_sigmoid_of_one_class_is_left_to_the_decoder(tmp_path: Path) -> None
     ("classes", "node", "opset"),
     [
         (2, helper.make_node("Sigmoid", ["map"], ["out"]), 17),  # classes that do not exclude each other
-        (4, helper.make_node("Softmax", ["map"], ["out"], axis=1), 11),  # over classes and places together
+        (4, helper.make_node("Softmax", ["map"], ["out"], axis=1), 11),  # over classes and positions together
         (4, helper.make_node("Softmax", ["map"], ["out"], axis=3), 17),  # over the columns
         (4, helper.make_node("Relu", ["map"], ["out"]), 17),
     ],
@@ -124,8 +124,8 @@ def test_the_softmax_of_a_float16_file_is_removed_before_its_last_cast(tmp_path:
     load_source("x", DnnConfig(role="network", model=str(path)))  # compares it with ONNX Runtime
 
 
-def test_a_map_that_is_turned_after_its_softmax_stays_turned(tmp_path: Path) -> None:
-    """In a square input, rows and columns fit either way."""
+def test_a_map_that_is_transposed_after_its_softmax_stays_transposed(tmp_path: Path) -> None:
+    """With a square input, rows and columns fit either way."""
     after = [
         helper.make_node("Softmax", ["map"], ["upright"], axis=1),
         helper.make_node("Transpose", ["upright"], ["out"], perm=[0, 1, 3, 2]),

@@ -1,4 +1,4 @@
-"""Each operator that is converted gives what ONNX Runtime gives, in every opset from 11 to 22 that has it."""
+"""Each converted operator agrees with ONNX Runtime, in every opset from 11 to 22 that has it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def noise(*shape: int) -> np.ndarray:
 
 
 class Case:
-    """One node in one form: `since` and `until` are the opsets that have this form."""
+    """One node in one form: `since` and `until` are the first and the last opset with this form."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ CASES = [
         for options in ({} if exclusive is None else {"exclusive": exclusive, "reverse": reverse},)
     ),
     Case("top_k", "TopK", {"k": ints(3)}, axis=3, outputs=2, kinds={"out1": TensorProto.INT64}),
-    Case("top_k_least", "TopK", {"k": ints(2)}, axis=1, largest=0, outputs=2, kinds={"out1": TensorProto.INT64}),
+    Case("top_k_smallest", "TopK", {"k": ints(2)}, axis=1, largest=0, outputs=2, kinds={"out1": TensorProto.INT64}),
     Case("trilu", "Trilu", {"k": np.array(1, I)}, since=14, upper=0),
     Case("trilu_upper", "Trilu", since=14),
     Case("layer_norm", "LayerNormalization", {"w": noise(10), "b": noise(10)}, since=17, epsilon=1e-3),
@@ -238,7 +238,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_an_operator_gives_what_onnxruntime_gives(case: Case, tmp_path: Path) -> None:
+def test_an_operator_agrees_with_onnxruntime(case: Case, tmp_path: Path) -> None:
     done = set()
     for opset in OPSETS:
         if not case.since <= opset <= case.until:
@@ -265,7 +265,7 @@ COORDINATES = [
 
 def resize(path: Path, opset: int, scales: list[float] | None, sizes: list[int] | None, **attributes: Any) -> Path:
     crop = attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-    # No coordinate in the middle of two elements: which one is nearest there is a matter of rounding.
+    # No coordinate is in the middle of two elements, where rounding decides which one is nearest.
     constants = {"roi": floats(0, 0, 0.23, -0.11, 1, 1, 0.79, 1.22) if crop else floats(), "none": floats()}
     names = ["image", "roi", "none"]
     if scales:
@@ -281,7 +281,7 @@ def resize(path: Path, opset: int, scales: list[float] | None, sizes: list[int] 
 @pytest.mark.parametrize("opset", [11, 13, 18, 19, 22])
 def test_resize(coordinates: str, opset: int, tmp_path: Path) -> None:
     if coordinates == "half_pixel_symmetric" and opset < 19:
-        pytest.skip("came with opset 19")
+        pytest.skip("new in opset 19")
     forms: list[tuple[list[float] | None, list[int] | None]] = [
         ([1, 1, 2, 2], None),
         ([1, 1, 0.6, 1.7], None),

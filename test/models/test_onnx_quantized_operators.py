@@ -57,7 +57,7 @@ class Images:
 
 
 def quantized(path: Path, form: str, per_channel: bool) -> Path:
-    """With weights of 7 bits: without 8-bit dot products, ONNX Runtime saturates sums of two products in 16 bits."""
+    """Has 7-bit weights, because without 8-bit dot products ONNX Runtime saturates sums of two products in 16 bits."""
     from onnxruntime import quantization
 
     source = exported(path.with_name("float.onnx"))
@@ -82,7 +82,7 @@ def converted(path: Path, given: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("form", ["QOperator", "QDQ", "dynamic"])
-def test_a_quantized_network_gives_what_onnxruntime_gives(form: str, per_channel: bool, tmp_path: Path) -> None:
+def test_a_quantized_network_agrees_with_onnxruntime(form: str, per_channel: bool, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime.quantization")
     path = quantized(tmp_path / "q.onnx", form, per_channel)
     operators = {node.op_type for node in load(path).graph.node}
@@ -123,13 +123,13 @@ def qlinear(weights: Any, scale: Any, zero: Any, *, bias: Any = None, opset: int
 
 
 @pytest.mark.parametrize("opset", [10, 13, 21])
-@pytest.mark.parametrize("each", [False, True])
-def test_weights_with_zero_points_scales_and_a_bias(each: bool, opset: int, tmp_path: Path) -> None:
-    """Scales for each channel are older in QLinearConv than in DequantizeLinear."""
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_weights_with_zero_points_scales_and_a_bias(per_channel: bool, opset: int, tmp_path: Path) -> None:
+    """QLinearConv had scales for each channel before DequantizeLinear had them."""
     random = np.random.default_rng(4)
     weights = random.integers(-128, 128, (4, 3, 3, 3)).astype(np.int8)
-    scale = np.array([0.01, 0.02, 0.005, 0.001] if each else 0.01, np.float32)
-    zero = np.zeros(4, np.int8) if each else np.array(0, np.int8)
+    scale = np.array([0.01, 0.02, 0.005, 0.001] if per_channel else 0.01, np.float32)
+    zero = np.zeros(4, np.int8) if per_channel else np.array(0, np.int8)
     bias = random.integers(-2000, 2000, 4).astype(np.int32)
     path = written(tmp_path / "q.onnx", qlinear(weights, scale, zero, bias=bias, opset=opset))
     (expected,) = by_onnxruntime(path, image())

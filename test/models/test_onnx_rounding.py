@@ -23,12 +23,12 @@ from multi_dnn_ros.settings.schema import DnnConfig
 
 @pytest.fixture(autouse=True)
 def _no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file counts as compared before."""
+    """An empty cache, so that no file counts as compared."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def ranges(source: str, name: str) -> NodeProto:
-    """Quantizes `source` to 8 bits with the range of its values."""
+    """A node that quantizes `source` to 8 bits with the range of its values."""
     return helper.make_node("DynamicQuantizeLinear", [source], [f"{name} codes", f"{name} scale", f"{name} zero"])
 
 
@@ -56,7 +56,7 @@ def convolutions(path: Path, *, change: int = 0) -> Path:
 
 
 def residual(path: Path, *, first: str = "Identity", last: str = "Identity") -> Path:
-    """What is left of the image after it was rounded to 8 bits twice, each time in the range of its values.
+    """What remains of the image after it is rounded to 8 bits twice, each time in the range of its values.
 
     The second rounding has steps of about 1e-5, so that changes of the image of one part in a hundred thousand change
     nearly all values of the output. first, last: operators on what each rounding leaves.
@@ -81,7 +81,7 @@ def verified(path: Path, other: Path) -> None:
 
 
 def amplify_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four tenths of the values of the outputs differ as long as ONNX Runtime does not give the 8-bit values."""
+    """Change four tenths of the values of the outputs, unless ONNX Runtime's 8-bit values are given."""
     by_network = verification._by_network
 
     def changed(*given: Any) -> list[np.ndarray]:
@@ -101,7 +101,7 @@ def test_a_network_is_accepted_if_its_parts_agree(
     amplify_rounding(monkeypatch)
     with caplog.at_level(logging.WARNING):
         load_source("x", DnnConfig(role="network", model=str(path)))
-    assert "on noise each part of the network agrees with ONNX Runtime, the whole does not: " in caplog.text
+    assert "on noise each part of the network agrees with ONNX Runtime, but the whole does not: " in caplog.text
     assert "40.0% of its values differ by more than 0.05 of the largest value" in caplog.text
 
 
@@ -128,7 +128,7 @@ def test_a_wrong_operator_is_refused_where_onnxruntime_does_not_agree_with_itsel
 
 
 def test_a_wrong_range_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a part gives to the next one is compared, although the next one does not read it."""
+    """The values that a part computes for the next part are compared, although the next part does not read them."""
     path = convolutions(tmp_path / "net.onnx")
     amplify_rounding(monkeypatch)
     by_network = verification._by_network

@@ -1,7 +1,7 @@
-"""What the built-in networks find on generated roads stays what it was when `expected_results.json` was written.
+"""The built-in networks still find on generated roads what `expected_results.json` lists.
 
-Boxes within 0.5 px, lane lines within 1 px: a decoder that is made faster must not find something else. The file was
-written by the decoders of version 0.1.0 before their CPU time was cut.
+Boxes agree within 0.5 px, lane lines within 1 px, because a faster decoder must not find anything else. The file was
+written by the decoders of version 0.1.0, before their CPU time was reduced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BOX_PX, LANE_PX, SCORE = 0.5, 1.0, 0.01
 
 
 def results() -> dict[str, list[dict[str, Any]]]:
-    """By network and size, what it finds on each picture; thresholds of the generated road, so that more is found."""
+    """By network and size, the results for each image, with the threshold for generated roads, which finds more."""
     found: dict[str, list[dict[str, Any]]] = {}
     roles = ("lane", "object", "pedestrian")
     dnns = {role: load_dnn(role, DnnConfig(role=role, model=f"builtin:{role}", score_threshold=0.4)) for role in roles}

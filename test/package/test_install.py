@@ -86,7 +86,7 @@ def test_a_machine_that_has_everything_installs(machine: Machine, version: str) 
         ({"version": "3.9"}, "is Python 3.9; allowed: 3.10 to 3.13, for example: make PYTHON=python3.12"),
         ({"version": "2.7"}, "is Python 2.7; allowed: 3.10 to 3.13, for example: make PYTHON=python3.12"),
         ({"ensurepip": False}, "on Debian and Ubuntu: sudo apt install python3.12-venv"),
-        ({"free_mb": 7_999}, "7999 MB of disk are free here; to install PyTorch and the other packages takes 8 GB"),
+        ({"free_mb": 7_999}, "only 7999 MB are free on this disk; installing PyTorch and the other packages takes 8"),
     ],
     ids=lambda value: "-".join(map(str, *value.items())) if isinstance(value, dict) else "",
 )

@@ -17,8 +17,8 @@ SHAPE = (3, 4, 4)
 
 
 def parse(text: str) -> Unit:
-    """fake:<name>[/<option>=<number>]...: ms per image, most images, s to prepare, die (killed in a run), fail,
-    hang, wrong.
+    """fake:<name>[/<option>=<number>]... Options: ms (per image), max_batch, prepare (seconds), die (killed in a run),
+    exit, full, fail, hang, wrong, absent.
     """
     match = re.fullmatch(r"fake:(\w+)((?:/\w+=[0-9.]+)*)", text)
     if match is None:
@@ -46,7 +46,7 @@ class FakeExecutor:
         return f"fake device; {precision}; version 1"
 
     def prepare(self, batch: int) -> tuple[OutputForm, ...]:
-        if batch > self._options.get("most", 1e9):
+        if batch > self._options.get("max_batch", 1e9):
             raise MemoryError(f"{batch} images do not fit")
         time.sleep(self._options.get("prepare", 0.0))
         self._ready = batch
@@ -74,7 +74,7 @@ class FakeExecutor:
         return RunTimes(0.0, 1e3 * (time.perf_counter() - began), 0.0)
 
     def transfer(self, images) -> RunTimes:
-        if len(images) > self._options.get("most", 1e9):
+        if len(images) > self._options.get("max_batch", 1e9):
             raise MemoryError(f"{len(images)} images do not fit")
         return RunTimes(0.1 * len(images), 0.0, 0.05 * len(images))
 
@@ -84,14 +84,14 @@ def row(batch: int, ms: float) -> Row:
     return Row(batch=batch, samples=1, input=none, compute=spread, output=none, total=spread)
 
 
-def table(unit: str, ms_per_image: float, most: int = 64, offset_ms: float = 0.0, **fields) -> BatchTable:
+def table(unit: str, ms_per_image: float, max_batch: int = 64, offset_ms: float = 0.0, **fields) -> BatchTable:
     """The table of a unit with an offset and a constant time per image."""
-    given = {
+    defaults = {
         "model": "fake", "shape": SHAPE, "parameters": 7, "unit": unit, "precision": "auto",
         "device": "fake device; auto; version 1",
     }  # fmt: skip
-    rows = tuple(row(batch, offset_ms + ms_per_image * batch) for batch in sizes_to_measure(most))
-    return BatchTable(**{**given, "rows": rows, **fields})
+    rows = tuple(row(batch, offset_ms + ms_per_image * batch) for batch in sizes_to_measure(max_batch))
+    return BatchTable(**{**defaults, "rows": rows, **fields})
 
 
 def expected(images: np.ndarray) -> list[np.ndarray]:

@@ -18,19 +18,19 @@ TIMES = st.floats(0.01, 50.0)
 
 
 @st.composite
-def tables(draw, most_units: int = 4, most: int = 40) -> dict[str, BatchTable]:
+def tables(draw, max_units: int = 4, max_batch: int = 40) -> dict[str, BatchTable]:
     """Arbitrary times; a larger batch may take less time than a smaller one."""
     found = {}
-    for number in range(draw(st.integers(1, most_units))):
-        sizes = sizes_to_measure(draw(st.integers(1, most)))
+    for number in range(draw(st.integers(1, max_units))):
+        sizes = sizes_to_measure(draw(st.integers(1, max_batch)))
         rows = tuple(row(batch, draw(TIMES)) for batch in sizes)
         found[f"fake:u{number}"] = table(f"fake:u{number}", 1.0, rows=rows)
     return found
 
 
 @st.composite
-def cases(draw, most_units: int = 4, most: int = 40) -> tuple[dict[str, BatchTable], int]:
-    units = draw(tables(most_units, most))
+def cases(draw, max_units: int = 4, max_batch: int = 40) -> tuple[dict[str, BatchTable], int]:
+    units = draw(tables(max_units, max_batch))
     return units, draw(st.integers(1, capacity(units)))
 
 
@@ -40,7 +40,7 @@ def test_exact_is_not_worse_than_greedy_and_greedy_not_worse_than_one_unit(case)
     units, batch = case
     exact, greedy = plan_exact(units, batch), plan_greedy(units, batch)
     assert exact.total_ms <= greedy.total_ms
-    alone = [of.predict_ms(batch) for of in units.values() if of.largest >= batch]
+    alone = [unit.predict_ms(batch) for unit in units.values() if unit.largest >= batch]
     assert greedy.total_ms <= min(alone, default=float("inf"))
 
 
@@ -55,20 +55,20 @@ def test_shares_sum_to_the_batch_and_stay_within_the_capacity(case) -> None:
         assert plan.ms == {name: units[name].predict_ms(count) for name, count in plan.images.items()}
 
 
-@given(cases(most_units=3, most=6))
+@given(cases(max_units=3, max_batch=6))
 def test_exact_search_equals_exhaustive_search(case) -> None:
     units, batch = case
-    every = product(*(range(min(batch, of.largest) + 1) for of in units.values()))
-    least = min(
-        max(of.predict_ms(count) for of, count in zip(units.values(), counts, strict=True))
+    every = product(*(range(min(batch, unit.largest) + 1) for unit in units.values()))
+    best = min(
+        max(unit.predict_ms(count) for unit, count in zip(units.values(), counts, strict=True))
         for counts in every
         if sum(counts) == batch
     )
-    assert plan_exact(units, batch).total_ms == least
+    assert plan_exact(units, batch).total_ms == best
 
 
 @settings(max_examples=50)
-@given(cases(most_units=3))
+@given(cases(max_units=3))
 def test_more_units_never_take_longer(case) -> None:
     units, batch = case
     plans = plan_subsets(units, batch)
@@ -80,7 +80,7 @@ def test_more_units_never_take_longer(case) -> None:
 
 
 def test_units_of_known_rates_end_together() -> None:
-    units = {"fake:fast": table("fake:fast", 1.0, most=128), "fake:slow": table("fake:slow", 4.0, most=128)}
+    units = {"fake:fast": table("fake:fast", 1.0, max_batch=128), "fake:slow": table("fake:slow", 4.0, max_batch=128)}
     for plan in (plan_exact(units, 100), plan_greedy(units, 100)):
         assert plan.images == {"fake:fast": 80, "fake:slow": 20}
         assert plan.total_ms == 80.0
@@ -88,11 +88,11 @@ def test_units_of_known_rates_end_together() -> None:
 
 @pytest.mark.parametrize("search", [plan_exact, plan_greedy])
 def test_a_batch_that_is_too_large_is_refused_with_the_capacity(search) -> None:
-    failed = table("fake:b", 1.0, most=4).with_rows([Row(batch=5, samples=0, failure="ran out of memory")])
+    failed = table("fake:b", 1.0, max_batch=4).with_rows([Row(batch=5, samples=0, failure="ran out of memory")])
     with pytest.raises(PlanError, match=r"batch is 13, .* at most 12 images .*\(fake:a 8, fake:b 4\)"):
-        search({"fake:a": table("fake:a", 1.0, most=8), "fake:b": failed}, 13)
+        search({"fake:a": table("fake:a", 1.0, max_batch=8), "fake:b": failed}, 13)
     with pytest.raises(PlanError, match=r"batch is 1000000000000000, .* at most 8 images"):
-        search({"fake:a": table("fake:a", 1.0, most=8)}, 10**15)  # no memory is taken for it
+        search({"fake:a": table("fake:a", 1.0, max_batch=8)}, 10**15)  # no memory is taken for it
     with pytest.raises(PlanError, match="no unit"):
         search({}, 1)
 
@@ -100,7 +100,7 @@ def test_a_batch_that_is_too_large_is_refused_with_the_capacity(search) -> None:
 @pytest.fixture
 def stored(tmp_path):
     for name, ms in (("fake:a/ms=1", 1.0), ("fake:b/ms=3", 3.0)):
-        write_table(table_path(tmp_path, "fake", name, "auto"), table(name, ms, most=32))
+        write_table(table_path(tmp_path, "fake", name, "auto"), table(name, ms, max_batch=32))
     return tmp_path
 
 
@@ -136,7 +136,7 @@ def test_the_command_refuses_tables_that_do_not_match(stored, capsys: pytest.Cap
 
 
 def test_a_unit_whose_measurements_all_failed_is_left_out(stored, capsys: pytest.CaptureFixture[str]) -> None:
-    name = "fake:c/most=0"
+    name = "fake:c/max_batch=0"
     path = table_path(stored, "fake", name, "auto")
     failed = table(name, 1.0, rows=(Row(batch=1, samples=0, failure="ran out of memory"),))
     write_table(path, failed)

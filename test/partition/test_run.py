@@ -25,16 +25,18 @@ from multi_dnn_ros.planning.batch_units import parse_unit, parse_units
 from multi_dnn_ros.profiling.network import load
 
 
-def run(names: str, batch: int, *, most: int = 64, rounds: int = 2, timeout_s: float = 60.0) -> tuple[Plan, BatchRun]:
+def run(
+    names: str, batch: int, *, max_batch: int = 64, rounds: int = 2, timeout_s: float = 60.0
+) -> tuple[Plan, BatchRun]:
     units = parse_units(names)
-    tables = {unit.name: table(unit.name, 1.0, most=most) for unit in units}
+    tables = {unit.name: table(unit.name, 1.0, max_batch=max_batch) for unit in units}
     plan = plan_exact(tables, batch)
     assert all(plan.images.values())
     images = random_images(SHAPE, batch)
     with BatchSession(units, tables, plan, NetworkRequest("fake"), "auto", timeout_s=timeout_s) as session:
         done = run_rounds(session, images, rounds)
-    for own, right in zip(done.outputs, expected(images), strict=True):
-        np.testing.assert_allclose(own, right, rtol=1e-6)
+    for output, right in zip(done.outputs, expected(images), strict=True):
+        np.testing.assert_allclose(output, right, rtol=1e-6)
     return plan, done
 
 
@@ -56,7 +58,7 @@ def test_outputs_are_complete_and_in_the_order_of_the_inputs() -> None:
         ("die=1", "was killed by SIGKILL"),
         ("exit=1", "ended with exit code 3"),
         ("full=1", "ran out of memory: the device is full"),
-        ("most=2", "ran out of memory: 4 images do not fit"),
+        ("max_batch=2", "ran out of memory: 4 images do not fit"),
         ("fail=1", "failed: a kernel failed"),
     ],
 )
@@ -69,7 +71,7 @@ def test_the_images_of_a_unit_that_fails_are_computed_by_the_others(option: str,
 
 
 def test_a_unit_that_hangs_is_killed_with_its_process_and_the_images_are_computed_by_others() -> None:
-    """Shares of one GPU have a common process. The other unit in it is not said to have run out of memory."""
+    """Shares of one GPU have a common process. The other unit of that process is not reported as out of memory."""
     _, done = run("fake:a,fake:gpu/hang=1,fake:gpu/ms=1", 6, timeout_s=6.0)
     assert done.failures == (
         "unit fake:gpu/hang=1 did not answer within 6 s; its process was killed",
@@ -78,16 +80,16 @@ def test_a_unit_that_hangs_is_killed_with_its_process_and_the_images_are_compute
 
 
 def test_images_that_exceed_the_capacity_are_computed_in_several_steps() -> None:
-    _, done = run("fake:a,fake:bad/die=1,fake:worse/fail=1", 9, most=3)
+    _, done = run("fake:a,fake:bad/die=1,fake:worse/fail=1", 9, max_batch=3)
     assert len(done.failures) == 2
     assert done.repeated_images == 6
 
 
 def test_the_error_without_remaining_units_names_each_reason() -> None:
-    with pytest.raises(CommandError, match=r"no unit is left for \d images; no outputs were written") as told:
+    with pytest.raises(CommandError, match=r"no unit is left for \d images; no outputs were written") as error:
         run("fake:a/die=1,fake:b/full=1", 4)
     for reason in ("a/die=1 was killed by SIGKILL", "b/full=1 ran out of memory"):
-        assert reason in str(told.value)
+        assert reason in str(error.value)
 
 
 def test_differences_are_relative_and_non_finite_values_must_agree() -> None:
@@ -102,7 +104,7 @@ def test_differences_are_relative_and_non_finite_values_must_agree() -> None:
 def stored(tmp_path):
     def store(*names: str) -> list[str]:
         for name in names:
-            write_table(table_path(tmp_path, "fake", name, "auto"), table(name, 1.0, most=32))
+            write_table(table_path(tmp_path, "fake", name, "auto"), table(name, 1.0, max_batch=32))
         return ["partition", "run", "fake", "--tables", str(tmp_path), "--units", ",".join(names), "--rounds", "2"]
 
     return store
@@ -125,8 +127,8 @@ def test_the_command_writes_outputs_report_and_plot(
     printed = capsys.readouterr().out
     assert "largest difference from another unit's outputs: 0 of the largest value" in printed
     outputs = np.load(files[1])
-    for own, right in zip((outputs["output_0"], outputs["output_1"]), expected(images), strict=True):
-        np.testing.assert_allclose(own, right, rtol=1e-6)
+    for output, right in zip((outputs["output_0"], outputs["output_1"]), expected(images), strict=True):
+        np.testing.assert_allclose(output, right, rtol=1e-6)
     report = json.loads((tmp_path / "run.json").read_text())
     assert sum(report["plan"]["images"].values()) == 9
     assert [entry["units"] for entry in report["subsets"]] == [
@@ -162,7 +164,7 @@ def test_the_command_writes_nothing_when_outputs_are_wrong_or_missing(
 def test_outputs_of_a_network_without_weights_of_its_own_need_the_option(
     tmp_path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Random weights, which suffice to measure times, would make outputs that nobody can use."""
+    """Random weights, which suffice to measure times, would give outputs that nobody can use."""
     command = ["partition", "run", "torchvision:squeezenet1_1", "--batch", "2", "--tables", str(tmp_path)]
     assert main([*command, "--output", str(tmp_path / "out.npz")]) == 2
     assert "--output needs --weights for torchvision:squeezenet1_1" in capsys.readouterr().err
@@ -207,7 +209,7 @@ def test_the_command_refuses_images_of_another_shape_or_type(
     assert "cannot be read" in capsys.readouterr().err
     assert main(begin) == 2
     assert "--batch or --input is needed" in capsys.readouterr().err
-    assert main([*begin, "--batch", str(10**15)]) == 1  # before images are made
+    assert main([*begin, "--batch", str(10**15)]) == 1  # before images are created
     assert "batch is 1000000000000000, but the units hold at most 32" in capsys.readouterr().err
 
 
@@ -226,7 +228,7 @@ def test_backends_of_a_cpu_unit_compute_the_same() -> None:
     assert disagreement(found[:1], found[1:]) < 1e-3
 
 
-@pytest.mark.long  # units that are played, above; a CPU's in this process, above
+@pytest.mark.long  # fake units, and a CPU unit in this process, are tested above
 def test_two_cpu_units_are_profiled_and_run_a_network(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ["torchvision:squeezenet1_1", "--size", "32x32", "--num-classes", "3", "--tables", str(tmp_path)]
     units = ["--units", "cpu:1,cpu:1/torchscript"]

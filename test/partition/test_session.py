@@ -30,13 +30,13 @@ def session():
 
 
 @given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=4), seed=st.integers(0, 99))
-def test_batches_of_any_size_up_to_the_plans_give_their_own_outputs(session, sizes: list[int], seed: int) -> None:
+def test_batches_of_any_size_up_to_the_plans_give_their_outputs(session, sizes: list[int], seed: int) -> None:
     for size in sizes:
         images = random_images(SHAPE, size, seed)
         outputs = session.run(images)
-        for own, right in zip(outputs, expected(images), strict=True):
-            assert len(own) == size
-            np.testing.assert_allclose(own, right, rtol=1e-6)
+        for output, right in zip(outputs, expected(images), strict=True):
+            assert len(output) == size
+            np.testing.assert_allclose(output, right, rtol=1e-6)
     assert not session.failures
 
 
@@ -44,8 +44,8 @@ def test_a_unit_that_failed_is_not_used_for_later_batches(caplog: pytest.LogCapt
     with open_session("fake:a,fake:bad/die=1,fake:c", 12) as session:
         for seed in range(3):
             images = random_images(SHAPE, 12, seed)
-            for own, right in zip(session.run(images), expected(images), strict=True):
-                np.testing.assert_allclose(own, right, rtol=1e-6)
+            for output, right in zip(session.run(images), expected(images), strict=True):
+                np.testing.assert_allclose(output, right, rtol=1e-6)
             assert len(session.failures) == 1
     (line,) = caplog.messages
     assert line.startswith("unit fake:bad/die=1 was killed by SIGKILL")
@@ -59,9 +59,9 @@ def test_plans_change_between_batches_and_do_not_use_units_that_have_failed() ->
         for names, count in (("fake:a", 12), ("fake:a,fake:c", 5), ("fake:bad/die=1,fake:c", 7)):
             tables = {name: table(name, 1.0) for name in names.split(",")}
             session.change_plan(plan_exact(tables, count))
-            for own, right in zip(session.run(images[:count]), expected(images[:count]), strict=True):
-                np.testing.assert_allclose(own, right, rtol=1e-6)
-        computed = session.compute()  # by the last plan, of which one unit has failed before
+            for output, right in zip(session.run(images[:count]), expected(images[:count]), strict=True):
+                np.testing.assert_allclose(output, right, rtol=1e-6)
+        computed = session.compute()  # by the last plan, a unit of which has failed before
         assert computed.repeated_images == 7
         assert computed.recovery_ms > 0.0
         session.change_plan(plan_exact({"fake:bad/die=1": table("fake:bad/die=1", 1.0)}, 3))
@@ -71,7 +71,7 @@ def test_plans_change_between_batches_and_do_not_use_units_that_have_failed() ->
 
 
 def test_units_are_prepared_at_the_same_time() -> None:
-    """On GPUs this takes some ten seconds per unit."""
+    """On GPUs this takes about ten seconds per unit."""
     with open_session("fake:a/prepare=1.5,fake:b/prepare=1.5", 4) as session:
         begin = time.monotonic()
         session.run(random_images(SHAPE, 4))

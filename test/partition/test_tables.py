@@ -41,36 +41,36 @@ def test_sizes_are_powers_of_two_and_their_neighbours() -> None:
 
 
 @given(st.integers(1, 5000))
-def test_sizes_increase_up_to_the_largest(most: int) -> None:
-    sizes = sizes_to_measure(most)
+def test_sizes_increase_up_to_the_largest(max_batch: int) -> None:
+    sizes = sizes_to_measure(max_batch)
     assert sizes[0] == 1
-    assert sizes[-1] == most
+    assert sizes[-1] == max_batch
     assert list(sizes) == sorted(set(sizes))
 
 
 def test_times_between_two_sizes_are_interpolated_linearly() -> None:
-    of = table("fake:a", 2.0, most=17, offset_ms=1.0)
-    assert of.predict_ms(0) == 0.0
-    assert of.predict_ms(16) == 33.0
-    assert of.predict_ms(12) == pytest.approx(25.0)
+    found = table("fake:a", 2.0, max_batch=17, offset_ms=1.0)
+    assert found.predict_ms(0) == 0.0
+    assert found.predict_ms(16) == 33.0
+    assert found.predict_ms(12) == pytest.approx(25.0)
     with pytest.raises(TableError, match="measured up to 17 images of fake, not 18"):
-        of.predict_ms(18)
+        found.predict_ms(18)
     # Nothing is known to take less than the smallest batch that was measured.
     assert table("fake:a", 1.0, rows=(row(4, 8.0),)).predict_ms(2) == 8.0
 
 
 def test_a_failed_size_limits_the_capacity_of_the_unit() -> None:
     failed = Row(batch=8, samples=0, failure="ran out of memory")
-    of = table("fake:a", 1.0, most=4).with_rows([failed, row(16, 16.0)])
-    assert of.largest == 4
+    found = table("fake:a", 1.0, max_batch=4).with_rows([failed, row(16, 16.0)])
+    assert found.largest == 4
 
 
 def test_a_written_table_is_read_unchanged(tmp_path) -> None:
-    of = table("cuda:0/16sms", 1.0, most=9)
-    path = table_path(tmp_path, "torchvision:resnet18", of.unit, "fp16")
+    found = table("cuda:0/16sms", 1.0, max_batch=9)
+    path = table_path(tmp_path, "torchvision:resnet18", found.unit, "fp16")
     assert path == tmp_path / "torchvision-resnet18" / "cuda-0=16sms.fp16.json"
-    write_table(path, of)
-    assert read_table(path) == of
+    write_table(path, found)
+    assert read_table(path) == found
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_written_table_is_read_unchanged(tmp_path) -> None:
 )
 def test_a_file_that_is_not_a_table_is_named(tmp_path, damage) -> None:
     path = tmp_path / "table.json"
-    content = json.loads(table("fake:a", 1.0, most=3).model_dump_json())
+    content = json.loads(table("fake:a", 1.0, max_batch=3).model_dump_json())
     damage(content)
     path.write_text(json.dumps(content))
     with pytest.raises(ProfileError, match=r"table\.json: not a table of batch times"):
@@ -95,7 +95,7 @@ def test_a_file_that_is_not_a_table_is_named(tmp_path, damage) -> None:
 
 def test_csv_has_a_line_for_each_size() -> None:
     failed = Row(batch=4, samples=0, failure="ran out of memory")
-    lines = csv_rows([table("fake:a", 1.5, most=3).with_rows([failed])])
+    lines = csv_rows([table("fake:a", 1.5, max_batch=3).with_rows([failed])])
     assert [len(line) for line in lines] == [len(CSV_HEADER)] * 4
     second, last = (dict(zip(CSV_HEADER, lines[at], strict=True)) for at in (1, 3))
     assert (second["batch"], second["total_p50_ms"], second["compute_p75_ms"]) == ("2", "3", "3")
@@ -105,16 +105,16 @@ def test_csv_has_a_line_for_each_size() -> None:
 def test_profiling_measures_every_size_and_stores_it(tmp_path) -> None:
     seen: list[tuple[int, int, str]] = []
     unit = parse_unit("fake:a/ms=2")
-    of = profile_unit(unit, FAKE, "auto", sizes_to_measure(5), tmp_path, sampling=FAST, provenance={"by": "test"},
-                      progress=lambda *step: seen.append(step))  # fmt: skip
-    assert [row.batch for row in of.rows] == [1, 2, 3, 4, 5]
-    # Asleep for so long at least, whatever else runs here.
-    assert all(row.total.p50 >= 2.0 * row.batch for row in of.rows)
-    assert all(row.samples == 3 and row.compute.p50 <= row.total.p50 for row in of.rows)
+    found = profile_unit(unit, FAKE, "auto", sizes_to_measure(5), tmp_path, sampling=FAST, provenance={"by": "test"},
+                         progress=lambda *step: seen.append(step))  # fmt: skip
+    assert [row.batch for row in found.rows] == [1, 2, 3, 4, 5]
+    # The unit sleeps at least this long, whatever else runs on this machine.
+    assert all(row.total.p50 >= 2.0 * row.batch for row in found.rows)
+    assert all(row.samples == 3 and row.compute.p50 <= row.total.p50 for row in found.rows)
     assert seen[0] == (0, 5, "fake:a/ms=2 batch 1")
     assert seen[-1][:2] == (5, 5)
-    assert read_table(table_path(tmp_path, "fake", unit.name, "auto")) == of
-    assert of.provenance == {"by": "test"}
+    assert read_table(table_path(tmp_path, "fake", unit.name, "auto")) == found
+    assert found.provenance == {"by": "test"}
 
 
 def test_an_interrupted_profile_is_continued(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_rows_that_were_to_be_measured_again_stay_if_that_is_interrupted(tmp_pat
     unit = parse_unit("fake:a/ms=0.1")
     path = table_path(tmp_path, "fake", unit.name, "auto")
     failed = Row(batch=5, samples=0, failure="ran out of memory")
-    write_table(path, table(unit.name, 7.0, most=4).with_rows([failed]))
+    write_table(path, table(unit.name, 7.0, max_batch=4).with_rows([failed]))
 
     def interrupted(done: int, total: int, what: str) -> None:
         if what.endswith("batch 5"):
@@ -153,21 +153,21 @@ def test_rows_that_were_to_be_measured_again_stay_if_that_is_interrupted(tmp_pat
     assert [(row.batch, bool(row.measured_at)) for row in found.rows] == [
         (1, False), (2, True), (3, False), (4, False), (5, False)
     ]  # fmt: skip
-    of = profile_unit(unit, FAKE, "auto", [5], tmp_path, sampling=FAST, refresh=True)
-    assert of.largest == 5  # what ran out of memory before is tried again
+    found = profile_unit(unit, FAKE, "auto", [5], tmp_path, sampling=FAST, refresh=True)
+    assert found.largest == 5  # what ran out of memory before is tried again
 
 
 def test_running_out_of_memory_is_recorded_and_ends_the_profile(tmp_path) -> None:
-    unit = parse_unit("fake:small/most=4")
-    of = profile_unit(unit, FAKE, "auto", sizes_to_measure(32), tmp_path, sampling=FAST)
-    assert of.largest == 4
-    assert (of.rows[-1].batch, of.rows[-1].failure) == (5, "ran out of memory: 5 images do not fit")
-    assert profile_unit(unit, FAKE, "auto", sizes_to_measure(32), tmp_path, sampling=FAST) == of
+    unit = parse_unit("fake:small/max_batch=4")
+    found = profile_unit(unit, FAKE, "auto", sizes_to_measure(32), tmp_path, sampling=FAST)
+    assert found.largest == 4
+    assert (found.rows[-1].batch, found.rows[-1].failure) == (5, "ran out of memory: 5 images do not fit")
+    assert profile_unit(unit, FAKE, "auto", sizes_to_measure(32), tmp_path, sampling=FAST) == found
 
 
 def test_a_killed_process_counts_as_out_of_memory_and_a_failing_one_does_not(tmp_path) -> None:
-    of = profile_unit(parse_unit("fake:a/die=1"), FAKE, "auto", [1, 2], tmp_path, sampling=FAST)
-    assert [row.failure for row in of.rows] == ["was killed by SIGKILL (the kernel does this when memory runs out)"]
+    found = profile_unit(parse_unit("fake:a/die=1"), FAKE, "auto", [1, 2], tmp_path, sampling=FAST)
+    assert [row.failure for row in found.rows] == ["was killed by SIGKILL (the kernel does this when memory runs out)"]
     with pytest.raises(UnitFailure, match=r"unit fake:a/exit=1 ended with exit code 3"):
         profile_unit(parse_unit("fake:a/exit=1"), FAKE, "auto", [1], tmp_path, sampling=FAST)
     with pytest.raises(UnitFailure, match="failed: a kernel failed"):
@@ -182,7 +182,7 @@ def test_a_killed_process_counts_as_out_of_memory_and_a_failing_one_does_not(tmp
 def test_a_table_of_another_model_or_version_is_refused_unless_replaced(tmp_path, field: str, value) -> None:
     unit = parse_unit("fake:a")
     path = table_path(tmp_path, "fake", unit.name, "auto")
-    write_table(path, table(unit.name, 1.0, most=2, **{field: value}))
+    write_table(path, table(unit.name, 1.0, max_batch=2, **{field: value}))
     with pytest.raises(TableError, match=rf"{field} .*--replace"):
         profile_unit(unit, FAKE, "auto", [1], tmp_path, sampling=FAST)
     assert len(read_table(path).rows) == 2
@@ -225,7 +225,7 @@ def test_a_table_is_copied_to_equal_units_alone(
 
 def test_the_command_measures_transfers_alone(capsys: pytest.CaptureFixture[str]) -> None:
     begin = ["partition", "io", "fake", "--units"]
-    assert main([*begin, "fake:a/most=8", "--batch", "2", "--max-batch", "12", "--increment", "4"]) == 0
+    assert main([*begin, "fake:a/max_batch=8", "--batch", "2", "--max-batch", "12", "--increment", "4"]) == 0
     lines = list(csv.reader(capsys.readouterr().out.splitlines(), delimiter="|"))
     cells = [[cell.strip() for cell in line[1:-1]] for line in lines if len(line) > 5][2:]
     assert [(line[0], line[1], line[3]) for line in cells[:2]] == [("2", "0.2", "0.1"), ("6", "0.6", "0.3")]

@@ -124,7 +124,7 @@ def test_a_table_of_an_openvino_unit_is_read_where_openvino_is_missing(
     monkeypatch.setattr(UnitProcesses, "open", lambda *args: pytest.fail("a process was started"))
     missing = "unit 'openvino:gpu' cannot be used: onnxruntime "
     for name in ("openvino:gpu", "fake:a"):
-        write_table(table_path(tmp_path, "fake", name, "auto"), table(name, 1.0, most=4))
+        write_table(table_path(tmp_path, "fake", name, "auto"), table(name, 1.0, max_batch=4))
     tables = ["--tables", str(tmp_path)]
     plan = ["partition", "plan", "fake", *tables, "--batch", "4"]
     assert main([*plan, "--unchecked"]) == 0
@@ -146,7 +146,7 @@ def test_a_table_of_an_openvino_unit_is_read_where_openvino_is_missing(
 @pytest.mark.usefixtures("forked_spawns")
 def test_the_command_names_a_unit_that_the_machine_does_not_have(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
     begin = ["partition", "profile", "builtin:lane_small", "--max-batch", "2", "--tables", str(tmp_path), "--units"]
-    assert main([*begin, "cpu:1000"]) == 1  # told by the unit's process
+    assert main([*begin, "cpu:1000"]) == 1  # reported by the unit's process
     assert "has 1000 threads; this process may use" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     with pytest.raises(SystemExit):

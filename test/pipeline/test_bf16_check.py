@@ -27,13 +27,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def config(precision: str, model: str = "builtin:lane_small"):
-    own = {"role": "lane", "model": model, "precision": precision}
-    return to_config({"device": "cpu", "dnns": ["lane"], **{f"dnn.lane.{name}": value for name, value in own.items()}})
+    parameters = {"role": "lane", "model": model, "precision": precision}
+    return to_config(
+        {"device": "cpu", "dnns": ["lane"], **{f"dnn.lane.{name}": value for name, value in parameters.items()}}
+    )
 
 
 @pytest.fixture
 def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file that says what the CPU has."""
+    """The file that lists the features of the CPU."""
     path = tmp_path / "cpuinfo"
     monkeypatch.setattr(cpu_features, "_CPUINFO", path)
     cpu_features.cpu_flags.cache_clear()
@@ -88,14 +90,14 @@ def test_bf16_that_is_measured_slower_is_named(
     lines: list[str] = []
     with caplog.at_level(logging.WARNING), torch.inference_mode():
         build(config("bf16", model), lines.append)
-    (both,) = compared
-    scale = float(both[1].abs().max())
-    assert 0.0 < float((both[0] - both[1]).abs().max()) < 0.08 * scale  # the same DNN, and one of them is in bf16
+    ((in_bf16, in_float32),) = compared
+    scale = float(in_float32.abs().max())
+    assert 0.0 < float((in_bf16 - in_float32).abs().max()) < 0.08 * scale  # the same DNN in two precisions
     assert "comparing lane in bf16 with float32" in lines
     assert (warning in caplog.text) if warning else ("bf16" not in caplog.text)
 
 
-def test_both_are_run_and_timed() -> None:
+def test_both_stages_run_alternately_and_are_timed() -> None:
     runs: list[str] = []
 
     def slow(carried):

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from multi_dnn_ros.pipeline.calibration import LEAST, CalibrationError, calibration_inputs
+from multi_dnn_ros.pipeline.calibration import MIN_IMAGES, CalibrationError, calibration_inputs
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.view import View
 from multi_dnn_ros.vision.windowed import WindowPreprocess
@@ -19,12 +19,12 @@ SEEN = WindowPreprocess(Preprocess(48, 32), VIEW)
 
 def test_the_images_of_the_package_are_enlarged_to_the_crop() -> None:
     inputs = calibration_inputs("", SEEN, VIEW.enlarge_to_min)
-    assert len(inputs) >= LEAST
+    assert len(inputs) >= MIN_IMAGES
     assert {tuple(tensor.shape) for (tensor,) in inputs} == {(2, 3, 32, 48)}
 
 
 def test_an_image_that_does_not_contain_the_crop_is_named(tmp_path: Path) -> None:
-    for number in range(LEAST):
+    for number in range(MIN_IMAGES):
         assert cv2.imwrite(str(tmp_path / f"{number}.png"), np.zeros((392, 800 if number else 799, 3), np.uint8))
     with pytest.raises(
         CalibrationError, match=r"0\.png: parameter dnn\.far\.crop .* ends at 800 x 392; the image has 799"

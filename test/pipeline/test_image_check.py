@@ -27,7 +27,7 @@ from multi_dnn_ros.training.scenes import SceneGenerator
 
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A few generated roads."""
+    """A folder with a few generated images of roads."""
     folder = tmp_path_factory.mktemp("frames")
     generator = SceneGenerator(320, 240, 3)
     for number in range(6):
@@ -36,9 +36,9 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def built(name: str, frames: str, lines: list[str] | None = None, **more: Any) -> Pipeline:
-    own = {"model": f"builtin:{name}", "check_images": frames, "backend": "eager", **more}
+    settings = {"model": f"builtin:{name}", "check_images": frames, "backend": "eager", **more}
     parameters = {"device": "cpu", "dnns": [name], f"dnn.{name}.role": name.partition("_")[0]}
-    return build(to_config({**parameters, **{f"dnn.{name}.{key}": value for key, value in own.items()}}),
+    return build(to_config({**parameters, **{f"dnn.{name}.{key}": value for key, value in settings.items()}}),
                  (lines if lines is not None else []).append)  # fmt: skip
 
 
@@ -47,9 +47,9 @@ def test_a_dnn_agrees_with_itself_in_float32(frames: str, caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO):
         built("lane", frames, lines, check_agreement=1.0)
     assert f"comparing the results of lane on {frames}" in lines
-    (told,) = [record.getMessage() for record in caplog.records if "agreement" in record.getMessage()]
-    assert told.startswith("dnn.lane with precision auto, compared with builtin:lane in float32 on 6 image(s) of ")
-    assert ": agreement 1.000 (" in told
+    (message,) = [record.getMessage() for record in caplog.records if "agreement" in record.getMessage()]
+    assert message.startswith("dnn.lane with precision auto, compared with builtin:lane in float32 on 6 image(s) of ")
+    assert ": agreement 1.000 (" in message
 
 
 def test_a_decomposed_dnn_is_compared_with_its_original(frames: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -72,16 +72,16 @@ def test_a_bad_calibration_is_found_and_the_dnn_stays_in_float32(
     int8 = {"precision": "int8", "backend": "onnxruntime", "calibration_images": str(tmp_path)}
     with caplog.at_level(logging.INFO):
         pipeline = built("object", frames, check_agreement=0.99, score_threshold=0.4, **int8)
-    told = [record for record in caplog.records if "compared with" in record.getMessage()]
-    assert [record.levelno for record in told] == [logging.WARNING, logging.INFO]
-    assert "with precision int8" in told[0].getMessage()
-    assert told[0].getMessage().endswith("required: 0.99; it is prepared in float32")
-    assert "agreement 1.000" in told[1].getMessage()
+    logged = [record for record in caplog.records if "compared with" in record.getMessage()]
+    assert [record.levelno for record in logged] == [logging.WARNING, logging.INFO]
+    assert "with precision int8" in logged[0].getMessage()
+    assert logged[0].getMessage().endswith("required: 0.99; the DNN is prepared in float32")
+    assert "agreement 1.000" in logged[1].getMessage()
     assert len(pipeline.tasks) == 1
 
 
 class _OverflowsOnImages(Eager):
-    """Has NaN in its outputs once `lines` says that results on images are compared; it passes the checks before."""
+    """Has NaN in its outputs once `lines` says that results on images are compared; it passes all earlier checks."""
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
@@ -106,7 +106,7 @@ def test_nan_on_an_image_is_a_disagreement(
     with caplog.at_level(logging.INFO):
         pipeline = built("lane", frames, lines, precision="bf16", check_agreement=1.0)
     assert "dnn.lane: no valid result for an image of check_images: " in caplog.text
-    assert "no valid result for an image; required: 1; it is prepared in float32" in caplog.text
+    assert "no valid result for an image; required: 1; the DNN is prepared in float32" in caplog.text
     assert ": agreement 1.000 (" in caplog.text
     assert len(pipeline.tasks) == 1
 
@@ -119,7 +119,7 @@ def test_an_image_that_does_not_contain_the_crop_is_named(frames: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "told"),
+    ("parameters", "words"),
     [
         ({"check_images": "/nothing/here"}, r"check_images is '/nothing/here': /nothing/here: no such folder"),
         ({"check_images": "~nobody here/a"}, r"check_images is '~nobody here/a': ~nobody here/a: the home folder of "),
@@ -127,12 +127,12 @@ def test_an_image_that_does_not_contain_the_crop_is_named(frames: str) -> None:
         ({"check_against": "builtin:boat"}, r"check_against: .*model is 'builtin:boat'; allowed"),
     ],
 )
-def test_wrong_parameters_are_named_before_a_dnn_is_loaded(parameters: dict, told: str, frames: str) -> None:
+def test_wrong_parameters_are_named_before_a_dnn_is_loaded(parameters: dict, words: str, frames: str) -> None:
     if "boat" in str(parameters):
         parameters = {**parameters, "check_images": frames}
     flat = {"device": "cpu", "dnns": ["lane"]} | {f"dnn.lane.{key}": value for key, value in parameters.items()}
     (problem,) = check_settings(to_config(flat)).problems
-    assert re.search(told, problem), problem
+    assert re.search(words, problem), problem
 
 
 def test_an_original_of_another_kind_is_refused(frames: str) -> None:

@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 class Small(nn.Module):
-    """A lane mask."""
+    """A network for lane masks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,8 +105,8 @@ def test_what_the_cost_depends_on_is_measured_again(exported: Path, change: str)
         assert cost_key("lane", config_of(exported, **{change: values[change]}), CPU) != before
 
 
-def test_a_new_choice_of_a_backend_changes_the_cost_of_backend_auto_alone(exported: Path) -> None:
-    """Otherwise the costs of the former backend would be used for `placement: auto`."""
+def test_a_new_choice_of_a_backend_changes_the_costs_of_backends_auto_and_measured_only(exported: Path) -> None:
+    """Otherwise `placement: auto` would use the costs of the former backend."""
 
     def keys() -> tuple[str, ...]:
         names = ("auto", "measured", "eager")
@@ -166,8 +166,8 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_is_reported(tmp_path: Path
     assert "costs of DNNs are not cached" in caplog.text
 
 
-def taught(config: NodeConfig, path: Path, ms: float = 30.0, **changes: object) -> Path:
-    """A predictor of `ms` for each layer of Small."""
+def predictor_file(config: NodeConfig, path: Path, ms: float = 30.0, **changes: object) -> Path:
+    """The file of a predictor that predicts `ms` for each layer of Small."""
     target = timing_target("lane", config.dnns["lane"], CPU)
     layers = layers_of(trace_for(copy.deepcopy(Small()), (1, 3, 16, 16), target))
     setting = Setting(device_name(target), "eager", "auto", 1, 2, 0, 1e9, 1e9)
@@ -175,11 +175,11 @@ def taught(config: NodeConfig, path: Path, ms: float = 30.0, **changes: object) 
     weights = [0.0] * len(LINEAR_FEATURES)
     weights[LINEAR_FEATURES.index("launch, alone")] = ms
     seen = trained_range(rows)
-    made = Predictor(
+    predictor = Predictor(
         device=device_name(target), backend="eager", precision="auto", threads=1, cores=2, flops_per_s=1e9,
         bytes_per_s=1e9, seen=seen, loads={"dnn": 8}, model=Linear(weights=dict.fromkeys(seen, tuple(weights))),
     )  # fmt: skip
-    write_predictor(path, made.model_copy(update=changes))
+    write_predictor(path, predictor.model_copy(update=changes))
     return path
 
 
@@ -187,20 +187,20 @@ def test_with_a_predictor_nothing_is_built_or_measured(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(exported)
-    file = taught(config, tmp_path / "p.json")
+    file = predictor_file(config, tmp_path / "p.json")
     monkeypatch.setattr(measure_costs, "_measure_cost", lambda *args: pytest.fail("measured"))
     cost = measured(config_of(exported, predictor=str(file)))
     layers = [layer for layer in layers_of(trace_for(Small(), (1, 3, 16, 16), timing_target(
         "lane", config.dnns["lane"], CPU))) if LayerCounts.of(layer).kind != "view"]  # fmt: skip
     assert cost.source == "predicted"
-    assert 30.0 * len(layers) <= cost.ms < 30.0 * len(layers) + 100.0  # and preprocessing and decoding
+    assert 30.0 * len(layers) <= cost.ms < 30.0 * len(layers) + 100.0  # plus preprocessing and decoding
     assert cost.memory_bytes >= 4 * (3 * 8 * 9 + 8)
 
 
 def test_what_the_predictor_does_not_cover_is_measured_with_a_warning(
     exported: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = taught(config_of(exported), tmp_path / "p.json", device="Orin, 16 SMs; auto")
+    file = predictor_file(config_of(exported), tmp_path / "p.json", device="Orin, 16 SMs; auto")
     assert measured(config_of(exported, predictor=str(file))).source == "measured"
     assert "dnn.lane is measured on cpu, because the predictor" in caplog.text
     assert "it was trained on 'Orin, 16 SMs; auto'; this is '" in caplog.text

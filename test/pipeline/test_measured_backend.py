@@ -41,7 +41,7 @@ SETTINGS = DnnConfig(role="lane", model="lane.onnx", backend="measured", jobs=2)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the model: two layers, as preparing a network for three backends takes seconds if it has many."""
+    """Holds the model, which has only two layers: preparing many layers for three backends takes seconds."""
     folder = tmp_path_factory.mktemp("models")
     export(torch.nn.Sequential(TinyMap(), torch.nn.Conv2d(1, 1, 3, padding=1)), folder / SETTINGS.model)
     return folder
@@ -201,7 +201,7 @@ def test_a_backend_that_does_not_work_here_is_not_chosen(
 class _Moved(Eager):
     def prepare(self, stages: Sequence[Any], *rest: Any) -> Any:
         for stage in stages:
-            stage.to(torch.float64).to(torch.float32)  # as moving to a GPU: it assigns to the parameters
+            stage.to(torch.float64).to(torch.float32)  # assigns to the parameters, as a move to a GPU does
         return super().prepare(stages, *rest)
 
 
@@ -219,7 +219,9 @@ class _NeedsMemory(Eager):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
 
-def test_a_choice_that_a_lack_of_memory_decided_is_not_kept(dnn: Dnn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_made_while_a_backend_ran_out_of_memory_is_not_cached(
+    dnn: Dnn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _add_toy(monkeypatch, _NeedsMemory)
     for _ in range(2):
         lines: list[str] = []
@@ -268,7 +270,7 @@ def test_the_checksum_is_of_structure_and_parameters(dnn: Dnn) -> None:
 
 
 def _stages(backend: str, lines: list[str], expected: str = "") -> Sequence[Any]:
-    """The stages that a pipeline with this parameter `backend` runs. expected: the measured backend, which it keeps."""
+    """The stages that a pipeline with this parameter `backend` runs. expected: the measured backend that it keeps."""
     settings = SETTINGS.model_copy(update={"backend": backend})
     flat = {
         f"dnn.lane.{name}": value for name, value in settings.model_dump(include={*settings.model_fields_set}).items()

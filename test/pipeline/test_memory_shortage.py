@@ -15,7 +15,7 @@ from multi_dnn_ros.settings.flat_parameters import to_config
 
 
 class Full(Eager):
-    """Has memory for one DNN."""
+    """A backend with memory for one DNN only."""
 
     dnns = 0
 

@@ -102,10 +102,10 @@ def written(folder: Path, name: str, content: bytes | str) -> str:
     return str(file)
 
 
-#: Outlined in a third of the time of a detector.
+#: Its outline takes a third of the time of a detector's.
 LRASPP = {"model": "torchvision:lraspp_mobilenet_v3_large", "role": "lane", "keep": ["car"]}
 YOLO = {"decoder": "yolo", "labels": ["a", "b"]}
-#: What a user may get wrong, by words of the message. The values are made in a folder of the test's own.
+#: What a user may get wrong: (folder of the test) -> parameters, and words of the message.
 MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "unknown builtin": (lambda at: {"model": "builtin:sofa"}, "dnn.x.model is 'builtin:sofa'; allowed: builtin:lane"),
     "unknown suffix": (lambda at: {"model": "net.pkl"}, "dnn.x.model is 'net.pkl'; allowed"),
@@ -134,7 +134,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "unknown builder": (lambda at: {"model": "torchvision:yolov9"}, "'torchvision:yolov9'; allowed builders: fcos"),
     "two stages": (
         lambda at: {"model": "torchvision:fasterrcnn_resnet50_fpn", "weights": "random"},
-        "a detector of two stages",
+        "a two-stage detector",
     ),
     "weights name": (
         lambda at: {**LRASPP, "weights": "COCO_V9"},
@@ -235,7 +235,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "std": (lambda at: {"model": "builtin:object", "std": [1.0, 0.0, 1.0]}, "must be finite, std above 0"),
     "camera": (
         lambda at: {"model": "builtin:object", "cameras": ["rear"]},
-        "dnn.x.cameras names 'rear'; allowed are front",
+        "dnn.x.cameras names 'rear'; allowed: front",
     ),
     "backend": (
         lambda at: {"model": "builtin:object", "backend": "cuda_graph"},
@@ -297,10 +297,8 @@ def test_all_mistakes_of_all_dnns_are_reported_together(tmp_path: Path) -> None:
 def test_loading_errors_of_all_dnns_are_reported_before_one_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With networks that fail on an image although their files are valid."""
-    monkeypatch.setattr(
-        "multi_dnn_ros.pipeline.build.make_task", lambda *arguments: pytest.fail("a DNN was made ready")
-    )
+    """The networks fail on an image, although their files are valid."""
+    monkeypatch.setattr("multi_dnn_ros.pipeline.build.make_task", lambda *arguments: pytest.fail("a DNN was prepared"))
     for number in (1, 2):
         reshape = helper.make_node("Reshape", ["image", "shape"], ["out"])
         graph = helper.make_graph(
@@ -433,7 +431,7 @@ def test_execution_providers_must_fit_device_precision_and_backend(monkeypatch: 
     assert problem == "parameter dnn.object.precision is 'int8'; allowed with its providers: openvino: auto, fp32"
     (_, (warning,)) = found(["openvino"], backend="eager")
     assert warning == (
-        "parameter dnn.object.providers is ['openvino'] and has no effect with backend eager on cpu: backends with "
+        "parameter dnn.object.providers is ['openvino'] and has no effect with backend eager on cpu; backends with "
         "execution providers: onnxruntime"
     )
 

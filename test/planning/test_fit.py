@@ -338,7 +338,7 @@ def test_the_verb_measures_images_that_a_crop_needs(
     command = fit_of(lanes, tmp_path, crop=[0.0, 0.0, 1280.0, 720.0])
     assert main([*command, "--rate", "front=0.1"]) == 0
     printed = capsys.readouterr().out
-    assert "camera front: images of 1280 x 720; its DNNs read no smaller ones" in printed
+    assert "camera front: images of 1280 x 720; its DNNs need at least this size" in printed
     assert "fits: 1 DNN needs" in printed
     assert main([*command, "--mixes", "1", "--verify", "0.1"]) == 0
     assert "mix 0:" in capsys.readouterr().out

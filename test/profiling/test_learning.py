@@ -1,4 +1,4 @@
-"""From a table of layer times to importances and regressors."""
+"""Importances and regressors from a table of layer times."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_the_linear_model_finds_a_linear_law() -> None:
 def test_a_failed_search_restarts_or_falls_back_to_least_squares(
     failures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SciPy's search may stop with a ValueError where rounding is against it."""
+    """Rounding may make SciPy's search raise ValueError."""
     import scipy.optimize
 
     search, calls = scipy.optimize.least_squares, iter(range(1000))
@@ -159,16 +159,16 @@ def test_trees_predict_as_scikit_learn() -> None:
 
 
 def test_layers_below_the_resolution_of_the_clock_are_known() -> None:
-    """A predictor that refused them would refuse the networks that it was trained on."""
+    """Otherwise a predictor would refuse the very networks that it was trained on."""
     rows = samples(2, 4)
-    least = min(rows, key=lambda row: row.counts.flops).counts
-    short = [dataclasses.replace(row, ms=0.0) if row.counts == least else row for row in rows]
-    trained = learn(short).seen[least.kind]
-    assert trained == trained_range(rows)[least.kind]
-    assert least.flops in {flops for flops, *_ in trained.sizes}
+    smallest = min(rows, key=lambda row: row.counts.flops).counts
+    short = [dataclasses.replace(row, ms=0.0) if row.counts == smallest else row for row in rows]
+    trained = learn(short).seen[smallest.kind]
+    assert trained == trained_range(rows)[smallest.kind]
+    assert smallest.flops in {flops for flops, *_ in trained.sizes}
 
 
-def test_models_and_levels_are_held_out_beside_baselines() -> None:
+def test_models_and_levels_are_held_out_and_compared_with_baselines() -> None:
     scores = {of.held_out: of for of in compare(samples())}
     assert list(scores) == ["models, without load", "models, all loads", "load levels"]
     alone = scores["models, without load"]
@@ -181,20 +181,20 @@ def test_models_and_levels_are_held_out_beside_baselines() -> None:
 
 
 GPU = dataclasses.replace(SETTING, device="a GPU, 100 SMs; auto", backend="cuda_graph", cores=0)
-#: Milliseconds that each stream beyond the first makes a launch wait.
+#: Milliseconds by which each stream beyond the first delays a launch.
 WAITS = {"compute": 0.3, "memory": 0.15, "dnn": 0.01}
 
 
 def waiting(counts: LayerCounts, load: Load) -> float:
-    """On a GPU: each launch waits for every stream but the first. Of many channels a convolution is three launches."""
+    """Time on a GPU: each launch waits for every stream but the first; a wide convolution takes three launches."""
     launches = 3 if counts.kind == "convolution" and counts.channels_in >= 16 else 1
-    own = (3e3 * counts.flops + 2e3 * (counts.bytes_read + counts.bytes_written)) / 1e12 + 0.003
-    return launches * (own + WAITS.get(load.kind, 0.0) * max(0, load.level - 1))
+    unloaded = (3e3 * counts.flops + 2e3 * (counts.bytes_read + counts.bytes_written)) / 1e12 + 0.003
+    return launches * (unloaded + WAITS.get(load.kind, 0.0) * max(0, load.level - 1))
 
 
 @pytest.fixture(scope="module")
 def crowded() -> list[Sample]:
-    """Of layers that take up to a thousand times as long under load as alone, measured to 10 %."""
+    """Samples, within 10 %, of layers that take up to a thousand times as long under load as alone."""
     order = random.Random(1)
     found = []
     for model in range(3):
@@ -207,8 +207,8 @@ def crowded() -> list[Sample]:
 
 
 @pytest.mark.parametrize("level", [2, 4, 8])
-def test_a_level_of_load_that_was_held_out_follows_the_law_of_waiting(crowded: list[Sample], level: int) -> None:
-    """Between levels that were seen, and beyond them."""
+def test_a_held_out_load_level_follows_the_law_of_waiting(crowded: list[Sample], level: int) -> None:
+    """For levels between those of the training samples, and beyond them."""
     train = [row for row in crowded if row.load.level != level]
     test = [row for row in crowded if row.load.level == level]
     asked = [(row.counts, row.setting, row.load) for row in test]
@@ -216,30 +216,30 @@ def test_a_level_of_load_that_was_held_out_follows_the_law_of_waiting(crowded: l
     linear = fit_linear(train)
     corrected = fit_trees(train, corrects=linear).predict(asked)
     for kind in WAITS:
-        own = [place for place, row in enumerate(test) if row.load.kind == kind]
-        assert np.median(np.abs(corrected / truth - 1.0)[own]) < 0.2, kind
-    alone = fit_trees(train).predict(asked)  # which can only say what they have seen
+        of_kind = [index for index, row in enumerate(test) if row.load.kind == kind]
+        assert np.median(np.abs(corrected / truth - 1.0)[of_kind]) < 0.2, kind
+    alone = fit_trees(train).predict(asked)  # trees cannot extrapolate
     assert np.median(np.abs(alone / truth - 1.0)) > 0.3
 
 
-def test_the_regressor_is_chosen_by_all_that_was_held_out(crowded: list[Sample]) -> None:
+def test_the_regressor_is_chosen_by_all_held_out_groups(crowded: list[Sample]) -> None:
     rows = [row for row in crowded if row.load.kind in ("none", "compute")]
     predictor = learn(rows)
     scores = {of.held_out: of.layer for of in predictor.scores}
     assert scores["load levels"][CORRECTED] < 0.2 < scores["load levels"][TREES]
     mean = {name: sum(of[name] for of in scores.values()) for name in (LINEAR, TREES, CORRECTED)}
     assert predictor.provenance["regressor"] == min(mean, key=lambda name: mean[name]) != TREES
-    # A table without what runs alone asks less.
+    # A table without unloaded samples has fewer groups to hold out.
     rows = [row for row in rows if row.load.level == 2 and row.model != "model 2"]
     assert learn(rows).provenance["regressor"] in predictor.scores[0].layer
 
 
-def test_tables_of_few_layers_are_learnt_from() -> None:
+def test_learning_from_tables_of_few_layers() -> None:
     rows = [row for row in samples(2) if not row.load.level]
     kinds = [[row for row in rows if row.counts.kind == kind] for kind in ("convolution", "element-wise")]
     single = [next(row for row in kinds[0] if row.model == model) for model in ("model 0", "model 1")]
     assert learn(single).provenance["samples"] == 2
-    # Models of which none has a kind of layer of the other: a model by kinds knows nothing, and is wrong by all of it.
+    # The two models have no kind of layer in common: a regressor by kinds predicts nothing, an error of 100 %.
     apart = [dataclasses.replace(row, model=f"model {number}") for number, own in enumerate(kinds) for row in own]
     assert learn(apart).scores[0].layer[LINEAR] == 1.0
 
@@ -252,17 +252,17 @@ def test_importances_as_text_and_plot(tmp_path: Path) -> None:
         assert of.explained > 0.5
     assert dict(found["convolution"].shares)["load"] > 10 * dict(found["element-wise"].shares).get("load", 0.0)
     sentence = explain(found["convolution"])
-    assert sentence.startswith("Convolution: the time is decided by ")
+    assert sentence.startswith("Convolution: the time depends mainly on ")
     assert "load (" in sentence
     slowdown = dict(found["convolution"].slowdown)
     assert list(slowdown) == ["4 x compute", "4 x memory", "4 x dnn"]
     assert slowdown["4 x compute"] > 1.5 > slowdown["4 x memory"] == pytest.approx(1.0, abs=0.05)
-    assert f"as long: {slowdown['4 x compute']:.1f} beside 4 x compute, 1.0 beside 4 x memory, 1.0 b" in sentence
+    assert f"alone: {slowdown['4 x compute']:.1f} under 4 x compute, 1.0 under 4 x memory, 1.0 under" in sentence
     assert importances([row for row in samples() if not row.load.level])[0].slowdown == ()
     plot_importances(tmp_path / "plot.png", list(found.values()))
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
     (only,) = importances([row for row in samples(1) if row.counts.kind == "convolution"])
-    assert "seen on one model only" in explain(only)
+    assert "as measured on one model only" in explain(only)
     assert importances(samples(1, 1)[:3]) == []
 
 
@@ -275,9 +275,9 @@ def test_a_layer_under_load_is_compared_with_itself_on_the_same_share_of_the_dev
 
 def test_an_unusable_table_is_rejected() -> None:
     rows = samples(2, 2)
-    with pytest.raises(ProfileError, match="is of one model, model 0"):
+    with pytest.raises(ProfileError, match="has only one model, model 0"):
         learn(samples(1))
-    with pytest.raises(ProfileError, match="no layer that takes time"):
+    with pytest.raises(ProfileError, match="no layer with a measurable time"):
         learn([dataclasses.replace(row, ms=0.0) for row in rows])
     other = [dataclasses.replace(row, setting=dataclasses.replace(SETTING, device="Orin")) for row in rows]
     with pytest.raises(ProfileError, match=r"more than one device: .*Orin"):
@@ -295,7 +295,7 @@ def detector(path: Path, channels: int) -> Path:
 def test_contention_and_learn_through_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in docs/profiling.md: no command refuses the predictor that the one before has learned."""
+    """The commands of docs/profiling.md: none refuses the predictor that was learned by an earlier one."""
     models = [str(detector(tmp_path / f"small{channels}.pt2", channels)) for channels in (4, 8)]
     table, out = tmp_path / "samples.csv", tmp_path / "learnt"
     arguments = ["--device", "cpu", "--backend", "eager", "--repeats", "4", "--levels", "0,1", "--load-dnn", models[0]]
@@ -330,7 +330,7 @@ def test_contention_and_learn_through_the_command(
 
     assert main(["profile", "contention", models[0], "--output", str(table), "--slices", "16", "--device", "cpu"]) == 1
     assert (
-        "a slice of 16 SMs is asked for; only an NVIDIA GPU can be partitioned; the device is cpu"
+        "a slice of 16 SMs was requested, but only an NVIDIA GPU can be partitioned; the device is cpu"
         in capsys.readouterr().err
     )
     assert main(["profile", "learn", str(tmp_path / "none.csv"), "--output", str(out)]) == 1

@@ -25,10 +25,10 @@ def _missing() -> str:
     if shutil.which("ros2") is None:
         return "needs a real ROS 2: no command `ros2`"
     try:
-        asked = subprocess.run(["ros2", "pkg", "prefix", "multi_dnn_ros"], capture_output=True, timeout=60, check=False)
+        found = subprocess.run(["ros2", "pkg", "prefix", "multi_dnn_ros"], capture_output=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:
         return "`ros2 pkg prefix` does not answer"
-    return "" if asked.returncode == 0 else "needs this package built by colcon and its setup.bash sourced"
+    return "" if found.returncode == 0 else "needs this package built by colcon and its setup.bash sourced"
 
 
 MISSING = _missing()

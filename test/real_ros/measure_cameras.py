@@ -36,7 +36,7 @@ LIMIT = Path("/proc/sys/net/core/rmem_max")
 CONFIGURED = ("CYCLONEDDS_URI", "FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE",
               "FASTDDS_BUILTIN_TRANSPORTS")  # fmt: skip
 READY_S = 120.0
-#: For the camera's process: variable and file under config/.
+#: Variable and file under config/ for the camera's process, by its middleware.
 CONFIGURATIONS = {
     "rmw_cyclonedds_cpp": ("CYCLONEDDS_URI", "cyclonedds.xml"),
     "rmw_fastrtps_cpp": ("FASTRTPS_DEFAULT_PROFILES_FILE", "fastdds_shared_memory.xml"),
@@ -45,7 +45,7 @@ CONFIGURATIONS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One row. camera_side: `plain`, or `configured` with our file for its middleware."""
+    """One row of the results. camera_side: `plain`, or `configured` with our file for its middleware."""
 
     middleware: str
     reliability: str
@@ -77,7 +77,7 @@ def cases() -> list[Case]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each case")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of each case")
     parser.add_argument("--rmem-max", type=int, nargs="*", default=[], help="limits to set, one after the other (root)")
     parser.add_argument("--only", default="", help="run the cases whose description matches this regular expression")
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "cameras_ros2.json")
@@ -97,7 +97,7 @@ def main() -> None:
                 with kernel_limit(limit):
                     row = {"rmem_max": limit, **run(case, args.seconds, args.direct)}
                     if int(LIMIT.read_text()) != limit:
-                        print(f"{describe(case)}: somebody else changed {LIMIT}; not counted", flush=True)
+                        print(f"{describe(case)}: another process changed {LIMIT}; not counted", flush=True)
                         continue
                 print(shown(row), flush=True)
                 save(args.output, row)
@@ -146,7 +146,7 @@ def kernel_limit(limit: int) -> Iterator[None]:
         yield
         return
     LIMIT.write_text(str(limit))
-    # Ended by a signal, the limit is put back all the same.
+    # Restore the limit even if a signal ends this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         yield

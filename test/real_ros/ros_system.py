@@ -21,10 +21,10 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.qos import QoSProfile
 
 WAIT_S = 90.0
-#: How long the tools may take to see a node that is there.
+#: How long the tools may take to discover a running node.
 DISCOVERY_S = 20.0
-#: What makes a ROS 2 environment; without it our command runs on the standalone runtime.
-_OF_ROS = ("AMENT_PREFIX_PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "COLCON_PREFIX_PATH", "CMAKE_PREFIX_PATH",
+#: Variables of a ROS 2 environment; without them, our command runs on the standalone runtime.
+_ROS_VARIABLES = ("AMENT_PREFIX_PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "COLCON_PREFIX_PATH", "CMAKE_PREFIX_PATH",
            "ROS_DISTRO", "ROS_VERSION", "ROS_PYTHON_VERSION", "RMW_IMPLEMENTATION")  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,8 +94,8 @@ class RosSystem:
         return running
 
     def start_standalone(self, *arguments: str) -> Running:
-        """`multi-dnn ...` as without ROS 2, on the standalone runtime, from the checkout."""
-        environment = {name: value for name, value in os.environ.items() if name not in _OF_ROS}
+        """Start `multi-dnn ...` from the checkout on the standalone runtime, as without ROS 2."""
+        environment = {name: value for name, value in os.environ.items() if name not in _ROS_VARIABLES}
         environment["PYTHONPATH"] = str(ROOT)
         command = [sys.executable, "-u", "-m", "multi_dnn_ros.cli.main", *arguments]
         running = Running(command, self.folder / f"{len(self.running)}.log", environment)
@@ -103,7 +103,7 @@ class RosSystem:
         return running
 
     def ros2(self, *arguments: str, timeout_s: float = 120.0, middleware: str | None = None) -> tuple[int, str]:
-        """Exit code and output of a `ros2` command. middleware: as RMW_IMPLEMENTATION; None: the test's own."""
+        """Exit code and output of a `ros2` command. middleware: RMW_IMPLEMENTATION; None: the test's."""
         environment = {**os.environ, **({"RMW_IMPLEMENTATION": middleware} if middleware else {})}
         deadline = time.monotonic() + DISCOVERY_S
         while True:

@@ -30,7 +30,7 @@ PARAMETERS = """\
 """
 #: From Ctrl-C to the end of `ros2 launch`, which itself takes most of this time.
 LAUNCH_END_S = 6.0
-#: DNNs that take about two seconds each to configure, on one core: more than a minute, several `ros2` commands long.
+#: DNNs that take about two seconds each to configure on one core: together longer than several `ros2` commands.
 SLOW_DNNS = [f"object_{number}" for number in range(40)]
 
 
@@ -46,8 +46,8 @@ def system(middleware: str, domain: int, tmp_path: Path, monkeypatch: pytest.Mon
 
     for name, value in {**loopback_environment(domain), "RMW_IMPLEMENTATION": middleware}.items():
         monkeypatch.setenv(name, value)
-    with RosSystem(tmp_path) as made:
-        yield made
+    with RosSystem(tmp_path) as instance:
+        yield instance
 
 
 @pytest.fixture
@@ -104,12 +104,12 @@ def test_ctrl_c_on_launch_ends_everything_once(system: RosSystem, parameters: st
     before = shared_memory()
     launched = launch(system, parameters)
 
-    def is_there() -> bool:
+    def is_reached() -> bool:
         if state == "active":
             return "]: active" in launched.text()
         return any(loads(process) for process in below(psutil.Process(launched.process.pid)))
 
-    system.until(is_there, state)
+    system.until(is_reached, state)
     family = below(psutil.Process(launched.process.pid))
     assert len(family) >= 2  # the node and its engine
     begin = time.monotonic()

@@ -71,7 +71,7 @@ def test_launch_with_namespace_remap_and_respawn(ros: RosSystem, recording: Path
     killed.kill()
 
     def started_again() -> bool:
-        with contextlib.suppress(AssertionError, psutil.Error):  # there is none for a moment
+        with contextlib.suppress(AssertionError, psutil.Error):  # for a moment there is no such process
             return launched.child("multi_dnn_node").pid != killed.pid
         return False
 
@@ -223,8 +223,8 @@ def test_real_camera_and_standalone_node(ros: RosSystem, recording: Path, parame
     heard = ros.listen(OUT, detections())
     camera(ros, recording)
     ros.until(lambda: len(heard) > 5, "detections of the standalone node")
-    # Services do not work between Cyclone DDS, which the standalone runtime is on, and Fast DDS: each of the two maps a
-    # call's identity to the wire in a way of its own. Topics do.
+    # Services do not work between Cyclone DDS, which the standalone runtime uses, and Fast DDS, because they encode the
+    # identity of a call differently. Topics work.
     tools = functools.partial(ros.ros2, middleware="rmw_cyclonedds_cpp")
     assert "/multi_dnn" in tools("node", "list")[1].split()
     assert "active" in tools("lifecycle", "get", "/multi_dnn")[1]

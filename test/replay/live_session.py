@@ -36,7 +36,7 @@ _START_S, _DRIVE_S = 120.0, 240.0
 class LiveSession:
     """What the node published for one camera run.
 
-    outputs: messages by topic below ``~/front/``, as they came. labels: the newest LabelInfo of each detector.
+    outputs: messages by topic below ``~/front/``, in order of arrival. labels: the newest LabelInfo of each detector.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class LiveSession:
         return accounts(self.statuses[f"{dnn} on front"])
 
     def run(self, camera: Sequence[str], node: Sequence[str], folder: Path) -> LiveSession:
-        """Run `multi-dnn camera ...` and `multi-dnn run ...` until the camera has ended and all is counted."""
+        """Run `multi-dnn camera ...` and `multi-dnn run ...` until the camera has ended and every frame is counted."""
         with (
             reserved_domain() as domain,
             _listening(self, domain),
@@ -66,7 +66,7 @@ class LiveSession:
             try:
                 self._wait(lambda: "object on front" in self.statuses, _START_S, server)
                 self._wait(lambda: source.exit_code() is not None, _DRIVE_S, server)
-                enough = self.reports + 2  # what was reported before the last frame says nothing
+                enough = self.reports + 2  # earlier reports may lack the last frames
                 self._wait(lambda: self.reports >= enough and self._all_counted(), 30.0, server)
             finally:
                 self.node_ended_cleanly = server.stop() and server.exit_code() == 0
@@ -84,7 +84,7 @@ class LiveSession:
             self._changed.notify_all()
 
     def _all_counted(self) -> bool:
-        """Nothing is pending, and what was published has arrived."""
+        """Whether nothing is pending and every published result has arrived."""
         counts = [self.accounts(dnn) for dnn in DNNS]
         arrived = [len(self.outputs[f"{dnn}/{'points' if dnn == 'lane' else 'detections'}"]) for dnn in DNNS]
         return all(

@@ -1,4 +1,4 @@
-"""DNNs that compute what a test can predict, and recordings of generated road."""
+"""DNNs whose results a test can predict, and recordings of single-colored images."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def mean_of(carried: Tensors) -> float:
 
 
 def detect(carried: Tensors, size: tuple[int, int]) -> Detections:
-    """One box over the whole picture, its score the picture's mean."""
+    """One box over the whole picture, with the picture's mean as its score."""
     box = np.array([[0, 0, size[1], size[0]]], np.float32)
     return Detections(box, np.array([mean_of(carried) / 255], np.float32), np.zeros(1, np.int64), LABELS)
 
 
 def find_lanes(carried: Tensors, size: tuple[int, int]) -> Lanes:
-    """A mask full of the picture's mean, and one line on its left edge."""
+    """A mask filled with the picture's mean, and one line on its left edge."""
     points = np.array([[0, size[0] - 1], [0, 0]], np.float32)
     lane = Lane(1, points, np.zeros(3), 0.5)
     return Lanes(np.full(size, round(mean_of(carried)), np.uint8), (lane,))
@@ -59,7 +59,7 @@ def task(
     delay_s: float = 0.0,
     jobs: int = 2,
 ) -> DnnTask:
-    """A DNN of `jobs` jobs that hands the picture through; each job takes `delay_s`."""
+    """A DNN with `jobs` jobs that pass the picture on unchanged; each job takes `delay_s`."""
 
     def stage(carried: Tensors) -> Tensors:
         time.sleep(delay_s)

@@ -1,4 +1,4 @@
-"""A recording of generated road with exact truth, and how results are compared with it."""
+"""A recording of generated road with exact ground truth, and the comparison of results with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OBJECTS, PEOPLE = ("car", "truck"), ("pedestrian",)
 
 
 def scenes(count: int, seed: int = 90_001) -> list[Scene]:
-    """Unseen roads, each frame another one, so that a few of them say something about the DNNs."""
+    """Roads unknown to the DNNs, a different one in each frame, so that a few frames give a meaningful score."""
     generator = SceneGenerator(*SIZE, seed)
     return [generator.scene(index) for index in range(count)]
 
@@ -41,12 +41,12 @@ def index_of(message: Any) -> int:
     """Which frame a result belongs to, by its header."""
     stamp = message.header.stamp
     index, rest = divmod(stamp.sec * 1_000_000_000 + stamp.nanosec - stamp_ns(0), PERIOD_NS)
-    assert rest == 0, f"stamp {stamp} is that of no frame"
+    assert rest == 0, f"stamp {stamp} belongs to no frame"
     return int(index)
 
 
 def write_road(path: Path, drive: Sequence[Scene], storage: str = "mcap") -> Path:
-    """Every frame as rgb8; recorded 3 ms after its stamp; number CORRUPT damaged."""
+    """Write every frame as rgb8, recorded 3 ms after its stamp; frame CORRUPT is damaged."""
     with BagWriter(path, storage) as writer:
         writer.add_topic(TOPIC, "sensor_msgs/msg/Image")
         for index, scene in enumerate(drive):

@@ -50,7 +50,7 @@ def spinner(domain: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpinningNo
 
 @pytest.fixture
 def mute(spinner: SpinningNode) -> Iterator[Any]:
-    """A node with the services needed by a replay, not spun."""
+    """A node with the services that a replay needs; nothing spins it."""
     node = rclpy.create_node("multi_dnn")
     for name, kind in SERVICES.items():
         node.create_service(kind, f"/multi_dnn/{name}", lambda request, response: response)
@@ -116,27 +116,27 @@ def test_a_callback_that_fails_ends_the_replay_with_its_cause(
     assert summary.streams["lane", "front"].dropped == {"not_played": FRAMES}
     with pytest.raises(RemoteNodeError, match="ZeroDivisionError: no such count"):
         remote.state()
-    assert time.monotonic() - begin < 50.0  # not the minute that a frame is waited for
+    assert time.monotonic() - begin < 50.0  # less than the minute for which the replay waits for a frame
 
 
 def test_it_connects_with_a_subscription_that_cannot_count_its_publishers(
     spinner: SpinningNode, mute: Any, remote: RemoteNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Humble's."""
+    """As on Humble."""
     monkeypatch.delattr(Subscription, "get_publisher_count")
     replay = LiveReplay(spinner.node, remote, PLAN)
     replay.before_activation()
     mute.create_subscription(Image, TOPIC, print, 10)
     for name, msgtype in RESULT_KINDS.get("lanes").msgtypes.items():
         mute.create_publisher(message_class(msgtype), f"/multi_dnn/front/lane/{name}", 10)
-    until(lambda: replay._not_connected() == "/diagnostics")
-    with pytest.raises(LiveReplayError, match=r"not connected with /multi_dnn on /diagnostics after 0\.1 s"):
+    until(lambda: replay._unconnected_topic() == "/diagnostics")
+    with pytest.raises(LiveReplayError, match=r"not connected to /multi_dnn on /diagnostics after 0\.1 s"):
         replay.wait_connected(0.1)
     mute.create_publisher(DiagnosticArray, "/diagnostics", 10)
     replay.wait_connected(30.0)
 
 
-def test_two_cameras_cannot_have_one_recorded_topic(bag: BagReader) -> None:
+def test_two_cameras_cannot_share_a_recorded_topic(bag: BagReader) -> None:
     cameras = {name: CameraConfig(topic="", transport="raw") for name in ("front", "rear")}
     with pytest.raises(
         BagError, match=f"cameras 'front' and 'rear' have the same topic {TOPIC} .*--topic CAMERA:=TOPIC"

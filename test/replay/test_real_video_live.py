@@ -21,7 +21,7 @@ FIRST, COUNT = 112, 50
 
 pytestmark = [
     pytest.mark.skipif(not (VIDEO.exists() and DETECTOR.exists()), reason="needs ../shared/data"),
-    pytest.mark.long,  # with a generated road in test/demo/test_demo_live
+    pytest.mark.long,  # the quick counterpart, with a generated road: test/demo/test_demo_live
 ]
 
 PARAMETERS = """\
@@ -70,13 +70,13 @@ def test_frames_are_accounted_for(live: LiveSession) -> None:
 
 
 def test_cars_are_on_the_road(live: LiveSession) -> None:
-    """Vehicles stand on the carriageway ahead: their lower edge under the horizon, over the bonnet."""
+    """Vehicles stand on the carriageway ahead, so their lower edges are below the horizon and above the bonnet."""
     messages = live.outputs["object/detections"]
     boxes = [detection.bbox for message in messages for detection in message.detections]
     with_cars = sum(bool(message.detections) for message in messages)
     assert with_cars >= 0.5 * len(messages)
-    feet = np.array([(box.center.position.x, box.center.position.y + box.size_y / 2) for box in boxes])
-    on_road = (feet[:, 1] > 300) & (feet[:, 1] < 480)
+    lower_edges = np.array([(box.center.position.x, box.center.position.y + box.size_y / 2) for box in boxes])
+    on_road = (lower_edges[:, 1] > 300) & (lower_edges[:, 1] < 480)
     assert on_road.mean() >= 0.9
 
 
@@ -86,7 +86,7 @@ def test_nobody_walks_on_the_highway(live: LiveSession) -> None:
 
 
 def test_lanes_are_where_a_public_network_sees_them(live: LiveSession) -> None:
-    """Against masks made by another network, on frames that ours was not trained on."""
+    """Compared with the masks of another network, on frames that ours was not trained on."""
     points = {frame_of(message): message for message in live.outputs["lane/points"]}
     score = LaneScore()
     compared = 0

@@ -51,7 +51,7 @@ def test_recordings_are_found_at_any_depth_and_not_inside_each_other(tmp_path: P
     assert [recording.name for recording in found] == ["a", "day/night/two", "day/one"]
 
 
-def test_results_are_no_recordings(tmp_path: Path) -> None:
+def test_results_are_not_recordings(tmp_path: Path) -> None:
     touch(tmp_path / "drives" / "a.mcap")
     touch(tmp_path / "drives" / "day" / "out" / "a" / "metadata.yaml")
     (tmp_path / "link").symlink_to(tmp_path / "drives" / "day")
@@ -59,12 +59,12 @@ def test_results_are_no_recordings(tmp_path: Path) -> None:
         assert [recording.name for recording in find_recordings(tmp_path / "drives", output)] == ["a"]
 
 
-def test_two_results_of_one_name_and_a_folder_without_recordings_are_refused(tmp_path: Path) -> None:
+def test_two_results_with_the_same_name_and_a_folder_without_recordings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no recording"):
         find_recordings(tmp_path, tmp_path / "out")
     touch(tmp_path / "a.mcap")
     touch(tmp_path / "a.db3")
-    with pytest.raises(UsageError, match="would have one name, a"):
+    with pytest.raises(UsageError, match="would have the same name, a"):
         find_recordings(tmp_path, tmp_path / "out")
     with pytest.raises(UsageError, match="is a folder of recordings"):
         find_recordings(tmp_path / "a.mcap", tmp_path / "out")
@@ -73,16 +73,16 @@ def test_two_results_of_one_name_and_a_folder_without_recordings_are_refused(tmp
 def test_results_inside_other_results_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outer, inner = touch(tmp_path / "day.mcap"), touch(tmp_path / "day" / "parts" / "one.mcap")
     assert main(["replay", str(tmp_path), str(tmp_path / "out"), "--cluster"]) == 2
-    said = f"the results of {inner} would be inside those of {outer}, day/parts/one in day"
-    assert said in capsys.readouterr().err
+    expected = f"the results of {inner} would be inside those of {outer}, day/parts/one in day"
+    assert expected in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_manifest_of_other_options_and_a_foreign_folder_are_refused(tmp_path: Path) -> None:
+def test_a_manifest_with_other_options_and_a_foreign_folder_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     open_manifest(out, {"options": ["--storage", "mcap"]}).write(out)
     assert open_manifest(out, {"options": ["--storage", "mcap"]}).recordings == {}
-    with pytest.raises(UsageError, match=r"is of replays with options \['--storage', 'mcap'\], not \[\]"):
+    with pytest.raises(UsageError, match=r"belongs to replays with options \['--storage', 'mcap'\], not \[\]"):
         open_manifest(out, {"options": []})
     (out / "manifest.json").write_text("{")
     with pytest.raises(CommandError, match="is not a manifest"):
@@ -92,7 +92,7 @@ def test_a_manifest_of_other_options_and_a_foreign_folder_are_refused(tmp_path: 
         open_manifest(tmp_path / "other", {})
 
 
-def test_results_are_complete_until_the_recording_or_they_change(tmp_path: Path) -> None:
+def test_results_are_complete_until_they_or_the_recording_change(tmp_path: Path) -> None:
     recording = Recording("a", touch(tmp_path / "a.mcap"))
     result = touch(tmp_path / "out" / "a" / "recording.mcap")
     entry = Entry(status="done", input=recording.state(), output_sha256=checksums([result]))
@@ -116,7 +116,7 @@ class _RayTaskError(_RayError):
 
 
 class InstantRay:
-    """A cluster of one host that carries out each task when it is given."""
+    """A cluster of one host that runs each task as soon as it is submitted."""
 
     exceptions = SimpleNamespace(RayError=_RayError, RayTaskError=_RayTaskError)
 
@@ -156,7 +156,7 @@ def replayed(recordings: list[Recording], output: Path, replay_one: Callable[...
 
 
 def test_a_recording_that_grows_while_it_is_replayed_is_not_complete(tmp_path: Path) -> None:
-    """As one that is still being copied."""
+    """For example a recording that is still being copied."""
     recording = Recording("a", touch(tmp_path / "a.mcap"))
 
     def replay_one(path: str, output: str, options: list[str], version: str) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def test_results_among_the_recordings_are_not_replayed_again(
         assert main([*command, "--params-file", str(quick), "--device", "cpu"]) == 0
         out = capsys.readouterr().out
         assert "1 recordings: 1 done, 0 damaged, 0 failed" in out
-        assert ("1 of 1 recordings have their results already" in out) == again
+        assert ("1 of 1 recordings already have results" in out) == again
 
 
 @pytest.fixture(scope="module")
@@ -245,12 +245,12 @@ def test_every_recording_is_replayed_and_one_that_fails_does_not_stop_the_others
     assert main(["replay", str(drives / "monday"), str(alone), "--params-file", one_dnn, "--device", "cpu"]) == 0
     assert read_bag(alone) == read_bag(out / "monday")
 
-    # Again: only what failed, and what was deleted since, is replayed.
+    # The second time, only the failed recording and the one with changed results are replayed.
     capsys.readouterr()
     changed = {name: (out / name / "summary.json").stat().st_mtime_ns for name in ("monday", "week/tuesday", "cut")}
     (out / "week" / "tuesday" / "summary.json").write_text("{}")
     assert main(command) == 1
-    assert "2 of 4 recordings have their results already" in capsys.readouterr().out
+    assert "2 of 4 recordings already have results" in capsys.readouterr().out
     for name, before in changed.items():
         assert ((out / name / "summary.json").stat().st_mtime_ns == before) == (name != "week/tuesday")
     assert json.loads((out / "week" / "tuesday" / "summary.json").read_text())["streams"]
@@ -290,30 +290,30 @@ def test_a_killed_process_is_replaced(drives: Path, one_dnn: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("address", "code", "said"),
+    ("address", "code", "expected"),
     [
         ("127.0.0.1:1", 1, "the Ray cluster 127.0.0.1:1 cannot be reached: [Errno 111] Connection refused"),
         ("127.0.0.1:99999", 1, "the Ray cluster 127.0.0.1:99999 cannot be reached"),
         ("somewhere", 2, "--cluster is 'somewhere'; expected HOST:PORT"),
     ],
 )
-def test_an_unreachable_cluster_is_one_line(
-    address: str, code: int, said: str, drives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_unreachable_cluster_is_reported_in_one_line(
+    address: str, code: int, expected: str, drives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", str(drives), str(tmp_path / "out"), "--cluster", address]) == code
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.long
-def test_a_cluster_that_is_too_small_is_one_line(
+def test_a_cluster_that_is_too_small_is_reported_in_one_line(
     drives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", str(drives), str(tmp_path / "out"), "--cluster", "--gpus", "99"]) == 1
-    assert "no host of the cluster has the 1 CPUs and 99 GPUs of one replay" in capsys.readouterr().err
+    assert "no host of the cluster has the 1 CPUs and 99 GPUs for one replay" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         (["--cpus", "2"], "--cpus needs --cluster"),
         (["--live", "--cluster"], "--cluster does not use a running node"),
@@ -323,8 +323,8 @@ def test_a_cluster_that_is_too_small_is_one_line(
     ],
 )
 def test_options_that_do_not_apply_are_refused(
-    options: list[str], said: str, drives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], expected: str, drives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", str(drives), str(tmp_path / "out"), *options]) == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -13,9 +13,9 @@ from road_bag import CORRUPT, OBJECTS, PEOPLE, box_score, index_of, lane_score, 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.training.scenes import Scene
 
-# Each of its promises has a quicker test: a camera process and a node process in test/demo/test_demo_live, every frame
-# through a node and equal results offline in test_replay_through_node, damaged frames in test/ros/test_bad_frames_live,
-# scores in test_replay_road.
+# Each property tested here has a quicker test: a camera process and a node process in test/demo/test_demo_live, every
+# frame through a node and equal results offline in test_replay_through_node, damaged frames in
+# test/ros/test_bad_frames_live, scores in test_replay_road.
 pytestmark = pytest.mark.long
 
 FRAMES = 24
@@ -36,7 +36,7 @@ def live(drive: list[Scene], folder: Path) -> LiveSession:
     """The recording at 5 Hz with its own stamps."""
     recording = write_road(folder / "drive", drive)
     camera = [str(recording), "--stamps", "source", "--rate", "5"]
-    # Reliable and a deeper queue: what a busy test machine cannot take at once must arrive, to be accounted for.
+    # Reliable with a deeper queue, so that every frame arrives and is counted even on a busy test machine.
     settings = ["device:=cpu", "camera.front.qos:=reliable", "camera.front.depth:=10"]
     return LiveSession().run(camera, ["--ros-args", *(word for value in settings for word in ("-p", value))], folder)
 
@@ -99,6 +99,6 @@ def test_live_and_offline_results_are_the_same(live: LiveSession, folder: Path) 
                 )
 
 
-def test_both_processes_end_as_asked(live: LiveSession) -> None:
+def test_both_processes_end_cleanly(live: LiveSession) -> None:
     assert live.node_ended_cleanly
     assert f"published {FRAMES} frames" in live.camera_log

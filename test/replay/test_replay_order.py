@@ -31,7 +31,7 @@ def replay(bag: Path, out: Path, tasks: list, *, with_input: bool = False, **kwa
 
 
 def test_every_frame_in_order_with_its_header_and_time(tmp_path: Path) -> None:
-    """Fast and slow DNNs together: results come out by frame, then by DNN, none lost."""
+    """Fast and slow DNNs together: results are ordered by frame, then by DNN, and none is lost."""
     bag = write_bag(tmp_path / "in", [(TOPIC, 100 * SECOND + index, image(index, index)) for index in range(20)])
     tasks = [task("slow", delay_s=0.004), task("lane", find_lanes), task("fast", jobs=1)]
     summary = replay(bag, tmp_path / "out", tasks)
@@ -41,8 +41,8 @@ def test_every_frame_in_order_with_its_header_and_time(tmp_path: Path) -> None:
     messages = read_bag(tmp_path / "out")
     names = ["slow/detections", "lane/mask", "lane/points", "fast/detections"]
     assert [message.topic for message in messages] == [f"/multi_dnn/front/{name}" for name in names] * 20
-    for place, message in enumerate(messages):
-        index = place // len(names)
+    for position, message in enumerate(messages):
+        index = position // len(names)
         assert message.stamp_ns == 100 * SECOND + index
         header = parsed(message).header
         assert (header.stamp.sec, header.stamp.nanosec, header.frame_id) == (index, 5, "cam")
@@ -83,7 +83,7 @@ def test_corrupt_frames_are_counted_and_the_next_is_served(tmp_path: Path, stora
     assert [message.stamp_ns for message in read_bag(tmp_path / "out")] == [0, 0, 1, 1, 3, 3, 6, 6]
 
 
-def test_a_damaged_record_with_a_time_that_no_header_holds_is_counted(tmp_path: Path) -> None:
+def test_a_damaged_record_with_a_time_that_no_header_can_hold_is_counted(tmp_path: Path) -> None:
     frames = [(TOPIC, 0, image(10, 0)), (TOPIC, 2**62, ("sensor_msgs/msg/Image", b"\x00\x01"))]
     summary = replay(write_bag(tmp_path / "in", frames), tmp_path / "out", [task("object")])
     stream = summary.streams["object", "front"]
@@ -136,7 +136,7 @@ def test_several_cameras_and_copied_input(tmp_path: Path) -> None:
     ]
 
 
-def test_disk_trouble_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bag = write_bag(tmp_path / "in", [(TOPIC, index, image(1, index)) for index in range(5)])
 
     def full(self: BagWriter, *args: object) -> None:

@@ -1,4 +1,4 @@
-"""``multi-dnn replay`` of a DNN with several results: each is in the recording under its name, accounted once."""
+"""``multi-dnn replay`` of a DNN with several results: each is recorded under its name; a frame counts once."""
 
 from __future__ import annotations
 

@@ -17,18 +17,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def replay(fork_server: ForkServer, folder: Path, home: Path, *arguments: str) -> None:
-    """In a process of another user."""
+    """Run the command in a process with the environment of another user."""
     done = fork_server.run(
         [sys.executable, "-m", "multi_dnn_ros.cli.main", "replay", *arguments],
         timeout=200,
         cwd=folder,
         env={**os.environ, "HOME": str(home), "USER": home.name, "HOSTNAME": home.name, "PYTHONPATH": str(ROOT)},
     )
-    assert done.returncode == 1, done.stderr  # the recording is damaged, so that its damage is in the output, too
+    assert done.returncode == 1, done.stderr  # the recording is damaged on purpose: the output describes the damage
 
 
 def files(output: Path) -> dict[str, bytes]:
-    """By their names below the output."""
+    """Contents by path relative to the output."""
     return {str(file.relative_to(output)): file.read_bytes() for file in output.rglob("*") if file.is_file()}
 
 
@@ -41,8 +41,8 @@ def test_two_outputs_are_equal_file_by_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outputs = []
-    for place, name in (("here", "results"), ("there/in a folder", "other name")):
-        folder, home = tmp_path / place, tmp_path / "homes" / name
+    for location, name in (("here", "results"), ("there/in a folder", "other name")):
+        folder, home = tmp_path / location, tmp_path / "homes" / name
         folder.mkdir(parents=True)
         home.mkdir(parents=True)
         write_road(folder / "drive", scenes(3), storage)
@@ -54,7 +54,7 @@ def test_two_outputs_are_equal_file_by_file(
             "/**:\n  ros__parameters:\n    dnns: [object]\n    dnn: {object: {backend: eager, jobs: 1}}\n"
         )
         arguments = (bag, name, "--storage", storage, "--with-input", "--params-file", "one.yaml", "--device", "cpu")
-        if place == "here":
+        if location == "here":
             replay(fork_server, folder, home, *arguments)
         else:  # once in this process
             monkeypatch.chdir(folder)

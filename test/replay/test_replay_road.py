@@ -1,4 +1,4 @@
-"""``multi-dnn replay`` with the DNNs that come with the package, on generated road whose truth is known."""
+"""``multi-dnn replay`` with the DNNs that come with the package, on generated road with known ground truth."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def one_dnn(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def tiny_dnn(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A parameter file, with a network that is traced soon and a backend that is ready soonest."""
+    """A parameter file with a network that is traced quickly and the backend that is ready first."""
     folder = tmp_path_factory.mktemp("parameters")
     model = export(TinyMap(), folder / "lanes.onnx")
-    own = f"{{role: lane, model: {model}, decoder: lane, backend: eager, jobs: 1}}"
+    parameters = f"{{role: lane, model: {model}, decoder: lane, backend: eager, jobs: 1}}"
     path = folder / "tiny.yaml"
-    path.write_text(f"/**:\n  ros__parameters: {{dnns: [lane], dnn: {{lane: {own}}}}}\n")
+    path.write_text(f"/**:\n  ros__parameters: {{dnns: [lane], dnn: {{lane: {parameters}}}}}\n")
     return str(path)
 
 
@@ -81,7 +81,7 @@ def test_one_line_says_what_the_builtin_dnns_were_trained_on(replayed: Path) -> 
 
 
 def test_detections_are_where_the_truth_is(results: list[BagMessage], drive: list[Scene]) -> None:
-    # Few frames only: the models' own scores are measured over thousands, see results/.
+    # Only a few frames; the models' scores are measured on thousands, see results/.
     objects, people = (parsed(message) for message in results[:2])
     assert box_score(on(results, "object/detections"), objects, drive, OBJECTS) >= 0.6
     assert box_score(on(results, "pedestrian/detections"), people, drive, PEOPLE) >= 0.6
@@ -142,15 +142,15 @@ def test_overlay_shows_every_served_frame(replayed: Path) -> None:
 def test_second_replay_is_equal_byte_for_byte(
     drive: list[Scene], results: list[BagMessage], one_dnn: str, tmp_path: Path
 ) -> None:
-    """Also when the recording is in the other storage, and with fewer DNNs and threads beside it."""
+    """Even if the recording is in the other storage format and fewer DNNs and threads run."""
     recording = write_road(tmp_path / "drive", drive, "sqlite3")
     (file,) = recording.glob("*.db3")
     command = ["replay", str(file), str(tmp_path / "results"), "--device", "cpu", "--storage", "sqlite3"]
     assert main([*command, "--params-file", one_dnn, "--with-input"]) == 0
     again = read_bag(tmp_path / "results")
-    of_object = [message for message in results if "/object/" in message.topic]
-    assert len(of_object) == FRAMES  # one damaged frame, and the names of the classes
-    assert [message for message in again if message.topic != TOPIC] == of_object
+    expected = [message for message in results if "/object/" in message.topic]
+    assert len(expected) == FRAMES  # one frame is damaged; the class names are one more message
+    assert [message for message in again if message.topic != TOPIC] == expected
     assert [message for message in again if message.topic == TOPIC] == read_bag(recording)
 
 

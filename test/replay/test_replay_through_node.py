@@ -21,8 +21,8 @@ from multi_dnn_ros.common.processes import Child, loopback_environment, reserved
 from multi_dnn_ros.replay.remote_node import RemoteNode
 from multi_dnn_ros.replay.spinning import spinning
 
-FRAMES = 9  # one behind the damaged one
-#: Each replay configures the DNNs again, and this backend is ready soonest. Outside replays the DNNs get few frames.
+FRAMES = 9  # one after the damaged one
+#: Each replay configures the DNNs again, and this backend is ready first. Outside replays, most frames are dropped.
 PARAMETERS = """\
 /**:
   ros__parameters:
@@ -36,7 +36,7 @@ PARAMETERS = """\
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every frame of it can be decoded."""
+    """A recording whose frames can all be decoded."""
     return write_road(tmp_path_factory.mktemp("road") / "drive", scenes(CORRUPT))
 
 
@@ -100,7 +100,7 @@ def test_every_frame_has_the_results_of_every_dnn(live: Path) -> None:
     assert (summary["frames"], summary["complete"], summary["stopped"]) == (CORRUPT, CORRUPT, "")
 
 
-def test_it_is_the_recording_that_a_replay_without_ros_writes(
+def test_the_results_equal_those_of_a_replay_without_ros(
     live: Path, recording: Path, parameters_file: Path, tmp_path: Path
 ) -> None:
     assert main(["replay", str(recording), str(tmp_path / "offline"), "--params-file", str(parameters_file)]) == 0
@@ -108,7 +108,7 @@ def test_it_is_the_recording_that_a_replay_without_ros_writes(
         assert (tmp_path / "offline" / name).read_bytes() == (live / name).read_bytes()
 
 
-def test_again_it_is_the_same_in_every_byte_and_the_node_is_as_before(
+def test_a_second_replay_is_equal_byte_for_byte_and_the_parameters_are_as_before(
     fork_server: ForkServer,
     node: Child,
     environment: dict[str, str],
@@ -119,20 +119,20 @@ def test_again_it_is_the_same_in_every_byte_and_the_node_is_as_before(
 ) -> None:
     code, _, errors = replay(
         fork_server, environment, recording, tmp_path / "another name"
-    )  # of the same node, set up anew
+    )  # by the same node, configured again
     assert code == 0, errors
     assert same_files(live, tmp_path / "another name")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    own = {"dnn.lane.max_rate_hz": 1.0, "dnn.object.max_age_ms": 80.0, "dnn.object.enable": False}
+    before = {"dnn.lane.max_rate_hz": 1.0, "dnn.object.max_age_ms": 80.0, "dnn.object.enable": False}
     with spinning("asking", []) as spinner:
-        assert RemoteNode(spinner.node, "/multi_dnn", 30.0).parameters(list(own)) == own
+        assert RemoteNode(spinner.node, "/multi_dnn", 30.0).parameters(list(before)) == before
 
 
 def test_frames_that_the_node_drops_are_counted_and_the_next_are_played(
     fork_server: ForkServer, node: Child, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """One that the recording's writer damaged, one whose bytes are no image."""
+    """One frame whose image data is too short, and one whose message is truncated."""
     whole = read_bag(write_road(tmp_path / "whole", scenes(FRAMES), "sqlite3"))
     with BagWriter(tmp_path / "drive", "sqlite3") as writer:
         writer.add_topic(TOPIC, whole[0].msgtype)
@@ -151,7 +151,7 @@ def test_frames_that_the_node_drops_are_counted_and_the_next_are_played(
     assert sum(message.topic == "/multi_dnn/front/object/detections" for message in results) == FRAMES - 2
 
 
-def test_a_recording_without_the_camera_is_an_error_that_lists_what_there_is(
+def test_a_recording_without_the_camera_is_an_error_that_lists_the_topics(
     fork_server: ForkServer, node: Child, environment: dict[str, str], recording: Path, tmp_path: Path
 ) -> None:
     code, _, errors = replay(fork_server, environment, recording, tmp_path / "results", "--topic", "front:=/up")
@@ -173,7 +173,7 @@ def test_without_a_node_it_says_which_service_it_waited_for(
 
 
 def test_a_node_that_ends_leaves_what_it_has_done(recording: Path, parameters_file: Path, tmp_path: Path) -> None:
-    """It is stopped when it becomes active."""
+    """The node is stopped when it becomes active."""
     with reserved_domain() as domain:
         log, environment = tmp_path / "node.log", loopback_environment(domain)
         parameters = ("--params-file", str(parameters_file), "-p", "autostart:=false", "-p", "dnns:=[object]")

@@ -32,8 +32,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory, forked_spawns: None) -> Pat
 
 def parameters_of_one(path: Path, **more: str) -> str:
     """A parameter file for builtin:object with these further parameters."""
-    own = {"backend": "eager", "jobs": 1, **more}
-    path.write_text(json.dumps({"/**": {"ros__parameters": {"dnns": ["object"], "dnn": {"object": own}}}}))
+    settings = {"backend": "eager", "jobs": 1, **more}
+    path.write_text(json.dumps({"/**": {"ros__parameters": {"dnns": ["object"], "dnn": {"object": settings}}}}))
     return str(path)
 
 
@@ -42,7 +42,7 @@ def one_dnn(tmp_path_factory: pytest.TempPathFactory) -> str:
     return parameters_of_one(tmp_path_factory.mktemp("parameters") / "one.yaml")
 
 
-# The batches of units in the tests below: through the command `evaluate`, and with frames that fail.
+# The tests below are quicker: they run units' batches through `evaluate`, and batches with frames that fail.
 @pytest.mark.long
 @pytest.mark.parametrize("tiles", ["1x1", "2x1"])
 def test_results_are_those_of_an_engine(tiles: str, tables: Path, tmp_path: Path) -> None:
@@ -51,19 +51,19 @@ def test_results_are_those_of_an_engine(tiles: str, tables: Path, tmp_path: Path
     assert main(["replay", recording, str(tmp_path / "one"), "--params-file", one_dnn, "--device", "cpu"]) == 0
     several = ["--units", UNITS, "--tables", str(tables), "--batch", "2"]
     assert main(["replay", recording, str(tmp_path / "several"), "--params-file", one_dnn, *several]) == 0
-    own, other = (read_bag(tmp_path / name) for name in ("several", "one"))
-    assert [(message.topic, message.stamp_ns) for message in own] == [
-        (message.topic, message.stamp_ns) for message in other
+    batched, expected = (read_bag(tmp_path / name) for name in ("several", "one"))
+    assert [(message.topic, message.stamp_ns) for message in batched] == [
+        (message.topic, message.stamp_ns) for message in expected
     ]
     found = 0
-    for here, there in zip(own[1:], other[1:], strict=True):
-        boxes, right = parsed(here).detections, parsed(there).detections
+    for message, other in zip(batched[1:], expected[1:], strict=True):
+        boxes, expected_boxes = parsed(message).detections, parsed(other).detections
         assert [box.results[0].hypothesis.class_id for box in boxes] == [
-            box.results[0].hypothesis.class_id for box in right
+            box.results[0].hypothesis.class_id for box in expected_boxes
         ]
-        for box, of in zip(boxes, right, strict=True):
-            assert box.bbox.size_x == pytest.approx(of.bbox.size_x, abs=0.1)
-            assert box.results[0].hypothesis.score == pytest.approx(of.results[0].hypothesis.score, abs=1e-3)
+        for box, reference in zip(boxes, expected_boxes, strict=True):
+            assert box.bbox.size_x == pytest.approx(reference.bbox.size_x, abs=0.1)
+            assert box.results[0].hypothesis.score == pytest.approx(reference.results[0].hypothesis.score, abs=1e-3)
         found += len(boxes)
     assert found > FRAMES
     (stream,) = json.loads((tmp_path / "several" / "summary.json").read_text())["streams"]
@@ -90,7 +90,7 @@ def test_evaluate_scores_the_network_on_the_units(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--units", UNITS, "--batch", "400", "--tables", "{tables}"], "400"),  # first: after the other test of them
+        (["--units", UNITS, "--batch", "400", "--tables", "{tables}"], "400"),  # first: the test before has the tables
         (["--units", "gpu7"], "unit 'gpu7'"),
         (["--batch", "4"], "--batch needs --units"),
         (["--units", "cpu:1", "--device", "cpu"], "--device is for an engine"),
@@ -107,7 +107,7 @@ def test_bad_options_name_what_is_wrong(
     request: pytest.FixtureRequest,
 ) -> None:
     recording = str(write_road(tmp_path / "drive", scenes(1)))
-    # Not an argument: it takes seconds, and each of pytest's workers would make it.
+    # Not an argument: making the tables takes seconds, and each of pytest's workers would do it.
     given = [str(request.getfixturevalue("tables")) if option == "{tables}" else option for option in options]
     if "--tables" not in given and "--batch" not in given:
         given += ["--tables", str(tmp_path / "none")] if "--live" not in given else []

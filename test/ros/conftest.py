@@ -17,6 +17,6 @@ if TYPE_CHECKING:
 def bench(domain: int) -> Iterator[Bench]:
     from node_bench import Bench
 
-    made = Bench(domain)
-    yield made
-    made.close()
+    instance = Bench(domain)
+    yield instance
+    instance.close()

@@ -1,4 +1,4 @@
-"""A folder like /sys of a Jetson Orin Nano (JetPack 6), and of a PC with RAPL.
+"""Files as below /sys of a Jetson Orin Nano (JetPack 6), and of a PC with RAPL.
 
 Names and units are those of the Jetson Linux Developer Guide and of the kernel's documentation; the values are typical.
 """

@@ -35,16 +35,16 @@ def test_a_disabled_dnn_is_enabled_by_activating_again(bench: Bench) -> None:
     assert bench.status("fragile on front").level == ERROR
     assert bench.change("deactivate")
     bench.until(lambda: camera.get_subscription_count() == 0, "the subscription to be gone")
-    again = bench.peer.get_clock().now()  # a report from before may still be on its way
+    activated = bench.peer.get_clock().now()  # earlier reports may still be on their way
     assert bench.change("activate")
     heard = bench.listen("/multi_dnn/front/fragile/detections", Detection2DArray)
     bench.until(lambda: camera.get_subscription_count() == 1, "the subscription")
     camera.publish(image(stamp=7))
     bench.until(lambda: heard, "a detection")
     bench.until(lambda: bench.status("fragile on front").by_key.get("published") == "1", "the report")
-    reports = [report for report in bench.reports if RosTime.from_msg(report.header.stamp) >= again]
+    reports = [report for report in bench.reports if RosTime.from_msg(report.header.stamp) >= activated]
     levels = {status.level for report in reports for status in report.status}
-    assert levels == {b"\x00"}  # what was lost before is no part of it
+    assert levels == {b"\x00"}  # what was lost before does not count
 
 
 def _lost(bench: Bench) -> int:
@@ -85,9 +85,9 @@ def test_threads_that_end_late_are_no_longer_reported_as_hanging(bench: Bench) -
     go = threading.Event()
 
     def slow(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-        made = build(config, progress)
+        pipeline = build(config, progress)
         waits = (lambda carried: (go.wait() and carried) if float(carried[0]) == POISON else carried,)
-        return replace(made, tasks=tuple(replace(task, stages=waits + task.stages) for task in made.tasks))
+        return replace(pipeline, tasks=tuple(replace(task, stages=waits + task.stages) for task in pipeline.tasks))
 
     node = bench.node({"stop_timeout_s": 0.1}, build=slow)
     assert bench.change("configure")
@@ -95,7 +95,7 @@ def test_threads_that_end_late_are_no_longer_reported_as_hanging(bench: Bench) -
     bench.camera().publish(image(POISON))
     bench.until(lambda: bench.status("object on front").by_key.get("pending") == "1", "a frame under way")
     assert bench.change("deactivate")
-    # On a busy machine, others may need longer to end than the timeout.
+    # On a busy machine, other threads may also need longer than the timeout to end.
     bench.until(lambda: "threads hang: dnn-object" in bench.status("node").message, "the report")
     assert bench.status("node").level == ERROR
     go.set()
@@ -148,8 +148,8 @@ def test_a_finalized_node_reports_its_state(bench: Bench) -> None:
 
 
 def test_a_bad_image_is_logged_once_for_all_dnns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(LogThrottle, "passes", lambda self, kind: told.append(kind))
+    logged: list[object] = []
+    monkeypatch.setattr(LogThrottle, "passes", lambda self, kind: logged.append(kind))
     bench.node({"dnns": ["lane", "object", "pedestrian"]})
     assert bench.change("configure")
     assert bench.change("activate")
@@ -165,11 +165,11 @@ def test_a_bad_image_is_logged_once_for_all_dnns(bench: Bench, monkeypatch: pyte
                 ),
                 "the count",
             )
-    assert told == [(DropReason.BAD_IMAGE, "front")] * 2
+    assert logged == [(DropReason.BAD_IMAGE, "front")] * 2
 
 
 def test_a_dnn_of_any_name_can_be_added_and_corrected_afterwards(bench: Bench) -> None:
-    bench.node({"dnn.walker.priority": "high"})  # of a DNN that is not in use: a warning
+    bench.node({"dnn.walker.priority": "high"})  # for a DNN that is not in use: only a warning
     assert bench.set("dnns", ["object", "walker"]) == (True, "")
     assert not bench.change("configure")
     bench.until(lambda: bench.status("node").level == ERROR, "the report")

@@ -49,13 +49,13 @@ PARAMETERS = """\
 def dizzy_model(path: Path) -> None:
     """A detector (1, 3, 8, 8) -> (1, 5, 64): log(d * d) * d of darkness d; NaN for a white image.
 
-    Behind max pooling, which passes NaN on in PyTorch and loses it in ONNX Runtime.
+    The product goes through max pooling, which keeps NaN in PyTorch and loses it in ONNX Runtime.
     """
     weight = helper.make_tensor("w", TensorProto.FLOAT, [5, 3, 1, 1], np.full(15, 0.01))
-    most = helper.make_tensor("most", TensorProto.FLOAT, [1], [1.0])
+    white = helper.make_tensor("white", TensorProto.FLOAT, [1], [1.0])
     shape = helper.make_tensor("s", TensorProto.INT64, [3], [1, 5, 64])
     nodes = [
-        helper.make_node("Sub", ["most", "image"], ["darkness"]),
+        helper.make_node("Sub", ["white", "image"], ["darkness"]),
         helper.make_node("Mul", ["darkness", "darkness"], ["square"]),
         helper.make_node("Log", ["square"], ["logarithm"]),
         helper.make_node("Mul", ["logarithm", "darkness"], ["product"]),
@@ -65,7 +65,7 @@ def dizzy_model(path: Path) -> None:
     ]
     image = helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 8, 8])
     out = helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 5, 64])
-    graph = helper.make_graph(nodes, "dizzy", [image], [out], [weight, most, shape])
+    graph = helper.make_graph(nodes, "dizzy", [image], [out], [weight, white, shape])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
 
 
@@ -208,7 +208,7 @@ def test_bad_files(rig: Rig) -> None:
 
 
 def test_another_type_on_the_topic(rig: Rig) -> None:
-    """DDS does not connect it; the images of a camera are still processed."""
+    """DDS does not connect a publisher of another type; the camera's images are still processed."""
     received = rig.count("camera front", "received")
     wrong = rig.peer.create_publisher(String, "/front/image_raw", QoSProfile(depth=100))
     for number in range(3):

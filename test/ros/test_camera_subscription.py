@@ -40,7 +40,7 @@ class Readers:
         message = Image()
         message.header.stamp.sec = number if stamp is None else stamp
         info = {"source_timestamp": number * SECOND, "publication_sequence_number": number}
-        self.callbacks[reader](*((message, info) if camera_subscription._gives_info() else (message,)))
+        self.callbacks[reader](*((message, info) if camera_subscription._callbacks_take_info() else (message,)))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> Readers:
 
 @pytest.fixture
 def humble(monkeypatch: pytest.MonkeyPatch, readers: Readers) -> Readers:
-    monkeypatch.setattr(camera_subscription, "_gives_info", lambda: False)
+    monkeypatch.setattr(camera_subscription, "_callbacks_take_info", lambda: False)
     return Readers()
 
 

@@ -73,18 +73,18 @@ def qos(bench: Bench) -> str:
 
 def test_qos_auto_follows_the_publishers(bench: Bench, stranger: Any) -> None:
     start(bench)
-    bench.until(lambda: qos(bench) == f"best effort, depth {BEST_EFFORT_DEPTH}", "the QoS that fits whoever comes")
+    bench.until(lambda: qos(bench) == f"best effort, depth {BEST_EFFORT_DEPTH}", "the QoS for every publisher")
     first = bench.peer.create_publisher(Image, TOPIC, RELIABLE)
     bench.until(lambda: qos(bench) == f"reliable, depth {RELIABLE_DEPTH}", "the publisher's offer")
-    stranger.create_publisher(String, TOPIC, BEST_EFFORT)  # of another type: not asked
+    stranger.create_publisher(String, TOPIC, BEST_EFFORT)  # of another type: ignored
     second = bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
     bench.until(lambda: qos(bench) == f"best effort, depth {BEST_EFFORT_DEPTH}", "what both offer")
     bench.peer.destroy_publisher(second)
     bench.until(lambda: qos(bench) == f"reliable, depth {RELIABLE_DEPTH}", "what is left")
     bench.peer.destroy_publisher(first)
     reports = len(bench.reports)
-    bench.until(lambda: len(bench.reports) > reports + 8, "some looks without a publisher")
-    assert qos(bench) == f"reliable, depth {RELIABLE_DEPTH}"  # a camera that is started again finds what it had
+    bench.until(lambda: len(bench.reports) > reports + 8, "some checks without a publisher")
+    assert qos(bench) == f"reliable, depth {RELIABLE_DEPTH}"  # so that a restarted camera finds the same QoS
 
 
 def test_no_image_is_lost_or_duplicated_while_the_qos_changes(bench: Bench) -> None:
@@ -129,8 +129,8 @@ def test_the_warning_about_a_topic_without_publisher_lists_other_topics(
     assert "image_text" not in line
     assert "/nobody_publishes" not in line
     reports = len(bench.reports)
-    bench.until(lambda: len(bench.reports) > reports + 10, "more looks")
-    assert len(warned()) == 1  # once, not at each look
+    bench.until(lambda: len(bench.reports) > reports + 10, "more checks")
+    assert len(warned()) == 1  # once, not at each check
     camera = bench.peer.create_publisher(Image, TOPIC, 1)
     bench.until(lambda: qos(bench).startswith("reliable"), "a publisher")
     bench.peer.destroy_publisher(camera)
@@ -148,13 +148,13 @@ def test_the_default_of_the_middleware_may_be_incompatible(bench: Bench, warned:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_an_incompatible_publisher_beside_a_compatible_one_is_no_error(
+def test_an_incompatible_publisher_in_addition_to_a_compatible_one_is_no_error(
     bench: Bench, warned: Callable[[], list[str]]
 ) -> None:
     bench.peer.create_publisher(Image, TOPIC, RELIABLE)
     bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
     start(bench, qos="reliable")
-    bench.until(lambda: len(bench.reports) > 15, "looks beyond its patience")
+    bench.until(lambda: len(bench.reports) > 15, "enough checks for a warning")
     assert warned() == []
     assert bench.status("camera front").level != ERROR
 
@@ -216,7 +216,7 @@ def test_missing_images_are_a_warning(bench: Bench) -> None:
         camera.publish(image(stamp=stamp))
         bench.until(lambda sent=count: len(results) == sent, "the result")
     bench.until(lambda: bench.status("camera front").by_key.get("received") == "60", "the report")
-    if get_rmw_implementation_identifier().startswith("rmw_fastrtps"):  # its sequence numbers know better
+    if get_rmw_implementation_identifier().startswith("rmw_fastrtps"):  # its sequence numbers show that none was lost
         status = bench.status("camera front")
         assert (status.level, status.by_key["lost (estimated)"]) == (0, "0")
         return

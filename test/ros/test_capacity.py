@@ -54,7 +54,7 @@ def test_rates_that_do_not_fit_are_a_warning_with_advice(bench: Bench) -> None:
 
 
 def test_the_verdict_may_change_from_one_configuration_to_the_next(bench: Bench) -> None:
-    # rclpy ties a severity to the place that logs, and raises when the same place logs with another one.
+    # rclpy binds a severity to the line that logs, and raises if the same line logs with another severity.
     bench.node({"dnns": ["object", "lane"], "camera.front.rate_hz": 200.0}, build=slow)
     for rate_hz, level in ((200.0, WARN), (0.5, OK), (200.0, WARN)):
         assert bench.set("camera.front.rate_hz", rate_hz) == (True, "")

@@ -1,4 +1,4 @@
-"""Lane points in metres, through topics: calibration, pose, what cannot be projected, and that nobody pays unasked."""
+"""Lane points in metres, through topics: calibration, pose, what cannot be projected, no work unasked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from multi_dnn_ros.ros import serving_session
 PIXELS, METRES = "/multi_dnn/front/lane/points", "/multi_dnn/front/lane/ground_points"
 INFO = "/front/camera_info"
 OK, WARN = 0, 1
-#: Of images of 8 x 6 pixels. The only line of the DNN has the points (0, 5) and (0, 0).
+#: For images of 8 x 6 pixels. The only line of the DNN has the points (0, 5) and (0, 0).
 K = (8.0, 0.0, 3.5, 0.0, 8.0, 2.5, 0.0, 0.0, 1.0)
 HEIGHT = 1.5
 #: Where pixel (0, 5) is on the ground: x forward, y left.
@@ -40,12 +40,12 @@ def info(**values: Any) -> CameraInfo:
 
 
 class Rig:
-    """A node with a lane DNN, a camera and its CameraInfo, and somebody who listens to both clouds."""
+    """A node with a lane DNN, a camera with its CameraInfo, and subscriptions to both point clouds."""
 
-    def __init__(self, bench: Bench, of_node: dict[str, Any] | None = None, **of_camera: Any) -> None:
+    def __init__(self, bench: Bench, node_values: dict[str, Any] | None = None, **camera_values: Any) -> None:
         self.bench = bench
-        values = {f"camera.front.{name}": value for name, value in of_camera.items()}
-        bench.node({"dnns": ["lane"], **values, **(of_node or {})})
+        values = {f"camera.front.{name}": value for name, value in camera_values.items()}
+        bench.node({"dnns": ["lane"], **values, **(node_values or {})})
         assert bench.change("configure")
         assert bench.change("activate")
         self.images = bench.camera()
@@ -58,14 +58,14 @@ class Rig:
         self.bench.until(lambda: self.infos.get_subscription_count() > 0, "a subscription to CameraInfo")
 
     def frame(self, size: tuple[int, int] = (8, 6)) -> None:
-        """An image, whose points in pixels are published in any case."""
+        """Publish an image, and wait for its points in pixels, which are published in any case."""
         count = len(self.pixels)
         self.stamp += 1
         self.images.publish(image(stamp=self.stamp, size=size))
         self.bench.until(lambda: len(self.pixels) > count, "the points in pixels")
 
     def points(self, message: CameraInfo, size: tuple[int, int] = (8, 6)) -> np.ndarray:
-        """(N, 5) of the first result with points after this CameraInfo."""
+        """The points (N, 5) of the first result with points after this CameraInfo."""
         self.infos.publish(message)
         count = len(self.metres)
         self.frames(lambda: len(self.metres) > count, size)
@@ -88,7 +88,7 @@ class Rig:
         return self.bench.status("ground front")
 
     def frames(self, condition: Callable[[], bool], size: tuple[int, int]) -> None:
-        """Images until the condition is true."""
+        """Publish images until the condition is true."""
         for _ in range(200):
             self.frame(size)
             for _ in range(4):
@@ -104,12 +104,12 @@ def rows(message: PointCloud2) -> np.ndarray:
 
 @pytest.fixture
 def rig(bench: Bench) -> Rig:
-    made = Rig(bench, height_m=HEIGHT)
-    made.listen()
-    return made
+    rig = Rig(bench, height_m=HEIGHT)
+    rig.listen()
+    return rig
 
 
-def test_points_in_metres_beside_those_in_pixels(rig: Rig) -> None:
+def test_points_are_published_in_metres_and_in_pixels(rig: Rig) -> None:
     assert rig.points(info()) == pytest.approx(np.array([[X, Y, 0.0, 1.0, 200 / 255]]), abs=1e-5)
     cloud = rig.metres[-1]
     assert [field.name for field in cloud.fields] == ["x", "y", "z", "lane", "score"]
@@ -155,7 +155,7 @@ def test_what_cannot_be_projected_is_a_warning_and_pixels_go_on(rig: Rig, wrong:
     assert text in rig.warning(info(**wrong))
     assert not rig.metres
     rig.frames(lambda: int(rig.status().by_key["results without points"]) > 0, (8, 6))
-    assert len(rig.points(info())) == 1  # a right one is used from then on
+    assert len(rig.points(info())) == 1  # a valid CameraInfo is used from then on
     rig.bench.until(lambda: rig.status().level == OK, "the status")
 
 
@@ -212,7 +212,7 @@ class FakeTf(ModuleType):
     def __init__(self) -> None:
         super().__init__("tf2_ros")
         self.open = 0
-        self.asked: list[tuple[str, str, int]] = []
+        self.lookups: list[tuple[str, str, int]] = []
         self.transform: Any = None
         self.Buffer = lambda: SimpleNamespace(lookup_transform=self.lookup)
         self.TransformListener = self.listener
@@ -227,7 +227,7 @@ class FakeTf(ModuleType):
         return SimpleNamespace(unregister=unregister)
 
     def lookup(self, target: str, source: str, time: Any) -> Any:
-        self.asked.append((target, source, time.nanoseconds))
+        self.lookups.append((target, source, time.nanoseconds))
         if self.transform is None:
             raise LookupError(f'"{source}" passed to lookupTransform argument source_frame does not exist.')
         return SimpleNamespace(transform=self.transform)
@@ -254,7 +254,7 @@ def test_the_pose_from_tf(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None
     tf.transform = optical(HEIGHT)
     assert rig.points(info())[:, :3] == pytest.approx(np.array([[1.0 + X, Y, 0.0]]), rel=1e-5)
     stamp = rig.metres[-1].header.stamp.sec
-    assert ("base_link", f"frame{stamp}", stamp * 1_000_000_000 + 5) in tf.asked
+    assert ("base_link", f"frame{stamp}", stamp * 1_000_000_000 + 5) in tf.lookups
     assert rig.status().by_key["pose from"] == "TF"
     tf.transform = optical(-0.25)
     assert "the camera is 0.25 m below the ground (ground_z_m is 0)" in rig.warning(None)

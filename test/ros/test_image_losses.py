@@ -20,10 +20,10 @@ LATENCY = 20_000_000
 
 
 class Camera:
-    """A camera on a fake clock whose images partly arrive, and the estimator."""
+    """A camera on a fake clock, of which only some images arrive, and the estimator."""
 
-    def __init__(self, rate_hz: float, jitter: float = 0.0, seed: int = 0, account_hz: float = 0.0) -> None:
-        self.account = LossEstimator(account_hz)
+    def __init__(self, rate_hz: float, jitter: float = 0.0, seed: int = 0, parameter_hz: float = 0.0) -> None:
+        self.estimator = LossEstimator(parameter_hz)
         self.period = SECOND / rate_hz
         self.now = 1000.0 * SECOND
         self.stamp_offset = 0.0
@@ -41,9 +41,9 @@ class Camera:
             if self.random.random() >= loss:
                 self.received += 1
                 stamp = round(self.now + self.stamp_offset + late)
-                self.account.arrived(round(self.now + late) + LATENCY, stamp, self.sent if numbered else None)
+                self.estimator.arrived(round(self.now + late) + LATENCY, stamp, self.sent if numbered else None)
             else:
-                self.account.dropped(round(self.now) + LATENCY, drops_per_image)
+                self.estimator.dropped(round(self.now) + LATENCY, drops_per_image)
             self.wait(self.period / SECOND)
 
     def wait(self, seconds: float) -> None:
@@ -51,11 +51,11 @@ class Camera:
         end = self.now + seconds * SECOND
         while self._reported + SECOND <= end:
             self._reported += SECOND
-            self.share = self.account.losses(round(self._reported) + LATENCY, 2_764_800).share
+            self.share = self.estimator.losses(round(self._reported) + LATENCY, 2_764_800).share
         self.now = end
 
     def losses(self) -> object:
-        return self.account.losses(round(self.now) + LATENCY, 2_764_800)
+        return self.estimator.losses(round(self.now) + LATENCY, 2_764_800)
 
 
 @settings(max_examples=40)
@@ -70,7 +70,7 @@ class Camera:
 def test_the_share_is_within_5_points_of_the_true_one(rate: float, loss: float, jitter: float, seed: int) -> None:
     camera = Camera(rate, jitter, seed)
     seconds = max(40.0, 600 / rate)  # too few images say too little
-    camera.run(seconds, loss, drops_per_image=100)  # without a sign, a long gap is a pause
+    camera.run(seconds, loss, drops_per_image=100)  # without dropped datagrams, a long gap is a pause
     found = camera.losses()
     assert found.received == camera.received
     assert found.sent is not None
@@ -89,7 +89,7 @@ def test_dropped_datagrams_are_used_if_hardly_any_image_arrives(loss: float) -> 
 def test_all_images_count_as_lost_if_none_arrives_and_the_kernel_drops() -> None:
     camera = Camera(30.0)
     camera.run(3.0, loss=1.0, drops_per_image=160)
-    found = camera.account.losses(round(camera.now))
+    found = camera.estimator.losses(round(camera.now))
     assert (found.received, found.lost, found.share) == (0, None, 1.0)
     assert found.drops == 160 * camera.sent
 
@@ -105,17 +105,17 @@ def test_sequence_numbers_are_exact(loss: float, seed: int) -> None:
 
 
 def test_events_are_used_without_sequence_numbers() -> None:
-    account = LossEstimator()
+    estimator = LossEstimator()
     for index in range(10):
-        account.arrived(index * SECOND, index * SECOND)
-        account.reported(index * SECOND + 1, 9)
-    found = account.losses(10 * SECOND)
+        estimator.arrived(index * SECOND, index * SECOND)
+        estimator.reported(index * SECOND + 1, 9)
+    found = estimator.losses(10 * SECOND)
     assert (found.lost, found.sent, found.source) == (90, 100, "message-lost events")
     assert found.share == pytest.approx(0.9)
 
 
 def test_the_rate_parameter_overrides_the_learned_period() -> None:
-    camera = Camera(15.0, account_hz=30.0)  # every second image missing, evenly: the stamps alone cannot tell
+    camera = Camera(15.0, parameter_hz=30.0)  # every second image missing, evenly: the stamps alone cannot tell
     camera.run(20.0)
     assert camera.losses().share == pytest.approx(0.5, abs=0.02)
     assert camera.losses().source == "rate_hz"
@@ -176,45 +176,45 @@ def test_a_pause_is_no_loss_and_a_gap_with_dropped_datagrams_is() -> None:
 def test_drops_after_the_end_of_the_camera_are_not_counted() -> None:
     camera = Camera(30.0)
     camera.run(20.0, loss=0.5, drops_per_image=100)
-    before = camera.account.losses(round(camera.now), 2_764_800, reliable=True).lost
+    before = camera.estimator.losses(round(camera.now), 2_764_800, reliable=True).lost
     for _ in range(30):  # a reliable writer repeats data that no reader acknowledges
         camera.wait(1.0)
-        camera.account.dropped(round(camera.now), 100)
-    assert camera.account.losses(round(camera.now), 2_764_800, reliable=True).lost == before
+        camera.estimator.dropped(round(camera.now), 100)
+    assert camera.estimator.losses(round(camera.now), 2_764_800, reliable=True).lost == before
 
 
 def test_constant_stamps_give_no_estimate() -> None:
-    account = LossEstimator()
+    estimator = LossEstimator()
     for index in range(100):
-        account.arrived(index * SECOND, 0)
-    assert account.losses(100 * SECOND).lost is None
-    assert account.losses(100 * SECOND).share == 0.0
+        estimator.arrived(index * SECOND, 0)
+    assert estimator.losses(100 * SECOND).lost is None
+    assert estimator.losses(100 * SECOND).share == 0.0
 
 
 def test_sequence_numbers_of_two_publishers_are_not_compared() -> None:
-    account = LossEstimator()
+    estimator = LossEstimator()
     for number in (1, 2, 3):
-        account.arrived(number, number, number)
-    account.restart()
+        estimator.arrived(number, number, number)
+    estimator.restart()
     for number in (500, 501):
-        account.arrived(number, number, number)
-    assert account.losses(600).lost == 0
+        estimator.arrived(number, number, number)
+    assert estimator.losses(600).lost == 0
 
 
 def test_a_camera_that_is_delayed_and_catches_up_hides_no_loss() -> None:
-    account, now_ms = LossEstimator(10.0), 0
+    estimator, now_ms = LossEstimator(10.0), 0
     for index, gap_ms in enumerate([100] * 40 + [133, 148, 19, 200] * 20):  # one image in each group is lost
         now_ms += gap_ms
-        account.arrived(now_ms * 1_000_000, now_ms * 1_000_000)
+        estimator.arrived(now_ms * 1_000_000, now_ms * 1_000_000)
         if index % 8 == 7:
-            account.losses(now_ms * 1_000_000)
-    assert account.losses(now_ms * 1_000_000).lost == pytest.approx(20, abs=2)
+            estimator.losses(now_ms * 1_000_000)
+    assert estimator.losses(now_ms * 1_000_000).lost == pytest.approx(20, abs=2)
 
 
 def test_gaps_of_an_old_publisher_are_not_compared_with_the_period_of_the_next() -> None:
     camera = Camera(10.0)
     camera.run(20.3)  # the gaps since the last report are still to be compared
-    camera.account.restart()
+    camera.estimator.restart()
     camera.period = SECOND / 30.0
     camera.run(20.0)
     assert camera.losses().lost <= 1
@@ -227,38 +227,38 @@ def test_any_gaps_have_a_plausible_period_or_none(gaps: list[int]) -> None:
 
 
 def test_few_dropped_datagrams_are_no_loss_of_a_camera_without_images() -> None:
-    account = LossEstimator()
-    account.dropped(SECOND, 1)
-    assert account.losses(SECOND).share == 0.0
-    account.dropped(2 * SECOND, 100)
-    assert account.losses(2 * SECOND).share == 1.0
-    assert account.losses(20 * SECOND).share == 0.0  # of the last 10 s
+    estimator = LossEstimator()
+    estimator.dropped(SECOND, 1)
+    assert estimator.losses(SECOND).share == 0.0
+    estimator.dropped(2 * SECOND, 100)
+    assert estimator.losses(2 * SECOND).share == 1.0
+    assert estimator.losses(20 * SECOND).share == 0.0  # of the last 10 s
 
 
 @pytest.mark.parametrize(("raw", "connected"), [(False, True), (True, False)])
 def test_datagrams_of_other_cameras_are_no_loss_of_a_camera_without_images(raw: bool, connected: bool) -> None:
-    account = LossEstimator(raw=raw)
-    account.dropped(SECOND, 1000, connected=connected)
-    found = account.losses(SECOND)
+    estimator = LossEstimator(raw=raw)
+    estimator.dropped(SECOND, 1000, connected=connected)
+    found = estimator.losses(SECOND)
     assert (found.share, found.lost, found.drops) == (0.0, None, 1000)
 
 
 def test_datagrams_of_other_cameras_are_no_loss_of_an_irregular_compressed_camera() -> None:
-    account, now, random_ = LossEstimator(raw=False), 0, random.Random(1)
+    estimator, now, random_ = LossEstimator(raw=False), 0, random.Random(1)
     for _ in range(196):
         now += random_.randint(SECOND // 100, SECOND // 5)
-        account.arrived(now, now)
-        account.dropped(now, 34)
-    assert account.losses(now, 60_000).lost is None
+        estimator.arrived(now, now)
+        estimator.dropped(now, 34)
+    assert estimator.losses(now, 60_000).lost is None
 
 
 def test_gaps_between_images_of_two_publishers_give_no_estimate() -> None:
-    account = LossEstimator()
+    estimator = LossEstimator()
     for index in range(400):  # two cameras of 10 Hz, 5 ms apart
         stamp = index // 2 * SECOND // 10 + index % 2 * 5_000_000
-        account.arrived(stamp, stamp, single_publisher=False)
+        estimator.arrived(stamp, stamp, single_publisher=False)
         if index % 20 == 19:
-            assert account.losses(stamp, 60_000).lost is None
+            assert estimator.losses(stamp, 60_000).lost is None
 
 
 @pytest.mark.parametrize("numbered", [True, False])
@@ -269,7 +269,7 @@ def test_losses_before_a_change_of_the_publisher_are_kept(numbered: bool) -> Non
     camera.run(1.0, numbered=numbered)
     before = camera.losses()
     assert before.lost > 50
-    camera.account.restart()
+    camera.estimator.restart()
     assert camera.losses().lost == before.lost
     camera.sent = 0  # the new publisher starts its own numbers
     camera.run(10.0, numbered=numbered)
@@ -279,7 +279,7 @@ def test_losses_before_a_change_of_the_publisher_are_kept(numbered: bool) -> Non
 
 
 def test_images_above_the_rate_do_not_hide_later_losses() -> None:
-    camera = Camera(30.0, account_hz=15.0)
+    camera = Camera(30.0, parameter_hz=15.0)
     camera.run(60.0)
     assert camera.losses().lost == 0
     camera.period = SECOND / 5.0
@@ -289,18 +289,18 @@ def test_images_above_the_rate_do_not_hide_later_losses() -> None:
 
 @pytest.mark.parametrize("numbered", [True, False])
 def test_an_image_that_arrives_after_a_later_one_is_not_lost(numbered: bool) -> None:
-    account = LossEstimator(10.0)
+    estimator = LossEstimator(10.0)
     for number in (5, 7, 6, 8, 10):
         stamp = number * SECOND // 10
-        account.arrived(stamp, stamp, number if numbered else None, late=number == 6)
-    assert account.losses(2 * SECOND).lost == 1  # 9
+        estimator.arrived(stamp, stamp, number if numbered else None, late=number == 6)
+    assert estimator.losses(2 * SECOND).lost == 1  # 9
 
 
 def test_sequence_numbers_that_restart_are_not_late() -> None:
-    account = LossEstimator()
+    estimator = LossEstimator()
     for number in (5, 9, 1, 2, 4):
-        account.arrived(number, number, number)
-    assert account.losses(SECOND).lost == 4
+        estimator.arrived(number, number, number)
+    assert estimator.losses(SECOND).lost == 4
 
 
 def test_the_period_of_irregular_stamps_is_not_learned_at_each_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,14 +311,14 @@ def test_the_period_of_irregular_stamps_is_not_learned_at_each_report(monkeypatc
         return period_of(gaps)
 
     monkeypatch.setattr(stamp_gaps, "period_of", counted)
-    account, now, random_ = LossEstimator(), 0, random.Random(1)
+    estimator, now, random_ = LossEstimator(), 0, random.Random(1)
     for _ in range(64):
         now += random_.randint(SECOND // 100, SECOND)
-        account.arrived(now, now)
+        estimator.arrived(now, now)
     for _ in range(160):
         now += random_.randint(SECOND // 100, SECOND)
-        account.arrived(now, now)
-        account.losses(now)
+        estimator.arrived(now, now)
+        estimator.losses(now)
     assert len(calls) <= 2 * (160 // 16 + 1)
 
 

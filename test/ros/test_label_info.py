@@ -80,8 +80,8 @@ def test_class_ids_of_detections_are_those_of_the_label_info(bench: Bench, tmp_p
         "pt2": lambda: {"model": str(exported(tmp_path)), **files},
         "onnx": lambda: {"model": str(onnx_file(tmp_path)), **files},
     }[source]()
-    own = {f"dnn.object.{name}": value for name, value in {"score_threshold": 1e-4, **settings}.items()}
-    start(bench, {"device": "cpu", "dnn.object.backend": "eager", "dnn.object.jobs": 1, **own}, build=build_for_real)
+    values = {f"dnn.object.{name}": value for name, value in {"score_threshold": 1e-4, **settings}.items()}
+    start(bench, {"device": "cpu", "dnn.object.backend": "eager", "dnn.object.jobs": 1, **values}, build=build_for_real)
     found = bench.listen("/multi_dnn/front/object/detections", Detection2DArray)
     infos = label_infos(bench)
     bench.camera().publish(image(size=(64, 48)))
@@ -104,8 +104,8 @@ def _zero_selects_the_threshold_of_the_model(bench: Bench, infos: list[Any]) -> 
     assert bench.set("dnn.object.score_threshold", 0.125)[0]
     assert bench.set("dnn.object.score_threshold", 0.0)[0]
     bench.until(lambda: len(infos) == 4, "label_info again")
-    own = np.float32(SCORE_THRESHOLDS["object"])
-    assert [message.threshold for message in infos[1:]] == [own, 0.125, own]
+    default = np.float32(SCORE_THRESHOLDS["object"])
+    assert [message.threshold for message in infos[1:]] == [default, 0.125, default]
 
 
 def test_the_threshold_of_the_label_info_follows_the_parameter(bench: Bench) -> None:
@@ -113,7 +113,7 @@ def test_the_threshold_of_the_label_info_follows_the_parameter(bench: Bench) -> 
     heard = label_infos(bench)
     bench.until(lambda: len(heard) == 1, "label_info")
     assert heard[0].threshold == 0.25
-    assert bench.set("dnn.object.iou_threshold", 0.75)[0]  # nothing that label_info holds
+    assert bench.set("dnn.object.iou_threshold", 0.75)[0]  # which is not part of label_info
     assert bench.set("dnn.object.score_threshold", 0.5)[0]
     bench.until(lambda: len(heard) == 2, "label_info again")
     assert heard[1].threshold == 0.5

@@ -34,7 +34,7 @@ def panels() -> dict[str, dict[str, Any]]:
     return dict(FOXGLOVE["configById"])
 
 
-def of_foxglove() -> Iterator[Shown]:
+def foxglove_topics() -> Iterator[Shown]:
     for name, panel in panels().items():
         kind = name.partition("!")[0]
         if kind == "Image":
@@ -49,7 +49,7 @@ def of_foxglove() -> Iterator[Shown]:
             raise AssertionError(f"panel {name}: add its topics to this test")
 
 
-def of_rviz() -> Iterator[Shown]:
+def rviz_topics() -> Iterator[Shown]:
     for display in RVIZ["Visualization Manager"]["Displays"]:
         kind = display["Class"]
         if kind not in WITHOUT_TOPIC:
@@ -66,7 +66,9 @@ def topics_in(value: Any) -> set[str]:
     return {value} if isinstance(value, str) and re.match(r"/(multi_dnn|diagnostics)", value) else set()
 
 
-@pytest.mark.parametrize(("layout", "shown"), [(FOXGLOVE, of_foxglove), (RVIZ, of_rviz)], ids=["foxglove", "rviz"])
+@pytest.mark.parametrize(
+    ("layout", "shown"), [(FOXGLOVE, foxglove_topics), (RVIZ, rviz_topics)], ids=["foxglove", "rviz"]
+)
 def test_every_topic_is_published_with_a_type_that_is_shown(bench: Bench, layout: Any, shown: Any) -> None:
     bench.node({"dnns": list(DEFAULT_DNNS)})
     assert bench.change("configure")
@@ -82,19 +84,19 @@ def test_every_topic_is_published_with_a_type_that_is_shown(bench: Bench, layout
 
 def test_both_show_the_overlay_and_the_points() -> None:
     points = "/multi_dnn/front/lane/ground_points"
-    assert {"/multi_dnn/front/overlay/compressed", points, "/diagnostics"} <= dict(of_foxglove()).keys()
-    assert {"/multi_dnn/front/overlay", points} == dict(of_rviz()).keys()
+    assert {"/multi_dnn/front/overlay/compressed", points, "/diagnostics"} <= dict(foxglove_topics()).keys()
+    assert {"/multi_dnn/front/overlay", points} == dict(rviz_topics()).keys()
 
 
-def test_every_panel_of_foxglove_has_a_place() -> None:
-    def places(tree: Any) -> list[str]:
+def test_every_panel_of_foxglove_is_in_the_layout() -> None:
+    def panels_in(tree: Any) -> list[str]:
         if isinstance(tree, str):
             return [tree]
         assert tree["direction"] in ("row", "column")
         assert 0 < tree["splitPercentage"] < 100
-        return [*places(tree["first"]), *places(tree["second"])]
+        return [*panels_in(tree["first"]), *panels_in(tree["second"])]
 
-    found = places(FOXGLOVE["layout"])
+    found = panels_in(FOXGLOVE["layout"])
     assert sorted(found) == sorted(panels())
     assert all(re.fullmatch(r"\w+!\w+", name) for name in found)
 

@@ -17,7 +17,7 @@ VARIABLES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
 
 @pytest.fixture
 def running_on(monkeypatch: pytest.MonkeyPatch):
-    """Pretends a real rclpy with this RMW implementation and kernel limit."""
+    """Makes the module see a real rclpy with this RMW implementation and kernel limit."""
 
     def run(name: str, limit: int = 4_194_304, fast_2: bool = True, shared_memory: int = 10**9) -> None:
         monkeypatch.setattr(middleware, "_free_shared_memory_bytes", lambda: shared_memory)
@@ -74,7 +74,7 @@ def test_an_rclpy_in_a_folder_with_our_name_is_not_the_standalone_runtime(monkey
 
 
 @pytest.mark.parametrize(
-    ("name", "own"),
+    ("name", "variables"),
     [
         (CYCLONE, {"CYCLONEDDS_URI": "<CycloneDDS/>"}),
         (FAST, {VARIABLES[0]: "/mine.xml"}),
@@ -82,14 +82,14 @@ def test_an_rclpy_in_a_folder_with_our_name_is_not_the_standalone_runtime(monkey
         (FAST, {"FASTDDS_BUILTIN_TRANSPORTS": "LARGE_DATA"}),
     ],
 )
-def test_variables_of_the_user_are_kept(running_on, tmp_path: Path, name: str, own: dict[str, str]) -> None:
+def test_variables_of_the_user_are_kept(running_on, tmp_path: Path, name: str, variables: dict[str, str]) -> None:
     running_on(name)
-    environment = dict(own)
+    environment = dict(variables)
     found = configure(environment, tmp_path)
-    assert environment == own
+    assert environment == variables
     assert found.ours is None
     assert "with your " in found.text
-    assert next(iter(own.values())) in found.text
+    assert next(iter(variables.values())) in found.text
 
 
 @pytest.mark.parametrize("name", ["DEFAULT_FASTRTPS_PROFILES.xml", "DEFAULT_FASTDDS_PROFILES.xml"])

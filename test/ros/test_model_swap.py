@@ -73,7 +73,7 @@ def test_a_model_that_fails_leaves_the_former_one(rig: Rig, word: str, reason: s
 
 def test_a_callback_that_sets_another_model_when_one_is_set_back_begins_a_swap(rig: Rig) -> None:
     def choose_another(parameters: list[Parameter]) -> None:
-        if [(one.name, one.value) for one in parameters] == [("dnn.object.model", "builtin:object")]:
+        if [(each.name, each.value) for each in parameters] == [("dnn.object.model", "builtin:object")]:
             (result,) = rig.node.set_parameters([Parameter("dnn.object.model", value="1")])
             assert result.successful
 
@@ -137,7 +137,7 @@ def test_a_later_change_replaces_the_swap_under_way(rig: Rig) -> None:
     rig.swap(rig.held("0"))
     rig.wait_status("preparing")
     rig.swap("1")
-    rig.wait_status("cancelled: the parameters are those that are served")
+    rig.wait_status("cancelled: the parameters have the served values again")
     rig.until(lambda: engine_pids() == [rig.pid()], "the end of the cancelled process")
     assert rig.pid() != previous
     rig.check_accounts()
@@ -246,7 +246,7 @@ def test_a_disabled_dnn_is_swapped(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("standby", [pytest.param("warm", marks=pytest.mark.long), "hot"])  # which loads more
-def test_the_standby_is_made_again_with_the_new_model(bench: Bench, standby: str) -> None:
+def test_the_standby_is_replaced_by_one_with_the_new_model(bench: Bench, standby: str) -> None:
     rig = Rig(bench, standby=standby).activate()
     rig.until(lambda: bench.status("engine cpu").by_key.get("standby") == f"{standby}, ready", "the standby")
     rig.swap(rig.held("1"))

@@ -36,7 +36,7 @@ def start(bench: Bench, parameters: dict | None = None) -> None:
     assert bench.change("activate")
 
 
-def ours() -> list[str]:
+def serving_threads() -> list[str]:
     return sorted(t.name for t in threading.enumerate() if t.name.startswith(("worker-", "dnn-", "decode-", "overlay")))
 
 
@@ -51,13 +51,13 @@ def test_the_whole_life_cycle_twice(bench: Bench) -> None:
         heard = bench.listen(OUT, Detection2DArray)
         assert bench.change("activate")
         assert bench.state() == "active"
-        assert len(ours()) >= 4  # two workers, one DNN, one camera
+        assert len(serving_threads()) >= 4  # two workers, one DNN, one camera
         camera = bench.camera()
         camera.publish(image(stamp=round_number))
         bench.until(lambda heard=heard: len(heard) == 1, "a detection")
         assert heard[0].header.stamp.sec == round_number
         assert bench.change("deactivate")
-        assert ours() == []
+        assert serving_threads() == []
         bench.until(lambda camera=camera: camera.get_subscription_count() == 0, "the subscription to be gone")
         camera.publish(image(stamp=9))
         assert bench.change("activate")
@@ -70,7 +70,7 @@ def test_the_whole_life_cycle_twice(bench: Bench) -> None:
         assert bench.change("cleanup")
         assert gc.get_freeze_count() == 0
         bench.peer.destroy_publisher(camera)
-        assert ours() == []
+        assert serving_threads() == []
 
 
 def test_autostart_activates_the_node(bench: Bench) -> None:
@@ -195,10 +195,10 @@ def test_a_dnn_that_fails_repeatedly_is_disabled_and_others_continue(
     assert status.by_key["dropped: dnn_error"] == "3"
     assert status.by_key["dropped: disabled"] == "1"
     assert bench.status("object on front").level == OK
-    said = [line for line in capfd.readouterr().err.splitlines() if "is disabled" in line]
-    assert len(said) == 1
-    assert "DNN fragile is disabled after 3 failures in a row, next retry in 10 s; last error: " in said[0]
-    assert "poisoned" in said[0]
+    lines = [line for line in capfd.readouterr().err.splitlines() if "is disabled" in line]
+    assert len(lines) == 1
+    assert "DNN fragile is disabled after 3 failures in a row, next retry in 10 s; last error: " in lines[0]
+    assert "poisoned" in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_silent_camera_is_stale_until_it_sends_again(bench: Bench) -> None:
 
     def ok_while_sending() -> bool:
         nonlocal sent
-        if len(heard) == sent:  # faster than it is served would be a warning
+        if len(heard) == sent:  # images faster than the DNN serves them would be a warning
             camera.publish(image())
             sent += 1
         return bench.status("camera front").level == OK and bench.status("object on front").level == OK
@@ -397,7 +397,7 @@ def test_the_overlay_is_drawn_while_it_has_a_subscription(bench: Bench) -> None:
     start(bench, {"dnns": ["lane", "object"]})
     camera = bench.camera()
     camera.publish(image(stamp=1))
-    for dnn in ("lane", "object"):  # counted when all of it is done, later than it is heard
+    for dnn in ("lane", "object"):  # counted after everything is published, so later than it is received
         bench.until(lambda dnn=dnn: bench.status(f"{dnn} on front").by_key.get("published") == "1", "the count")
     pictures = bench.listen("/multi_dnn/front/overlay", Image)
 
@@ -406,7 +406,7 @@ def test_the_overlay_is_drawn_while_it_has_a_subscription(bench: Bench) -> None:
         return bool(pictures)
 
     bench.until(drawn, "an overlay")
-    assert pictures[0].header.stamp.sec == 2  # the frame from before anybody looked was not drawn
+    assert pictures[0].header.stamp.sec == 2  # the frame before the subscription was not drawn
     assert (pictures[0].width, pictures[0].height, pictures[0].encoding) == (64, 48, "rgb8")
 
 
@@ -456,11 +456,11 @@ def test_nothing_is_sent_on_topics_without_a_subscription(bench: Bench, monkeypa
     sent: set[str] = set()
     publish = LifecyclePublisher.publish
 
-    def noted(publisher: LifecyclePublisher, message: object) -> None:
+    def recorded(publisher: LifecyclePublisher, message: object) -> None:
         sent.add(publisher.topic_name)
         publish(publisher, message)
 
-    monkeypatch.setattr(LifecyclePublisher, "publish", noted)
+    monkeypatch.setattr(LifecyclePublisher, "publish", recorded)
     start(bench, {"dnns": ["lane", "object", "pedestrian"]})
     heard = bench.listen(OUT, Detection2DArray)
     camera = bench.camera()

@@ -30,7 +30,7 @@ class Publisher:
         self.go = threading.Event()
         self.go.set()
         self.begun = threading.Event()
-        self.came = threading.Condition()
+        self.appended = threading.Condition()
 
     def get_subscription_count(self) -> int:
         return 1
@@ -38,13 +38,13 @@ class Publisher:
     def publish(self, message: Any) -> None:
         self.begun.set()
         assert self.go.wait(WAIT_S)
-        with self.came:
+        with self.appended:
             self.order.append((self.name, message.header.frame_id))
-            self.came.notify_all()
+            self.appended.notify_all()
 
     def until(self, frame_id: str) -> None:
-        with self.came:
-            assert self.came.wait_for(lambda: (self.name, frame_id) in self.order, WAIT_S), self.order
+        with self.appended:
+            assert self.appended.wait_for(lambda: (self.name, frame_id) in self.order, WAIT_S), self.order
 
 
 class Unwatched:
@@ -60,7 +60,7 @@ class Unwatched:
 class Overlay:
     """An overlay of two cameras with the DNNs `quick` and `slow`.
 
-    layers: those that each picture was drawn with; corners: the first value of its image.
+    layers: those that were drawn on each picture. corners: the first value of each picture's image.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,18 +96,18 @@ class Overlay:
 
 
 def frame(number: int, camera: str = "front", size: tuple[int, int] = (6, 8)) -> Frame:
-    """A frame that arrived so many milliseconds after the start."""
-    made = Frame(camera, 0, np.zeros((*size, 3), np.uint8), Header(frame_id=str(number)))
-    made.received_ns = number * _MS
-    return made
+    """A frame that arrived `number` milliseconds after the start."""
+    found = Frame(camera, 0, np.zeros((*size, 3), np.uint8), Header(frame_id=str(number)))
+    found.received_ns = number * _MS
+    return found
 
 
 @pytest.fixture
 def overlay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Overlay]:
-    made = Overlay(monkeypatch)
-    yield made
-    assert made.overlay.stop(WAIT_S)
-    assert made.errors == []
+    instance = Overlay(monkeypatch)
+    yield instance
+    assert instance.overlay.stop(WAIT_S)
+    assert instance.errors == []
 
 
 def test_overlays_are_in_order_of_time(overlay: Overlay) -> None:
@@ -116,9 +116,9 @@ def test_overlays_are_in_order_of_time(overlay: Overlay) -> None:
     overlay.answer("quick", second, 210)
     overlay.drop("slow", second)
     overlay.publishers["front"].until("200")
-    overlay.answer("slow", first, 250)  # complete now, but a newer one was shown
+    overlay.answer("slow", first, 250)  # complete now, but a newer frame was shown
     overlay.complete(frame(260, "rear"))
-    overlay.publishers["rear"].until("260")  # drawn behind it, if it were
+    overlay.publishers["rear"].until("260")  # if the old frame were drawn, it would be before this one
     overlay.answer("quick", third, 310)
     overlay.drop("slow", third)
     overlay.publishers["front"].until("300")

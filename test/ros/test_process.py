@@ -22,20 +22,20 @@ from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.ros import process
 
 #: Limits for the memory of the node's process, and for the time until it is on the graph.
-MOST_BYTES, MOST_S = 200_000_000, 1.5
+MAX_BYTES, MAX_S = 200_000_000, 1.5
 
 
 def test_the_switch_interval_is_short_while_the_node_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = []
+    intervals = []
 
     def node(**arguments: object) -> None:
-        turns.append(sys.getswitchinterval())
-        raise KeyboardInterrupt  # as a signal would, while it is made
+        intervals.append(sys.getswitchinterval())
+        raise KeyboardInterrupt  # as a signal would while the node is created
 
     before = sys.getswitchinterval()
     monkeypatch.setattr(process, "MultiDnnNode", node)
     assert process.run([]) == 0
-    assert turns[0] < before
+    assert intervals[0] < before
     assert sys.getswitchinterval() == before
 
 
@@ -112,10 +112,10 @@ def test_a_wrong_type_of_use_sim_time_is_an_error_in_one_line(domain: int, fork_
 def test_the_node_is_on_the_graph_quickly_without_pytorch_and_in_little_memory(
     domain: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If other processes use the cores, the CPU time until then counts, of the quickest of three starts. Beside other
-    tests twice the limit: what runs on the other thread of the same core takes up to half of its speed.
+    """The fastest of three starts counts, with its CPU time if that is shorter because other processes use the cores.
+    While other tests run, the limit is doubled: they may use the other thread of the same core, and halve its speed.
     """
-    limit = 2 * MOST_S if "PYTEST_XDIST_WORKER" in os.environ else MOST_S
+    limit = 2 * MAX_S if "PYTEST_XDIST_WORKER" in os.environ else MAX_S
     for name, value in loopback_environment(domain).items():
         monkeypatch.setenv(name, value)
     context = Context()
@@ -132,7 +132,7 @@ def test_the_node_is_on_the_graph_quickly_without_pytorch_and_in_little_memory(
 
 
 def _seconds_until_on_the_graph(observer: Node) -> float:
-    """Elapsed time or CPU time of a start, whichever is less. The node has ended."""
+    """Elapsed time or CPU time of a start, whichever is less. The node has ended on return."""
     command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "run", "--ros-args", "-p", "autostart:=false"]
     begin = time.monotonic()
     node = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -142,7 +142,7 @@ def _seconds_until_on_the_graph(observer: Node) -> float:
             time.sleep(0.005)
         took = time.monotonic() - begin
         times = psutil.Process(node.pid).cpu_times()
-        assert psutil.Process(node.pid).memory_info().rss < MOST_BYTES
+        assert psutil.Process(node.pid).memory_info().rss < MAX_BYTES
         assert "libtorch" not in Path(f"/proc/{node.pid}/maps").read_text()
         node.send_signal(signal.SIGINT)
         assert node.wait(30.0) == 0

@@ -32,11 +32,11 @@ from waiting import runs
 from multi_dnn_ros.common.processes import loopback_environment
 
 WAIT_S = 120.0
-#: Of an answer while the node configures: the median.
+#: Limit for the median time of an answer while the node configures.
 ANSWER_S = 0.05
-#: From a signal to the end of the node while it configures, with the end of the interpreter.
+#: Limit from a signal to the end of the node while it configures, including the end of the interpreter.
 END_S = 1.5
-#: From the end of the node to that of its engine processes.
+#: Limit from the end of the node to the end of its engine processes.
 ORPHAN_S = 1.0
 PARAMETERS = """\
 /**:
@@ -78,7 +78,7 @@ class Robot:
     def start(
         self, *parameters: str, autostart: bool, server: ForkServer | None = None, engines_import: bool = False
     ) -> None:
-        """server: the node is a fork, and so are its engine processes, unless these import what they need."""
+        """server: forks the node, and its engine processes, too, unless they shall import what they need."""
         start = subprocess.Popen if server is None else server.popen
         if engines_import:
             self._environment["FORK_SERVER"] = "off"
@@ -109,7 +109,7 @@ class Robot:
         return future.result()
 
     def ask(self, transition: str) -> Any:
-        """The future of the response."""
+        """Request a transition; returns the future of the response."""
         request = ChangeState.Request(transition=Transition(id=TRANSITIONS[transition]))
         return self.client(ChangeState, "change_state").call_async(request)
 
@@ -127,7 +127,7 @@ class Robot:
         return str(self.call(GetState, "get_state", GetState.Request()).current_state.label)
 
     def message(self) -> str:
-        """A value of the node's newest status."""
+        """The message of the node's newest status."""
         for report in reversed(self.reports):
             for status in report.status:
                 if status.name.endswith(": node"):
@@ -151,7 +151,7 @@ class Robot:
         return self.process.wait(timeout_s)
 
     def engines_end(self, timeout_s: float) -> float:
-        """Wait until none of them runs; returns the seconds. Zombies count as ended."""
+        """Wait until no engine process runs; returns the seconds. Zombies count as ended."""
         begin = time.monotonic()
         while alive := [process.pid for process in self._seen if runs(process)]:
             assert time.monotonic() - begin <= timeout_s, alive
@@ -193,9 +193,9 @@ def _shared_memory() -> set[str]:
 
 @pytest.fixture
 def robot(domain: int, tmp_path: Path) -> Iterator[Robot]:
-    made = Robot(tmp_path, domain)
-    yield made
-    made.close()
+    instance = Robot(tmp_path, domain)
+    yield instance
+    instance.close()
 
 
 def test_the_life_cycle_leaves_no_process_and_can_be_repeated_after_failures(
@@ -213,7 +213,7 @@ def test_the_life_cycle_leaves_no_process_and_can_be_repeated_after_failures(
         assert robot.change("cleanup")
         assert robot.engines() == []
         assert f"workers {size} on cpu" in robot.text()
-        if size == 1:  # what is made once is made
+        if size == 1:  # everything that is created only once exists by now
             _configuring_that_fails_leaves_nothing_behind(robot)
     robot.process.send_signal(signal.SIGINT)
     assert robot.wait() == 0
@@ -234,23 +234,23 @@ def _configuring_that_fails_leaves_nothing_behind(robot: Robot) -> None:
 
 
 def test_services_and_diagnostics_respond_while_configuring(robot: Robot, fork_server: ForkServer) -> None:
-    as_users_have_it = ("dnn.lane.backend:=auto", "dnn.lane.jobs:=4")
-    quickly = ("dnn.pedestrian.backend:=eager", "dnn.pedestrian.jobs:=1")
-    robot.start("dnns:=[lane, pedestrian]", *as_users_have_it, *quickly, autostart=False, server=fork_server)
+    default_settings = ("dnn.lane.backend:=auto", "dnn.lane.jobs:=4")
+    fast_settings = ("dnn.pedestrian.backend:=eager", "dnn.pedestrian.jobs:=1")
+    robot.start("dnns:=[lane, pedestrian]", *default_settings, *fast_settings, autostart=False, server=fork_server)
     get_state, get_parameters = robot.client(GetState, "get_state"), robot.client(GetParameters, "get_parameters")
-    asked = GetParameters.Request(names=["workers", "dnns"])
+    parameters = GetParameters.Request(names=["workers", "dnns"])
     configured = robot.ask("configure")
     robot.until(robot.engines, "the engine process")
     seconds: list[float] = []
     received = len(robot.reports)
     begin = time.monotonic()
     while not configured.done():
-        for client, request in ((get_state, GetState.Request()), (get_parameters, asked)):
+        for client, request in ((get_state, GetState.Request()), (get_parameters, parameters)):
             sent = time.monotonic()
             future = client.call_async(request)
             robot.until(future.done, "an answer")
             seconds.append(time.monotonic() - sent)
-        time.sleep(0.01)  # a client that only asks takes the time of a core from configuring
+        time.sleep(0.01)  # a client without pauses would take a core from configuring
     took = time.monotonic() - begin
     assert configured.result().success
     p99 = float(np.percentile(seconds, 99))
@@ -265,13 +265,14 @@ def test_services_and_diagnostics_respond_while_configuring(robot: Robot, fork_s
     assert any(message.startswith("configuring: DNN 2 of 2") for message in messages)
 
 
-# By shutdown and by a signal below; by cleanup, with a host in the test's process, in test_transitions.
+# Cancelling by shutdown and by a signal is tested below; by cleanup, with a host in the test's process, in
+# test_transitions.
 @pytest.mark.long
 def test_configuring_is_cancelled_quickly_by_cleanup_and_by_the_end_of_the_node(robot: Robot) -> None:
     robot.start(autostart=False)
     _cancelled(robot, "cleanup")
     assert robot.state() == "unconfigured"
-    robot.set("dnn.object.model", "nowhere.onnx")  # looking for what is wrong is cancelled, too
+    robot.set("dnn.object.model", "nowhere.onnx")  # the search for mistakes is cancelled, too
     _cancelled(robot, "cleanup")
     robot.set("dnn.object.model", robot.model)
     assert robot.change("configure")
@@ -296,7 +297,7 @@ def test_configuring_is_cancelled_quickly_by_shutdown(robot: Robot, fork_server:
 
 
 def _cancelled(robot: Robot, transition: str) -> None:
-    """Ask to configure, and for another transition while it does."""
+    """Request configuring, and another transition while the node configures."""
     configured = robot.ask("configure")
     robot.loading()
     begin = time.monotonic()

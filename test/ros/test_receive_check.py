@@ -17,15 +17,15 @@ STOCK = 212_992
 OURS = Middleware(CYCLONE, "", Path("cyclonedds.xml"))
 FAST_UDP = Middleware(FAST, "", Path("fastdds_udp.xml"))
 FAST_SHARED = Middleware(FAST, "", Path("fastdds_shared_memory.xml"))
-OWN = Middleware(CYCLONE, "", None)
+USERS = Middleware(CYCLONE, "", None)
 
 
-class Said:
+class LoggedCheck:
     def __init__(self, middleware: Middleware, limit: int | None = STOCK, buffer: int | None = -1) -> None:
         self.warnings: list[str] = []
         self.infos: list[str] = []
-        held = 2 * (limit or 0) if buffer == -1 else buffer
-        self.check = ReceiveCheck(middleware, self.warnings.append, self.infos.append, lambda: limit, lambda: held)
+        size = 2 * (limit or 0) if buffer == -1 else buffer
+        self.check = ReceiveCheck(middleware, self.warnings.append, self.infos.append, lambda: limit, lambda: size)
 
 
 @given(st.integers(1, 200_000_000))
@@ -37,7 +37,7 @@ def test_the_needed_limit_holds_the_image(image_bytes: int) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "image_bytes", "enough"),
-    [  # measured with Cyclone DDS and 10 MB asked for
+    [  # measured with Cyclone DDS and 10 MB requested
         (1_048_576, HD, False),
         (2_097_152, HD, True),
         (2_097_152, FULL_HD, False),
@@ -50,11 +50,11 @@ def test_the_needed_limit_agrees_with_measurements(limit: int, image_bytes: int,
 
 
 def test_the_warning_has_values_command_and_alternatives_and_is_logged_once() -> None:
-    said = Said(OURS)
-    said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
-    said.check.first_image("rear", "1280 x 720 bgr8", HD, reliable=False)
-    said.check.losing("front", "1280 x 720 bgr8", HD)
-    (line,) = said.warnings
+    logged = LoggedCheck(OURS)
+    logged.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
+    logged.check.first_image("rear", "1280 x 720 bgr8", HD, reliable=False)
+    logged.check.losing("front", "1280 x 720 bgr8", HD)
+    (line,) = logged.warnings
     assert f"must be at least {needed_rmem_max(HD)} and is 212992" in line
     assert "`sysctl -w net.core.rmem_max=10485760`" in line
     assert "`echo net.core.rmem_max=10485760 > /etc/sysctl.d/60-multi-dnn-ros.conf`" in line
@@ -63,64 +63,64 @@ def test_the_warning_has_values_command_and_alternatives_and_is_logged_once() ->
 
 
 def test_an_image_that_needs_more_than_recommended_is_warned_about_again() -> None:
-    said = Said(OURS)
-    said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
-    said.check.first_image("rear", "7680 x 4320 bgr8", 7680 * 4320 * 3, reliable=False)
-    assert len(said.warnings) == 2
+    logged = LoggedCheck(OURS)
+    logged.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
+    logged.check.first_image("rear", "7680 x 4320 bgr8", 7680 * 4320 * 3, reliable=False)
+    assert len(logged.warnings) == 2
 
 
 @pytest.mark.parametrize("middleware", [OURS, FAST_UDP])
 def test_images_that_fit_are_no_warning(middleware: Middleware) -> None:
-    said = Said(middleware)
-    said.check.first_image("front", "150000 bytes jpeg", 150_000, reliable=False)
-    said.check.losing("front", "150000 bytes jpeg", 150_000)
-    raised = Said(middleware, 4_194_304)
+    logged = LoggedCheck(middleware)
+    logged.check.first_image("front", "150000 bytes jpeg", 150_000, reliable=False)
+    logged.check.losing("front", "150000 bytes jpeg", 150_000)
+    raised = LoggedCheck(middleware, 4_194_304)
     raised.check.first_image("front", "1920 x 1080 bgr8", FULL_HD, reliable=False)
-    assert said.warnings == raised.warnings == []
+    assert logged.warnings == raised.warnings == []
 
 
-@pytest.mark.parametrize("middleware", [FAST_SHARED, OWN])
+@pytest.mark.parametrize("middleware", [FAST_SHARED, USERS])
 def test_with_shared_memory_only_losses_are_a_warning(middleware: Middleware) -> None:
-    said = Said(middleware)
-    said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
-    assert said.warnings == []
-    said.check.losing("front", "", 0)  # nothing has arrived at all
-    (line,) = said.warnings
+    logged = LoggedCheck(middleware)
+    logged.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
+    assert logged.warnings == []
+    logged.check.losing("front", "", 0)  # nothing has arrived at all
+    (line,) = logged.warnings
     assert "images of 1280x720 bgr8" in line
 
 
 def test_a_reliable_camera_is_warned_about_when_images_are_lost() -> None:
     """It may send as much as the buffer holds and the rest on demand."""
-    said = Said(OURS)
-    said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=True)
-    assert said.warnings == []
-    said.check.losing("front", "1280 x 720 bgr8", HD)
-    assert len(said.warnings) == 1
+    logged = LoggedCheck(OURS)
+    logged.check.first_image("front", "1280 x 720 bgr8", HD, reliable=True)
+    assert logged.warnings == []
+    logged.check.losing("front", "1280 x 720 bgr8", HD)
+    assert len(logged.warnings) == 1
 
 
 def test_without_udp_sockets_there_is_no_warning() -> None:
-    said = Said(OURS, buffer=None)
-    said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
-    said.check.losing("front", "1280 x 720 bgr8", HD)
-    said.check.configured(["front"])
-    assert said.warnings == said.infos == []
+    logged = LoggedCheck(OURS, buffer=None)
+    logged.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
+    logged.check.losing("front", "1280 x 720 bgr8", HD)
+    logged.check.configured(["front"])
+    assert logged.warnings == logged.infos == []
 
 
 def test_a_buffer_below_the_kernel_limit_is_a_middleware_setting() -> None:
-    said = Said(OWN, limit=10_485_760, buffer=2 * 1_048_576)
-    said.check.losing("front", "1280 x 720 bgr8", HD)
-    (line,) = said.warnings
+    logged = LoggedCheck(USERS, limit=10_485_760, buffer=2 * 1_048_576)
+    logged.check.losing("front", "1280 x 720 bgr8", HD)
+    (line,) = logged.warnings
     assert "needs 1570910 bytes and is 1048576" in line
     assert "sysctl -w" not in line
 
 
 def test_configuring_logs_the_size_that_fits_if_common_images_do_not() -> None:
-    said, raised, compressed = Said(OURS), Said(OURS, 4_194_304), Said(OURS)
-    said.check.configured(["front", "rear"])
+    logged, raised, compressed = LoggedCheck(OURS), LoggedCheck(OURS, 4_194_304), LoggedCheck(OURS)
+    logged.check.configured(["front", "rear"])
     raised.check.configured(["front"])
     compressed.check.configured([])
-    assert len(said.infos) == 1
-    assert "212992" in said.infos[0]
+    assert len(logged.infos) == 1
+    assert "212992" in logged.infos[0]
     assert raised.infos == compressed.infos == []
 
 
@@ -137,32 +137,32 @@ def test_configuring_logs_the_size_that_fits_if_common_images_do_not() -> None:
 )
 def test_the_likely_cause(limit: int, drops: int, source: str, reliable: bool, words: str) -> None:
     losses = Losses(10, 90, 0.9, source, drops)
-    assert words in Said(OURS, limit).check.cause(losses, HD, reliable, "front")
+    assert words in LoggedCheck(OURS, limit).check.cause(losses, HD, reliable, "front")
 
 
 def test_the_cause_for_a_reliable_fast_dds_camera_is_its_segment() -> None:
     losses = Losses(10, 90, 0.9, "the publisher's sequence numbers", 0)
-    cause = Said(FAST_SHARED).check.cause(losses, HD, True, "front")
+    cause = LoggedCheck(FAST_SHARED).check.cause(losses, HD, True, "front")
     assert cause.startswith("the shared-memory segment of the camera's process is too small for its images")
     assert "use config/fastdds_shared_memory.xml for that process, or raise net.core.rmem_max" in cause
 
 
 def test_a_camera_without_images_hides_no_warning_about_another() -> None:
-    said = Said(OURS)
+    logged = LoggedCheck(OURS)
     for _ in range(2):
-        said.check.losing("unplugged", "", 0)
-    said.check.losing("front", "1280 x 720 bgr8", HD)
-    guess, line = said.warnings
+        logged.check.losing("unplugged", "", 0)
+    logged.check.losing("front", "1280 x 720 bgr8", HD)
+    guess, line = logged.warnings
     assert "no image has arrived" in guess
     assert "are lost" not in guess
     assert "camera front: images of 1280 x 720 bgr8 (2764800 bytes) are lost" in line
 
 
 def test_jpeg_is_not_recommended_for_a_compressed_camera() -> None:
-    said = Said(OURS)
-    said.check.losing("front", "900000 bytes jpeg", 900_000, "compressed")
-    (line,) = said.warnings
-    cause = said.check.cause(Losses(10, 90, 0.9, "rate_hz", 5), 900_000, False, "front", "compressed")
+    logged = LoggedCheck(OURS)
+    logged.check.losing("front", "900000 bytes jpeg", 900_000, "compressed")
+    (line,) = logged.warnings
+    cause = logged.check.cause(Losses(10, 90, 0.9, "rate_hz", 5), 900_000, False, "front", "compressed")
     for text in (line, cause):
         assert "smaller images or a lower JPEG quality" in text
         assert "transport: compressed" not in text
@@ -171,10 +171,10 @@ def test_jpeg_is_not_recommended_for_a_compressed_camera() -> None:
 
 def test_a_limit_that_cannot_be_read_is_not_blamed_for_losses() -> None:
     """As in a container without /proc/sys."""
-    said = Said(OWN, limit=None)
+    logged = LoggedCheck(USERS, limit=None)
     losses = Losses(5, 5, 0.5, "rate_hz", 3)
-    text = said.check.cause(losses, HD, reliable=False, camera="front")
+    text = logged.check.cause(losses, HD, reliable=False, camera="front")
     assert "net.core.rmem_max is" not in text
     assert "the sockets' receive buffer is" in text
-    said.check.configured(["front"])
-    assert "net.core.rmem_max is unknown" in said.infos[0]
+    logged.check.configured(["front"])
+    assert "net.core.rmem_max is unknown" in logged.infos[0]

@@ -27,7 +27,7 @@ WAIT_S = 120.0
 
 
 class Systemd:
-    """Receives the messages of a service. name: of an abstract socket, or a path."""
+    """Receives the messages of a service. address: @ and the name of an abstract socket, or a path."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -65,16 +65,16 @@ class Systemd:
 
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[Systemd]:
-    made = Systemd(str(tmp_path / "notify"))
-    yield made
-    made.close()
+    instance = Systemd(str(tmp_path / "notify"))
+    yield instance
+    instance.close()
 
 
 @pytest.fixture
 def abstract() -> Iterator[Systemd]:
-    made = Systemd(f"@multi_dnn_ros/test/{os.getpid()}/{time.monotonic_ns()}")
-    yield made
-    made.close()
+    instance = Systemd(f"@multi_dnn_ros/test/{os.getpid()}/{time.monotonic_ns()}")
+    yield instance
+    instance.close()
 
 
 # -- the protocol
@@ -159,7 +159,7 @@ def test_the_period_of_the_watchdog(
     assert bool(caplog.records) == bool(words)
 
 
-# -- when what is sent
+# -- which messages are sent when
 
 
 class Service:
@@ -173,7 +173,7 @@ class Service:
         self.status = ServiceStatus(manager, lambda: self.node_state, autostart=autostart, clock=lambda: self.now)
 
     def turn(self, after_s: float = 0.1, **node_state: object) -> list[dict[str, str]]:
-        """Let the executor turn every 0.1 s for this time; returns the messages."""
+        """Update every 0.1 s for this time, as the executor's loop does; returns the messages."""
         self.node_state = dataclasses.replace(self.node_state, **node_state)
         for _ in range(round(after_s / 0.1)):
             self.now += 0.1
@@ -241,7 +241,7 @@ def test_heartbeats_end_with_a_fault_and_return_after_it(
 
 
 def test_a_heartbeat_that_is_omitted_follows_as_soon_as_the_fault_has_ended(systemd: Systemd) -> None:
-    """At the next period of half the watchdog's, systemd would have ended the node."""
+    """After another half period of the watchdog, systemd would have ended the node."""
     service = Service(systemd, watchdog_s=4.0)
     service.turn(1.1, state="active", text="active")
     while {"WATCHDOG": "1"} not in service.turn(0.1):
@@ -276,9 +276,9 @@ PARAMETERS = """\
     cpu_threads: 1
     diagnostics_period_s: 0.1
 """
-#: As systemd starts it.
+#: The program that systemd starts.
 PROGRAM = "import sys; from multi_dnn_ros.executable import main; sys.exit(main(sys.argv[1:]))"
-#: Before another program: the process and its engine processes are forks. WATCHDOG_PID as `exec` of a shell keeps it.
+#: Start of a program that runs as a fork, with its engine processes; WATCHDOG_PID is set as `exec` of a shell keeps it.
 FORKED = "import fork_server, os; fork_server.install(); os.environ['WATCHDOG_PID'] = str(os.getpid())\n"
 #: A node whose diagnostics callback blocks from the moment at which a file exists.
 BLOCKING = """

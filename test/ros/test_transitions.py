@@ -38,8 +38,6 @@ SHUTDOWN = Transition.TRANSITION_UNCONFIGURED_SHUTDOWN
 class SlowHost:
     """A host whose configure() blocks until the test releases it, or it is cancelled."""
 
-    made: list[SlowHost]
-
     def __init__(self, isolation: str) -> None:
         self.isolation = isolation
         self.configuring = threading.Event()
@@ -129,9 +127,9 @@ class Case:
 
 @pytest.fixture
 def case(bench: Bench) -> Iterator[Case]:
-    made = Case(bench)
-    yield made
-    for host in made.hosts:
+    instance = Case(bench)
+    yield instance
+    for host in instance.hosts:
         host.go.set()
 
 
@@ -178,8 +176,8 @@ def test_cancelling_is_repeated_until_the_host_configures(
     bench: Bench, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured = case.configuring()
-    heard: list[None] = []
-    monkeypatch.setattr(case.host, "cancel", lambda: heard.append(None) if not heard else case.host.cancelled.set())
+    calls: list[None] = []
+    monkeypatch.setattr(case.host, "cancel", lambda: calls.append(None) if not calls else case.host.cancelled.set())
     assert case.answer(case.ask(CLEANUP))
     assert not case.answer(configured)
 
@@ -337,9 +335,9 @@ def test_triggers_run_in_the_calling_thread(bench: Bench) -> None:
     case = Case(bench)
 
     def host(isolation: str, build: Any) -> Any:
-        made = case._host(isolation, build)
-        made.go.set()
-        return made
+        slow_host = case._host(isolation, build)
+        slow_host.go.set()
+        return slow_host
 
     node: MultiDnnNode = bench.node(host=host, namespace="/second")
     node.trigger_configure()

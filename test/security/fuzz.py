@@ -44,7 +44,7 @@ _TYPES = (
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
-    """A few bytes changed, cut out, doubled, or a number put where it hurts."""
+    """Change, cut out or double a few bytes, or insert an extreme number or random bytes."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 6)):
         at = rng.randrange(len(changed) + 1)
@@ -194,14 +194,14 @@ TARGETS: dict[str, tuple[Callable[[random.Random], None], float]] = {
 
 
 def fuzz(inputs: int, seed: int, progress: Callable[[int], object] = lambda count: None) -> dict[str, Any]:
-    """Run every target its part of `inputs`; what raises another error is a finding, with the seed that repeats it."""
+    """Run every target with its share of `inputs`. Another error is a finding, with the seed that repeats it."""
     report: dict[str, Any] = {}
     for name, (target, part) in TARGETS.items():
         count, findings, begin = round(inputs * part), [], time.perf_counter()
         for number in range(count):
             try:
                 target(random.Random(f"{name} {seed} {number}"))
-            except Exception as error:  # that is what is looked for
+            except Exception as error:  # a finding
                 findings.append({"input": f"{name} {seed} {number}", "error": f"{type(error).__name__}: {error}"[:300]})
             if number % 1000 == 999:
                 progress(1000)

@@ -4,7 +4,7 @@ The tests run some hundred files. More with
 
     python test/security/fuzz_onnx.py --inputs 10000 --output fuzz_onnx.json
 
-The files of one batch are loaded in a child process of limited memory, so that a crash is found and named by its file.
+The files of one batch are loaded in a child process of limited memory, so that a crash is attributed to its file.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from multi_dnn_ros.common.reporting import write_json
 ROOT = Path(__file__).resolve().parents[2]
 #: Files of one child process.
 BATCH = 100
-#: Memory that loading may add to that of the libraries, bytes.
+#: Memory in bytes that loading may use in addition to that of the libraries.
 MEMORY = 3 << 30
-#: Seconds for one file.
+#: Longest time for one file, in seconds.
 PATIENCE = 60
 SECRET = b"root:x:0:0:this must not be read"
 _SIZES = (-1, 0, 1, 2, 3, 7, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63))
@@ -110,7 +110,7 @@ def truncated(rng: random.Random, file: Path) -> None:
 
 
 def rewired(rng: random.Random, file: Path) -> None:
-    """Cycles, values that nothing writes, nodes out of order, twice the same name, inputs and outputs left out."""
+    """Cycles, values that nothing writes, nodes out of order, duplicate names, inputs and outputs left out."""
     model = network(rng)
     nodes = model.graph.node
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
@@ -193,7 +193,7 @@ def huge(rng: random.Random, file: Path) -> None:
 
 
 def outside(rng: random.Random, file: Path) -> None:
-    """Weights that are said to lie in other files."""
+    """Weights that the file claims are in other files."""
     model = network(rng)
     secret = file.parent.parent / "secret.bin"
     link = file.parent / "link.bin"
@@ -232,7 +232,7 @@ def outside(rng: random.Random, file: Path) -> None:
 
 
 def attributed(rng: random.Random, file: Path) -> None:
-    """Attributes of wrong kinds and values, opsets that do not exist, texts where numbers are due."""
+    """Attributes of wrong kinds and values, opsets that do not exist, text instead of numbers."""
     model = network(rng)
     for _ in range(rng.choice((1, 1, 3))):
         node = rng.choice(model.graph.node)
@@ -264,7 +264,7 @@ def attributed(rng: random.Random, file: Path) -> None:
 
 
 def nested(rng: random.Random, file: Path) -> None:
-    """Branches in branches, loops without end, constants that are computed for ever."""
+    """Branches in branches, loops without end, constants that take for ever to compute."""
     model = network(rng)
     inner: Any = helper.make_graph([helper.make_node("Identity", ["image"], ["leaf"])], "leaf", [], [_free("leaf")])
     for level in range(rng.choice((1, 3, 15, 28))):
@@ -321,7 +321,7 @@ KINDS: dict[str, Callable[[random.Random, Path], None]] = {
 
 
 def make(folder: Path, numbers: range, seed: int) -> list[Path]:
-    """Files number.kind.onnx, the same for the same seed, in a folder with a secret beside it."""
+    """Write files number.kind.onnx, the same for the same seed, to a folder next to a secret file."""
     inside = folder / "models"
     inside.mkdir(parents=True)
     (folder / "secret.bin").write_bytes(SECRET * 100)
@@ -355,7 +355,7 @@ def load_all(folder: Path) -> None:
         config = DnnConfig(
             role="object", model=str(file), decoder="yolo", labels=list("abcd"), input_width=16, input_height=16
         )
-        # Comparing with ONNX Runtime takes a process of its own, which says nothing new of each file.
+        # Comparing with ONNX Runtime takes a separate process, so only every tenth file is compared.
         onnx_source.verify = verify if int(file.name.partition(".")[0]) % 10 == 0 else lambda *given: None
         outcome, begin = "loaded", time.perf_counter()
         for step in (check_dnn, load_dnn):
@@ -363,18 +363,18 @@ def load_all(folder: Path) -> None:
                 step("x", config)
             except ModelError as error:
                 outcome = str(error)
-            except BaseException as error:  # that is what is looked for
+            except BaseException as error:  # a finding
                 outcome = f"FINDING {step.__name__}: {type(error).__name__}: {error}"[:400]
                 break
         print(json.dumps({"end": file.name, "outcome": outcome, "s": time.perf_counter() - begin}), flush=True)
 
 
 def problem(file: Path, outcome: str, seconds: float) -> str:
-    """What is wrong with what a file led to; empty: nothing."""
+    """What is wrong with the outcome of loading a file; empty if nothing is."""
     if outcome.startswith("FINDING"):
         return outcome
     if SECRET.decode()[:10] in outcome:
-        return "the message holds what another file holds"
+        return "the message holds the content of another file"
     for line in (
         outcome.splitlines() if outcome != "loaded" else ()
     ):  # parameters may have several problems, a line each
@@ -407,7 +407,7 @@ def run_batch(numbers: range, seed: int) -> tuple[list[dict[str, str]], dict[str
                 output, code = done.stdout, done.returncode
                 last = done.stderr[-300:]
             except subprocess.TimeoutExpired as expired:
-                output, code, last = (expired.stdout or b"").decode(errors="replace"), -1, "no end"
+                output, code, last = (expired.stdout or b"").decode(errors="replace"), -1, "timeout"
             lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
             for line in lines:
                 if "end" not in line:

@@ -37,7 +37,7 @@ def little_memory() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def bombs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Some hundred kilobytes that stand for 3 GiB of zeros."""
+    """Some hundred kilobytes that inflate to 3 GiB of zeros."""
     piece, packer = bytes(1 << 24), zstd.ZstdCompressor(level=1)
     packed = b"".join(packer.compress(piece) for _ in range(BOMB_BYTES >> 24)) + packer.flush()
     writer = lz4.frame.LZ4FrameCompressor(block_size=lz4.frame.BLOCKSIZE_MAX4MB)
@@ -96,7 +96,7 @@ def test_a_chunk_is_inflated_to_what_it_claims(compression: str) -> None:
 def test_messages_and_files_compressed_by_themselves(
     tmp_path: Path, bombs: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """rosbag2's compression modes `message` and `file`, whole and hostile."""
+    """rosbag2's compression modes `message` and `file`, with valid and with hostile data."""
     assert decompress_message(zstd.compress(DATA)) == DATA
     monkeypatch.setattr("multi_dnn_ros.bags.decompression.MAX_CHUNK_BYTES", 1 << 25)
     with pytest.raises(TooLargeError, match=str(1 << 25)):
@@ -144,7 +144,7 @@ def test_a_database_that_computes_is_refused(tmp_path: Path, change: str) -> Non
 
 
 def test_metadata_that_names_a_file_elsewhere_reads_none(tmp_path: Path) -> None:
-    """Only the last part of what it names counts, inside the recording's own folder."""
+    """Only the last part of the path counts; the file is looked for in the recording's own folder."""
     recording(tmp_path / "elsewhere")
     recording(tmp_path / "bag").unlink()
     metadata = tmp_path / "bag" / "metadata.yaml"
@@ -154,7 +154,7 @@ def test_metadata_that_names_a_file_elsewhere_reads_none(tmp_path: Path) -> None
 
 
 def test_replay_of_a_bomb_is_one_line_and_leaves_nothing(tmp_path: Path, bombs: dict[str, bytes]) -> None:
-    """Through the command, in a process that could not hold what the chunk stands for."""
+    """Through the command, in a process that could not hold the inflated chunk."""
     file = with_chunk(tmp_path / "bomb.mcap", "zstd", bombs["zstd"], 1 << 20)
     program = (
         f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({SPARE_BYTES}, {SPARE_BYTES}));"

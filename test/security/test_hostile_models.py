@@ -1,4 +1,4 @@
-"""Weights and models made to harm: nothing in them is run, no other file is read, nothing claims memory it has not."""
+"""Weights and models made to harm: nothing in them is run, no other file is read, claimed sizes are not allocated."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def deflated(path: Path) -> None:
 
 
 def overlapping(path: Path) -> None:
-    """Many records that are the same bytes of the file."""
+    """Many records that all refer to the same bytes of the file."""
     torch.save({"w": torch.zeros(1 << 16)}, path)
     with zipfile.ZipFile(path, "a") as archive:
         (big,) = (record for record in archive.infolist() if record.file_size == 1 << 18)
@@ -120,7 +120,7 @@ def test_formats_that_are_pickles_are_not_even_opened(tmp_path: Path, suffix: st
 def test_a_pickle_in_torchvision_s_cache_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """torchvision checks the hash of what it downloads, not of what lies there already."""
+    """torchvision checks the hash of what it downloads, not of a file that is already there."""
     cache = tmp_path / "hub" / "checkpoints"
     cache.mkdir(parents=True)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
@@ -171,7 +171,7 @@ def test_onnx_data_outside_the_model_s_folder_is_not_read(tmp_path: Path) -> Non
         path = onnx_file(folder / "m.onnx", weight=external(location, length))
         with pytest.raises(ModelError, match=r"m\.onnx: cannot be read as ONNX: "):
             load(path)
-    with pytest.raises(ModelError, match=r"m\.onnx: output of shape"):  # read, and no head of a detector
+    with pytest.raises(ModelError, match=r"m\.onnx: output of shape"):  # read, but not the output of a detector
         load(onnx_file(folder / "m.onnx", weight=external("own.bin")))
 
 

@@ -1,4 +1,4 @@
-"""The standalone runtime speaks and listens on this machine only, unless it is told otherwise."""
+"""The standalone runtime sends and receives on this machine only, unless configured otherwise."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def node(domain: int, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_BINDTODEVICE"), reason="Linux only")
-def test_unless_told_otherwise_nothing_is_received_from_another_machine(domain: int) -> None:
+def test_by_default_nothing_is_received_from_another_machine(domain: int) -> None:
     done = node(domain)
     assert done.stdout.strip() == "[b'lo', b'lo']"
     opened_by = "set ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET to use the local network"
@@ -53,13 +53,13 @@ def test_unless_told_otherwise_nothing_is_received_from_another_machine(domain: 
     assert "firewall" not in done.stderr
 
 
-def test_told_otherwise_it_is_the_local_network_and_the_log_says_so(domain: int) -> None:
+def test_the_local_network_is_used_on_request_and_logged(domain: int) -> None:
     done = node(domain, ROS_AUTOMATIC_DISCOVERY_RANGE="SUBNET")
     assert "b'lo'" not in done.stdout
     assert f"ROS domain {domain}, network: loopback (lo) and the local network's interface" in done.stderr
 
 
-def test_sockets_that_cannot_be_held_are_told(
+def test_sockets_that_cannot_be_bound_to_loopback_are_reported(
     domain: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("CYCLONEDDS_URI", raising=False)

@@ -1,4 +1,4 @@
-"""What the tests of engine processes share."""
+"""Fixtures that the tests of engine processes share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from multi_dnn_ros.serving import engine_process
 
 
 @pytest.fixture(autouse=True)
-def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _separate_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
@@ -40,5 +40,5 @@ def _forked_engine_processes(forked_engines: None) -> None:
 
 @pytest.fixture
 def new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engine processes are new interpreters, as on a robot: for tests of what happens while they import."""
+    """Engine processes are new interpreters, as on a robot, for tests of what happens during their imports."""
     monkeypatch.setattr(engine_process, "subprocess", subprocess)

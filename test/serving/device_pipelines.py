@@ -16,7 +16,7 @@ from multi_dnn_ros.vision.results import Detections
 
 #: Seconds per frame, by device.
 DELAYS_S = {"cpu:1": 0.02, "cpu:2": 0.04}
-#: An image of this value takes SLOW_S more on cpu:2.
+#: An image of this value takes SLOW_S longer on cpu:2.
 SLOW, SLOW_S = 99, 0.5
 
 

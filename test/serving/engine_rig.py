@@ -25,7 +25,7 @@ Message = TypeVar("Message")
 
 
 def build_after_tracing(config: NodeConfig, progress: Callable[[str], None]) -> Any:
-    """As the default build; before, it reports what tracing a network imports of PyTorch in addition."""
+    """Like the default build, but first reports which further modules of PyTorch tracing a network imports."""
     import torch
 
     from multi_dnn_ros.graph.trace import trace
@@ -93,7 +93,7 @@ class Rig:
         return self.all(wire.Ready)[0]
 
     def configure(self, build: Build | None = None, **arguments: Any) -> Any:
-        """Configured or Refused. build: by default that of fake_pipelines."""
+        """Configure the process. Returns Configured or Refused. build: by default the one of fake_pipelines."""
         if build is None:
             from fake_pipelines import build  # needs PyTorch
         self.ready()
@@ -118,7 +118,7 @@ class Rig:
         size: tuple[int, int] = (48, 64),
         dnns: tuple[str, ...] | None = None,
     ) -> tuple[int, Slot]:
-        """An image full of `value`; the caller releases the slot. dnns: by default all of the camera."""
+        """Offer an image full of `value`; the caller releases the slot. dnns: by default all of the camera."""
         dnns = self.dnns_of(camera) if dnns is None else dnns
         slot = self.pools[camera].take(WAIT_S)
         assert slot is not None
@@ -130,7 +130,7 @@ class Rig:
         return self.numbers, slot
 
     def outcomes(self, value: int, camera: str = "front", size: tuple[int, int] = (48, 64)) -> dict[str, Any]:
-        """Offer an image; by DNN, its result or the FrameDropped."""
+        """Offer an image. Returns, by DNN, its result or FrameDropped."""
         number, slot = self.offer(value, camera, size)
         found: dict[str, Any] = {}
 
@@ -152,7 +152,7 @@ class Rig:
         return [message.failure for message in self.all(wire.Failed)]
 
     def end(self, timeout_s: float = WAIT_S) -> End:
-        """Wait for the end."""
+        """Wait for the end of the process."""
         with self.changed:
             assert self.changed.wait_for(lambda: self.ends, timeout_s), f"alive after {timeout_s} s"
         return self.ends[0]

@@ -92,7 +92,7 @@ class FakeHost:
             assert self.changed.wait_for(condition, WAIT_S), "the condition did not come true in time"
 
     def wait_offered(self, count: int) -> list[str]:
-        """Wait for `count` offered frames; their contexts."""
+        """Wait for `count` offered frames. Returns their contexts."""
         self.wait(lambda: len(self.offered) >= count)
         return self.stamps()
 
@@ -130,5 +130,5 @@ class Ends:
             assert self.changed.wait_for(condition, WAIT_S), "the condition did not come true in time"
 
     def lost(self) -> list[tuple[Any, str, DropReason]]:
-        """By frame, DNN and reason."""
+        """Context, DNN and reason of each drop."""
         return [(drop.frame.context, drop.dnn, drop.reason) for drop in self.drops]

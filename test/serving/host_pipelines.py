@@ -13,16 +13,16 @@ from multi_dnn_ros.settings.schema import NodeConfig
 
 
 def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """As fake_pipelines.build, but the other DNNs ignore the fault in an image."""
-    made = fake_pipelines.build(config, progress)
+    """Like fake_pipelines.build, but the other DNNs ignore the fault in an image."""
+    pipeline = fake_pipelines.build(config, progress)
     tasks = tuple(
         task if task.name.startswith("faulty") else replace(task, stages=(lambda carried: carried,))
-        for task in made.tasks
+        for task in pipeline.tasks
     )
-    return replace(made, tasks=tasks)
+    return replace(pipeline, tasks=tasks)
 
 
 def build_that_retries_soon(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """A DNN that was disabled in its process is tried again there after a second."""
+    """A DNN that was disabled in its process is retried there after a second."""
     health.RETRY_DELAYS_S = (1.0,)
     return build(config, progress)

@@ -1,4 +1,4 @@
-"""A ProcessHost with real engine processes and cameras, and what a test does to them."""
+"""A ProcessHost with real engine processes and cameras, and the operations of a test on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_S = 60.0
 
 
 class HostRig:
-    """cameras at rate_hz, whose images are full of `values[camera]` (200 unless a test changes it)."""
+    """The cameras deliver images at rate_hz, full of `values[camera]` (200 unless a test changes it)."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class HostRig:
         return self
 
     def restart(self) -> HostRig:
-        """After a stop."""
+        """Serve again after a stop."""
         self.traffic = self._new_traffic()
         return self.start()
 
@@ -62,36 +62,36 @@ class HostRig:
         return until(condition, what, timeout_s, self.host.statuses)
 
     def wait_results(self, *dnns: str, count: int = 3) -> None:
-        """Until each of these DNNs (all) has given so many more."""
+        """Wait until each of these DNNs (by default all) has given `count` more results."""
         names = dnns or tuple(self.config.dnns)
         before = {name: self.traffic.results(name) for name in names}
         for name in names:
             self.until(lambda name=name: self.traffic.results(name) >= before[name] + count, f"results of {name}")
 
-    # -- what there is
+    # -- queries
 
     def status(self, dnn: str | None = None) -> EngineStatus | None:
-        """Of the common group, or of a DNN in a process of its own."""
+        """The status of the common group, or of a DNN in a separate process."""
         name = f"engine {self.description.device}" + (f" {dnn}" if dnn else "")
         return next((one for one in self.host.statuses() if one.name == name), None)
 
     def pid(self, dnn: str | None = None) -> int:
-        """Of the process that serves."""
+        """Id of the process that serves."""
 
-        def look() -> int:
+        def current_pid() -> int:
             status = self.status(dnn)
             return 0 if status is None or status.values["pid"] == "none" else int(str(status.values["pid"]))
 
-        return int(self.until(look, f"a process for {dnn or 'all'}"))
+        return int(self.until(current_pid, f"a process for {dnn or 'all'}"))
 
     def wait_standby(self, state: str) -> int:
-        """Until the standby is so; its pid, if it is the only process beside the one that serves."""
+        """Wait until the standby is in this state. Returns the pid of the only other process, or 0."""
 
-        def is_so() -> bool:
+        def has_state() -> bool:
             status = self.status()
             return status is not None and status.values["standby"] == state
 
-        self.until(is_so, f"standby {state}")
+        self.until(has_state, f"standby {state}")
         others = [pid for pid in engine_pids() if pid != self.pid()]
         return others[0] if len(others) == 1 else 0
 

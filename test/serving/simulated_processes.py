@@ -1,4 +1,4 @@
-"""Simulated engine processes: they execute the Supervisor's actions when a test lets them, or end."""
+"""Simulated engine processes, which execute the Supervisor's actions or end when the test says so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMES = SupervisionTimes(fault_window_s=60.0)
 
 
 class Simulation:
-    """time_s: the clock. state: of each process that was not reaped; it determines its next step."""
+    """time_s: the clock. state: state of each process that was not reaped; determines its next step."""
 
     def __init__(self, standby: str = "none", dnns: tuple[str, ...] = DNNS, times: SupervisionTimes = TIMES) -> None:
         self.time_s = 1000.0
@@ -31,7 +31,7 @@ class Simulation:
         self.state: dict[int, str] = {}
         self.configured_for: dict[int, tuple[str, ...]] = {}
         self.settings = dict.fromkeys(dnns, 0)  # number of committed changes
-        self.settings_of: dict[int, dict[str, int]] = {}  # those that a process was configured with
+        self.settings_of: dict[int, dict[str, int]] = {}  # settings that each process was configured with
         self.changed: set[str] = set()  # DNNs of the latest swap
         self.has_result: set[int] = set()
         self.disabled: dict[str, str] = {}
@@ -42,7 +42,7 @@ class Simulation:
         self.do(self.supervisor.activate())
 
     def do(self, actions: list[Action]) -> None:
-        """Execute actions as SupervisedProcesses does; what is impossible for a real process fails."""
+        """Execute actions as SupervisedProcesses does; an action that is impossible for a real process fails."""
         for action in actions:
             if isinstance(action, StartProcess):
                 assert action.key not in self.state
@@ -77,7 +77,7 @@ class Simulation:
         self.check()
 
     def check(self) -> None:
-        """The invariants."""
+        """Check the invariants."""
         supervisor = self.supervisor
         now_ns = round(self.time_s * 1e9)
         assert sorted(dnn for group in supervisor.groups for dnn in group.dnns) == sorted(self.dnns)

@@ -42,7 +42,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_handed_ns_is_that_of_the_oldest_unanswered_frame(bench: Bench) -> None:
+def test_handed_ns_belongs_to_the_oldest_unanswered_frame(bench: Bench) -> None:
     stream = ("object", "front")
     assert bench.accounts.handed_ns(stream) is None
     first = bench.open()
@@ -60,15 +60,15 @@ def test_handed_ns_is_that_of_the_oldest_unanswered_frame(bench: Bench) -> None:
 
 
 def test_on_answered_is_called_once_before_the_callback(bench: Bench) -> None:
-    told_before: list[bool] = []
+    answered_before: list[bool] = []
     bench.accounts._callbacks = Callbacks(
-        lambda result: told_before.append(len(bench.answered) == 1), lambda drop: None, lambda failure: None
+        lambda result: answered_before.append(len(bench.answered) == 1), lambda drop: None, lambda failure: None
     )
     number = bench.open()
     bench.clock.now += 5
     for _ in range(2):
         bench.accounts.result(number, "object", None, TIMING)
-    assert told_before == [True]
+    assert answered_before == [True]
     bench.accounts.drop(number, "lane", DropReason.ENGINE_LOST, "")
     assert bench.answered == [
         ("object", "front", bench.clock.now - 5, TIMING), ("lane", "front", bench.clock.now - 5, None)

@@ -55,7 +55,7 @@ def test_a_tiny_rate_is_a_valid_rate() -> None:
     assert accepted(5e-324, [0, 10**17]) == [0]
 
 
-def test_each_camera_has_a_limit_of_its_own_and_disabling_comes_first() -> None:
+def test_each_camera_has_its_own_limit_and_disabling_takes_precedence() -> None:
     admission = Admission({"off": False}, {"slow": 1.0, "off": 1.0})
     dnns = ("slow", "fast", "off")
     off = {"off": (DropReason.SWITCHED_OFF, "switched off (parameter enable)")}

@@ -54,7 +54,7 @@ class Bench:
         self.decoder.start()
 
     def send(self, number: int, decode: Callable[[Allocate], npt.NDArray[np.uint8]] | None = None) -> None:
-        """An image full of `number`."""
+        """Send an image full of `number`."""
 
         def fill(allocate: Allocate) -> npt.NDArray[np.uint8]:
             self.decoding.release()
@@ -79,14 +79,14 @@ class Bench:
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Bench]]:
-    made: list[Bench] = []
+    benches: list[Bench] = []
 
-    def one(**arguments: object) -> Bench:
-        made.append(Bench(**arguments))  # type: ignore[arg-type]
-        return made[-1]
+    def make_bench(**arguments: object) -> Bench:
+        benches.append(Bench(**arguments))  # type: ignore[arg-type]
+        return benches[-1]
 
-    yield one
-    for bench in made:
+    yield make_bench
+    for bench in benches:
         bench.permits.release(1000)
         assert bench.decoder.close(WAIT_S)
 
@@ -104,7 +104,7 @@ def test_an_image_is_decoded_once_for_all_dnns(make: Callable[..., Bench]) -> No
     bench.check()
 
 
-def test_an_image_that_arrives_behind_a_later_one_is_counted_as_overwritten(make: Callable[..., Bench]) -> None:
+def test_an_image_that_arrives_after_a_later_one_is_counted_as_overwritten(make: Callable[..., Bench]) -> None:
     """While two subscriptions of a camera overlap, the old one may still deliver."""
     bench = make(dnns=("object", "lane"))
     bench.decoder.arrived(Frame("front", 1, context=1), bench.decoded.append, late=True)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_answers_do_not_wake_the_thread_without_an_image(make: Callable[..., Ben
     bench.send(1)
     assert bench.host.wait_offered(1) == [1]
     bench.host.answer("object")
-    until_still = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + WAIT_S
     before = sleeps()
     while True:  # until the thread waits for the next image
         time.sleep(0.01)
@@ -133,10 +133,10 @@ def test_answers_do_not_wake_the_thread_without_an_image(make: Callable[..., Ben
         if now == before:
             break
         before = now
-        assert time.monotonic() < until_still
+        assert time.monotonic() < deadline
     for _ in range(50):
         bench.decoder.answered("object", bench.clock.now, None)
-        time.sleep(0.001)  # a thread that is woken comes to run
+        time.sleep(0.001)  # a woken thread gets to run
     assert sleeps() - before < 5
     bench.send(2)
     assert bench.host.wait_offered(2) == [1, 2]
@@ -169,8 +169,8 @@ def test_the_newest_image_that_arrived_during_a_decode_is_next(make: Callable[..
     ]
 
 
-def history(bench: Bench, service_ns: int, period_ns: int) -> None:
-    """The DNN takes `service_ns`, images arrive every `period_ns`, and the last frame is in progress."""
+def play_history(bench: Bench, service_ns: int, period_ns: int) -> None:
+    """Play 4 frames: the DNN takes `service_ns`, images arrive every `period_ns`, the last frame stays in progress."""
     for number in range(4):
         bench.send(number)
         bench.host.wait_offered(number + 1)
@@ -182,7 +182,7 @@ def history(bench: Bench, service_ns: int, period_ns: int) -> None:
 
 def test_an_image_waits_undecoded_while_every_dnn_is_busy(make: Callable[..., Bench]) -> None:
     bench = make()
-    history(bench, service_ns=100_000 * MS, period_ns=100_000 * MS)
+    play_history(bench, service_ns=100_000 * MS, period_ns=100_000 * MS)
     for _ in range(16):  # many periods pass before the DNN is idle
         bench.clock.now += 33 * MS
         bench.send(50)
@@ -195,7 +195,7 @@ def test_an_image_waits_undecoded_while_every_dnn_is_busy(make: Callable[..., Be
 def test_a_waiting_image_is_decoded_in_time_for_the_dnn(make: Callable[..., Bench]) -> None:
     """Neither an answer nor another image arrives: the timeout of the wait ends it."""
     bench = make()
-    history(bench, service_ns=400 * MS, period_ns=33 * MS)
+    play_history(bench, service_ns=400 * MS, period_ns=33 * MS)
     bench.clock.now += 33 * MS
     bench.send(50)
     with bench.host.changed:
@@ -231,8 +231,8 @@ def test_a_bad_image_is_reported_once_and_dropped_for_every_dnn(make: Callable[.
     bench.send(2)
     bench.host.wait_offered(1)
     assert bench.ends.lost() == [(1, dnn, DropReason.BAD_IMAGE) for dnn in ("lane", "object")]
-    (told,) = bench.bad
-    assert str(error) in str(told)
+    (reported,) = bench.bad
+    assert str(error) in str(reported)
     assert all(str(error) in drop.message for drop in bench.ends.drops)
     assert bench.host.stamps() == [2]
 
@@ -297,15 +297,15 @@ def test_closing_offers_the_waiting_image(make: Callable[..., Bench]) -> None:
     bench.permits.release(2)
     assert bench.decoder.close(WAIT_S)
     assert bench.host.stamps() == [1, 2]
-    for place in (0, 1):
-        bench.host.answer("object", place)
+    for index in (0, 1):
+        bench.host.answer("object", index)
     bench.check()
 
 
-@pytest.mark.parametrize("hindrance", ["no engine", "no buffer"])
-def test_closing_drops_an_image_that_cannot_be_offered(make: Callable[..., Bench], hindrance: str) -> None:
+@pytest.mark.parametrize("obstacle", ["no engine", "no buffer"])
+def test_closing_drops_an_image_that_cannot_be_offered(make: Callable[..., Bench], obstacle: str) -> None:
     bench = make(buffers=1)
-    if hindrance == "no engine":
+    if obstacle == "no engine":
         bench.host.serving = False
     else:
         bench.send(1)
@@ -313,14 +313,14 @@ def test_closing_drops_an_image_that_cannot_be_offered(make: Callable[..., Bench
     bench.send(2)
     bench.decoder.close(0.1)
     assert bench.ends.lost() == [(2, "object", DropReason.SHUTDOWN)]
-    if hindrance == "no buffer":
+    if obstacle == "no buffer":
         bench.host.answer("object")
     bench.check()
     assert bench.decoder.close(WAIT_S)
 
 
 def test_an_image_whose_decoding_outlasts_closing_is_dropped(make: Callable[..., Bench]) -> None:
-    """The host may serve for other accounts by then, with the same numbers of frames."""
+    """The host may serve for other accounts by then, with the same frame numbers."""
     bench = make(gate=True, dnns=("lane", "object"))
     bench.send(1)
     bench.wait_decoding()
@@ -403,7 +403,7 @@ class BusyHost:
 @pytest.mark.parametrize("seed", range(4))
 def test_every_image_is_counted_with_fast_and_slow_dnns(seed: int) -> None:
     chance = random.Random(seed)
-    services_s = {f"dnn{place}": chance.choice((0.0, 0.001, 0.01, 0.03)) for place in range(chance.randint(1, 4))}
+    services_s = {f"dnn{number}": chance.choice((0.0, 0.001, 0.01, 0.03)) for number in range(chance.randint(1, 4))}
     ends = Ends()
     seen: dict[str, list[int]] = {dnn: [] for dnn in services_s}
 
@@ -522,7 +522,7 @@ def test_the_accounts_stay_exact_while_dnns_are_switched_and_limited(make: Calla
         return all(not stream.pending for stream in bench.accounts.statistics().by_dnn_and_camera.values())
 
     deadline = time.monotonic() + WAIT_S
-    while not answered():  # the last image may be dropped, which the host is not told
+    while not answered():  # the last image may be dropped without the host noticing
         assert time.monotonic() < deadline, "not every image was answered in time"
         time.sleep(0.001)
     bench.check()

@@ -46,11 +46,11 @@ class GpuHost:
 
 
 def test_results_are_reported_while_the_next_frame_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, decoding in the DNN's thread took 90 ms instead of 52 (a decode of 40 ms, layers of 10 ms)."""
+    """With decoding in the DNN's thread, a result took 90 ms on a GPU, not 52 (40 ms of decoding, 10 ms of layers)."""
     FakeGpu(monkeypatch)
     recorder = Recorder()
-    through = threading.Event()  # the kernels of the first frame
-    monkeypatch.setattr(Event, "synchronize", lambda event: through.wait(WAIT))
+    kernels_done = threading.Event()  # of the first frame
+    monkeypatch.setattr(Event, "synchronize", lambda event: kernels_done.wait(WAIT))
     monkeypatch.setattr(frame_module, "_upload", lambda image, device: (_tensor(image), None))
     monkeypatch.setattr(PinnedImages, "pin", lambda pins, image: None)
     launched = threading.Semaphore(0)
@@ -63,22 +63,22 @@ def test_results_are_reported_while_the_next_frame_is_decoded(monkeypatch: pytes
     host = GpuHost(task("a", jobs=1, on_job=lambda index: launched.release()), accounts)
     decoder = CameraDecoder("front", host, accounts, lambda error: None)  # type: ignore[arg-type]
     decoder.start()
-    decoding, go = threading.Event(), threading.Event()
+    decoding, proceed = threading.Event(), threading.Event()
 
     def slow(allocate: Allocate) -> npt.NDArray[np.uint8]:
         decoding.set()
-        assert go.wait(WAIT)
+        assert proceed.wait(WAIT)
         return allocate(2, 3)
 
     decoder.arrived(Frame("front", 1), lambda allocate: allocate(2, 3))
     assert launched.acquire(timeout=WAIT)
     decoder.arrived(Frame("front", 2), slow)
     assert decoding.wait(WAIT)
-    through.set()
+    kernels_done.set()
     recorder.wait(lambda: recorder.results)
-    assert not go.is_set()
+    assert not proceed.is_set()
     assert [result.frame.stamp_ns for result in recorder.results] == [1]
-    go.set()
+    proceed.set()
     recorder.wait(lambda: len(recorder.results) == 2)
     assert decoder.close(WAIT)
     assert host.engine.stop(WAIT) == []

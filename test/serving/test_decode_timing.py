@@ -15,8 +15,8 @@ MS = 1_000_000
 PERIOD, DECODE, SERVICE = 33 * MS, 5 * MS, 200 * MS
 
 
-def experienced() -> DecodeTiming:
-    """A camera at 30 Hz, a decode of 5 ms, a DNN of 200 ms whose last result was at 1 s."""
+def timing_with_history() -> DecodeTiming:
+    """The timing of a 30 Hz camera with decodes of 5 ms and a DNN that takes 200 ms, whose last result was at 1 s."""
     timing = DecodeTiming()
     for number in range(5):
         timing.arrived(number * PERIOD)
@@ -27,7 +27,7 @@ def experienced() -> DecodeTiming:
 
 
 def test_a_dnn_without_a_frame_gets_the_newest_at_once() -> None:
-    assert experienced().due_ns("object", 1010 * MS, None) == 1010 * MS
+    assert timing_with_history().due_ns("object", 1010 * MS, None) == 1010 * MS
 
 
 def test_without_history_every_image_is_decoded() -> None:
@@ -42,7 +42,7 @@ def test_without_history_every_image_is_decoded() -> None:
 )
 def test_a_busy_dnn_needs_the_last_image_that_is_ready_before_it(arrived_ms: int, at_once: bool) -> None:
     """With a frame handed over at 1000 ms the DNN may be idle at 1175 ms; the next image is ready 40 ms later."""
-    due = experienced().due_ns("object", arrived_ms * MS, 1000 * MS)
+    due = timing_with_history().due_ns("object", arrived_ms * MS, 1000 * MS)
     if at_once:
         assert due == arrived_ms * MS
     else:  # in case no other image arrives
@@ -50,7 +50,7 @@ def test_a_busy_dnn_needs_the_last_image_that_is_ready_before_it(arrived_ms: int
 
 
 def test_one_slow_frame_delays_no_later_image() -> None:
-    timing = experienced()
+    timing = timing_with_history()
     timing.answered("object", 1000 * MS, 9000 * MS)  # 8 s
     assert timing.due_ns("object", 9010 * MS, 9005 * MS) <= 9205 * MS
 
@@ -95,13 +95,13 @@ class Simulation:
     def run(self, until: int) -> None:
         next_image = self.period
         while self.now < until:
-            moments = [next_image]
-            moments += [dnn.running[2] for dnn in self.dnns if dnn.running]
+            event_times = [next_image]
+            event_times += [dnn.running[2] for dnn in self.dnns if dnn.running]
             if self.decoding:
-                moments.append(self.decoding[1])
+                event_times.append(self.decoding[1])
             elif self.waiting is not None:
-                moments.append(self.due())
-            later = max(self.now, min(moments))
+                event_times.append(self.due())
+            later = max(self.now, min(event_times))
             for dnn in self.dnns:
                 if not dnn.running:
                     if self.decoding or self.waiting is not None:
@@ -157,7 +157,7 @@ def test_no_dnn_is_ever_idle_while_an_image_waits(
     period: int, camera_jitter: float, decode: int, dnns: list[tuple[int, float]], seed: int
 ) -> None:
     """However wrong the estimates are, an idle DNN waits for the newest image at most for one decode."""
-    fakes = [Dnn(f"dnn{place}", service * MS, jitter) for place, (service, jitter) in enumerate(dnns)]
+    fakes = [Dnn(f"dnn{number}", service * MS, jitter) for number, (service, jitter) in enumerate(dnns)]
     simulation = Simulation(period * MS, camera_jitter, decode * MS, fakes, seed)
     simulation.run(10_000 * MS)
     for dnn in fakes:

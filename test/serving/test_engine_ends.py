@@ -51,9 +51,9 @@ def test_a_crash_while_configuring(spares: list[Rig]) -> None:
     end = engine.end()
     assert (end.cause, end.exit_code, end.signal) == ("killed by SIGABRT", None, signal.SIGABRT)
     assert "build_crashing" in end.output_tail
-    told = [message.progress.text for message in engine.all(wire.Progressed)]
-    assert told[0] == "about to crash"  # delivered before the end
-    children = [int(text.split()[1]) for text in told[1:]]
+    texts = [message.progress.text for message in engine.all(wire.Progressed)]
+    assert texts[0] == "about to crash"  # delivered before the end
+    children = [int(text.split()[1]) for text in texts[1:]]
     assert len(children) == 2
     until(lambda: not any(runs(child) for child in children), "end of the children")
 
@@ -79,13 +79,13 @@ def test_a_dnn_ends_the_process(
 
 
 def test_a_native_call_that_never_returns(spares: list[Rig]) -> None:
-    """It does not hold the GIL: heartbeats continue, the job times out, the end of the connection is noticed."""
+    """It does not hold the GIL, so heartbeats continue, the job times out, and the end of the connection is noticed."""
     engine = spares.pop().serve()
     engine.offer(fake.BUSY)
     engine.offer(fake.BUSY, "rear")
     until(lambda: len(engine.process.status.running_jobs()) == 2, "jobs")
     job = min(engine.process.status.running_jobs().values())
-    until(lambda: engine.process.status.last_heartbeat_ns() - job > 5 * 10**8, "beats")
+    until(lambda: engine.process.status.last_heartbeat_ns() - job > 5 * 10**8, "heartbeats")
     engine.process._socket.shutdown(socket.SHUT_RDWR)
     end = engine.end()
     assert end.exit_code == EXIT_ORPHANED
@@ -96,7 +96,7 @@ def test_a_native_call_that_never_returns(spares: list[Rig]) -> None:
 def test_a_native_call_that_holds_the_gil(spares: list[Rig]) -> None:
     engine = spares.pop().serve()
     engine.offer(fake.HOLD_GIL)
-    until(lambda: time.monotonic_ns() - engine.process.status.last_heartbeat_ns() > 10**9, "missing beats")
+    until(lambda: time.monotonic_ns() - engine.process.status.last_heartbeat_ns() > 10**9, "missing heartbeats")
     engine.process.kill("hung: no heartbeat for 1 s")
     engine.process.kill("another cause")
     end = engine.end()
@@ -159,9 +159,9 @@ config = NodeConfig(device="cpu", cameras={"front": CameraConfig()}, dnns={
     name: DnnConfig(role=name, model=f"builtin:{name}_small", backend="eager", jobs=1) for name in ("object", "lane")})
 engines = [Rig(config, "engine 0", modules=default_build.MODULES)]
 served = engines[0].serve(build_after_tracing).outcomes(100, size=(480, 640))
-told = [message.progress for message in engines[0].all(wire.Progressed)]
-assert told[-1].ready == 2
-(tracing,) = (progress.text for progress in told if progress.text.startswith("tracing"))
+reports = [message.progress for message in engines[0].all(wire.Progressed)]
+assert reports[-1].ready == 2
+(tracing,) = (progress.text for progress in reports if progress.text.startswith("tracing"))
 engines += [Rig(config, f"engine {number}", modules=()) for number in (1, 2)]  # they end while they import
 for engine in engines:
     while not engine.process.status.last_heartbeat_ns():
@@ -173,7 +173,7 @@ time.sleep(600)
 
 
 def test_a_node_needs_no_pytorch_and_its_engine_processes_end_when_it_is_killed() -> None:
-    """New interpreters, so that what tracing imports after the default modules is seen, too: nothing."""
+    """New interpreters show that tracing imports nothing in addition to the default modules."""
     with subprocess.Popen(
         [sys.executable, "-c", _NODE, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
     ) as node:
@@ -208,7 +208,7 @@ def test_nothing_is_left_of_many_processes(request: pytest.FixtureRequest) -> No
 
 def _held() -> dict[str, Counter[str]]:
     """Descriptors, threads, child processes and entries of /dev/shm of this process."""
-    gc.collect()  # of the tests' own objects
+    gc.collect()  # frees objects of the tests
     return {
         "descriptors": Counter(len(os.listdir("/proc/self/fd")) * ["descriptor"]),
         "threads": Counter(thread.name for thread in threading.enumerate()),
@@ -218,7 +218,7 @@ def _held() -> dict[str, Counter[str]]:
 
 
 def _leaked(before: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
-    """What is held in addition to `before`; threads of an earlier test may have ended since then."""
+    """Everything held in addition to `before`; threads of an earlier test may have ended since then."""
     return {kind: more for kind, now in _held().items() if (more := now - before[kind])}
 
 

@@ -130,10 +130,10 @@ def _check_stop_and_start(engine: Rig) -> None:
     numbers = [engine.offer(fake.SLOW)[0] for _ in range(2)]
     stopped = engine.answer(wire.Stop(5.0), wire.Stopped)
     assert stopped.hanging == ()
-    place = engine.messages.index(stopped)
+    position = engine.messages.index(stopped)
     settled = [
         (message.number, message.dnn)
-        for message in engine.messages[:place]
+        for message in engine.messages[:position]
         if isinstance(message, (wire.FrameResult, wire.FrameDropped)) and message.number in numbers
     ]
     assert sorted(settled) == sorted((number, dnn) for number in numbers for dnn in ("mask", "object"))
@@ -173,9 +173,9 @@ def test_configuring_in_the_background_at_low_priority_and_its_output(
     assert (logged.level, logged.name) == (logging.WARNING, "multi_dnn_ros.test")
     engine.process.kill("the engine was closed")
     tail = engine.end().output_tail.splitlines()
-    place = tail.index("printed")
-    assert tail[place + 1] == "written to stderr"
-    assert "".join(tail[place + 2 :]) == "." * 25_000  # a line without an end
+    position = tail.index("printed")
+    assert tail[position + 1] == "written to stderr"
+    assert "".join(tail[position + 2 :]) == "." * 25_000  # a line without an end
     assert len(tail) == 30
     assert "[engine test] printed\n" in capfd.readouterr().err
 
@@ -199,7 +199,7 @@ def test_the_threads_of_a_session_prepared_in_the_background_have_the_priority_o
     nice = thread_nice(engine.process.pid)
     assert nice[engine.process.pid] == 19  # the main thread, which configures
     serving = psutil.Process().nice() + engine.config.engine_nice
-    assert [nice.get(thread) for thread in started].count(serving) == 2  # beside the thread that calls the session
+    assert [nice.get(thread) for thread in started].count(serving) == 2  # besides the thread that calls the session
 
 
 def test_a_build_that_cannot_be_pickled_raises_in_the_caller(rig: Make) -> None:

@@ -80,7 +80,7 @@ class FakeProcess:
             self.stopped = True
 
     def close(self) -> None:
-        """Of the shared status."""
+        """Close the shared status, which this object stands for, too."""
 
     def answer(self, index: int, *, drops: bool) -> None:
         """Answer a frame; those of one DNN are answered in their order."""
@@ -132,7 +132,7 @@ def test_every_frame_is_answered_once_and_in_order(before: int, steps: list[tupl
     results: list[tuple[str, str, int]] = []
     accounts = Accounts(
         dict.fromkeys(DNNS, CAMERAS),
-        Callbacks(lambda it: results.append((it.dnn, it.frame.camera, it.output)), _ignore, _ignore),
+        Callbacks(lambda each: results.append((each.dnn, each.frame.camera, each.output)), _ignore, _ignore),
         lambda: 0,
     )
     gaps: dict[str, float] = {}
@@ -172,7 +172,7 @@ def test_every_frame_is_answered_once_and_in_order(before: int, steps: list[tupl
     previous_process.end()
     for (dnn, camera), figures in accounts.statistics().by_dnn_and_camera.items():
         assert figures.offered == figures.published + sum(figures.dropped.values())
-        numbers = [number for name, where, number in results if (name, where) == (dnn, camera)]
+        numbers = [output for result_dnn, source, output in results if (result_dnn, source) == (dnn, camera)]
         assert numbers == sorted(numbers)
         assert len(numbers) == figures.published
     assert not [buffer.users for buffer in buffers if buffer.users], "a slot is still held"
@@ -219,7 +219,7 @@ def test_a_failure_of_a_process_that_finishes_its_frames_disables_no_dnn(finishe
 
 def test_no_frame_is_sent_after_stop() -> None:
     class Slow(FakeProcess):
-        """Is told to stop while a frame is sent; FakeProcess asserts that no frame follows."""
+        """Must stop while a frame is being sent; FakeProcess asserts that no frame follows."""
 
         def send(self, message: Any) -> None:
             if isinstance(message, wire.Offer):
@@ -267,7 +267,7 @@ def test_a_process_that_does_not_finish_its_frames_is_killed() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_frame_moves_to_a_process_that_has_it_already_for_another_dnn(order: tuple[int, int]) -> None:
-    """As when DNNs are merged into a process that serves, while the thread of a camera offers a frame."""
+    """This happens when DNNs are merged into a serving process while the thread of a camera offers a frame."""
     rig = OfferRig()
     common, common_process = _serve(lambda process: rig.accounts)
     single, _ = _serve(lambda process: rig.accounts)
@@ -333,9 +333,9 @@ class OfferRig:
         self._host.offer(self.accounts.open(frame, slot, DNNS), frame, slot, DNNS)
 
     def counts(self) -> dict[str, tuple[int, dict[DropReason, int]]]:
-        """By DNN, the results and drops."""
+        """Numbers of results and drops, by DNN."""
         streams = self.accounts.statistics().by_dnn_and_camera.items()
-        return {dnn: (it.published, {why: n for why, n in it.dropped.items() if n}) for (dnn, _), it in streams}
+        return {dnn: (each.published, {why: n for why, n in each.dropped.items() if n}) for (dnn, _), each in streams}
 
 
 def _offer(accounts: Accounts, process: ServedProcess) -> bool:

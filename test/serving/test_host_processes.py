@@ -32,14 +32,14 @@ from multi_dnn_ros.serving.slots import slots_needed
 def make() -> Iterator[Callable[..., HostRig]]:
     rigs: list[HostRig] = []
 
-    def one(*dnns: str, **arguments: Any) -> HostRig:
+    def make_rig(*dnns: str, **arguments: Any) -> HostRig:
         names = dnns or ("lane", "object")
         keys = ("build", "rate_hz", "restart_s", "retry_s", "make")
-        own = {key: arguments.pop(key) for key in keys if key in arguments}
-        rigs.append(HostRig(settings(*names, **{"fault_window_s": 1.0, **arguments}), **own))
+        rig_arguments = {key: arguments.pop(key) for key in keys if key in arguments}
+        rigs.append(HostRig(settings(*names, **{"fault_window_s": 1.0, **arguments}), **rig_arguments))
         return rigs[-1]
 
-    yield one
+    yield make_rig
     for rig in rigs:
         rig.close()
 
@@ -76,7 +76,7 @@ def test_a_failed_configure_reports_the_reason_and_frees_everything(build: Any, 
     assert words in caught.value.text
     assert caught.value.expected is expected
     assert not engine_pids()
-    assert descriptors() <= before  # one of an earlier test may be closed meanwhile
+    assert descriptors() <= before  # a descriptor of an earlier test may be closed meanwhile
     assert host.statuses() == []
     host.close()
 
@@ -133,7 +133,7 @@ def test_a_killed_process_is_replaced(
     limits = {"heartbeat_timeout_s": 1.0, "job_timeout_s": 1.0} if standby == "none" else {}
     rig = make("lane", "object", standby=standby, fault_window_s=30.0, **limits).start()
     if standby == "none":
-        # Importing alone takes longer than these limits: a process that loads is not condemned for being slow.
+        # Importing alone takes longer than these limits: a process that is loading is not killed for being slow.
         request.getfixturevalue("new_interpreters")
     spare = 0
     if standby != "none":
@@ -156,7 +156,7 @@ def test_a_killed_process_is_replaced(
         rig.wait_standby(f"{standby}, ready")
 
 
-@pytest.mark.parametrize("standby", ["none", pytest.param("hot", marks=pytest.mark.long)])  # a killed one's, above
+@pytest.mark.parametrize("standby", ["none", pytest.param("hot", marks=pytest.mark.long)])  # tested above with a kill
 def test_a_process_stopped_by_a_signal_is_replaced_without_blocking_callers(
     make: Callable[..., HostRig], standby: str
 ) -> None:
@@ -222,19 +222,19 @@ def test_a_process_with_a_hanging_job_is_replaced(make: Callable[..., HostRig]) 
 
 
 def test_runtime_parameters_reach_a_standby_and_a_replacement(make: Callable[..., HostRig]) -> None:
-    """With a threshold above every score results are empty."""
+    """With a threshold above every score, results are empty."""
     rig = make("object", standby="hot", restart_s=(0.0,), retry_s=(0.0,)).start()
     rig.host.update("object", "max_detections", 7)
     rig.wait_standby("hot, ready")
     sizes: list[int] = []
     original = rig.traffic._on_result
 
-    def look(result: Any) -> None:
+    def record(result: Any) -> None:
         sizes.append(len(result.output.scores))
         original(result)
 
     rig.host.update("object", "score_threshold", 0.9)
-    object.__setattr__(rig.traffic.accounts._callbacks, "on_result", look)
+    object.__setattr__(rig.traffic.accounts._callbacks, "on_result", record)
     for _ in range(2):
         rig.until(lambda: sizes and sizes[-1] == 0, "an empty result")
         pid = rig.pid()
@@ -253,12 +253,12 @@ def test_a_segfault_loses_only_the_frames_in_progress(make: Callable[..., HostRi
     lost: list[Drop] = []
     original = rig.traffic._on_drop
 
-    def look(drop: Drop) -> None:
+    def record(drop: Drop) -> None:
         if drop.reason is DropReason.ENGINE_LOST:
             lost.append(drop)
         original(drop)
 
-    object.__setattr__(rig.traffic.accounts._callbacks, "on_drop", look)
+    object.__setattr__(rig.traffic.accounts._callbacks, "on_drop", record)
     rig.once["front"] = SEGFAULT
     rig.until(lambda: (one := rig.status()) is not None and one.values["restarts"] == 1, "a restart")
     rig.wait_results()
@@ -266,14 +266,14 @@ def test_a_segfault_loses_only_the_frames_in_progress(make: Callable[..., HostRi
     assert status is not None
     assert "killed by SIGSEGV" in status.text
     counts = Counter(drop.dnn for drop in lost if drop.message == "killed by SIGSEGV")
-    assert 1 <= max(counts.values()) <= slots_needed(2), counts  # as many frames as it can have
+    assert 1 <= max(counts.values()) <= slots_needed(2), counts  # no more than can be in progress
     # Until the standby has taken over, which takes longer on a busy machine.
     later = [drop.message for drop in lost if drop.message != "killed by SIGSEGV"]
     assert all("no engine process serves" in message or "just ended" in message for message in later), later
 
 
 def test_the_age_of_the_supervision_grows_while_it_hangs(make: Callable[..., HostRig]) -> None:
-    """Here because a process cannot be started; the watchdog of a service manager relies on it."""
+    """It hangs because a process cannot be started. The watchdog of a service manager relies on the age."""
     hangs, released = threading.Event(), threading.Event()
 
     def slow(*arguments: Any, **named: Any) -> EngineProcess:
@@ -288,8 +288,8 @@ def test_the_age_of_the_supervision_grows_while_it_hangs(make: Callable[..., Hos
     hangs.set()
     try:
         os.kill(pid, signal.SIGKILL)
-        # More than a few of its turns, at most 0.25 s apart. No method that takes the lock of the supervision may be
-        # used.
+        # Longer than several checks, which are at most 0.25 s apart. No method that takes the lock of the supervision
+        # may be used.
         rig.until(lambda: rig.host.supervision_age_s() > 1.0, "an age that grows")
     finally:
         released.set()

@@ -1,4 +1,4 @@
-"""Supervision of simulated processes: which one serves which DNN after any order of events."""
+"""Supervision of simulated processes: which process serves which DNN after any order of events."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def test_attempts_to_configure_are_repeated_with_growing_pauses() -> None:
     simulation = Simulation()
     simulation.wait(1)
     simulation.end(simulation.common, "killed by SIGKILL")
-    tries = []
-    while len(tries) < 7:
+    attempts = []
+    while len(attempts) < 7:
         (key,) = [key for key, state in simulation.state.items() if state == "starting"] or [None]
         if key is None:
             simulation.time_s += 0.5
             simulation.do(simulation.supervisor.tick())
             continue
-        tries.append(simulation.time_s)
+        attempts.append(simulation.time_s)
         simulation.step(key)
         simulation.refuse(key)
         simulation.end(key)
-    pauses = [after - before for before, after in pairwise(tries)]
+    pauses = [after - before for before, after in pairwise(attempts)]
     assert pauses == [1.0, 5.0, 30.0, 60.0, 60.0, 60.0]
 
 
 @pytest.mark.parametrize("standby", ["none", "warm", "hot"])
-def test_supervision_is_calm_only_while_nothing_is_due(standby: str) -> None:
+def test_supervision_is_steady_only_while_nothing_is_due(standby: str) -> None:
     simulation = Simulation(standby)
     assert simulation.supervisor.is_steady == (standby == "none")  # otherwise a standby is being prepared
     simulation.wait(61)
@@ -168,7 +168,7 @@ def test_the_dnn_at_fault_is_disabled_and_retried_and_the_others_are_merged(mode
 
 
 def disabled_lane(faults: int) -> Simulation:
-    """Of two DNNs, lane has just been disabled, after this many faults of its own process."""
+    """A simulation of two DNNs, where lane has just been disabled after this many faults of its separate process."""
     simulation = Simulation(dnns=DNNS[:2])
     for _ in range(2):
         simulation.wait(5)

@@ -1,4 +1,4 @@
-"""DNNs on several devices, each with engine processes of its own: two shares of the CPU stand for two devices."""
+"""DNNs on several devices, each with its own engine processes: two shares of the CPU stand for two devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FRONT = "object", "front"
 
 
 class _Traffic(HostTraffic):
-    """results: (number of the image, process id of the engine) in the order in which they were published, by stream."""
+    """published: (number of the image, process id of the engine) in the order of publication, by stream."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -33,8 +33,8 @@ class _Traffic(HostTraffic):
 
     def _on_result(self, result: Result) -> None:
         pid = round(float(result.output.scores[0]) * 1e8)
-        of_stream = self.published.setdefault((result.dnn, result.frame.camera), [])
-        of_stream.append((result.frame.context, pid))
+        entries = self.published.setdefault((result.dnn, result.frame.camera), [])
+        entries.append((result.frame.context, pid))
         super()._on_result(result)
 
 
@@ -45,7 +45,7 @@ class _Rig(HostRig):
         return _Traffic(self.host, self.description, self.rates, self._picture, self.config.stop_timeout_s)
 
     def pid_of(self, device: str) -> int:
-        """Of the process that serves on a device; 0: there is none."""
+        """Id of the process that serves on a device; 0: there is none."""
         (status,) = [status for status in self.host.statuses() if status.name == f"engine {device}"]
         return 0 if status.values["pid"] == "none" else int(str(status.values["pid"]))
 
@@ -67,17 +67,17 @@ def on_devices(devices: dict[str, list[str]], **arguments: Any) -> NodeConfig:
 def make() -> Iterator[Callable[..., _Rig]]:
     rigs: list[_Rig] = []
 
-    def one(devices: dict[str, list[str]], rate_hz: float = 30.0, **arguments: Any) -> _Rig:
+    def make_rig(devices: dict[str, list[str]], rate_hz: float = 30.0, **arguments: Any) -> _Rig:
         config = on_devices(devices, **arguments)
         rigs.append(_Rig(config, device_pipelines.build_by_device, rate_hz, restart_s=(0.0,)))
         return rigs[-1]
 
-    yield one
+    yield make_rig
     for rig in rigs:
         rig.close()
 
 
-def test_each_device_has_a_process_of_its_own_and_its_loss_affects_only_its_dnns(make: Callable[..., _Rig]) -> None:
+def test_each_device_has_its_own_process_whose_loss_affects_only_its_dnns(make: Callable[..., _Rig]) -> None:
     rig = make({"object": ["cpu:1"], "pedestrian": ["cpu:2"]}, fault_window_s=60.0)
     assert rig.description.device == "cpu:1, cpu:2"
     assert list(rig.description.dnns) == ["object", "pedestrian"]
@@ -124,7 +124,7 @@ def test_a_dnn_uses_its_devices_in_proportion_to_their_speeds_and_keeps_the_orde
     rig.wait_results(count=150)
     fast, slow = rig.pid_of("cpu:1"), rig.pid_of("cpu:2")
 
-    def in_proportion() -> bool:  # 20 and 40 ms per frame; a busy machine disturbs it for a while
+    def in_proportion() -> bool:  # 20 and 40 ms per frame; a busy machine changes that for a while
         used = rig.by_pid()
         return 1.3 < used[fast] / max(used[slow], 1) < 3.0
 
@@ -139,12 +139,12 @@ def test_frames_that_one_device_can_serve_go_to_the_faster_one(make: Callable[..
     rig = make({"object": ["cpu:2", "cpu:1"]}, rate_hz=10.0).start()
     rig.wait_results(count=10)
     fast, slow = rig.pid_of("cpu:1"), rig.pid_of("cpu:2")
-    # A busy machine disturbs it for a while.
+    # On a busy machine this takes a while.
     rig.until(lambda: rig.by_pid()[fast] > 3 * rig.by_pid()[slow], "more frames for the faster one")
 
 
 @pytest.mark.parametrize("device", ["cpu:1", pytest.param("cpu:2", marks=pytest.mark.long)])
-def test_the_other_device_carries_on_when_a_process_is_killed(make: Callable[..., _Rig], device: str) -> None:
+def test_the_other_device_continues_when_a_process_is_killed(make: Callable[..., _Rig], device: str) -> None:
     rig = make({"object": ["cpu:1", "cpu:2"]}, rate_hz=100.0, fault_window_s=60.0).start()
     rig.wait_results(count=20)
     lost, other = rig.pid_of(device), rig.pid_of({"cpu:1": "cpu:2", "cpu:2": "cpu:1"}[device])
@@ -219,7 +219,7 @@ def test_placement_auto_measures_every_device_and_logs_the_table(
     (table,) = [text for record in caplog.records if "deadline" in (text := record.getMessage())]
     assert "cpu:1: ms, memory, load" in table
     assert "all DNNs on cpu:2: " in table
-    assert len(engine_pids()) == len(rig.host.statuses())  # those that measured have ended
+    assert len(engine_pids()) == len(rig.host.statuses())  # the processes that measured have ended
 
 
 def test_placement_auto_chooses_the_faster_device(make: Callable[..., _Rig]) -> None:

@@ -14,7 +14,7 @@ from simulated_processes import DNNS, Simulation  # isort: skip
 
 
 def prepare(simulation: Simulation, *dnns: str) -> int:
-    """Begin a swap and let it be prepared; key of the only new process."""
+    """Begin a swap and finish its preparation. Returns the key of the only new process."""
     simulation.begin_swap(*dnns)
     (key,) = simulation.supervisor.swapping.keys
     while not simulation.supervisor.swapping.is_prepared:
@@ -68,8 +68,8 @@ def test_a_new_process_that_is_lost_leaves_the_former_one(how: str) -> None:
     assert list(simulation.state) == [previous]
 
 
-def test_a_loss_after_the_preparation_is_notified() -> None:
-    """Until the swap is committed; with several devices the others may take minutes."""
+def test_a_loss_after_the_preparation_is_reported() -> None:
+    """This holds until the swap is committed, because the other devices may take minutes."""
     simulation = Simulation()
     simulation.wait(5)
     executor: Any = SimpleNamespace(config=settings(*DNNS), runtime={}, swap_config=None, on_gap=None)

@@ -1,4 +1,4 @@
-"""Swaps with real engine processes and cameras, under faults: accounts, order and processes that are left."""
+"""Swaps with real engine processes and cameras, under faults: accounts, order and leftover processes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from multi_dnn_ros.serving.model_swap import ModelSwap
 
 
 class _Traffic(HostTraffic):
-    """published: (number of the image, class index) in the order in which they were published, by stream."""
+    """published: (number of the image, class index) in the order of publication, by stream."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.published: dict[tuple[str, str], list[tuple[int, int]]] = {}
 
     def _on_result(self, result: Result) -> None:
-        of_stream = self.published.setdefault((result.dnn, result.frame.camera), [])
-        of_stream.append((result.frame.context, int(result.output.class_ids[0])))
+        entries = self.published.setdefault((result.dnn, result.frame.camera), [])
+        entries.append((result.frame.context, int(result.output.class_ids[0])))
         super()._on_result(result)
 
 
@@ -44,7 +44,7 @@ class _Rig(HostRig):
         return self.host.swap({dnn: {"model": model} for dnn, model in models.items()}, lambda: None)
 
     def committed(self, swap: ModelSwap) -> bool:
-        """Once the preparation has ended: whether it was committed."""
+        """Commit the swap once its preparation has ended. Returns whether that was possible."""
         self.until(lambda: swap.state().phase is not SwapPhase.PREPARING, "the preparation")
         return swap.commit()
 
@@ -64,13 +64,13 @@ def _kill(pid: int) -> None:
 
 @pytest.fixture
 def rig() -> Iterator[_Rig]:
-    made = _Rig(
+    created = _Rig(
         settings("object", "pedestrian", cameras=("front", "rear"), fault_window_s=1.0, heartbeat_timeout_s=5.0),
         swap_pipelines.build,
     )
-    made.start()
-    yield made
-    made.close()
+    created.start()
+    yield created
+    created.close()
 
 
 def test_frames_of_the_former_process_are_finished_and_no_frame_is_lost(rig: _Rig) -> None:
@@ -132,25 +132,25 @@ def test_closing_the_host_ends_the_new_process(rig: _Rig) -> None:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_accounts_are_exact_with_random_swaps_and_kills(rig: _Rig, seed: int) -> None:
-    """Also processes that are killed while they are prepared, while they serve and just after they took over.
+    """Processes are killed while they are prepared, while they serve, and just after they have taken over.
 
-    The first seed runs in each run of the tests; the others are only more of the same.
+    The first seed is in every test run; the others only add further cases.
     """
-    chosen = random.Random(seed)
+    rng = random.Random(seed)
     for index in range(1, 7):
-        word = chosen.choice(["", ",slow", ",abort", ",wrong", ",brief"])
-        dnns = chosen.choice([("object",), ("pedestrian",), ("object", "pedestrian")])
+        word = rng.choice(["", ",slow", ",abort", ",wrong", ",brief"])
+        dnns = rng.choice([("object",), ("pedestrian",), ("object", "pedestrian")])
         swap = rig.swap(**dict.fromkeys(dnns, f"{index}{word}"))
-        victim = chosen.choice(["none", "any", "any", "after"])
+        victim = rng.choice(["none", "any", "any", "after"])
         if victim == "any":
-            _kill(chosen.choice(engine_pids()))
+            _kill(rng.choice(engine_pids()))
         committed = rig.committed(swap)
         if victim == "after":
-            _kill(chosen.choice(engine_pids()))
+            _kill(rng.choice(engine_pids()))
         assert not committed or word not in (",abort", ",wrong")
         rig.wait_results()
         for dnn in dnns:
-            if committed:  # results of frames that the previous process still has come first
+            if committed:  # results of the previous process's remaining frames come first
                 rig.until(lambda dnn=dnn, index=index: rig.classes(dnn)[-1] == index, "the new model")
             else:
                 assert index not in rig.classes(dnn)

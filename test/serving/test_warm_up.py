@@ -1,4 +1,4 @@
-"""The runs on black images while configuring: their size, and what they time."""
+"""The runs on black images during configuring: their size, and what they time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ CPU = torch.device("cpu")
 
 
 def test_a_crop_that_ends_beyond_the_usual_black_image_is_run_and_timed() -> None:
-    own = {"model": "builtin:object_small", "crop": [480, 200, 320, 192], "backend": "eager", "jobs": 1}
+    parameters = {"model": "builtin:object_small", "crop": [480, 200, 320, 192], "backend": "eager", "jobs": 1}
     config = to_config({"device": "cpu", "dnns": ["far"], "dnn.far.role": "object"} | {
-        f"dnn.far.{name}": value for name, value in own.items()
+        f"dnn.far.{name}": value for name, value in parameters.items()
     })  # fmt: skip
     tasks = build(config).tasks
     warm_up(tasks, CPU, lambda text: None)

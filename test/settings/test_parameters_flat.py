@@ -245,7 +245,7 @@ def test_a_huge_file_is_not_read(tmp_path):
         read_params_file(path)
 
 
-# -- YAML, table and schema are one
+# -- YAML, table and schema agree
 
 
 def test_the_installed_yaml_is_generated_from_the_schema():

@@ -1,4 +1,4 @@
-"""A parameter file without parameters for the node ends it: it must not run with defaults instead."""
+"""A node whose parameter file has no parameters for it must exit, not run with defaults."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_file_that_is_missing_empty_or_not_yaml(
 def test_a_file_without_a_section_for_the_node(
     tmp_path: Path, domain: int, text: str, arguments: list[str], words: list[str], fork_server: ForkServer
 ) -> None:
-    """Of the executable of the node, so for every way to start it."""
+    """Tests the executable of the node, which every way to start it uses."""
     path = written(tmp_path, text)
     command = [sys.executable, "-c", EXECUTABLE, "--ros-args", "--params-file", str(path), *arguments]
     done = fork_server.run(command, env={**os.environ, **loopback_environment(domain)}, timeout=120)
@@ -99,7 +99,7 @@ def log_until_configured(command: list[str], folder: Path, domain: int) -> str:
 def test_files_for_several_nodes(tmp_path: Path, domain: int) -> None:
     """`parameters=[common.yaml, robot.yaml]` of a launch file: sections of other nodes are allowed.
 
-    A file that holds nothing for this node is a warning, and so is a name that is nobody's, with the nearest one.
+    A file without parameters for this node is a warning, and so is an unknown name, with the most similar known name.
     """
     common = tmp_path / "common.yaml"
     common.write_text(FOREIGN)
@@ -132,7 +132,7 @@ def test_one_of_several_files_must_have_parameters_for_the_node(tmp_path: Path) 
     assert len(require_parameters_in_any(paths, "/multi_dnn")) == 2
     with pytest.raises(ParamsFileError, match=r"lidar.yaml: no parameters .*; parameter file .*nothing.yaml: no "):
         require_parameters_in_any(paths[:2], "/multi_dnn")
-    for text in ("", "/**: [", None):  # a mistake whatever the other files hold
+    for text in ("", "/**: [", None):  # an error, whatever the other files hold
         if text is None:
             paths[0].unlink()
         else:

@@ -24,10 +24,10 @@ from multi_dnn_ros.settings.swappable import is_swappable, missing_file
 )
 def test_swappable_parameters_are_marked_in_the_table(name: str, swappable: bool) -> None:
     assert is_swappable(name) is swappable
-    own = name.rpartition(".")[2]
-    assert any(row.startswith("| *`") and row.split("`")[1].endswith(f".{own}") for row in markdown().splitlines()) is (
-        swappable
-    )
+    field = name.rpartition(".")[2]
+    assert any(
+        row.startswith("| *`") and row.split("`")[1].endswith(f".{field}") for row in markdown().splitlines()
+    ) is (swappable)
 
 
 def test_files_and_folders_that_do_not_exist_are_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The standalone runtime under test: skipped beside a real rclpy; every test in a ROS domain of its own."""
+"""Fixtures for the standalone runtime: every test has its own ROS domain; skipped if a real rclpy is installed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 
 def _installed(name: str) -> bool:
     spec = importlib.util.find_spec(name)
-    # In a run of all tests another package may have installed our runtime before: that is not a real ROS 2.
+    # In a run of all tests, another package may have installed our runtime before, which is not a real ROS 2.
     return spec is not None and spec.origin != "multi_dnn_ros.standalone"
 
 
-# Not beside a real ROS 2, and not where Cyclone DDS has no wheel (aarch64, where the real ROS 2 is used).
+# Skip with a real ROS 2, and where Cyclone DDS has no wheel (aarch64, where the real ROS 2 is used).
 if _installed("rclpy") or not _installed("cyclonedds") or not _installed("rosbags"):
     collect_ignore_glob = ["test_*.py"]
 else:
@@ -54,7 +54,7 @@ def spin_until(ros: Any) -> Callable[..., None]:
     def spin(node: Any, condition: Callable[[], bool], timeout: float = 60.0) -> None:
         deadline = time.monotonic() + timeout
         while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true in time"
+            assert time.monotonic() < deadline, "the condition did not become true in time"
             ros.spin_once(node, timeout_sec=0.05)
 
     return spin

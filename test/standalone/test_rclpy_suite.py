@@ -1,4 +1,4 @@
-"""The run of rclpy's own tests: what its classifier makes of errors, what it committed, and the list in the docs."""
+"""The run of rclpy's own tests: classification of errors, the committed result, and the list in the docs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def node():
 
 def test_passes(node):
     assert node.get_name() == 'sample'
-    assert node.handle is not None  # as many tests ask in passing
+    assert node.handle is not None  # many tests check this in passing
 
 
 def test_calls_a_missing_function():
@@ -144,14 +144,14 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], st
     output = checkout / "result.json"
     command = [sys.executable, str(SUITE / "run.py"), str(checkout), "--output", str(output), "--repeats", "1"]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(checkout)}
-    # Of the plugins of pytest, the suite needs one; importing the others takes longer than the tests.
+    # The suite needs only one of pytest's plugins; importing the others takes longer than the tests.
     environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
     process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert output.exists(), process.stdout + process.stderr
     return json.loads(output.read_text()), process.stdout, process.returncode
 
 
-@pytest.mark.long  # a tool for developers, which starts pytest eight times; what it has written is checked below
+@pytest.mark.long  # a tool for developers, which starts pytest eight times; its committed result is checked below
 def test_every_failure_is_classified_by_its_error(result: tuple[dict[str, Any], str, int]) -> None:
     content, _, _ = result
 
@@ -227,7 +227,7 @@ def _listed() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("owner", "name"), _listed(), ids=lambda value: value or "whole")
-def test_what_the_docs_list_as_missing_says_so(owner: str, name: str) -> None:
+def test_names_that_the_docs_list_as_missing_raise_an_explicit_error(owner: str, name: str) -> None:
     with pytest.raises((ImportError, AttributeError), match="the standalone runtime of multi_dnn_ros has no "):
         unclaimed.touch(owner, name)
 

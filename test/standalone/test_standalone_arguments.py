@@ -18,7 +18,7 @@ from multi_dnn_ros.standalone.missing import UnsupportedError
 from multi_dnn_ros.standalone.yaml_values import ParameterFileError, load_parameter_file, parse_value
 
 
-def test_a_whole_command_line(tmp_path: Path) -> None:
+def test_a_complete_command_line(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text(
         "/robot/cam:\n  ros__parameters:\n    rate: 5.0\n    lens: {f: 3}\n/**:\n  ros__parameters: {a: 1}\n"
@@ -53,7 +53,7 @@ def test_a_whole_command_line(tmp_path: Path) -> None:
         (["--params-file", "/nowhere.yaml"], ParameterFileError, "/nowhere.yaml.*No such file"),
     ],
 )
-def test_what_cannot_be_used_is_named(argv: list[str], error: type[Exception], text: str) -> None:
+def test_invalid_arguments_are_named(argv: list[str], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         parse(["--ros-args", *argv])
 
@@ -74,7 +74,7 @@ def test_what_cannot_be_used_is_named(argv: list[str], error: type[Exception], t
         ("node: {ros__parameters: {a: [1, 2.0]}}", "one type, not float, int"),
         ("node: {ros__parameters: {[a]: 1}}", "a key that is not a name"),
         ("node: {ros__parameters: {a: 1, a: 2}}", "'a' is given twice"),
-        ("no-de: {ros__parameters: {a: 1}}", "'no-de' is not a node's name.*alphanumerics"),
+        ("no-de: {ros__parameters: {a: 1}}", "'no-de' is not a valid node name.*alphanumerics"),
         ("a//b: {ros__parameters: {a: 1}}", "repeated forward slash"),
         (f"node: {{ros__parameters: {'{a: ' * 200}1{'}' * 200}}}", "nested deeper than 100"),
     ],
@@ -128,7 +128,7 @@ def test_sections_of_a_file_are_those_of_rcl(tmp_path: Path) -> None:
     arguments = parse(["--ros-args", "--params-file", str(file), "-p", "who:=line", "-p", "line:=1"])
     everywhere = {"everywhere": 1, "again": 1, "line": 1}
     assert arguments.overrides_for("/cam") == {"root": 1, **everywhere, "who": "line"}
-    # A pattern's place is where it came first: `-p` alone means /**, which stands above robot/cam here.
+    # A pattern keeps its first position: `-p` without a node means /**, which comes before robot/cam here.
     assert arguments.overrides_for("/robot/cam") == {**everywhere, "own": 1, "any_of_robot": 1, "who": "cam"}
     assert arguments.overrides_for("/x/arm/left/cam") == {**everywhere, "deep": 1, "who": "line"}
     assert arguments.overrides_for("/arm/cam") == {**everywhere, "who": "line"}
@@ -143,7 +143,7 @@ def test_sections_of_a_file_are_those_of_rcl(tmp_path: Path) -> None:
     )
 )
 def test_what_yaml_writes_is_read_back(value: bool | int | float | str) -> None:
-    # Text is quoted: unquoted, YAML 1.1 and rcl do not agree on what a number is.
+    # Text is quoted, because YAML 1.1 and rcl disagree on which unquoted texts are numbers.
     parsed = parse_value(yaml.safe_dump(value, default_style='"' if isinstance(value, str) else None))
     assert parsed == value
     assert type(parsed) is type(value)
@@ -166,7 +166,7 @@ def test_names_expand(name: str, absolute: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "place"),
+    ("name", "text", "position"),
     [
         ("", "must not be empty", 0),
         ("a b", "must not contain characters other than", 1),
@@ -185,11 +185,11 @@ def test_names_expand(name: str, absolute: str) -> None:
         ("a" * 300, "length should not exceed", 246),
     ],
 )
-def test_bad_names_are_refused_with_the_place(name: str, text: str, place: int) -> None:
+def test_bad_names_are_refused_with_the_position(name: str, text: str, position: int) -> None:
     for service, error in ((False, errors.InvalidTopicNameException), (True, errors.InvalidServiceNameException)):
         with pytest.raises(error, match=text) as caught:
             names.expand(name, "me", "/", service=service)
-        assert str(caught.value).splitlines()[-1] == f"   {' ' * place}^"
+        assert str(caught.value).splitlines()[-1] == f"   {' ' * position}^"
 
 
 @pytest.mark.parametrize("name", ["{what}", "~/{robot}/x"])

@@ -1,4 +1,4 @@
-"""Behaviour that programs for rclpy rely on, and in which the standalone runtime once differed from it."""
+"""Behaviour of rclpy that programs rely on, and in which the standalone runtime once differed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_entities_may_be_destroyed_before_their_node(ros: Any, spin_until: Calla
     assert "brief" not in other.get_node_names()
 
 
-def test_names_given_and_resolved(ros: Any) -> None:
+def test_names_are_kept_as_given_and_resolved(ros: Any) -> None:
     from rclpy.exceptions import InvalidServiceNameException, InvalidTopicNameException
     from std_msgs.msg import String
     from std_srvs.srv import Empty
@@ -117,8 +117,8 @@ def test_incompatible_qos_is_a_warning_on_both_sides(
         return len(lines) >= 2
 
     spin_until(node, warned)
-    told = sorted(line.split("[unlike]: ")[1] for line in lines)
-    assert told == [
+    warnings = sorted(line.split("[unlike]: ")[1] for line in lines)
+    assert warnings == [
         f"New publisher discovered on topic 'unlike', offering incompatible QoS. No messages will be received from it. "
         f"Last incompatible policy: {policy}",
         f"New subscription discovered on topic 'unlike', requesting incompatible QoS. No messages will be sent to it. "
@@ -194,7 +194,7 @@ def test_parameters_are_listed_by_prefix_and_depth(ros: Any) -> None:
             node.list_parameters(prefixes, depth)
 
 
-def test_values_of_parameters_have_the_types_of_rclpy() -> None:
+def test_parameter_values_have_the_types_of_rclpy() -> None:
     from rcl_interfaces.msg import ParameterValue
     from rclpy.parameter import Parameter, parameter_value_to_python
 
@@ -255,7 +255,7 @@ def test_fields_refuse_other_types(field: str, value: Any, text: str) -> None:
     assert f"sensor_msgs/msg/JointState.{field} = " in str(caught.value)
 
 
-def test_fields_take_what_rclpy_takes() -> None:
+def test_fields_accept_what_rclpy_accepts() -> None:
     from diagnostic_msgs.msg import DiagnosticStatus
     from geometry_msgs.msg import Quaternion
     from sensor_msgs.msg import CameraInfo, Image, JointState
@@ -360,12 +360,12 @@ def test_done_callbacks_run_in_the_futures_executor(ros: Any) -> None:
     from rclpy.task import Future
 
     executor = SingleThreadedExecutor()
-    future, told = Future(executor=executor), []
-    future.add_done_callback(told.append)
-    future.set_result(0)  # a result that is false counts, too
-    assert not told
+    future, called_with = Future(executor=executor), []
+    future.add_done_callback(called_with.append)
+    future.set_result(0)  # a false value is a result, too
+    assert not called_with
     executor.spin_once(WAIT_S)
-    assert told == [future]
+    assert called_with == [future]
     assert future.result() == 0
     failing = Future()
     failing.add_done_callback(lambda _: 1 / 0)
@@ -388,14 +388,14 @@ def test_a_spin_ends_with_the_future(ros: Any) -> None:
         other.start()
         executor.spin_once_until_future_complete(future, WAIT_S)
         other.join()
-        executor.spin_once_until_future_complete(future, WAIT_S)  # at once
+        executor.spin_once_until_future_complete(future, WAIT_S)  # returns immediately
         assert future.result() == 1
         executor.shutdown()
     with pytest.warns(UserWarning, match="with a single thread"):
         MultiThreadedExecutor(1).shutdown()
 
 
-def test_a_spin_until_a_future_with_a_timeout_of_zero_runs_what_is_ready(ros: Any) -> None:
+def test_a_spin_with_a_timeout_of_zero_runs_a_ready_callback(ros: Any) -> None:
     from rclpy.task import Future
 
     node = ros.create_node("polls")
@@ -486,22 +486,22 @@ def test_clock_jumps_call_back_before_and_after() -> None:
     from rclpy.time import Time
 
     clock = ROSClock()
-    told: list[Any] = []
+    calls: list[Any] = []
     threshold = JumpThreshold(min_forward=Duration(seconds=5), min_backward=Duration(seconds=-1), on_clock_change=True)
     handle = clock.create_jump_callback(
         threshold,
-        pre_callback=lambda: told.append(clock.now().nanoseconds // 10**9),
-        post_callback=lambda jump: told.append((jump.clock_change, jump.delta.nanoseconds // 10**9)),
+        pre_callback=lambda: calls.append(clock.now().nanoseconds // 10**9),
+        post_callback=lambda jump: calls.append((jump.clock_change, jump.delta.nanoseconds // 10**9)),
     )
 
     def move(seconds: int) -> list[Any]:
-        told.clear()
+        calls.clear()
         clock.set_ros_time_override(Time(seconds=seconds, clock_type=ClockType.ROS_TIME))
-        return list(told)
+        return list(calls)
 
-    assert move(100) == []  # it is not simulated yet
+    assert move(100) == []  # time is not simulated yet
     clock._set_ros_time_is_active(True)
-    assert told[1:] == [(ClockChange.ROS_TIME_ACTIVATED, 0)]
+    assert calls[1:] == [(ClockChange.ROS_TIME_ACTIVATED, 0)]
     assert move(104) == []
     assert move(110) == [104, (ClockChange.ROS_TIME_NO_CHANGE, 6)]
     assert move(109) == [110, (ClockChange.ROS_TIME_NO_CHANGE, -1)]
@@ -514,28 +514,28 @@ def test_clock_jumps_call_back_before_and_after() -> None:
 def test_a_call_site_keeps_its_logging_options() -> None:
     from rclpy.logging import get_logger
 
-    logger = get_logger("places")
+    logger = get_logger("call_sites")
 
-    def severity(tell: Callable[[str], bool]) -> None:
-        tell("text")
+    def log_with(method: Callable[[str], bool]) -> None:
+        method("text")
 
-    def place(logger: Any, options: dict[str, Any]) -> None:
+    def log_info(logger: Any, options: dict[str, Any]) -> None:
         logger.info("text", **options)
 
-    severity(logger.info)
-    severity(logger.info)
+    log_with(logger.info)
+    log_with(logger.info)
     with pytest.raises(ValueError, match=r"severity cannot be changed between calls: INFO, then WARN .*a call for"):
-        severity(logger.warning)
+        log_with(logger.warning)
     for first, second, text in (
         ({"name": "a"}, {"name": "b"}, "name cannot be changed"),
         ({"once": True}, {"skip_first": True}, "filters cannot be changed"),
         ({"throttle_duration_sec": 1.0}, {"throttle_duration_sec": 2.0}, "parameters cannot be changed"),
     ):
-        place(get_logger("places"), {})
-        changing = get_logger("places")
-        place(changing, first)
+        log_info(get_logger("call_sites"), {})
+        changing = get_logger("call_sites")
+        log_info(changing, first)
         with pytest.raises(ValueError, match=text):
-            place(changing, second)
+            log_info(changing, second)
     with pytest.raises(TypeError, match='parameter "twice" is not one of the recognized'):
         logger.info("text", twice=True)
     with pytest.raises(TypeError, match=r'required parameter "throttle_duration_sec" not specified'):
@@ -544,7 +544,7 @@ def test_a_call_site_keeps_its_logging_options() -> None:
         logger.info("text", throttle_duration_sec=1.0, throttle_time_source_type="steady")
     with pytest.raises(TypeError, match="must be a str, not 3"):
         logger.info(3)
-    assert not logger.debug(3)  # not looked at, as it is not let through
+    assert not logger.debug(3)  # not checked, because DEBUG does not pass
 
 
 def test_severities_and_the_root_logger() -> None:
@@ -569,7 +569,7 @@ def test_severities_and_the_root_logger() -> None:
         rclpy.logging.get_logger("")
 
 
-def test_what_a_program_replaces_in_a_module_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_name_of_a_module_takes_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     import rclpy.logging
 
     class Root:

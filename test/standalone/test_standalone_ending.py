@@ -28,7 +28,7 @@ def test_destroying_frees_everything(ros: Any) -> None:
 
     keeper = ros.create_node("keeper")
     gc.collect()
-    ros.spin_once(keeper, timeout_sec=0.0)  # makes the global executor
+    ros.spin_once(keeper, timeout_sec=0.0)  # creates the global executor
     before, threads = _dds_entities(keeper), threading.active_count()
     for _ in range(3):
         node = ros.create_node("passing")
@@ -57,26 +57,26 @@ def test_shutdown_leaves_no_thread_and_can_be_followed_by_init() -> None:
         executor = MultiThreadedExecutor(3)
         executor.add_node(node)
         timer = node.create_timer(0.01, rclpy.shutdown)
-        with contextlib.suppress(ExternalShutdownException):  # or it returns: who comes first is not defined
+        with contextlib.suppress(ExternalShutdownException):  # or spin() returns; which happens first is undefined
             executor.spin()
         assert not rclpy.ok()
         executor.shutdown(30.0)
         assert timer.is_canceled()
-        rclpy.try_shutdown()  # the timer's thread could not put the signal handlers back
+        rclpy.try_shutdown()  # the timer's thread could not restore the signal handlers
         deadline = time.monotonic() + 30
         while len(os.listdir("/proc/self/task")) > tasks:
             assert time.monotonic() < deadline, [thread.name for thread in threading.enumerate()]
             time.sleep(0.01)
 
 
-def _signal_while_it_spins(node: Any, number: int) -> None:
-    """A signal that came before the spin would end none, so a callback sends for it."""
+def _signal_while_spinning(node: Any, number: int) -> None:
+    """Send a signal from a callback, because a signal before the spin would not end it."""
 
-    def once() -> None:
+    def send_once() -> None:
         timer.cancel()
         threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
 
-    timer = node.create_timer(0.001, once)
+    timer = node.create_timer(0.001, send_once)
 
 
 def test_signals_end_spin() -> None:
@@ -87,7 +87,7 @@ def test_signals_end_spin() -> None:
     for number, error in ((signal.SIGTERM, ExternalShutdownException), (signal.SIGINT, KeyboardInterrupt)):
         rclpy.init(args=[])
         node = rclpy.create_node("stopped")
-        _signal_while_it_spins(node, number)
+        _signal_while_spinning(node, number)
         with pytest.raises((error, ExternalShutdownException)):
             rclpy.spin(node)
         assert not rclpy.ok()
@@ -120,6 +120,6 @@ print("ended")
 
 
 def test_a_signal_during_a_wake_up_ends_the_session(start_process: Callable[..., Any]) -> None:
-    """Its handler wakes the executors, in the thread that it interrupts."""
+    """The signal handler wakes the executors in the thread that it interrupts."""
     output, errors = start_process(_INTERRUPTED_WAKE_UP).communicate(timeout=60)
     assert output == "ended\n", errors

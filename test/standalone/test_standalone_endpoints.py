@@ -50,7 +50,7 @@ def test_publishers_of_a_topic_are_described(ros: Any, spin_until: Callable[...,
     ros.shutdown(context=other)
 
 
-def test_endpoints_that_are_gone_are_not_read_again(
+def test_deleted_endpoints_are_not_read_again(
     ros: Any, spin_until: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a robot, other processes come and go all day."""
@@ -64,10 +64,10 @@ def test_endpoints_that_are_gone_are_not_read_again(
     node = ros.create_node("asking")
     read: list[int] = []
     after: list[int] = []
-    whole = BuiltinDataReader.read
+    read_samples = BuiltinDataReader.read
 
     def count(*arguments: Any) -> Any:
-        samples = whole(*arguments)
+        samples = read_samples(*arguments)
         read.append(len(samples))
         return samples
 

@@ -99,14 +99,14 @@ def _first_lines(domain: int, buffer: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_log_says_how_large_messages_travel(domain: int) -> None:
+def test_the_log_says_how_large_messages_are_sent(domain: int) -> None:
     assert "messages over 283989 bytes are sent over UDP in several bursts and need reliable subscriptions " in (
         _first_lines(domain, str(STOCK_BYTES)).stderr
     )
 
 
 @pytest.mark.parametrize("size", ["many", "-5", "1024", "4294967296", "²"])
-def test_a_size_that_is_none_is_refused_by_name(domain: int, size: str) -> None:
+def test_an_invalid_buffer_size_is_refused_and_named(domain: int, size: str) -> None:
     done = _first_lines(domain, size)
     assert done.returncode != 0
     assert f"MULTI_DNN_ROS_RECEIVE_BUFFER must be a number of bytes from 65536, not {size!r}" in done.stderr

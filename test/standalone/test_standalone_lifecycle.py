@@ -14,7 +14,7 @@ from multi_dnn_ros.standalone.state_machine import StateMachine, TransitionCallb
 
 @pytest.fixture
 def make_node(ros: Any) -> Callable[..., Any]:
-    """`make_node(outcomes)`: a managed node whose callbacks return, or raise, what a dictionary says."""
+    """`make_node(outcomes)`: a managed node whose callbacks return or raise the given outcomes."""
     from rclpy.lifecycle import LifecycleNode
 
     class Managed(LifecycleNode):
@@ -33,7 +33,7 @@ def make_node(ros: Any) -> Callable[..., Any]:
     return lambda **outcomes: Managed(outcomes)
 
 
-def test_the_whole_cycle_twice(make_node: Callable[..., Any]) -> None:
+def test_the_complete_life_cycle_twice(make_node: Callable[..., Any]) -> None:
     node = make_node()
     for _ in range(2):
         for trigger, label in (

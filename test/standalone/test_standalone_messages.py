@@ -55,7 +55,7 @@ def _value(kind: FieldType) -> st.SearchStrategy[Any]:
 
 @functools.cache
 def message_of(type_name: str) -> st.SearchStrategy[Any]:
-    """Any message of a type."""
+    """A strategy for any message of a type."""
     fields = {name: _value(kind) for name, kind in interfaces.fields(type_name)}
     return st.fixed_dictionaries(fields).map(lambda values: messages.message_class(type_name)(**values))
 
@@ -101,7 +101,7 @@ def test_damaged_bytes_are_an_error_that_names_the_type(data: st.DataObject, typ
 
 @settings(max_examples=300)
 @given(st.binary(max_size=200))
-def test_random_bytes_never_do_more_than_raise(data: bytes) -> None:
+def test_random_bytes_raise_only_cdr_errors(data: bytes) -> None:
     for type_name in ("sensor_msgs/msg/PointCloud2", "rcl_interfaces/srv/SetParameters_Request"):
         with contextlib.suppress(cdr.CdrError):
             cdr.deserialize_message(b"\x00\x01\x00\x00" + data, messages.message_class(type_name))
@@ -113,7 +113,7 @@ def test_a_string_that_is_not_utf_8_is_read_as_rclpy_reads_it() -> None:
     assert cdr.deserialize_message(data, header).frame_id == "kamera f\N{REPLACEMENT CHARACTER}r vorn"
 
 
-def test_a_claim_of_more_than_is_there_allocates_nothing() -> None:
+def test_a_claimed_length_beyond_the_data_is_an_error() -> None:
     from sensor_msgs.msg import Image
 
     data = bytearray(cdr.serialize_message(Image(encoding="rgb8")))
@@ -128,7 +128,7 @@ def test_an_unwritable_field_is_named() -> None:
     from std_msgs.msg import Header
 
     header = Header()
-    header.stamp._sec = 2**40  # past the check of assignment
+    header.stamp._sec = 2**40  # bypasses the check on assignment
     with pytest.raises(cdr.CdrError, match=r"builtin_interfaces/msg/Time\.sec"):
         cdr.serialize_message(header)
     with pytest.raises(cdr.CdrError, match="not plain CDR"):
@@ -258,7 +258,7 @@ def test_messages_copy_compare_and_pickle() -> None:
         "from std_srvs.srv import Teleport",
     ],
 )
-def test_what_is_not_there_says_so(statement: str) -> None:
+def test_a_missing_name_raises_an_explicit_error(statement: str) -> None:
     with pytest.raises(MissingFeatureError, match=r"standalone runtime .* has no .*real ROS 2"):
         exec(statement)  # noqa: S102 (an import statement)
 
@@ -279,7 +279,7 @@ def test_every_offered_name_exists() -> None:
             assert getattr(importlib.import_module(module), name) is not None
 
 
-def test_install_refuses_beside_a_real_rclpy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_refuses_if_a_real_rclpy_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import ModuleType
 
     from multi_dnn_ros import standalone

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 
-def test_messages_arrive_whole_and_in_order(ros: Any, spin_until: Callable[..., None]) -> None:
+def test_messages_arrive_complete_and_in_order(ros: Any, spin_until: Callable[..., None]) -> None:
     from sensor_msgs.msg import Image
 
     node = ros.create_node("one")
@@ -58,7 +58,7 @@ def test_transient_local_reaches_late_subscriptions_and_depth_bounds_them(
     assert got == ["b", "c"]
 
 
-def test_a_message_that_is_none_is_dropped_and_the_next_one_served(
+def test_an_invalid_message_is_dropped_and_the_next_one_delivered(
     ros: Any, spin_until: Callable[..., None], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rclpy.exceptions import InvalidHandle
@@ -89,7 +89,7 @@ def test_a_message_that_is_none_is_dropped_and_the_next_one_served(
 
 
 @pytest.mark.parametrize("session_over", [False, True])
-def test_a_destroyed_node_makes_nothing(ros: Any, session_over: bool) -> None:
+def test_a_destroyed_node_creates_nothing(ros: Any, session_over: bool) -> None:
     from rclpy.exceptions import InvalidHandle
     from std_msgs.msg import String
     from std_srvs.srv import Empty
@@ -98,18 +98,18 @@ def test_a_destroyed_node_makes_nothing(ros: Any, session_over: bool) -> None:
     node.destroy_node()
     if session_over:
         ros.shutdown()
-    for make in (
-        lambda: node.create_publisher(String, "made_late", 1),
-        lambda: node.create_subscription(String, "made_late", print, 1),
-        lambda: node.create_service(Empty, "made_late", print),
-        lambda: node.create_client(Empty, "made_late"),
+    for create in (
+        lambda: node.create_publisher(String, "created_late", 1),
+        lambda: node.create_subscription(String, "created_late", print, 1),
+        lambda: node.create_service(Empty, "created_late", print),
+        lambda: node.create_client(Empty, "created_late"),
         lambda: node.create_timer(1.0, print),
         lambda: node.create_guard_condition(print),
     ):
         with pytest.raises(InvalidHandle, match="node /gone was destroyed"):
-            make()
+            create()
     if not session_over:
-        assert other.count_publishers("/made_late") == other.count_subscribers("/made_late") == 0
+        assert other.count_publishers("/created_late") == other.count_subscribers("/created_late") == 0
 
 
 def test_services_answer_and_their_errors_reach_spin(ros: Any, spin_until: Callable[..., None]) -> None:
@@ -165,7 +165,7 @@ def test_callback_groups_in_several_threads(ros: Any) -> None:
     met = threading.Event()
     together_inside = 0
     inside = 0
-    most_inside = 0
+    max_inside = 0
     runs = 0
 
     def together() -> None:
@@ -179,9 +179,9 @@ def test_callback_groups_in_several_threads(ros: Any) -> None:
             together_inside -= 1
 
     def alone() -> None:
-        nonlocal inside, most_inside, runs
+        nonlocal inside, max_inside, runs
         inside += 1
-        most_inside = max(most_inside, inside)
+        max_inside = max(max_inside, inside)
         time.sleep(0.002)
         inside -= 1
         runs += 1
@@ -196,13 +196,13 @@ def test_callback_groups_in_several_threads(ros: Any) -> None:
         assert time.monotonic() < deadline
         executor.spin_once(0.05)
     assert executor.shutdown(30.0)
-    assert most_inside == 1
+    assert max_inside == 1
 
 
 def test_shutdown_says_whether_the_callbacks_ended(ros: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from rclpy.executors import MultiThreadedExecutor
 
-    # A thread may stand still between a callback's end and the executor's note of it; that is an end all the same.
+    # A thread may be delayed between a callback's end and _ended(); the callback counts as ended nevertheless.
     ended = MultiThreadedExecutor._ended
     monkeypatch.setattr(MultiThreadedExecutor, "_ended", lambda *args: (time.sleep(0.2), ended(*args)))
     node = ros.create_node("ending")
@@ -230,17 +230,17 @@ def test_a_shutdown_by_another_thread_ends_the_spin(ros: Any, monkeypatch: pytes
     node.create_timer(0.001, lambda: calls.append(None))
     executor = MultiThreadedExecutor(2)
     executor.add_node(node)
-    taken = executor._next
+    next_claim = executor._next
 
-    def shut_down_since(*args: Any) -> Any:
-        found = taken(*args)
+    def shut_down_before_returning(*args: Any) -> Any:
+        found = next_claim(*args)
         if len(calls) > 3:
             other = threading.Thread(target=executor.shutdown)
             other.start()
             other.join()
         return found
 
-    monkeypatch.setattr(executor, "_next", shut_down_since)
+    monkeypatch.setattr(executor, "_next", shut_down_before_returning)
     executor.spin()  # no "cannot schedule new futures after shutdown"
     assert len(calls) > 3
 
@@ -301,7 +301,7 @@ def test_a_late_timer_keeps_its_phase(ros: Any) -> None:
     assert timer.time_until_next_call() == 100
 
 
-def test_parameters_declare_check_and_tell(ros: Any, spin_until: Callable[..., None]) -> None:
+def test_parameters_are_declared_checked_and_announced(ros: Any, spin_until: Callable[..., None]) -> None:
     from rcl_interfaces.msg import (
         FloatingPointRange,
         IntegerRange,
@@ -352,26 +352,26 @@ def test_parameters_declare_check_and_tell(ros: Any, spin_until: Callable[..., N
     assert outcome("any", [1.5]) == (True, "")
     assert outcome("any", "text") == (True, "")
 
-    told: list[str] = []
+    changed_names: list[str] = []
     node.add_pre_set_parameters_callback(lambda wanted: [*wanted, Parameter("count", value=0)])
-    node.add_post_set_parameters_callback(lambda changed: told.extend(entry.name for entry in changed))
+    node.add_post_set_parameters_callback(lambda changed: changed_names.extend(entry.name for entry in changed))
 
-    def odd_is_refused(wanted: list[Any]) -> Any:
+    def refuse_odd(wanted: list[Any]) -> Any:
         refused = any(entry.name == "any" and entry.value == "odd" for entry in wanted)
         return SetParametersResult(successful=not refused, reason="odd" if refused else "")
 
-    node.add_on_set_parameters_callback(odd_is_refused)
+    node.add_on_set_parameters_callback(refuse_odd)
     assert outcome("any", "odd") == (False, "odd")
-    assert told == []
+    assert changed_names == []
     assert outcome("any", "even") == (True, "")
-    assert told == ["any", "count"]
+    assert changed_names == ["any", "count"]
     assert node.get_parameter("count").value == 0
-    own = ["rate", "count", "fixed", "any", "list"]
-    assert node.list_parameters([], 0).names == ["use_sim_time", "start_type_description_service", *own]
+    declared = ["rate", "count", "fixed", "any", "list"]
+    assert node.list_parameters([], 0).names == ["use_sim_time", "start_type_description_service", *declared]
     spin_until(node, lambda: any(event.changed_parameters and event.node == "/p" for event in events))
 
 
-def test_an_empty_list_of_a_file_is_a_parameter_without_value(tmp_path: Path) -> None:
+def test_an_empty_list_in_a_file_is_a_parameter_without_value(tmp_path: Path) -> None:
     import rclpy
     from rcl_interfaces.msg import ParameterDescriptor
     from rclpy import exceptions
@@ -387,7 +387,7 @@ def test_an_empty_list_of_a_file_is_a_parameter_without_value(tmp_path: Path) ->
         assert declared.value is None
 
 
-def test_a_node_takes_its_command_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_node_uses_its_command_line(capfd: pytest.CaptureFixture[str]) -> None:
     import rclpy
 
     with rclpy.init(

@@ -73,7 +73,7 @@ def test_images_cross_processes_also_after_a_kill(
     spin_until(node, lambda: len(got) >= 20)
     assert bytes(got[0].data) == bytes(range(256)) * 3600
     numbers = [int(message.header.frame_id) for message in got]
-    assert numbers == sorted(set(numbers))  # of a queue of two, a busy reader may lose some
+    assert numbers == sorted(set(numbers))  # a busy reader with a queue of two may lose some
     assert ("first", "/") in node.get_node_names_and_namespaces()
     _kill(camera)
     got.clear()
@@ -127,8 +127,8 @@ def test_domains_are_separate(ros: Any, start_process: Callable[..., Any], monke
     here, there = ros.create_node("here"), ros.create_node("there", context=other)
     publisher = here.create_publisher(String, "t", 1)
     there.create_subscription(String, "t", print, 1)
-    beside = ros.create_node("beside", namespace="/other")
-    beside.create_subscription(String, "t", print, 1)
+    neighbour = ros.create_node("neighbour", namespace="/other")
+    neighbour.create_subscription(String, "t", print, 1)
     here.create_subscription(String, "t", print, 1)
     deadline = time.monotonic() + 30
     while publisher.get_subscription_count() < 1:
@@ -147,7 +147,7 @@ def test_a_stopped_subscription_has_not_acknowledged(
 
     node = ros.create_node("talker")
     publisher = node.create_publisher(String, "text", 1)
-    assert publisher.wait_for_all_acked(Duration(seconds=0))  # nobody has to
+    assert publisher.wait_for_all_acked(Duration(seconds=0))  # there is no subscription
     listener = start_process(_LISTENER)
     spin_until(node, lambda: publisher.get_subscription_count() == 1)
     publisher.publish(String(data="first"))

@@ -1,4 +1,4 @@
-"""Missing features and unsuitable environments are named in errors."""
+"""Errors name missing features and unsuitable environments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from multi_dnn_ros.standalone.missing import UnsupportedError
         (lambda node: node.get_subscriptions_info_by_topic("x"), "no Node.get_subscriptions_info_by_topic"),
     ],
 )
-def test_a_missing_method_says_so(ros: Any, call: Callable[[Any], Any], text: str) -> None:
+def test_a_missing_method_raises_an_explicit_error(ros: Any, call: Callable[[Any], Any], text: str) -> None:
     with pytest.raises(AttributeError, match=f"standalone runtime .* {text}"):
         call(ros.create_node("n"))
 
@@ -85,7 +85,7 @@ def test_a_domain_that_cannot_be_joined_with_a_configuration_of_the_user_is_name
 
 
 def test_a_domain_without_free_ports_is_named(domain: int) -> None:
-    """As with the 34th process."""
+    """As for the 34th process of a machine."""
     import rclpy
 
     with ExitStack() as stack:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 
-def test_only_entities_whose_condition_triggered_are_asked(ros: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking is a call into DDS, and a node has dozens of endpoints."""
+def test_only_entities_whose_condition_triggered_are_checked(ros: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each check is a call into DDS, and a node has dozens of endpoints."""
     from rclpy.executors import SingleThreadedExecutor
     from std_msgs.msg import String
 
@@ -38,19 +38,19 @@ def test_only_entities_whose_condition_triggered_are_asked(ros: Any, monkeypatch
     publisher.publish(String(data="first"))
     spin_until(lambda: got == ["first"])
 
-    asked: Counter[str] = Counter()
+    checks: Counter[str] = Counter()
     is_ready = Subscription.is_ready
 
-    def count(subscription: Subscription) -> bool:
-        asked[subscription.topic] += 1
+    def count_check(subscription: Subscription) -> bool:
+        checks[subscription.topic] += 1
         return is_ready(subscription)
 
-    monkeypatch.setattr(Subscription, "is_ready", count)
+    monkeypatch.setattr(Subscription, "is_ready", count_check)
     for number in range(50):
         publisher.publish(String(data=str(number)))
         spin_until(lambda number=number: len(got) == number + 2)  # type: ignore[misc]
-    assert asked["busy"] >= 50
-    assert sum(of for topic, of in asked.items() if topic != "busy") < 50
+    assert checks["busy"] >= 50
+    assert sum(count for topic, count in checks.items() if topic != "busy") < 50
 
 
 def test_entities_of_other_threads_are_served_while_messages_arrive(ros: Any, spin_until: Callable[..., None]) -> None:
@@ -84,7 +84,7 @@ def test_entities_of_other_threads_are_served_while_messages_arrive(ros: Any, sp
     thread.join()
 
 
-def test_the_number_of_subscriptions_is_that_of_the_connected_ones(ros: Any, spin_until: Callable[..., None]) -> None:
+def test_the_subscription_count_counts_connected_subscriptions(ros: Any, spin_until: Callable[..., None]) -> None:
     from std_msgs.msg import String
 
     node = ros.create_node("one")

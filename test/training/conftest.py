@@ -15,7 +15,7 @@ from torchvision.models import squeezenet
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sums in one order, here and in processes that a test starts."""
+    """One thread, here and in processes that a test starts, so that sums are computed in the same order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -25,20 +25,20 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SqueezeNet is small."""
+    """Replace SqueezeNet by a small one."""
     monkeypatch.setattr(squeezenet, "SqueezeNet", Narrow)
 
 
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures of two colours, somewhat noisy; which one is the class."""
+    """Noisy images of two colours, which are the classes."""
     root = tmp_path_factory.mktemp("colours")
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for part, count in (("train", 16), ("val", 6)):
         for name, channel in (("green", 1), ("red", 2)):
             (root / part / name).mkdir(parents=True)
             for k in range(count):
-                image = dice.integers(0, 90, (16, 16, 3), dtype=np.uint8)
+                image = rng.integers(0, 90, (16, 16, 3), dtype=np.uint8)
                 image[..., channel] += 120
                 cv2.imwrite(str(root / part / name / f"{k}.png"), image)
     return root

@@ -44,7 +44,7 @@ def free_port() -> int:
 
 
 class Agents:
-    """start: start an agent with a log of its own; all are killed at the end, with their processes."""
+    """Starts agents, each with its own log; `kill` ends all of them with their processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class Agents:
             agent = subprocess.Popen(
                 [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
                  "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1",
-                 # A killed agent is replaced when three of its heartbeats are missing: after 6 s instead of 15 s.
+                 # A killed agent can be replaced after three missing heartbeats: after 6 s instead of 15 s.
                  "--rdzv-conf", "keep_alive_interval=2",
                  "--max-restarts", "3", "-m", "multi_dnn_ros.cli.main", *arguments],
                 stdout=log, stderr=subprocess.STDOUT,
@@ -86,7 +86,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
 
 @pytest.fixture(scope="module")
 def undisturbed(model: Path, colours: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The weights of a training of two agents that nothing happens to."""
+    """Digest of the weights that two agents train without interruption."""
     folder = tmp_path_factory.mktemp("undisturbed")
     agents, port = Agents(folder), free_port()
     arguments = training(model, folder / "out.pt2", colours, folder / "run.ckpt")
@@ -112,7 +112,7 @@ def digest(path: Path) -> str:
 def test_an_agent_is_killed_and_started_again(
     colours: Path, model: Path, undisturbed: str, agents: Agents, tmp_path: Path, killed: str
 ) -> None:
-    """The second one: the first agent waits for it. The first one: the second ends, and both are started again."""
+    """If the second agent is killed, the first waits for its replacement. If the first is, both are started again."""
     port, checkpoint = free_port(), tmp_path / "resumed.ckpt"
     arguments = training(model, tmp_path / "resumed.pt2", colours, checkpoint)
     first = agents.start(port, arguments)
@@ -127,7 +127,7 @@ def test_an_agent_is_killed_and_started_again(
     until(lambda: not worker.is_running(), "the end of the process without an agent", _PATIENCE_S, agents.logs)
     assert not (tmp_path / "resumed.pt2").exists()
     if victim is second:
-        # The first agent learns of it from its own worker, whose collective operation fails at once.
+        # The first agent notices it by its own worker, whose collective operation fails at once.
         message = "another process of this training has ended"
         until(lambda: message in agents.logs(), "the first worker's error", _PATIENCE_S, agents.logs)
         again = [first, agents.start(port, arguments)]

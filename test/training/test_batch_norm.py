@@ -31,9 +31,9 @@ _BATCH = 9
 
 
 def network() -> nn.Module:
-    """Decomposed, with three kinds of normalization, frozen weights and one without a gradient.
+    """A decomposed network with three kinds of normalization, frozen weights and one weight without a gradient.
 
-    With random weights: the signs of a decomposition's factors may differ from process to process.
+    Its weights are random, because the signs of a decomposition's factors may differ from process to process.
     """
     torch.manual_seed(1)
     layers = nn.Sequential(
@@ -53,24 +53,24 @@ class Doubles(ArrayBatches):
             yield {**batch, "image": batch["image"].double()}
 
 
-class Ends(Exception):
+class Interrupted(Exception):
     """Ends training, in all processes, in the middle of an epoch."""
 
 
-class EndsIn(Doubles):
-    ends = 2
+class InterruptedBatches(Doubles):
+    interrupted_epoch = 2
 
     def epoch(self, number: int) -> Iterator[Batch]:
         for k, batch in enumerate(super().epoch(number)):
-            if (number, k) == (self.ends, 1):
-                raise Ends
+            if (number, k) == (self.interrupted_epoch, 1):
+                raise Interrupted
             yield batch
 
 
 def rows() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(2)
     image = torch.randint(0, 256, (27, 3, 8, 8), generator=generator, dtype=torch.uint8)
-    image[::2] //= 8  # halves of a batch differ much, which their own statistics would hide
+    image[::2] //= 8  # the halves of a batch differ much, which normalizing each by itself would hide
     return {"image": image, "label": torch.arange(27) % 3}
 
 
@@ -126,8 +126,8 @@ def in_each_process(folder: Path) -> None:
         learn(layers=random[k], drawn=drawn[k])
     again, checkpoint = copy.deepcopy(random[2]), folder / "c.ckpt"
     try:
-        learn(layers=random[2], kind=EndsIn, checkpoint=checkpoint, drawn=[])
-    except Ends:
+        learn(layers=random[2], kind=InterruptedBatches, checkpoint=checkpoint, drawn=[])
+    except Interrupted:
         learn(layers=again, checkpoint=checkpoint, drawn=drawn[2])
     content["random"] = [random[0].state_dict(), random[1].state_dict(), again.state_dict()]
     content["drawn"] = drawn
@@ -148,7 +148,7 @@ with distributed.process_group("cpu"):
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> list[dict[str, Any]]:
-    """What the two processes found."""
+    """The contents that the two processes saved."""
     out = tmp_path_factory.mktemp("ranks")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -163,17 +163,17 @@ def together(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) 
         for rank in ("0", "1")
     ]  # fmt: skip
     try:
-        told = [process.communicate(timeout=200) for process in processes]
+        outputs = [process.communicate(timeout=200) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    assert [process.returncode for process in processes] == [0, 0], told
+    assert [process.returncode for process in processes] == [0, 0], outputs
     return [torch.load(out / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 def assert_equal(found: Tensor, expected: Tensor, name: str) -> None:
-    """To 1e-6, relative to the largest value: sums of zeros are rounding errors."""
+    """Assert equality up to 1e-6 of the largest value, because sums that should be 0 are rounding errors."""
     difference = (found.double() - expected.double()).abs().max()
     assert difference <= 1e-6 * expected.double().abs().max().clamp(min=1e-9), name
 
@@ -193,7 +193,7 @@ def test_a_pass_in_two_processes_is_that_of_the_whole_batch(together: list[dict[
 
 
 def test_training_in_two_processes_is_that_of_one(together: list[dict[str, Any]]) -> None:
-    """With frozen and unused weights, which stay; the average of the weights and its statistics included."""
+    """Includes frozen and unused weights, which do not change, and the averaged weights with their statistics."""
     alone, before = learn().state_dict(), network().state_dict()
     for rank in together:
         for name, expected in alone.items():
@@ -212,9 +212,9 @@ def test_the_trained_network_has_ordinary_layers(together: list[dict[str, Any]])
 
 
 def test_each_process_draws_its_own_numbers_and_the_same_again(together: list[dict[str, Any]]) -> None:
-    """Also after an end in the middle of the third epoch."""
+    """Also after an interruption in the middle of the third epoch."""
     for rank in together:
-        # Without that of the search for weights that need no gradient, which comes before the first epoch.
+        # Without the number drawn before the first epoch, in the search for weights without a gradient.
         (_, *first), (_, *second), (_, *resumed) = rank["drawn"]
         assert len(first) == 12
         assert first == second

@@ -1,4 +1,4 @@
-"""Faults in data are named, counted, left out, and an error if there are many."""
+"""Faulty images are named, counted and left out; too many of them are an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def noise(path: Path, seed: int) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes of 40, 10 and 10 different images."""
+    """Two classes, each with 40, 10 and 10 different images for training, validation and test."""
     for k, (part, count) in enumerate((("train", 40), ("val", 10), ("test", 10))):
         for number, name in enumerate(("a", "b")):
             for image in range(count):
@@ -45,7 +45,7 @@ def counts(data: CheckedData) -> list[int]:
     return [len(data.part(part)) for part in PARTS]
 
 
-def test_good_data_are_kept_whole(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_good_data_are_kept_completely(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = checked(folder, 0.0)
     assert counts(data) == [80, 20, 20]
     assert data.counts == {"train": 80, "choice": 20, "test": 20}
@@ -55,7 +55,7 @@ def test_good_data_are_kept_whole(folder: Path, caplog: pytest.LogCaptureFixture
     assert check_data(data) is data
 
 
-def test_the_digest_is_of_the_content(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_digest_depends_on_the_content_only(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     copy = tmp_path_factory.mktemp("copy") / "elsewhere"
     shutil.copytree(folder, copy)
     before = checked(folder).digest
@@ -78,7 +78,7 @@ def test_unreadable_images_are_left_out(folder: Path, content: bytes | None, cap
 
 
 def test_an_image_that_claims_too_many_pixels_is_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """OpenCV raises an exception of its own for it, instead of reading nothing."""
+    """For such an image OpenCV raises an exception instead of returning None."""
     path = folder / "train" / "a" / "7.png"
     png = path.read_bytes()
     header = png[12:16] + struct.pack(">II", 60_000, 60_000) + png[24:29]
@@ -87,7 +87,7 @@ def test_an_image_that_claims_too_many_pixels_is_left_out(folder: Path, caplog: 
     assert f"1 unusable: {path}: not a readable image (pixels <=" in caplog.text
 
 
-def test_images_of_two_parts_are_kept_in_the_later_one(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_in_two_parts_are_kept_in_the_later_one(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     shutil.copy(folder / "test" / "b" / "3.png", folder / "train" / "a" / "copy.png")
     shutil.copy(folder / "val" / "b" / "3.png", folder / "train" / "b" / "copy.png")
     shutil.copy(folder / "train" / "b" / "3.png", folder / "train" / "b" / "twice.png")  # not in two parts
@@ -97,10 +97,10 @@ def test_images_of_two_parts_are_kept_in_the_later_one(folder: Path, caplog: pyt
     assert f"a/copy.png is also {folder}/test/b/3.png of test" in caplog.text
 
 
-def test_images_of_two_sets_are_kept_in_the_later_part(
+def test_images_in_two_sets_are_kept_in_the_later_part(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The second set would train on an image of the first one's test part, and select by one that was trained on."""
+    """Otherwise the second set trains on a test image of the first set, and validates on one of its training images."""
     other = tmp_path_factory.mktemp("other")
     for k, part in enumerate(("train", "val", "test")):
         for number, name in enumerate(("a", "b")):

@@ -41,7 +41,7 @@ def write_python(folder: Path) -> None:
 
 
 def as_python_2(pixels: np.ndarray, labels: list[int]) -> bytes:
-    """A batch as the archive of 2009 has it: its strings are bytes, and numpy's insides had another address."""
+    """A batch as in the archive of 2009: strings are bytes, and the pickle refers to a former module of numpy."""
 
     def text(value: bytes) -> bytes:
         return b"U" + bytes([len(value)]) + value
@@ -86,7 +86,7 @@ def archived(folder: Path, path: Path, mode: str) -> Path:
 
 @pytest.mark.parametrize("write", [write_python, write_binary, write_pictures])
 @pytest.mark.parametrize("packed", [False, True])
-def test_cifar10_in_every_form(tmp_path: Path, write: Callable[[Path], None], packed: bool) -> None:
+def test_cifar10_in_every_format(tmp_path: Path, write: Callable[[Path], None], packed: bool) -> None:
     folder = tmp_path / "cifar-10"
     write(folder)
     path = archived(folder, tmp_path / "cifar.tar.gz", "w:gz") if packed else folder
@@ -110,14 +110,14 @@ def test_cifar10_parts_share_no_image_and_stay_the_same(tmp_path: Path) -> None:
         rows = open_data(f"cifar10:{tmp_path / 'c'}", DataRequest(None, Preprocess(32, 32))).part(part)
         return {rows.read(k)["image"].numpy().tobytes() for k in range(len(rows))}
 
-    train, choice, test = images("train"), images("choice"), images("test")
-    assert [len(train), len(choice), len(test)] == [75, 25, 20]
-    assert not train & choice
-    assert not (train | choice) & test
-    assert images("choice") == choice
+    train, validation, test = images("train"), images("choice"), images("test")
+    assert [len(train), len(validation), len(test)] == [75, 25, 20]
+    assert not train & validation
+    assert not (train | validation) & test
+    assert images("choice") == validation
 
 
-class Runs:
+class RunsCode:
     def __reduce__(self) -> Any:
         return os.system, ("touch ran",)
 
@@ -125,8 +125,8 @@ class Runs:
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_python(tmp_path / "c")
-    (tmp_path / "c" / "data_batch_2").write_bytes(pickle.dumps({b"data": Runs(), b"labels": [0]}, protocol=3))
-    with pytest.raises(DatasetError, match=r"data_batch_2: refused: it names .*system"):
+    (tmp_path / "c" / "data_batch_2").write_bytes(pickle.dumps({b"data": RunsCode(), b"labels": [0]}, protocol=3))
+    with pytest.raises(DatasetError, match=r"data_batch_2: refused: it refers to .*system"):
         cifar10.load(tmp_path / "c")
     assert not (tmp_path / "ran").exists()
 
@@ -165,7 +165,7 @@ def test_a_wrong_cifar10_is_named(tmp_path: Path, make: Callable[[Path], None], 
 
 
 def damaged_gz(tar: bytes) -> bytes:
-    """The second half is a block of a type that does not exist."""
+    """A gzip file whose second half is a block of an invalid type."""
     compressor = zlib.compressobj(wbits=31)
     return compressor.compress(tar[: len(tar) // 2]) + compressor.flush(zlib.Z_FULL_FLUSH) + b"\x07" * 100
 
@@ -177,7 +177,7 @@ def damaged_xz(tar: bytes) -> bytes:
 
 @pytest.mark.parametrize(("suffix", "damaged"), [("gz", damaged_gz), ("xz", damaged_xz)])
 def test_a_damaged_archive_is_named(tmp_path: Path, suffix: str, damaged: Callable[[bytes], bytes]) -> None:
-    """In a file that is large enough for the damage to be noticed while it is read."""
+    """The archive is large enough for the damage to be noticed only while it is read."""
     pixels = np.random.default_rng(0).integers(0, 4, (300, 3073), dtype=np.uint8)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "data_batch_1.bin").write_bytes(pixels.tobytes())
@@ -201,7 +201,7 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 @pytest.mark.skipif(not (SHARED / "cifar10").exists(), reason="needs ../shared")
 def test_the_shared_archive_is_found_by_its_folder() -> None:
-    """Its names only: decoding 60,000 pictures takes half a minute."""
+    """Only its names are read, because decoding 60,000 pictures takes half a minute."""
     with tarfile.open(next((SHARED / "cifar10").glob("*.tar.xz"))) as archive:
         names = [archive.next().name for _ in range(5)]  # type: ignore[union-attr]
     assert any(part in name for name in names for part in ("train", "test"))

@@ -1,4 +1,4 @@
-"""``multi-dnn retrain --seeds --control --report``: mean and spread beside the original with the same training."""
+"""``multi-dnn retrain --seeds --control --report``: mean and spread, compared with an equally trained original."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_seeds_and_control(colours: Path, tmp_path: Path, capsys: pytest.Capture
     assert (report / "retrain.png").read_bytes()[:4] == b"\x89PNG"
     assert content["images"] == {f"classes:{colours}": {"train": 24, "choice": 8, "test": 12}}
     assert {path.name for path in tmp_path.glob("*.ckpt")} == {
-        f"run.{who}seed{seed}.ckpt" for who in ("", "control.") for seed in (5, 6, 7)
+        f"run.{infix}seed{seed}.ckpt" for infix in ("", "control.") for seed in (5, 6, 7)
     }
-    # The weights that are written are those of the seed that the report names, as trained alone with it.
+    # The written weights are those of the seed in the report: training with this seed alone yields the same.
     alone = tmp_path / "alone.pt2"
     assert main(command(small, alone, colours, "--epochs", "3", "--seed", str(content["seed"]))) == 0
     assert digest(out) == digest(alone)
@@ -112,7 +112,7 @@ def two_processes(arguments: list[str]) -> subprocess.Popen[bytes]:
 @pytest.mark.long
 def test_two_processes_that_are_killed_end_with_the_same_weights(colours: Path, tmp_path: Path) -> None:
     model = classifier(tmp_path / "in.pt2", 4)
-    more = ["--epochs", "30", "--batch-size", "7"]  # three and four images of each batch
+    more = ["--epochs", "30", "--batch-size", "7"]  # each process gets three or four images of a batch
     whole = two_processes(command(model, tmp_path / "whole.pt2", colours, *more))
     assert whole.wait(120) == 0, whole.stderr and whole.stderr.read()
     checkpoint = tmp_path / "run.ckpt"

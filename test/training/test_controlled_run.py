@@ -32,7 +32,7 @@ def command(colours: Path, folder: Path, seeds: int, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_run_goes_on_where_it_was_stopped_or_killed(
+def test_a_stopped_or_killed_run_continues_where_it_ended(
     seeds: int, colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fork_server: ForkServer
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -44,19 +44,21 @@ def test_a_run_goes_on_where_it_was_stopped_or_killed(
     shown = capsys.readouterr().out
     assert "stopped after epoch 1 of 2; the same command continues" in shown
     content = json.loads((whole / "out.json").read_text())
-    assert list(content["runs"]) == [f"{who} {seed}" for seed in range(seeds) for who in ("decomposed", "control")]
+    assert list(content["runs"]) == [
+        f"{variant} {seed}" for seed in range(seeds) for variant in ("decomposed", "control")
+    ]
     assert content["settings"]["retraining"]["epochs"] == 2
     assert 0.1 < content["cost"]["macs_cut"] < 0.9
-    after = {who: [content["runs"][f"{who} {seed}"]["after"]["top1"] for seed in range(seeds)]
-             for who in ("decomposed", "control")}  # fmt: skip
-    for who, values in after.items():
-        assert content["summary"][who]["mean"] == pytest.approx(sum(values) / seeds)
+    after = {variant: [content["runs"][f"{variant} {seed}"]["after"]["top1"] for seed in range(seeds)]
+             for variant in ("decomposed", "control")}  # fmt: skip
+    for variant, values in after.items():
+        assert content["summary"][variant]["mean"] == pytest.approx(sum(values) / seeds)
     difference = (sum(after["decomposed"]) - sum(after["control"])) / seeds
     assert content["summary"]["against_control"] == pytest.approx(difference)
     assert f"{difference:+.4f}" in shown.splitlines()[-1]
     assert not list(whole.glob("*seed*.ckpt"))
 
-    # The same files to start from: the signs of a decomposition differ from run to run.
+    # Start from the same files, because the signs of a decomposition differ from run to run.
     killed.mkdir()
     for name in ("original.safetensors", "decomposed.safetensors"):
         shutil.copy(whole / name, killed / name)
@@ -73,27 +75,27 @@ def test_a_run_goes_on_where_it_was_stopped_or_killed(
         weights = [load_artifact(folder / name)[0].state_dict() for folder in (whole, killed)]
         assert all(bool((weights[0][part] == weights[1][part]).all()) for part in weights[0])
 
-    # The networks that are named are files with these scores.
+    # The manifest names files with these scores.
     networks = json.loads((whole / "networks" / "networks.json").read_text())
     entry = networks["squeezenet1_1"]
     assert entry == content["networks"]["squeezenet1_1"]
-    for role, who in (("original", "control"), ("decomposed", "decomposed")):
+    for role, variant in (("original", "control"), ("decomposed", "decomposed")):
         file = whole / "networks" / entry[role]["file"]
         assert hashlib.sha256(file.read_bytes()).hexdigest() == entry[role]["sha256"]
-        assert entry[role]["scores"] == content["runs"][f"{who} {entry[role]['seed']}"]["after"]
+        assert entry[role]["scores"] == content["runs"][f"{variant} {entry[role]['seed']}"]["after"]
         assert bool(load_artifact(file)[1].plan) == (role == "decomposed")
 
     capsys.readouterr()
     assert main(["controlled-table", str(whole / "out.json"), str(killed / "out.json")]) == 0
     assert capsys.readouterr().out.count("squeezenet1_1") == 2
     assert main(command(colours, whole, seeds, "--ratio", "0.5")) == 1
-    assert "was made with other ratio" in capsys.readouterr().err
+    assert "was written with other ratio" in capsys.readouterr().err
 
 
 def test_a_finished_training_outlives_a_full_disk(
     colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its checkpoint is removed only when its result is written."""
+    """Its checkpoint is removed only after its result is written."""
     write = controlled_run.write_json
 
     def full(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""``python -m multi_dnn_ros.training curve``: points that are measured once, and their evaluation."""
+"""``python -m multi_dnn_ros.training curve``: points that are computed once, and their evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.usefixtures("narrow")
-def test_points_are_added_and_never_made_twice(
+def test_points_are_added_and_never_computed_twice(
     colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "curve.json"
@@ -52,8 +52,8 @@ def test_points_are_added_and_never_made_twice(
 
 
 @pytest.mark.long  # convolutions above; fully connected layers in test/compression/test_tucker.py
-def test_fully_connected_layers_where_asked_for(colours: Path, tmp_path: Path) -> None:
-    """MobileNetV3's MACs are in 1x1 convolutions, which stay, and on small images in a layer of 960 by 1280."""
+def test_fully_connected_layers_if_requested(colours: Path, tmp_path: Path) -> None:
+    """MobileNetV3's MACs are in 1x1 convolutions, which are kept, and, for small images, in a layer of 960 by 1280."""
     out = tmp_path / "curve.json"
     assert main(["curve", "torchvision:mobilenet_v3_large", "--data", f"classes:{colours}", "--num-classes", "2",
                  "--size", "32", "--macs-size", "32", "--epochs", "1", "--retrain-epochs", "1", "--batch-size", "8",
@@ -77,7 +77,7 @@ def test_an_original_of_another_size_or_data_is_no_baseline(
 
     assert main(command("32", colours, "first.json")) == 0
     assert main(command("48", colours, "second.json")) == 1
-    assert "of 2 classes at 32x32, trained on classes; asked for is torchvision:" in capsys.readouterr().err
+    assert "of 2 classes at 32x32, trained on classes; required is torchvision:" in capsys.readouterr().err
     other = tmp_path / "other"
     for part in ("train", "val"):
         shutil.copytree(colours / part / "green", other / part / "lime")
@@ -155,7 +155,7 @@ def test_a_point_with_unreadable_data_is_computed_in_the_next_run(
 
 @pytest.fixture(scope="module")
 def layers() -> list[Layer]:
-    """Their singular values are computed once."""
+    """Layers that all tests share, so that their singular values are computed once."""
     return list_layers(load_network("builtin:object").module, (torch.zeros(1, 3, 288, 384),))
 
 
@@ -169,8 +169,8 @@ def test_each_policy_reaches_the_cut_and_not_much_more(name: str, layers: list[L
 
 
 @pytest.mark.parametrize("builder", ["resnet18", "resnet50", "regnet_y_400mf", "inception_v3", "squeezenet1_1"])
-def test_training_begins_with_signals_of_even_size(builder: str) -> None:
-    """Residual branches begin at zero, so that each block gives what it got; the seed says which weights."""
+def test_initial_signals_have_the_same_size_in_all_layers(builder: str) -> None:
+    """Residual branches start at zero, so that each block returns its input; the seed determines the weights."""
     network = load_network(f"torchvision:{builder}", weights="random", num_classes=10).module
     networks = [network, copy.deepcopy(network)]
     for layer in networks[1].modules():

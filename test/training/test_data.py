@@ -27,7 +27,7 @@ def opened(name: str, task: Task | None = None, labels: tuple[str, ...] = (), sc
 
 
 def picture(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (32, 32)) -> None:
-    """RGB; written without loss."""
+    """Write an image of one RGB colour, losslessly."""
     path.parent.mkdir(parents=True, exist_ok=True)
     assert cv2.imwrite(str(path), np.full((size[1], size[0], 3), colour[::-1], np.uint8))
 
@@ -55,7 +55,7 @@ def test_folders_of_classes(tmp_path: Path) -> None:
     assert rows.name(4).endswith("train/red/1.png")
 
 
-def test_a_part_for_the_test_is_used_where_it_is_there(tmp_path: Path) -> None:
+def test_a_test_folder_is_used_if_it_exists(tmp_path: Path) -> None:
     data = opened(f"classes:{class_folders(tmp_path, ('train', 'val', 'test'))}")
     (tmp_path / "test" / "red" / "0.png").unlink()
     assert [len(data.part(part)) for part in ("train", "choice", "test")] == [6, 6, 5]  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def unknown_class(root: Path) -> None:
         (lambda root: class_folders(root, ("train",)), "val: no such folder"),
         (empty_class, "blue: no images"),
         (one_class, "one class only, red"),
-        (unknown_class, "folder blue is not a class of the other part"),
+        (unknown_class, "folder blue is not a class of the training part"),
         (lambda root: [(root / part).mkdir(parents=True) for part in ("train", "val")], "no images; expected <class>"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_corrupt_image_ends_the_reading_with_its_name(tmp_path: Path) -> None:
 
 
 def coco(root: Path, **changes: Any) -> Path:
-    """Of the two images to train on, the second is held out."""
+    """The second of the two training images is held out."""
     for part in ("train2017", "val2017"):
         for k, name in enumerate(("a.png", "b.png")):
             picture(root / part / name, (50 + k, 50, 50), (96, 64))
@@ -195,7 +195,7 @@ def test_coco_of_other_classes_and_damaged_json(tmp_path: Path) -> None:
 
 
 def lane_folders(root: Path) -> Path:
-    """Of the two images to train on, the second is held out."""
+    """The second of the two training images is held out."""
     for part in ("train", "val"):
         mask = np.zeros((32, 48), np.uint8)
         mask[:, 12:14] = 1
@@ -221,7 +221,7 @@ LETTERBOX = Preprocess(48, 48, fit="letterbox")
 
 
 def test_lane_masks_follow_a_letterbox(tmp_path: Path) -> None:
-    """Images of 96 x 64 have 32 of the 48 rows."""
+    """Images of 96 x 64 occupy 32 of the 48 rows."""
     wanted = DataRequest("lanes", LETTERBOX)
     row = open_data(f"lanes:{lane_folders(tmp_path)}", wanted).part("train").read(0)
     assert row["image"][0, :, 5].tolist() == [114] * 8 + [90] * 32 + [114] * 8
@@ -243,7 +243,7 @@ def test_a_drive_follows_a_letterbox(tmp_path: Path) -> None:
 
 
 def test_generated_road_is_stored_for_each_framing(tmp_path: Path) -> None:
-    """Of the options of a letterbox, those of a stretched image are left out: they change nothing."""
+    """The folder's name has no letterbox options for a stretched image, because they have no effect."""
     rows = {}
     for framing in (Preprocess(48, 48, centered=False, pad=0.0), LETTERBOX, Preprocess(48, 48, antialias=False)):
         data = open_data(f"road:{tmp_path}", DataRequest("lanes", framing, scenes=2))
@@ -256,7 +256,7 @@ def test_generated_road_is_stored_for_each_framing(tmp_path: Path) -> None:
 
 
 def test_masks_of_16_bits_may_hold_small_numbers(tmp_path: Path) -> None:
-    """Numbers of lanes: below 256, so that the high byte is 0."""
+    """Lane numbers below 256 have a high byte of 0."""
     mask = np.zeros((32, 48), np.uint16)
     mask[:, 12:14], mask[:, 30] = 1, 300
     assert cv2.imwrite(str(lane_folders(tmp_path) / "train" / "masks" / "a.png"), mask)
@@ -285,14 +285,14 @@ def test_generated_road_for_both_tasks(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not (SHARED / "road").exists(), reason="needs ../shared")
 def test_a_real_drive_is_scored_on_its_second_half() -> None:
-    """There is a gap between the frames that are trained on and those that select the best epoch."""
+    """There is a gap between the frames for training and those for validation."""
     data = opened(f"drive:{SHARED / 'road'}", "lanes")
     numbers = [
         [int(rows.name(k).rsplit("_", 1)[1]) for k in range(len(rows))] for rows in map(data.part, PARTS)
     ]  # fmt: skip
-    train, choice, test = numbers
-    assert len(train) > len(choice) > 0.2 * (len(train) + len(choice))
-    assert max(train) + 20 <= min(choice) < max(choice) < min(test)
+    train, validation, test = numbers
+    assert len(train) > len(validation) > 0.2 * (len(train) + len(validation))
+    assert max(train) + 20 <= min(validation) < max(validation) < min(test)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_a_wrong_name_is_named(name: str, task: Task | None, message: str) -> No
 
 
 def test_small_sets_are_shown_more_often_and_files_as_often_as_arrays(tmp_path: Path) -> None:
-    """A set of six images beside one of 48: at least a fifth of the rows come from it."""
+    """With a set of 48 images and one of six, a fifth of the rows come from the small one."""
     class_folders(tmp_path)
     rows: Rows = opened(f"classes:{tmp_path}").part("test")
 

@@ -24,7 +24,7 @@ from fork_server import ForkServer
 
 from multi_dnn_ros.training import datasets
 from multi_dnn_ros.training.batches import ArrayBatches, augment_colours, augment_detection, augment_lanes
-from multi_dnn_ros.training.data import own_classes
+from multi_dnn_ros.training.data import map_classes
 from multi_dnn_ros.training.datasets import (
     IGNORED,
     MAX_BOXES,
@@ -57,7 +57,7 @@ def test_rendered_arrays_hold_the_scenes(tmp_path: Path) -> None:
         assert np.array_equal(arrays.classes[k], classes)
 
 
-def test_rendering_is_not_done_twice_and_another_set_replaces_it(tmp_path: Path) -> None:
+def test_scenes_are_rendered_once_and_replaced_by_another_set(tmp_path: Path) -> None:
     render(SPEC, tmp_path, workers=1)
     stamp = (tmp_path / "boxes.npy").stat().st_mtime_ns
     render(SPEC, tmp_path, workers=1)
@@ -65,8 +65,8 @@ def test_rendering_is_not_done_twice_and_another_set_replaces_it(tmp_path: Path)
     assert len(render(RenderSpec(1, 7, (96, 64), (80, 48)), tmp_path, workers=1)) == 1
 
 
-def test_letterboxed_scenes_have_their_boxes_and_masks_in_place(tmp_path: Path) -> None:
-    """640 x 480 in the upper left corner of 96 x 96: a scale of 0.15 both ways, and 24 rows of padding below."""
+def test_boxes_and_masks_follow_letterboxed_scenes(tmp_path: Path) -> None:
+    """640 x 480 in the upper left corner of 96 x 96: a scale of 0.15 in both directions, 24 rows of padding below."""
     spec = RenderSpec(1, 6, (96, 96), (96, 96), fit="letterbox", centered=False, pad=77)
     arrays, scene = render(spec, tmp_path, workers=1), spec.scene(0)
     for images in (arrays.detector_images, arrays.lane_images):
@@ -82,7 +82,7 @@ def test_letterboxed_scenes_have_their_boxes_and_masks_in_place(tmp_path: Path) 
 
 
 def test_stretched_scenes_of_earlier_versions_are_still_used(tmp_path: Path) -> None:
-    """Their description has no framing."""
+    """Their description has no framing options."""
     render(SPEC, tmp_path, workers=1)
     keys = {"count", "seed", "detector_size", "lane_size", "wide", "first"}
     assert set(json.loads((tmp_path / "spec.json").read_text())) == keys
@@ -98,25 +98,25 @@ def test_an_interrupted_rendering_is_no_data_set(tmp_path: Path) -> None:
 def test_a_second_process_waits_for_the_rendering_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rendering, go_on, calls = threading.Event(), threading.Event(), []
-    told, warn = threading.Event(), datasets.log.warning
+    rendering, proceed, calls = threading.Event(), threading.Event(), []
+    warned, warn = threading.Event(), datasets.log.warning
     scene = RenderSpec.scene
 
     def slow(spec: RenderSpec, index: int) -> Scene:
         calls.append(index)
         rendering.set()
-        assert go_on.wait(20)
+        assert proceed.wait(20)
         return scene(spec, index)
 
     monkeypatch.setattr(RenderSpec, "scene", slow)
-    monkeypatch.setattr(datasets.log, "warning", lambda text, *given: (warn(text, *given), told.set()))
+    monkeypatch.setattr(datasets.log, "warning", lambda text, *given: (warn(text, *given), warned.set()))
     with ThreadPoolExecutor(2) as both:
         first = both.submit(render, SPEC, tmp_path / "set", 1)
         assert rendering.wait(20)
         second = both.submit(render, SPEC, tmp_path / "set", 1)
-        assert told.wait(20)
+        assert warned.wait(20)
         assert calls == [0]
-        go_on.set()
+        proceed.set()
         assert np.array_equal(first.result().detector_images, second.result().detector_images)
     assert calls == [0, 1, 2]
     assert "waiting for it" in caplog.text
@@ -148,7 +148,7 @@ def test_a_rendering_process_that_is_killed_is_an_error(tmp_path: Path) -> None:
     assert not list((tmp_path / "set").iterdir())
 
 
-class KillingBesideOne(RenderSpec):
+class KillingWhileOneWaits(RenderSpec):
     """Its first scene kills the process when another one waits forever and ignores SIGTERM."""
 
     def scene(self, index: int) -> Scene:
@@ -168,14 +168,14 @@ class KillingBesideOne(RenderSpec):
 def test_rendering_does_not_wait_for_processes_that_ignore_sigterm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of a rank of the fleet."""
+    """Like the rendering processes of a rank of the fleet."""
     monkeypatch.setenv("IGNORING", str(tmp_path / "ignoring"))
     with pytest.raises(DatasetError, match="set: one of 2 rendering processes was killed"):
-        render(KillingBesideOne(64, 6, (64, 64), (64, 64)), tmp_path / "set", workers=2)
+        render(KillingWhileOneWaits(64, 6, (64, 64), (64, 64)), tmp_path / "set", workers=2)
 
 
 class Waiting(RenderSpec):
-    """Its scenes are never finished; each process that begins one leaves a file with its number."""
+    """Its scenes are never finished; each process that begins one creates a file named by its process id."""
 
     def scene(self, index: int) -> Scene:
         (Path(os.environ["BEGUN"]) / str(os.getpid())).touch()
@@ -189,15 +189,15 @@ from pathlib import Path
 sys.path.insert(0, {folder!r})
 from test_datasets import Waiting
 from multi_dnn_ros.training.datasets import render
-render(Waiting(64, 6, (64, 64), (64, 64)), Path({place!r}), workers=2)
+render(Waiting(64, 6, (64, 64), (64, 64)), Path({target!r}), workers=2)
 """
 
 
 @pytest.mark.timeout(180)
-def test_rendering_processes_end_with_the_one_that_started_them(tmp_path: Path, fork_server: ForkServer) -> None:
+def test_rendering_processes_end_with_their_parent(tmp_path: Path, fork_server: ForkServer) -> None:
     begun = tmp_path / "begun"
     begun.mkdir()
-    program = _RENDER.format(folder=str(Path(__file__).parent), place=str(tmp_path / "set"))
+    program = _RENDER.format(folder=str(Path(__file__).parent), target=str(tmp_path / "set"))
     parent = fork_server.popen(
         [sys.executable, "-c", program], env={**os.environ, "BEGUN": str(begun)}, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -263,8 +263,8 @@ def test_wide_scenes_occur_in_the_given_share() -> None:
 
 def test_a_network_sees_its_own_classes_only() -> None:
     classes = torch.tensor([[0, 1, 2, IGNORED, NO_BOX]])
-    assert own_classes(classes, (0, 1, NO_BOX)).tolist() == [[0, 1, NO_BOX, IGNORED, NO_BOX]]
-    assert own_classes(classes, (NO_BOX, NO_BOX, 0)).tolist() == [[NO_BOX, NO_BOX, 0, IGNORED, NO_BOX]]
+    assert map_classes(classes, (0, 1, NO_BOX)).tolist() == [[0, 1, NO_BOX, IGNORED, NO_BOX]]
+    assert map_classes(classes, (NO_BOX, NO_BOX, 0)).tolist() == [[NO_BOX, NO_BOX, 0, IGNORED, NO_BOX]]
 
 
 def test_varied_boxes_stay_on_their_objects() -> None:
@@ -338,7 +338,7 @@ def test_road_frames_are_split_in_the_middle_of_the_video(tmp_path: Path) -> Non
 
 
 def test_masks_belong_to_the_video_of_their_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Two videos, of which the name of one begins with that of the other; a photo whose name begins so, too."""
+    """The names of another video and of a photo begin with the name of the video."""
     road(tmp_path)
     shutil.copy(tmp_path / "way.mp4", tmp_path / "way_home.mp4")
     cv2.imwrite(str(tmp_path / "way_out.jpg"), np.full((48, 64, 3), 250, np.uint8))
@@ -358,21 +358,21 @@ def test_masks_belong_to_the_video_of_their_name(tmp_path: Path, caplog: pytest.
 
     shutil.copy(tmp_path / "lane_masks" / "way_0004.png", tmp_path / "lane_masks" / "way_0010.png")
     assert len(road_frames(tmp_path, "train")) == 3
-    assert "way.mp4: 1 masks are not used, such as way_0010.png: 10 frames can be read" in caplog.text
+    assert "way.mp4: 1 masks are not used, such as way_0010.png, because only 10 frames were read" in caplog.text
 
 
 class LongVideo:
-    """Stands for cv2.VideoCapture of 40 frames; counts those that are still in memory."""
+    """Replaces cv2.VideoCapture, with 40 frames; counts those that are still in memory."""
 
     def __init__(self, path: str) -> None:
-        self.made: list[weakref.ref[np.ndarray]] = []
+        self.images: list[weakref.ref[np.ndarray]] = []
 
     def read(self) -> tuple[bool, np.ndarray | None]:
-        assert sum(image() is not None for image in self.made) <= 2
-        if len(self.made) == 40:
+        assert sum(image() is not None for image in self.images) <= 2
+        if len(self.images) == 40:
             return False, None
-        image = np.full((48, 64, 3), 5 * len(self.made), np.uint8)
-        self.made.append(weakref.ref(image))
+        image = np.full((48, 64, 3), 5 * len(self.images), np.uint8)
+        self.images.append(weakref.ref(image))
         return True, image
 
     def release(self) -> None:
@@ -383,7 +383,7 @@ class LongVideo:
 def test_frames_of_a_video_without_masks_are_not_kept(
     part: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two thousand frames of 1920 x 1080 are 12 GB."""
+    """Two thousand frames of 1920 x 1080 would take 12 GB."""
     road(tmp_path)
     monkeypatch.setattr(cv2, "VideoCapture", LongVideo)
     assert [frame.name for frame in road_frames(tmp_path, part)] == names

@@ -26,12 +26,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 )
 def test_the_loss_of_torchvision_s_detectors_is_their_own(builder: str) -> None:
     size = 320 if builder.startswith("ssd") else 128
-    own = {} if builder.startswith("ssd") else {"min_size": size, "max_size": size}
+    sizes = {} if builder.startswith("ssd") else {"min_size": size, "max_size": size}
     torch.manual_seed(0)
-    detector = getattr(detection, builder)(weights=None, weights_backbone=None, num_classes=4, **own)
+    detector = getattr(detection, builder)(weights=None, weights_backbone=None, num_classes=4, **sizes)
     for part in detector.modules():
         if isinstance(part, (nn.BatchNorm2d, nn.Dropout)):
-            part.momentum = 0.0  # so that both passes compute the same
+            part.momentum = 0.0  # so that both passes compute the same result
     source = load_network(f"torchvision:{builder}", weights="random", num_classes=4)
     source.module.load_state_dict(detector.state_dict())
     student = make_trainable(source, builder, size=(size, size), labels=("no", "a", "b", "c"))
@@ -43,13 +43,13 @@ def test_the_loss_of_torchvision_s_detectors_is_their_own(builder: str) -> None:
     detector.eval()
     student.network.eval()
     with torch.no_grad():
-        mine = student.loss(student.network(student.inputs(image)), {"boxes": boxes, "classes": classes})
+        found = student.loss(student.network(student.inputs(image)), {"boxes": boxes, "classes": classes})
     # torchvision computes losses in training mode only: set on the detector, not on its layers.
     detector.training = True
     targets = [{"boxes": boxes[0, :1], "labels": classes[0, :1]}, {"boxes": boxes[1, :0], "labels": classes[1, :0]}]
     with torch.no_grad():
-        theirs = sum(detector(list(image), targets).values())
-    assert float(mine) == pytest.approx(float(theirs), rel=1e-4)
+        expected = sum(detector(list(image), targets).values())
+    assert float(found) == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_a_teacher_alone_is_enough_and_equal_answers_cost_nothing() -> None:

@@ -25,7 +25,7 @@ def outputs(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 
 def guess(score: float = 0.05, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every cell claims a box of two strides around itself."""
+    """Every cell predicts a box of two strides around itself."""
     half = SCALES[:, None]
     return torch.cat([POINTS - half, POINTS + half], dim=1), torch.full((len(POINTS), classes), score)
 
@@ -50,7 +50,7 @@ def test_cells_of_an_object_lie_in_it_and_number_at_most_top() -> None:
     assert (quality[0][owner[0] < 0] == 0).all()
 
 
-def test_the_best_cell_aims_at_the_overlap_it_has() -> None:
+def test_the_target_of_the_best_cell_is_its_overlap() -> None:
     boxes, scores = guess()
     boxes[10] = torch.tensor([16.0, 0.0, 40.0, 20.0])  # cell 10 is at (20, 12)
     truth = batch((16, 0, 40, 20, 0))
@@ -66,7 +66,7 @@ def test_an_object_smaller_than_a_cell_gets_cells_too() -> None:
     assert (owner[0] == 0).any()
 
 
-def test_a_cell_in_two_objects_answers_for_the_one_it_fits_better() -> None:
+def test_a_cell_in_two_objects_belongs_to_the_one_it_fits_better() -> None:
     boxes, scores = guess()
     boxes[9] = torch.tensor([8.0, 8.0, 16.0, 16.0])  # cell 9 is at (12, 12)
     truth = batch((0, 0, 64, 64, 0), (8, 8, 16, 16, 1))
@@ -107,7 +107,7 @@ def test_images_without_objects_have_a_finite_loss_with_gradients() -> None:
 
 
 def test_gradients_of_parts_of_a_batch_add_up_to_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes: three images with two large objects and a small one, and one image without any."""
+    """Two processes: three images with one object each, two large and one small, and one image without objects."""
     torch.manual_seed(0)
     boxes, scores = guess(0.3)
     raw = torch.cat([outputs(boxes + torch.randn_like(boxes), scores)] * 4)
@@ -126,7 +126,7 @@ def test_gradients_of_parts_of_a_batch_add_up_to_those_of_the_whole(monkeypatch:
     monkeypatch.setattr(distributed, "total", lambda value: seen.append(value) or value)
     whole = gradients(slice(0, 4))
     split = slice(0, 3), slice(3, 4)
-    assert not torch.allclose(gradients(*split), whole)  # each for itself
+    assert not torch.allclose(gradients(*split), whole)  # if each part is normalized by itself
     torch.testing.assert_close(seen[1] + seen[2], seen[0])
     monkeypatch.setattr(distributed, "total", lambda value: seen[0])
     torch.testing.assert_close(gradients(*split), whole)
@@ -155,7 +155,7 @@ def test_lane_loss_orders_good_and_bad_masks() -> None:
 def test_mixed_images_have_the_share_of_each_label_that_they_show(
     b: int, height: int, width: int, mix: float, seed: int
 ):
-    """Image k is full of k: what is in a mixed one says whose it is. No shift and no square: too small for both."""
+    """All pixels of image k are k + 2, so that a pixel of a mixed image shows its origin; blank pixels are 0.5."""
     image = torch.arange(float(b)).view(b, 1, 1, 1).expand(b, 3, height, width) + 2.0
     label = torch.arange(b)
     mixed = augment_classes({"image": image, "label": label}, torch.Generator().manual_seed(seed), mix)

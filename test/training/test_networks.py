@@ -26,8 +26,8 @@ def header(path: Path) -> dict[str, Any]:
 
 
 def load(path: Path) -> nn.Module:
-    said = header(path)
-    network = build(said["architecture"], said["arguments"])
+    metadata = header(path)
+    network = build(metadata["architecture"], metadata["arguments"])
     with safe_open(path, "pt") as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     missing, unexpected = network.load_state_dict(weights, strict=False)
@@ -58,7 +58,7 @@ def test_cells_run_row_by_row_finest_first() -> None:
     assert scales.tolist() == [8.0] * 8 + [16.0] * 2
 
 
-def test_half_precision_networks_return_boxes_in_full() -> None:
+def test_half_precision_networks_return_boxes_in_float32() -> None:
     rows = DetectorNet(1, (64, 64)).to(torch.bfloat16).eval()(torch.rand(1, 3, 64, 64, dtype=torch.bfloat16))
     assert rows.dtype == torch.float32
 
@@ -83,15 +83,15 @@ def test_an_encoder_needs_blocks_for_every_stage() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_shipped_weights_build_their_network(role: str) -> None:
-    said = header(WEIGHTS / f"{role}.safetensors")
-    assert set(said) == {"architecture", "arguments", "input_size", "labels", "decoder", "training"}
-    width, height = said["input_size"]
+    metadata = header(WEIGHTS / f"{role}.safetensors")
+    assert set(metadata) == {"architecture", "arguments", "input_size", "labels", "decoder", "training"}
+    width, height = metadata["input_size"]
     network = load(WEIGHTS / f"{role}.safetensors")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network(torch.zeros(1, 3, height, width))
     assert counter.get_total_flops() / 2 < 1.0e9  # multiply-accumulates: small enough for three on two CPU cores
-    assert said["training"]["data"]["train"]["seed"] != said["training"]["data"]["choice"]["seed"] != 3
-    assert {"torch", "numpy", "cv2", "python"} == set(said["training"]["versions"])
+    assert metadata["training"]["data"]["train"]["seed"] != metadata["training"]["data"]["choice"]["seed"] != 3
+    assert {"torch", "numpy", "cv2", "python"} == set(metadata["training"]["versions"])
 
 
 def test_shipped_weights_are_small() -> None:

@@ -54,7 +54,7 @@ def test_without_true_boxes_there_is_no_recall() -> None:
     assert point == OperatingPoint(0.5, 0.0, None, 1.0)
 
 
-def test_predictions_and_truths_must_be_as_many() -> None:
+def test_there_must_be_as_many_predictions_as_truths() -> None:
     with pytest.raises(ValueError, match="1 predictions for 2 images"):
         box_points([found()], [truth(), truth()])
 
@@ -76,7 +76,7 @@ def test_a_higher_threshold_never_finds_more(rows: list[tuple], true: list[tuple
 
 
 def coco(folder: Path, category: str, count: int = 3) -> Path:
-    """Generated scenes with the boxes of their pedestrians, under the name `category`; none for another name."""
+    """Generated scenes in COCO's format, with the boxes of pedestrians if `category` is `pedestrian`, else without."""
     (folder / "annotations").mkdir(parents=True)
     (folder / "val").mkdir()
     images, annotations = [], []
@@ -110,5 +110,5 @@ def test_command_reports_every_threshold(tmp_path: Path, capsys: pytest.CaptureF
 def test_images_without_objects_need_thresholds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = coco(tmp_path, "none", 1)
     assert main(["evaluate", "builtin:pedestrian", "--data", f"coco:{empty}", "--device", "cpu"]) == 1
-    assert "no true box in 1 images" in (said := capsys.readouterr().err)
-    assert "--thresholds counts false detections there" in said
+    assert "no true box in 1 images" in (error := capsys.readouterr().err)
+    assert "--thresholds counts false detections there" in error

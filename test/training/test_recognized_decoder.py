@@ -19,15 +19,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """COCO data: a bright box in each image is a person."""
+    """COCO data with a bright box in each image, which is a person."""
     root = tmp_path_factory.mktemp("people")
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     (root / "annotations").mkdir()
     for part in ("train", "val"):
         (root / part).mkdir()
         images, boxes = [], []
         for number in range(4):
-            image = dice.integers(0, 90, (SIZE[1], SIZE[0], 3), dtype=np.uint8)
+            image = rng.integers(0, 90, (SIZE[1], SIZE[0], 3), dtype=np.uint8)
             image[10:40, 20:50] = 250
             cv2.imwrite(str(root / part / f"{number}.png"), image)
             images.append({"id": number, "file_name": f"{number}.png", "width": SIZE[0], "height": SIZE[1]})
@@ -61,7 +61,7 @@ def scores(model: Path, data: str, report: Path, *more: str) -> dict[str, float]
 
 
 @pytest.mark.parametrize(("network", "decoder"), [(TinyYolo(1), "yolo"), (TinyYolox(1), "yolox")])
-def test_a_detector_is_scored_as_with_its_decoder_named(
+def test_a_detector_scores_the_same_as_with_its_decoder_named(
     network: nn.Module, decoder: str, people: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = export(network, tmp_path / "people.onnx")
@@ -95,17 +95,17 @@ def test_a_teacher_and_a_student_need_no_decoder(
     command = ["retrain", str(tmp_path / "student.pt2"), "--teacher", str(tmp_path / "teacher.pt2"), "--data", lines,
                "--output", str(tmp_path / "out.pt2"), "--epochs", "1", "--device", "cpu", "--quiet"]  # fmt: skip
     assert main(command) == 0
-    told = capsys.readouterr().err
+    error = capsys.readouterr().err
     for name in ("teacher", "student"):
-        assert f"{name}.pt2: outputs (1, 1, 32, 48) are read as 'lane'" in told
+        assert f"{name}.pt2: outputs (1, 1, 32, 48) are read as 'lane'" in error
     assert (tmp_path / "out.pt2").is_file()
 
 
-def test_outputs_that_nothing_reads_are_told_with_the_nearest(
+def test_outputs_without_a_decoder_are_reported_with_the_nearest_decoders(
     people: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = export(TinyOdd(), tmp_path / "odd.onnx")
     assert main(["evaluate", str(file), "--data", people, "--device", "cpu"]) == 1
-    told = capsys.readouterr().err
-    assert "no decoder reads outputs (1, 4, 5, 6, 7); nearest: " in told
-    assert "name one of the decoders: classification, " in told
+    error = capsys.readouterr().err
+    assert "no decoder reads outputs (1, 4, 5, 6, 7); nearest: " in error
+    assert "name one of the decoders: classification, " in error

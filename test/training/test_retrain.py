@@ -62,7 +62,7 @@ def arguments(model: str | Path, out: Path, data: str, *more: str) -> list[str]:
     return ["retrain", str(model), "--output", str(out), "--data", data, "--device", "cpu", "--quiet", *more]
 
 
-# --- through the front door -------------------------------------------------------------------------------------------
+# --- the commands -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long  # a builder in test_curve; an exported program below
@@ -84,7 +84,7 @@ def test_a_builder_learns_classes_and_is_evaluated(
     assert len(training["history"]) == 8
 
     small = tmp_path / "small.safetensors"
-    # Without sweeps: the SVDs of 512 channels take longer than all the rest here; what they gain is tested elsewhere.
+    # No iterations, because the SVDs of 512 channels take longer than the rest; their benefit is tested elsewhere.
     assert main(["decompose", str(out), "--output", str(small), "--ratio", "0.5", "--iterations", "0"]) == 0
     better = tmp_path / "better.safetensors"
     assert main(arguments(small, better, data, "--teacher", str(out), "--epochs", "1")) == 0
@@ -112,14 +112,14 @@ def test_a_builder_learns_classes_and_is_evaluated(
     assert (report / "networks.png").read_bytes()[:4] == b"\x89PNG"
 
 
-# A detector is trained in test_training_command, a decomposed one goes into the node in test_cli_decompose, a retrained
-# network into the node below, and networks are evaluated and timed in test_served.
+# Shorter tests: test_training_command trains a detector, test_cli_decompose loads a decomposed network into the node, a
+# test below loads a retrained one, and test_served evaluates and times networks.
 @pytest.mark.long
-def test_a_detector_is_decomposed_retrained_and_goes_into_the_node(
+def test_a_detector_is_decomposed_retrained_and_loaded_into_the_node(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small, better = tmp_path / "small.safetensors", tmp_path / "better.safetensors"
-    # Without sweeps, as above.
+    # No iterations, as above.
     assert main(["decompose", "builtin:pedestrian", "--output", str(small), "--ratio", "0.6", "--iterations", "0"]) == 0
     road = f"road:{tmp_path / 'road'}"
     run = ["--scenes", "8", "--epochs", "1", "--batch-size", "4", "--teacher", "builtin:pedestrian"]
@@ -187,11 +187,11 @@ def test_the_first_epochs_see_smaller_images_and_only_of_classes(colours: Path) 
     sizes = [tuple(size) for training, size in seen if training]
     assert sizes == [(24, 32)] * 2 + [(48, 64)]  # one batch per epoch
     tried, *scored = (tuple(size) for training, size in seen if not training)
-    assert tried == (24, 32)  # whether the network takes it
-    assert set(scored) == {(48, 64)}  # its own
+    assert tried == (24, 32)  # checks that the network accepts this size
+    assert set(scored) == {(48, 64)}  # the network's size
 
     lanes = make_trainable(load_network("builtin:lane"), "builtin:lane")
-    with pytest.raises(TrainingError, match="only classes may grow"):
+    with pytest.raises(TrainingError, match="small_epochs is for classes only"):
         retrain(lanes, [data], schedule, batch_size=4, device=torch.device("cpu"))
 
 
@@ -235,7 +235,7 @@ sys.exit(code)
 
 
 def learn() -> nn.Module:
-    """A few steps without dice: what one process computes, several must compute together."""
+    """A few steps without random numbers: several processes together must compute what one computes."""
     torch.manual_seed(1)
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
     network.register_parameter("unused", nn.Parameter(torch.ones(2)))  # no loss depends on it
@@ -250,7 +250,7 @@ def learn() -> nn.Module:
 
 
 def test_two_processes_learn_what_one_learns(colours: Path, tmp_path: Path, fork_server: ForkServer) -> None:
-    """With the environment that torchrun gives them; a long test in test_controlled.py starts it."""
+    """With the environment variables of torchrun, which a long test in test_controlled.py starts."""
     out = tmp_path / "out.pt2"
     run = [
         "--decoder",
@@ -276,13 +276,13 @@ def test_two_processes_learn_what_one_learns(colours: Path, tmp_path: Path, fork
         for rank in ("0", "1")
     ]  # fmt: skip
     try:
-        told = [process.communicate(timeout=200) for process in processes]
+        outputs = [process.communicate(timeout=200) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    assert [process.returncode for process in processes] == [0, 0], told
-    said = "".join(output for output, _ in told)
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    printed = "".join(output for output, _ in outputs)
     alone = learn().state_dict()
     for rank in range(2):
         together = torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)
@@ -291,10 +291,10 @@ def test_two_processes_learn_what_one_learns(colours: Path, tmp_path: Path, fork
     description = load_network(str(out)).description
     assert description is not None
     assert description.provenance["training"]["processes"] == 2
-    assert said.count("written to") == 1
+    assert printed.count("written to") == 1
 
 
-# --- what is wrong ----------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_wrong_combinations_are_one_line(colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,9 +325,9 @@ def test_wrong_combinations_are_one_line(colours: Path, tmp_path: Path, capsys: 
         (2, "builtin:lane is for lanes", ["evaluate", "builtin:object", "builtin:lane", "--data", data]),
     ]:
         assert main(command) == code, message
-        told = capsys.readouterr().err.splitlines()[-1]
-        assert message in told
-        assert "unexpected" not in told
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert message in error
+        assert "unexpected" not in error
     assert out.read_bytes() == b"the last good file"
 
 
@@ -361,12 +361,12 @@ def test_evaluate_names_images_without_a_mask_once(tmp_path: Path, caplog: pytes
 
 def test_a_part_without_any_object_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Images without objects are good for training and for thresholds, but have no average precision."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     (tmp_path / "annotations").mkdir()
     for part, boxes in (("train", 4), ("val", 0)):
         (tmp_path / part).mkdir()
         for k in range(4):
-            cv2.imwrite(str(tmp_path / part / f"{k}.png"), dice.integers(0, 255, (48, 64, 3), dtype=np.uint8))
+            cv2.imwrite(str(tmp_path / part / f"{k}.png"), rng.integers(0, 255, (48, 64, 3), dtype=np.uint8))
         content = {
             "images": [{"id": k, "file_name": f"{k}.png", "width": 64, "height": 48} for k in range(4)],
             "categories": [{"id": 1, "name": "pedestrian"}],
@@ -392,7 +392,7 @@ def test_a_checkpoint_of_another_network_is_refused(
 
 
 def test_a_network_without_a_loss_needs_a_teacher() -> None:
-    """The grid head has no loss of its own here."""
+    """Here the grid head has no loss of its own."""
     source = load_network("builtin:object")
     student = make_trainable(source, "builtin:object")
     lossless = type(student)(**{**student.__dict__, "loss": None})

@@ -1,4 +1,4 @@
-"""Augmentation of road images: what stays true of image and mask."""
+"""Augmentation of road images: image and mask stay valid and match."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def camera(width: int = 640, height: int = 480) -> Camera:
 
 
 def noon() -> Light:
-    """No shade, no fog, no headlights: colours come out as they are."""
+    """No shade, no fog, no headlights: colours are unchanged."""
     ambient, sun = np.ones(3), np.array([0.0, 1.0, 0.0])
     return Light(ambient, sun, contrast=0.0, fog=np.zeros(3), visibility_m=1e9, beam=0.0, shadow=0.0)
 
@@ -50,14 +50,14 @@ def same(a: Scene, b: Scene) -> bool:
     )
 
 
-def test_a_scene_is_decided_by_seed_and_index() -> None:
+def test_a_scene_depends_on_seed_and_index_only() -> None:
     assert same(SceneGenerator(320, 240, 5).scene(7), SceneGenerator(320, 240, 5).scene(7))
     assert not same(SceneGenerator(320, 240, 5).scene(7), SceneGenerator(320, 240, 5).scene(8))
     assert not same(SceneGenerator(320, 240, 5).scene(7), SceneGenerator(320, 240, 6).scene(7))
 
 
 def test_any_frame_of_a_drive_is_the_same_alone_and_in_order() -> None:
-    drive = SceneGenerator(320, 240, 5).drive(8, 10.0, stretch_s=0.4)  # changes to another road in the middle
+    drive = SceneGenerator(320, 240, 5).drive(8, 10.0, stretch_s=0.4)  # the road changes in the middle
     in_order = [drive.frame(k) for k in range(8)]
     for k in (6, 1, 3):
         assert same(in_order[k], SceneGenerator(320, 240, 5).drive(8, 10.0, stretch_s=0.4).frame(k))
@@ -65,7 +65,7 @@ def test_any_frame_of_a_drive_is_the_same_alone_and_in_order() -> None:
 
 
 def test_a_drive_is_coherent() -> None:
-    """From one frame to the next, objects move by little: most boxes have a partner of their class close by."""
+    """Objects move little from one frame to the next: most boxes have a box of the same class nearby."""
     drive = SceneGenerator(640, 480, 3).drive(20, 20.0, stretch_s=0.0)
     pairs = kept = 0
     for k in range(0, 20, 4):
@@ -80,9 +80,7 @@ def test_a_drive_is_coherent() -> None:
 
 @settings(max_examples=12)
 @given(st.integers(64, 700), st.integers(64, 500), st.integers(0, 2**31), st.integers(0, 2**31))
-def test_any_size_and_seed_gives_a_scene_that_keeps_its_promises(
-    width: int, height: int, seed: int, index: int
-) -> None:
+def test_scenes_of_any_size_and_seed_are_valid(width: int, height: int, seed: int, index: int) -> None:
     scene = SceneGenerator(width, height, seed).scene(index)
     assert scene.image.shape == (height, width, 3)
     assert scene.image.dtype == np.uint8
@@ -161,7 +159,7 @@ def test_a_box_is_tight_around_the_pixels_of_its_object(kind: str, x: float, z: 
     assert silhouette.pixels == np.count_nonzero(canvas.owner == 7)
 
 
-def test_what_stands_before_an_object_takes_its_pixels() -> None:
+def test_an_object_in_front_takes_the_pixels_of_the_one_behind() -> None:
     rng = np.random.default_rng(0)
     canvas = Canvas.blank(camera(), noon())
     far = canvas.draw(vehicles.car(rng, lamps_on=False), np.array([0.0, 0.0, 30.0]), 0.0, number=1)

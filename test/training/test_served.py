@@ -23,18 +23,18 @@ CPU = torch.device("cpu")
 
 
 class SameMemory:
-    """Stages that write every image's outputs to the same place, as captured graphs do, and that have a warning."""
+    """Stages that write every image's outputs to the same memory, as captured graphs do, and log a warning."""
 
     def prepare(
         self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None = None
     ) -> tuple[Stage, ...]:
         (stage,) = stages
-        places = tuple(tensor.clone() for tensor in stage(inputs))
+        buffers = tuple(tensor.clone() for tensor in stage(inputs))
 
         def run(carried: Tensors) -> Tensors:
-            for place, tensor in zip(places, stage(carried), strict=True):
-                place.copy_(tensor)
-            return places
+            for buffer, tensor in zip(buffers, stage(carried), strict=True):
+                buffer.copy_(tensor)
+            return buffers
 
         logging.getLogger("multi_dnn_ros.backends.any").warning("job %d is slow", 0)
         return (run,)
@@ -65,11 +65,11 @@ def test_images_of_a_batch_do_not_share_their_outputs() -> None:
     expected = network(images)
     for own, whole in zip(served(images), (expected["near"], expected["far"]), strict=True):
         torch.testing.assert_close(own, whole)
-        own += 1.0  # a decoder may write into what it gets
+        own += 1.0  # a decoder may modify its inputs
 
 
 @torch.no_grad()
-def test_served_in_bf16_is_rounded_and_its_network_stays() -> None:
+def test_serving_in_bf16_rounds_outputs_and_keeps_the_network() -> None:
     torch.manual_seed(0)
     network, images = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.rand(2, 3, 12, 16)
     before = network(images)
@@ -84,7 +84,7 @@ def test_served_in_bf16_is_rounded_and_its_network_stays() -> None:
 def test_a_second_row_shows_what_serving_in_bf16_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, road = tmp_path / "report", f"road:{tmp_path / 'road'}"
     run = ["--data", road, "--scenes", "4", "--device", "cpu", "--served", "--precision", "bf16"]
-    # The decomposed one: bf16 takes a CPU without such instructions thirty times as long.
+    # The decomposed DNN, because bf16 is thirty times slower on a CPU without bf16 instructions.
     assert main(["evaluate", "builtin:pedestrian_small", *run, "--limit", "3", "--report", str(report)]) == 0
     first, second = json.loads((report / "report.json").read_text())["networks"]
     assert first["served"] is None

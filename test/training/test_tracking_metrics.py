@@ -13,14 +13,14 @@ from multi_dnn_ros.vision.results import Detections
 from multi_dnn_ros.vision.tracking.byte_track import ByteTracker, TrackerSettings
 
 #: Boxes that do not overlap.
-PLACES = {name: np.array([100.0 * n, 0, 100.0 * n + 50, 50]) for n, name in enumerate("abcd")}
+BOXES = {name: np.array([100.0 * n, 0, 100.0 * n + 50, 50]) for n, name in enumerate("abcd")}
 
 
 def frame(truth: dict[int, str], tracks: dict[int, str]) -> TrackedFrame:
-    """Identities and the places of their boxes."""
+    """truth, tracks: names in BOXES by identity."""
 
-    def boxes(of: dict[int, str]) -> np.ndarray:
-        return np.array([PLACES[place] for place in of.values()]).reshape(-1, 4)
+    def boxes(names: dict[int, str]) -> np.ndarray:
+        return np.array([BOXES[name] for name in names.values()]).reshape(-1, 4)
 
     return TrackedFrame(boxes(truth), np.array(list(truth), np.int64), boxes(tracks), np.array(list(tracks), np.int64))
 
@@ -60,7 +60,7 @@ def test_two_objects_whose_tracks_are_exchanged() -> None:
 
 
 def test_a_match_of_the_previous_frame_is_kept() -> None:
-    """A second box overlaps the object better, but the first one still suffices: no switch."""
+    """A second box overlaps the object better, but the overlap of the first still suffices: no switch."""
     truth, near, better = np.array([[0.0, 0, 100, 100]]), [0.0, 0, 80, 100], [0.0, 0, 99, 100]
     ids = np.array([1])
     frames = [
@@ -87,7 +87,7 @@ def test_a_match_is_kept_over_a_frame_without_boxes(missing: str) -> None:
     ]
     scores = score_tracks(frames)
     assert scores.switches == 0
-    # Two objects are found, two or three are there, and one or three tracks are false.
+    # Two objects are found, of two or three, and one or three tracks are false.
     assert scores.mota == pytest.approx({"tracks": (2 - 1) / 3, "truth": (2 - 3) / 2}[missing])
 
 
@@ -107,7 +107,7 @@ def drive(seed: int, frames: int, hz: float) -> list[tuple[np.ndarray, np.ndarra
 
 
 def detections(boxes: np.ndarray, classes: np.ndarray, rng: np.random.Generator) -> Detections:
-    """What a detector makes of true boxes: noise, some of low score, some missing, some false."""
+    """Simulated detections of true boxes: noisy, some with low scores, some missing, some false."""
     seen = rng.random(len(boxes)) > 0.1
     boxes = boxes[seen] + rng.normal(0.0, 1.0, (int(seen.sum()), 4)).astype(np.float32)
     scores = rng.choice([0.9, 0.7, 0.25], len(boxes), p=[0.5, 0.3, 0.2])
@@ -122,7 +122,7 @@ def run(truth: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], hz: float, *
     tracker, rng, frames = ByteTracker(TrackerSettings(high_score=0.5)), np.random.default_rng(0), []
     for index, (boxes, identities, classes) in enumerate(truth):
         found = detections(boxes, classes, rng)
-        if index % every:  # the node lost this frame
+        if index % every:  # the node dropped this frame
             continue
         stamp_ns = round(index * 1e9 / hz) if stamped else round(index // every * 1e9 / hz)
         tracked = tracker.update(found, stamp_ns)

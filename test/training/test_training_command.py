@@ -32,7 +32,7 @@ def small() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder, where the first command of this module renders the scenes of all."""
+    """An empty folder, where the first command of this module renders the scenes for all."""
     return tmp_path_factory.mktemp("scenes")
 
 
@@ -47,15 +47,15 @@ Trained = Callable[[str], tuple[Path, dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def trained(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Folder with the weights and the checkpoint of a role, trained once, and what the command said."""
+    """Folder with the weights and the checkpoint of a role, trained once, and the result that the command printed."""
     done: dict[str, tuple[Path, dict[str, Any]]] = {}
 
     def train(role: str) -> tuple[Path, dict[str, Any]]:
         if role not in done:
             folder = tmp_path_factory.mktemp(role)
-            with contextlib.redirect_stdout(io.StringIO()) as said:
+            with contextlib.redirect_stdout(io.StringIO()) as output:
                 assert main(arguments(role, folder, scenes)) == 0
-            done[role] = folder, json.loads(said.getvalue().splitlines()[-1])
+            done[role] = folder, json.loads(output.getvalue().splitlines()[-1])
         return done[role]
 
     return train
@@ -65,16 +65,16 @@ def trained(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
 def test_a_role_is_trained_and_written(
     role: str, trained: Trained, scenes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, said = trained(role)
-    assert said["role"] == role
+    folder, result = trained(role)
+    assert result["role"] == role
     with safe_open(folder / f"{role}.safetensors", "pt") as file:
         header = {name: json.loads(value) for name, value in file.metadata().items()}
     assert header["input_size"] == [96, 64]
     assert header["training"]["data"]["train"]["count"] == 8
-    assert header["training"]["kept_epoch"] == said["epoch"]
-    # Goes on from the checkpoint: nothing left to do.
+    assert header["training"]["kept_epoch"] == result["epoch"]
+    # Resumes from the last checkpoint, so that nothing is left to train.
     assert main(arguments(role, folder, scenes)) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == said
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == result
 
 
 def real_images(folder: Path) -> Path:
@@ -94,28 +94,30 @@ def real_images(folder: Path) -> Path:
     return folder
 
 
-def test_real_images_are_learned_from_beside_the_scenes(
+def test_training_on_scenes_and_real_images(
     trained: Trained, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Training goes on from weights that are there, and the file says what they and the images were."""
-    begun = trained("pedestrian")[0] / "pedestrian.safetensors"
-    more = ["--real", str(real_images(tmp_path / "real")), "--start", str(begun)]
+    """Training starts from existing weights; the written file describes these weights and the images."""
+    initial = trained("pedestrian")[0] / "pedestrian.safetensors"
+    more = ["--real", str(real_images(tmp_path / "real")), "--start", str(initial)]
     assert main([*arguments("pedestrian", tmp_path, scenes), *more]) == 0
-    said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert said["map50"] == pytest.approx((said["map50_generated"] + said["map50_real"]) / 2)
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["map50"] == pytest.approx((result["map50_generated"] + result["map50_real"]) / 2)
     with safe_open(tmp_path / "pedestrian.safetensors", "pt") as file:
         data = json.loads(file.metadata()["training"])["data"]
     assert data["real"] == {"images": 2, "choice": 1}
     assert data["start"]["weights"] == "pedestrian.safetensors"
-    assert data["start"]["sha256"] == hashlib.sha256(begun.read_bytes()).hexdigest()
+    assert data["start"]["sha256"] == hashlib.sha256(initial.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize(("option", "said"), [("--start", "there is no such file"), ("--real", "no instances_train")])
-def test_what_is_missing_is_one_line(
-    option: str, said: str, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("option", "message"), [("--start", "there is no such file"), ("--real", "no instances_train")]
+)
+def test_a_missing_file_is_one_line(
+    option: str, message: str, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments("object", tmp_path, scenes), option, str(tmp_path / "nowhere")]) == 1
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_missing_road_data_is_one_line(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,15 +138,15 @@ def test_another_schedule_does_not_touch_the_checkpoint(
     assert (tmp_path / "last.ckpt").read_bytes() == before
 
 
-@pytest.mark.parametrize(("device", "said"), [("cuda:99", "PyTorch sees"), ("gpu", "expected cpu, cuda or")])
+@pytest.mark.parametrize(("device", "message"), [("cuda:99", "PyTorch sees"), ("gpu", "expected cpu, cuda or")])
 @pytest.mark.parametrize("verb", ["lane", "curve"])
 def test_a_missing_device_is_reported_first(
-    verb: str, device: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    verb: str, device: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = tmp_path / "work"
-    own = {"lane": ["--scenes"], "curve": ["torchvision:vgg16", "--data", "cifar10:x", "--folder"]}
-    assert main([verb, *own[verb], str(work), "--out", str(tmp_path / "out.safetensors"), "--device", device]) == 1
-    assert f"--device {device}: {said}" in capsys.readouterr().err
+    options = {"lane": ["--scenes"], "curve": ["torchvision:vgg16", "--data", "cifar10:x", "--folder"]}
+    assert main([verb, *options[verb], str(work), "--out", str(tmp_path / "out.safetensors"), "--device", device]) == 1
+    assert f"--device {device}: {message}" in capsys.readouterr().err
     assert not work.exists()
 
 

@@ -1,4 +1,4 @@
-"""The shipped weights reach what docs/measured.md says, loaded and decoded as the node does it."""
+"""The shipped weights reach the scores in docs/measured.md, loaded and decoded as in the node."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ROAD = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "road"
 
 
 SCENES = 40
-#: Enough to see weights that do not fit their network or their decoder; SCENES tell how good they are.
+#: Enough to detect weights that do not fit their network or their decoder; SCENES are enough to check the scores.
 FEW_SCENES = 6
 
 
 @pytest.fixture(scope="module")
-def judge() -> Evaluator:
+def evaluator() -> Evaluator:
     return Evaluator(builtin_dnns())
 
 
@@ -37,28 +37,28 @@ def small() -> Evaluator:
 
 
 @pytest.fixture(scope="module")
-def scores(judge: Evaluator) -> dict[str, Any]:
-    return scored(judge, SCENES)
+def scores(evaluator: Evaluator) -> dict[str, Any]:
+    return scored(evaluator, SCENES)
 
 
-def scored(judge: Evaluator, count: int) -> dict[str, Any]:
+def scored(evaluator: Evaluator, count: int) -> dict[str, Any]:
     generator = SceneGenerator(640, 480, SEEDS["test"])
     scenes = [generator.scene(index) for index in range(count)]
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return judge.scenes(scenes, count, "unseen scenes")
+        return evaluator.scenes(scenes, count, "unseen scenes")
     finally:
         torch.set_num_threads(before)
 
 
-def test_decomposed_dnns_have_fewer_operations(judge: Evaluator, small: Evaluator) -> None:
+def test_decomposed_dnns_have_fewer_operations(evaluator: Evaluator, small: Evaluator) -> None:
     for role, dnn in small.dnns.items():
-        macs = [cost(each.module, each.example_inputs()).macs for each in (judge.dnns[role], dnn)]
+        macs = [cost(each.module, each.example_inputs()).macs for each in (evaluator.dnns[role], dnn)]
         assert macs[1] <= 0.6 * macs[0], role
 
 
-@pytest.mark.parametrize("which", ["judge", "small"])
+@pytest.mark.parametrize("which", ["evaluator", "small"])
 def test_a_few_unseen_scenes(which: str, request: pytest.FixtureRequest) -> None:
     found = scored(request.getfixturevalue(which), FEW_SCENES)
     assert found["object"]["map50"] >= 0.75
@@ -74,19 +74,19 @@ def test_unseen_scenes(scores: dict[str, Any]) -> None:
 
 
 @pytest.mark.long  # fewer scenes above
-def test_decomposed_dnns_answer_as_well(small: Evaluator, scores: dict[str, Any]) -> None:
+def test_decomposed_dnns_score_as_well(small: Evaluator, scores: dict[str, Any]) -> None:
     found = scored(small, SCENES)
     for role, score in (("lane", "f1"), ("object", "map50"), ("pedestrian", "map50")):
-        # Promised are 0.02 on many scenes; so few tell it to about 0.02: the pedestrian networks differ by 0.032 here,
-        # by 0.014 on the 666 scenes of results/decomposed_scores.json.
+        # 0.02 is promised on many scenes; so few add an uncertainty of about 0.02: the pedestrian networks differ by
+        # 0.032 here, but by 0.014 on the 666 scenes of results/decomposed_scores.json.
         assert found[role][score] >= scores[role][score] - 0.04, role
 
 
 @pytest.mark.long  # generated roads above
 @pytest.mark.skipif(not ROAD.exists(), reason="needs ../shared/data/road")
 @pytest.mark.parametrize(("part", "f1"), [("video", 0.9), ("photos", 0.8), ("apart", 0.75)])
-def test_real_road(judge: Evaluator, part: str, f1: float) -> None:
-    assert judge.road(road_frames(ROAD, part))["f1"] >= f1
+def test_real_road(evaluator: Evaluator, part: str, f1: float) -> None:
+    assert evaluator.road(road_frames(ROAD, part))["f1"] >= f1
 
 
 def test_another_lane_network_is_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a written .pt2 file says about its images and outputs: what the network that it was made from said."""
+"""A written .pt2 file has the preprocessing and the decoder of the network that it was made from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ decoder: lane
 
 @pytest.fixture
 def original(tmp_path: Path) -> Path:
-    """A lane network as an ONNX file with metadata beside it."""
+    """A lane network as an ONNX file with a metadata file next to it."""
     network = nn.Sequential(
         nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(),
         nn.Conv2d(16, 1, 1),
@@ -71,7 +71,7 @@ def test_decomposed_and_retrained_files_keep_preprocessing_and_decoder(
 
 
 def test_a_decoder_found_by_shapes_is_not_written(lines: str, tmp_path: Path) -> None:
-    """The node, which wants more certainty, decides for itself."""
+    """The node, which requires more certainty, decides for itself."""
     network = nn.Sequential(nn.Conv2d(3, 1, 3, stride=2, padding=1)).eval()
     example = (torch.zeros(1, 3, SIZE[1], SIZE[0]),)
     torch.export.save(torch.export.export(network, example), tmp_path / "plain.pt2")

@@ -1,4 +1,4 @@
-"""Agreement of two results: 1 for equal ones, lower for each result that only one of them has."""
+"""The agreement of two results is 1 if they are equal, and lower for each box or line that only one of them has."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def lines(columns: list[float], top: float = 20.0) -> Lanes:
 def test_boxes(one: list[tuple], other: list[tuple]) -> None:
     first, second = found(one), found(other)
     assert compare_detections(first, first) == (len(one), len(one), len(one))
-    both = compare_detections(first, second)
-    assert both.both <= min(len(one), len(other))
-    assert 0.0 <= both.share <= 1.0
-    assert compare_detections(second, first).share == both.share
-    assert both.plus(both).share == pytest.approx(both.share)
+    agreement = compare_detections(first, second)
+    assert agreement.both <= min(len(one), len(other))
+    assert 0.0 <= agreement.share <= 1.0
+    assert compare_detections(second, first).share == agreement.share
+    assert agreement.plus(agreement).share == pytest.approx(agreement.share)
 
 
 def test_a_box_agrees_with_one_of_its_class_that_overlaps_by_half() -> None:
@@ -54,9 +54,9 @@ def test_a_box_agrees_with_one_of_its_class_that_overlaps_by_half() -> None:
 def test_lines(one: list[int], other: list[int]) -> None:
     first, second = lines(one), lines(other)
     assert compare_lanes(first, first).share == 1.0
-    both = compare_lanes(first, second)
-    assert both.both <= min(len(one), len(other))
-    assert compare_lanes(second, first).share == both.share
+    agreement = compare_lanes(first, second)
+    assert agreement.both <= min(len(one), len(other))
+    assert compare_lanes(second, first).share == agreement.share
 
 
 def test_a_line_agrees_with_one_at_most_a_hundredth_of_the_width_away() -> None:

@@ -1,4 +1,4 @@
-"""Decoding in two parts has the same results as in one. That the first part can be captured: test/gpu."""
+"""Decoding in two parts has the same results as in one. test/gpu checks that the first part can be captured."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ boxes = st.lists(
 
 
 def placed(box: tuple[int, int, float, float, int]) -> np.ndarray:
-    """A box inside its own cell of a 4 x 4 grid, source pixels: no two overlap."""
+    """A box inside its own cell of a 4 x 4 grid, so that no two boxes overlap, in source pixels."""
     column, row, width, height, _ = box
     cell_w, cell_h = SIZE[1] / 4, SIZE[0] / 4
     cx, cy = (column + 0.5) * cell_w, (row + 0.5) * cell_h
@@ -39,12 +39,12 @@ def placed(box: tuple[int, int, float, float, int]) -> np.ndarray:
 @given(boxes, st.sampled_from(["stretch", "letterbox"]))
 def test_yolo_decodes_the_encoded_boxes(found: list, fit: str) -> None:
     preprocess = Preprocess(320, 320, fit=fit)
-    place = preprocess.geometry(SIZE)
+    geometry = preprocess.geometry(SIZE)
     raw = torch.zeros(1, 4 + len(LABELS), 20)
     for index, box in enumerate(found):
         x1, y1, x2, y2 = placed(box)
-        x1, x2 = (x * place.scale_x + place.left for x in (x1, x2))
-        y1, y2 = (y * place.scale_y + place.top for y in (y1, y2))
+        x1, x2 = (x * geometry.scale_x + geometry.left for x in (x1, x2))
+        y1, y2 = (y * geometry.scale_y + geometry.top for y in (y1, y2))
         raw[0, :4, index] = torch.tensor([(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1])
         raw[0, 4 + box[4], index] = 0.9 - 0.01 * index
     result = YoloDecoder(preprocess, LABELS)((raw,), SIZE)
@@ -150,7 +150,7 @@ def test_the_error_for_a_wrong_shape_names_both_shapes() -> None:
 
 @st.composite
 def road_maps(draw: st.DrawFn) -> tuple[torch.Tensor, Preprocess, tuple[int, int]]:
-    """Logits of curved and dashed lines that enter and leave the image anywhere; a preprocessing; an image size."""
+    """Logits of curved and dashed lines that enter and leave the image anywhere; a Preprocess; an image size."""
     across, down = draw(st.integers(40, 320)), draw(st.integers(24, 200))
     mask = np.zeros((down, across), np.uint8)
     outside = st.floats(-0.4, 1.4)
@@ -193,7 +193,7 @@ def test_points_of_a_line_end_at_the_edge_of_the_image() -> None:
     (lane,) = LaneDecoder(Preprocess(320, 192), ("lane",))((lane_logits([bend]),), SIZE).lanes
     c0, c1, c2 = lane.curve
     along = np.arange(200.0, 400.0)
-    assert (c0 + along * (c1 + along * c2)).min() < 0.0  # the curve does leave it
+    assert (c0 + along * (c1 + along * c2)).min() < 0.0  # the curve leaves the image
     u, v = lane.points.T
     assert len(u) > 30
     assert u.min() >= 0.0
@@ -209,7 +209,7 @@ def test_finite_values_whose_sum_overflows_float32_are_accepted() -> None:
     np.testing.assert_allclose(result.boxes, [[140.0, 110.0, 180.0, 130.0]])
 
 
-def test_a_box_of_any_size_does_not_end_the_suppression_of_others() -> None:
+def test_a_box_of_any_size_does_not_break_the_suppression_of_others() -> None:
     raw = torch.zeros(1, 7, 4)
     raw[0, :4, 0] = 3e38  # its right edge would be infinite
     raw[0, :4, 1:3] = torch.tensor([160.0, 120.0, 40.0, 20.0])[:, None]

@@ -1,4 +1,4 @@
-"""Decoders of real exports against a plain reading of their definitions, and what all of them have in common."""
+"""Decoders of real exports against straightforward reference decoders, and what all of them have in common."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_detections_are_those_of_the_definition(
     if decoder.in_two_parts() is not None:
         results.append(in_two_parts(decoder, raw, size))
     for result in results:
-        assert list(result.class_ids) == [one[5] for one in expected]
-        np.testing.assert_allclose(result.scores, [one[4] for one in expected], rtol=1e-4)
+        assert list(result.class_ids) == [row[5] for row in expected]
+        np.testing.assert_allclose(result.scores, [row[4] for row in expected], rtol=1e-4)
         np.testing.assert_allclose(
-            result.boxes, np.array([one[:4] for one in expected], np.float32).reshape(-1, 4), rtol=1e-4, atol=0.02
+            result.boxes, np.array([row[:4] for row in expected], np.float32).reshape(-1, 4), rtol=1e-4, atol=0.02
         )
 
 
@@ -75,12 +75,12 @@ def test_detections_are_those_of_the_definition(
 def test_values_that_are_not_finite_are_refused(name: str, bad: float) -> None:
     case = CASES[name]
     decoder = make(name, Preprocess(*SIZE), Options())
-    for place, output in enumerate(case.outputs(1, SIZE, CLASSES)):
+    for index, output in enumerate(case.outputs(1, SIZE, CLASSES)):
         if not output.is_floating_point():
             continue
         raw = case.outputs(1, SIZE, CLASSES)
-        raw[place].view(-1)[-1] = bad
-        with pytest.raises(OutputError, match=f"output {place} holds NaN or infinite values: 1 of"):
+        raw[index].view(-1)[-1] = bad
+        with pytest.raises(OutputError, match=f"output {index} holds NaN or infinite values: 1 of"):
             decoder(raw, (40, 40))
         if decoder.in_two_parts() is not None:
             with pytest.raises(OutputError, match="holds NaN or infinite values"):
@@ -107,7 +107,7 @@ def test_without_an_object_the_result_is_empty(name: str) -> None:
 def test_boxes_lie_inside_the_image_whatever_the_network_says(
     name: str, seed: int, scale: float, size: tuple[int, int]
 ) -> None:
-    """Weights that went wrong give numbers of any size: they are finite, and so is the result."""
+    """A network with bad weights may return finite numbers of any size; the boxes are then finite, too."""
     raw = CASES[name].outputs(seed, SIZE, CLASSES)
     if name in ("yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_selected"):
         raw[0][0, :, :4] *= scale
@@ -116,8 +116,8 @@ def test_boxes_lie_inside_the_image_whatever_the_network_says(
     elif name == "nanodet_plus":
         raw[0][0, :, CLASSES:] *= scale
     else:
-        place = {"detr": 1, "detr_sigmoid": 1, "ssd": 1, "postprocessed": 1, "nanodet": 4, "picodet": 5}[name]
-        raw[place] *= scale
+        index = {"detr": 1, "detr_sigmoid": 1, "ssd": 1, "postprocessed": 1, "nanodet": 4, "picodet": 5}[name]
+        raw[index] *= scale
     result = make(name, Preprocess(*SIZE, fit="letterbox"), Options(threshold=0.01))(raw, size)
     assert np.isfinite(result.boxes).all()
     x1, y1, x2, y2 = result.boxes.T
@@ -125,7 +125,7 @@ def test_boxes_lie_inside_the_image_whatever_the_network_says(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_layout_is_recognized_and_a_wrong_number_of_classes_is_told(name: str) -> None:
+def test_every_layout_is_recognized_and_a_wrong_number_of_classes_is_reported(name: str) -> None:
     raw = CASES[name].outputs(0, SIZE, 5)
     make(name, Preprocess(*SIZE), Options(), classes=5).check(raw)
     if name in ("end_to_end", "rtdetr_selected", "postprocessed"):  # no shape tells how many classes there are
@@ -167,6 +167,6 @@ def test_postprocessed_outputs_in_any_order() -> None:
         found = decoder(outputs, (200, 300))
         np.testing.assert_array_equal(found.boxes, expected.boxes)
         np.testing.assert_array_equal(found.class_ids, expected.class_ids)
-    with pytest.raises(OutputError, match="neither of the outputs beside the boxes holds whole numbers"):
+    with pytest.raises(OutputError, match="no output other than the boxes holds whole numbers"):
         decoder([scores, boxes, scores], (200, 300))
     assert not len(decoder([labels[:, :0], boxes[:, :0], scores[:, :0]], (200, 300)))

@@ -1,4 +1,4 @@
-"""Pixels on the ground plane and back, and calibrations that cannot be used."""
+"""Projection of pixels onto the ground plane and back, and calibrations that cannot be used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multi_dnn_ros.vision.ground import CameraPose, GroundView, ImageArea, Outco
 from multi_dnn_ros.vision.lens import CalibrationError, Lens, checked_lens
 
 K = (500.0, 0.0, 319.5, 0.0, 505.0, 239.5, 0.0, 0.0, 1.0)
-#: Distortions of ordinary lenses: model and scale of D.
+#: Distortions of ordinary lenses: model, and D at full strength.
 LENSES = {
     "pinhole": ("", ()),
     "plumb_bob": ("plumb_bob", (-0.25, 0.08, 0.001, -0.001, -0.01)),
@@ -64,7 +64,7 @@ def test_a_point_of_the_ground_is_found_again(lens: str, data: Any) -> None:
 
 @pytest.mark.parametrize("lens", LENSES)
 @given(data=st.data())
-def test_a_pixel_on_the_ground_is_projected_on_itself(lens: str, data: Any) -> None:
+def test_a_pixel_on_the_ground_is_projected_back_onto_itself(lens: str, data: Any) -> None:
     view = data.draw(views(lens))
     pixels = np.array(data.draw(st.lists(st.tuples(st.floats(-50, 700), st.floats(-50, 500)), min_size=1, max_size=20)))
     found = view.project(pixels)
@@ -122,7 +122,7 @@ def test_points_that_are_left_out_have_a_reason() -> None:
     found = view_of(range_m=60.0).project(rows)
     assert found.outcomes.tolist() == [Outcome.ABOVE_HORIZON, Outcome.ABOVE_HORIZON, Outcome.TOO_FAR, Outcome.KEPT]
     assert view_of(range_m=60.0).project(np.empty((0, 2))).points.shape == (0, 3)
-    # This polynomial has a maximum: no direction is seen beyond it.
+    # This polynomial has a maximum: no direction projects beyond it.
     barrel = GroundView(checked_lens(K, (-0.4, 0.0, 0.0, 0.0), "plumb_bob"), ImageArea(), view_of().pose)
     assert barrel.project(np.array([[2000.0, 2000.0], [319.5, 300.0]])).outcomes.tolist() == [
         Outcome.OUTSIDE_LENS,
@@ -130,7 +130,7 @@ def test_points_that_are_left_out_have_a_reason() -> None:
     ]
 
 
-def test_a_pixel_without_a_number_is_left_out() -> None:
+def test_a_pixel_that_is_nan_is_left_out() -> None:
     assert view_of().project(np.array([[math.nan, 300.0]])).outcomes.tolist() == [Outcome.OUTSIDE_LENS]
 
 

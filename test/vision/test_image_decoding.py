@@ -40,8 +40,8 @@ def to_8_bit(values):
 
 
 @st.composite
-def shapes(draw, multiple=1, least=1):
-    size = st.integers(max(1, -(-least // multiple)), 12).map(lambda n: n * multiple)
+def shapes(draw, multiple=1, min_side=1):
+    size = st.integers(max(1, -(-min_side // multiple)), 12).map(lambda n: n * multiple)
     return draw(size), draw(size), draw(st.integers(0, 9)), draw(st.integers(0, 2**32 - 1))
 
 
@@ -130,7 +130,7 @@ def test_nv12(encoding, shape):
 
 @pytest.mark.parametrize("order", ["rggb", "bggr", "gbrg", "grbg"])
 @pytest.mark.parametrize("bits", [8, 16])
-@given(shape=shapes(multiple=2, least=4))
+@given(shape=shapes(multiple=2, min_side=4))
 @settings(max_examples=15)
 def test_bayer_patterns_are_named_as_in_ros(order, bits, shape):
     """A mosaic of a single colour is decoded to that colour only with the right pattern."""
@@ -146,7 +146,7 @@ def test_bayer_patterns_are_named_as_in_ros(order, bits, shape):
     np.testing.assert_array_equal(image, np.broadcast_to(colour, (height, width, 3)))
 
 
-class Rooms:
+class Allocator:
     """Allocates memory filled with wrong values."""
 
     def __init__(self):
@@ -163,31 +163,31 @@ def test_every_encoding_is_written_to_the_allocated_memory(encoding, padding):
     rows = 9 if encoding.startswith("nv") else 6
     step = 8 * _ENCODINGS[encoding].pixel_bytes + padding
     frame = message(encoding, 6, 8, step, np.random.default_rng(1).integers(0, 256, rows * step, np.uint8).tobytes())
-    rooms = Rooms()
-    image = decode_image(frame, MAX_PIXELS, rooms)
-    (room,) = rooms.given
-    assert np.shares_memory(image, room)
+    allocator = Allocator()
+    image = decode_image(frame, MAX_PIXELS, allocator)
+    (memory,) = allocator.given
+    assert np.shares_memory(image, memory)
     np.testing.assert_array_equal(image, decode_image(frame, MAX_PIXELS))
 
 
 @pytest.mark.parametrize("extension", [".png", ".jpg"])
 def test_files_are_decoded_to_the_allocated_memory(extension):
-    frame, rooms = compressed(extension, picture()), Rooms()
-    image = decode_compressed(frame, MAX_PIXELS, rooms)
-    (room,) = rooms.given
-    assert np.shares_memory(image, room)
+    frame, allocator = compressed(extension, picture()), Allocator()
+    image = decode_compressed(frame, MAX_PIXELS, allocator)
+    (memory,) = allocator.given
+    assert np.shares_memory(image, memory)
     np.testing.assert_array_equal(image, decode_compressed(frame, MAX_PIXELS))
 
 
 def test_memory_is_allocated_only_after_all_checks():
-    rooms = Rooms()
+    allocator = Allocator()
     frame = message("rgb8", 3, 4, 12, range(35))
     with pytest.raises(FrameError):
-        decode_image(frame, MAX_PIXELS, rooms)
+        decode_image(frame, MAX_PIXELS, allocator)
     with pytest.raises(FrameError):
         decode_compressed(SimpleNamespace(format="", data=array.array("B", compressed(".jpg", picture()).data[:99])),
-                          MAX_PIXELS, rooms)  # fmt: skip
-    assert rooms.given == []
+                          MAX_PIXELS, allocator)  # fmt: skip
+    assert allocator.given == []
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ TUSIMPLE = [64 + 4 * number for number in range(56)]
 
 
 def points_by_definition(logits: np.ndarray, rows: list[int], size: tuple[int, int]) -> list[list[tuple]]:
-    """Of each of four lanes the points u, v from the bottom up, one row at a time; size: (H, W) of the image."""
+    """The points u, v of each of four lanes from the bottom up, row by row; size: (H, W) of the image."""
     height, width = size
     cells = logits.shape[0] - 1
     found = []
@@ -35,8 +35,8 @@ def points_by_definition(logits: np.ndarray, rows: list[int], size: tuple[int, i
                 continue
             top = max(values[:-1])
             shares = [math.exp(value - top) for value in values[:-1]]
-            place = sum((cell + 1) * share for cell, share in enumerate(shares)) / sum(shares)
-            x, y = place * 799 / (cells - 1) - 1, rows[row] - 1
+            position = sum((cell + 1) * share for cell, share in enumerate(shares)) / sum(shares)
+            x, y = position * 799 / (cells - 1) - 1, rows[row] - 1
             u, v = x * width / 800, y * height / 288
             if 0 <= u <= width - 1 and 0 <= v <= height - 1:
                 points.append((u, v))

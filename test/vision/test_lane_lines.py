@@ -1,4 +1,4 @@
-"""Runs, curve fits and lines of a mask; masks with noise."""
+"""Runs, curve fits and lane lines of masks, some of them with noise."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def test_curves_fitted_at_once_are_those_fitted_one_by_one() -> None:
     random = np.random.default_rng(3)
     curves = np.array([[100.0, 0.5, 0.002], [300.0, -1.0, 0.0], [40.0, 2.0, -0.001], [7.0, 0.0, 0.0]])
     counts, bend = np.array([60, 30, 200, 1]), np.array([True, False, True, False])
-    v = [np.arange(count) + 10.0 * place for place, count in enumerate(counts)]
+    v = [np.arange(count) + 10.0 * index for index, count in enumerate(counts)]
     u = [c0 + c1 * y + c2 * y * y for (c0, c1, c2), y in zip(curves, v, strict=True)]
     for values in u[:3]:
         values[5::10] += random.uniform(5, 20)  # a tenth are outliers, which must not affect the curve
     together = fit_curves(np.concatenate(v), np.concatenate(u), counts, bend)
-    for place in range(len(counts)):
-        one = slice(place, place + 1)
-        alone = fit_curves(v[place], u[place], counts[one], bend[one])
-        np.testing.assert_allclose(together[one], alone, rtol=1e-7, atol=1e-7)
-        fitted = np.polynomial.polynomial.polyval(v[place], together[place])
-        true = np.polynomial.polynomial.polyval(v[place], curves[place])
+    for index in range(len(counts)):
+        only = slice(index, index + 1)
+        alone = fit_curves(v[index], u[index], counts[only], bend[only])
+        np.testing.assert_allclose(together[only], alone, rtol=1e-7, atol=1e-7)
+        fitted = np.polynomial.polynomial.polyval(v[index], together[index])
+        true = np.polynomial.polynomial.polyval(v[index], curves[index])
         assert np.abs(fitted - true).max() < 0.5
     assert together[1, 2] == pytest.approx(0.0, abs=1e-12)  # no curvature
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
 def test_lines_in_noise_are_disjoint_and_a_true_line_is_found(share: float) -> None:
-    """With thousands of chains the lines are disjoint, and a true line is found."""
+    """The noise yields thousands of chains of runs."""
     random = np.random.default_rng(1)
     mask = (random.random((360, 640)) < share).astype(np.uint8)
     for v in range(120, 360):

@@ -1,4 +1,4 @@
-"""LSTR's curves against a plain reading of their definition."""
+"""LSTR's curves against a direct evaluation of their formula."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from multi_dnn_ros.vision.results import OutputError
 SIZE = (640, 360)
 
 
-def decoder(threshold: float = 0.4, most: int = 100):
-    return SPEC.factory(Preprocess(*SIZE), ["lane"], keep=(), score_threshold=threshold, max_detections=most)
+def decoder(threshold: float = 0.4, max_lines: int = 100):
+    return SPEC.factory(Preprocess(*SIZE), ["lane"], keep=(), score_threshold=threshold, max_detections=max_lines)
 
 
 def raw(rows: list[tuple[float, list[float]]]) -> list[torch.Tensor]:
@@ -59,7 +59,7 @@ def test_outputs_of_the_public_export_and_wrong_ones() -> None:
         one.check(raw(rows) + further[:1])
 
 
-def test_the_network_gets_blue_first_as_it_was_trained() -> None:
+def test_the_network_gets_blue_first_as_in_training() -> None:
     image = torch.zeros(SIZE[1], SIZE[0], 3, dtype=torch.uint8)
     image[..., 2] = 255
     (values,) = Preprocess(*SIZE, **SPEC.preprocess)(image)
@@ -72,10 +72,10 @@ lines = st.tuples(st.floats(-8, 8, width=32), st.lists(numbers, min_size=8, max_
 
 
 @settings(max_examples=60)
-@given(rows=st.lists(lines, min_size=1, max_size=7), most=st.integers(1, 8))
-def test_any_numbers_give_lines_inside_the_image(rows: list, most: int) -> None:
-    found = decoder(0.3, most)(raw(rows), (100, 200))
-    assert len(found.lanes) <= most
+@given(rows=st.lists(lines, min_size=1, max_size=7), max_lines=st.integers(1, 8))
+def test_any_numbers_give_lines_inside_the_image(rows: list, max_lines: int) -> None:
+    found = decoder(0.3, max_lines)(raw(rows), (100, 200))
+    assert len(found.lanes) <= max_lines
     for lane in found.lanes:
         assert np.isfinite(lane.points).all()
         assert ((lane.points >= 0) & (lane.points <= [199, 99])).all()

@@ -28,7 +28,7 @@ def logits_of(classes: int, seed: int) -> torch.Tensor:
 
 
 def probabilities(logits: torch.Tensor) -> Any:
-    """(classes, h, w); of one class: the class, then the rest."""
+    """(classes, h, w); with one class: its probability, then that of the rest."""
     values = logits[0].double().numpy()
     if len(values) == 1:
         one = 1 / (1 + np.exp(-values[0]))
@@ -70,8 +70,8 @@ def test_the_drivable_area_is_where_its_classes_are_probable(classes: int, seed:
     decoder = DrivableDecoder(Preprocess(64, 48), labels, keep=keep, score_threshold=threshold)
     logits = logits_of(classes, seed)
     found = decoder((logits,), SIZE)
-    chance = probabilities(logits)
-    area = chance[0] if classes == 1 else chance[1:3].sum(0) if keep else chance[1]
+    probability = probabilities(logits)
+    area = probability[0] if classes == 1 else probability[1:3].sum(0) if keep else probability[1]
     np.testing.assert_array_equal(found.class_ids, np.where(area >= (threshold or 0.5), 0, NO_CLASS))
     parts = decoder.in_two_parts()
     if parts is not None:
@@ -99,7 +99,7 @@ def test_a_mask_of_a_window_has_its_pixels_there(left: int, top: int, width: int
     np.testing.assert_array_equal(placed.pixels, expected)
 
 
-def test_wrong_shapes_and_too_many_classes_are_told() -> None:
+def test_wrong_shapes_and_too_many_classes_are_reported() -> None:
     with pytest.raises(OutputError, match=r"decoder segmentation with 2 class\(es\) reads \(1, 2, h, w\)"):
         SegmentationDecoder(Preprocess(64, 48), ["a", "b"])((logits_of(3, 0),), SIZE)
     with pytest.raises(OutputError, match="decoder drivable"):
@@ -127,12 +127,12 @@ def test_instances_are_the_boxes_of_yolo_masks_with_their_pixels(seed: int, fit:
     np.testing.assert_array_equal(found.detections.class_ids, boxes.class_ids)
     assert found.pixels.shape == SIZE
     assert set(np.unique(found.numbers)) <= set(range(len(boxes) + 1))
-    place = preprocess.geometry(SIZE)
+    geometry = preprocess.geometry(SIZE)
     for number, box in enumerate(found.detections.boxes, start=1):
         rows_of, columns_of = np.nonzero(found.numbers == number)
         v = (rows_of + 0.5) / found.numbers.shape[0] * SIZE[0]
         u = (columns_of + 0.5) / found.numbers.shape[1] * SIZE[1]
-        slack = 4 / min(place.scale_x, place.scale_y)  # a pixel of the prototypes
+        slack = 4 / min(geometry.scale_x, geometry.scale_y)  # a pixel of the prototypes
         assert (u >= box[0] - slack).all()
         assert (u <= box[2] + slack).all()
         assert (v >= box[1] - slack).all()

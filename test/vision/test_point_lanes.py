@@ -1,4 +1,4 @@
-"""UFLDv2 and CLRNet: the lines are those of the networks' own programs, restated in support/reference_lanes.py."""
+"""UFLDv2 and CLRNet: the lines are those of the networks' original code, restated in support/reference_lanes.py."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from multi_dnn_ros.vision.decoders.ufldv2 import UfldV2Decoder
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Lanes, OutputError
 
-#: Rows, columns, the rows' places in the whole image, the part that the network sees, its input.
+#: Rows, columns, the rows' positions in the whole image, the part that the network sees, its input.
 CULANE = (72, 81, list(np.linspace(0.42, 1, 72)), 0.6, (1600, 320))
 TUSIMPLE = (56, 41, list(np.linspace(160, 710, 56) / 720), 0.8, (800, 320))
 SIZES = st.tuples(st.integers(20, 1200), st.integers(20, 1920))
 
 
 def same_lines(found: Lanes, expected: list[reference_lanes.Line]) -> None:
-    got = sorted(((lane.score, lane.points) for lane in found.lanes), key=lambda one: (one[0], *one[1][0]))
-    wanted = sorted(((score, points) for points, score in expected), key=lambda one: (one[0], *one[1][0]))
+    got = sorted(((lane.score, lane.points) for lane in found.lanes), key=lambda line: (line[0], *line[1][0]))
+    wanted = sorted(((score, points) for points, score in expected), key=lambda line: (line[0], *line[1][0]))
     assert len(got) == len(wanted)
     for (score, points), (right_score, right) in zip(got, wanted, strict=True):
         assert score == pytest.approx(right_score, abs=1e-6)
@@ -37,9 +37,9 @@ def same_lines(found: Lanes, expected: list[reference_lanes.Line]) -> None:
 
 def ufldv2_outputs(seed: int, trained_for: tuple, cells: int, present: float) -> list[np.ndarray]:
     rows, columns, *_ = trained_for
-    dice = np.random.default_rng(seed)
+    random = np.random.default_rng(seed)
     shapes = [(1, cells, rows, 4), (1, cells // 2 + 1, columns, 4), (1, 2, rows, 4), (1, 2, columns, 4)]
-    outputs = [dice.normal(0, 3, shape).astype(np.float32) for shape in shapes]
+    outputs = [random.normal(0, 3, shape).astype(np.float32) for shape in shapes]
     for exists in outputs[2:]:
         exists[:, 1] += np.float32(present)
     return outputs
@@ -88,15 +88,15 @@ def test_ufldv2_gives_lines_where_they_were_put() -> None:
 
 def clrnet_outputs(seed: int, count: int, spread: float) -> np.ndarray:
     """Candidates near straight lines; some close to each other, some short, some outside the image."""
-    dice = np.random.default_rng(seed)
+    random = np.random.default_rng(seed)
     rows = np.zeros((1, count, 78), np.float32)
-    rows[..., :2] = dice.normal(0, 2, (1, count, 2))
-    rows[..., 2] = dice.choice([0.0, 0.1, dice.uniform(-0.1, 1.1)], (1, count))
-    rows[..., 3] = dice.uniform(0, 1, (1, count))
-    rows[..., 5] = dice.uniform(0, 1.2, (1, count))
-    place = np.linspace(0, 1, 72)
-    slope = dice.uniform(-0.8, 0.8, (count, 1))
-    rows[0, :, 6:] = rows[0, :, 3:4] + slope * place * spread + dice.normal(0, 0.003, (count, 72))
+    rows[..., :2] = random.normal(0, 2, (1, count, 2))
+    rows[..., 2] = random.choice([0.0, 0.1, random.uniform(-0.1, 1.1)], (1, count))
+    rows[..., 3] = random.uniform(0, 1, (1, count))
+    rows[..., 5] = random.uniform(0, 1.2, (1, count))
+    position = np.linspace(0, 1, 72)
+    slope = random.uniform(-0.8, 0.8, (count, 1))
+    rows[0, :, 6:] = rows[0, :, 3:4] + slope * position * spread + random.normal(0, 0.003, (count, 72))
     return rows
 
 
@@ -105,20 +105,20 @@ def clrnet_outputs(seed: int, count: int, spread: float) -> np.ndarray:
     seed=st.integers(0, 2**32 - 1),
     count=st.integers(1, 60),
     spread=st.floats(0, 2),
-    most=st.integers(1, 6),
+    max_lines=st.integers(1, 6),
     size=SIZES,
 )
-def test_clrnet(seed: int, count: int, spread: float, most: int, size: tuple) -> None:
+def test_clrnet(seed: int, count: int, spread: float, max_lines: int, size: tuple) -> None:
     rows = clrnet_outputs(seed, count, spread)
-    decoder = ClrNetDecoder(Preprocess(800, 320), ["lane"], score_threshold=0.4, max_detections=most)
+    decoder = ClrNetDecoder(Preprocess(800, 320), ["lane"], score_threshold=0.4, max_detections=max_lines)
     raw = [torch.from_numpy(rows)]
     decoder.check(raw)
-    same_lines(decoder(raw, size), reference_lanes.clrnet([rows], size, 0.4, most))
+    same_lines(decoder(raw, size), reference_lanes.clrnet([rows], size, 0.4, max_lines))
 
 
 @settings(max_examples=30, deadline=None)
 @given(values=st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=78, max_size=78), size=SIZES)
-def test_whatever_clrnet_says_lies_inside_the_image(values: list[float], size: tuple) -> None:
+def test_any_numbers_of_clrnet_give_lines_inside_the_image(values: list[float], size: tuple) -> None:
     rows = np.array(values, np.float32).reshape(1, 1, 78).repeat(3, axis=1)
     found = ClrNetDecoder(Preprocess(800, 320), ["lane"], score_threshold=1e-6)([torch.from_numpy(rows)], size)
     for lane in found.lanes:

@@ -1,4 +1,4 @@
-"""Which decoder is chosen for the outputs of a network, and what is said where none fits."""
+"""Which decoder is chosen for the outputs of a network, and the message if none fits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_decoder_of_an_export(export: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "size", "classes", "told"),
+    ("shapes", "size", "classes", "words"),
     [
         (
             [(1, 8400, 84)],
@@ -79,13 +79,15 @@ def test_the_decoder_of_an_export(export: str) -> None:
         ([], (640, 640), 0, "found 0"),
     ],
 )
-def test_the_nearest_decoders_are_named_with_the_difference(shapes: list, size: tuple, classes: int, told: str) -> None:
+def test_the_nearest_decoders_are_named_with_the_difference(
+    shapes: list, size: tuple, classes: int, words: str
+) -> None:
     found = recognize(Layout(tuple(shapes), size, classes))
     assert found.chosen == ""
-    assert re.search(told, found.why), found.why
+    assert re.search(words, found.why), found.why
 
 
-def test_what_else_fits_is_said() -> None:
+def test_other_decoders_that_fit_are_named() -> None:
     found = recognize(Layout(((1, 8400, 85),), (640, 640)))
     assert found.chosen == "yolox"
     assert "other decoders that fit: yolov5 (" in found.why  # YOLOv6, or YOLOX with its boxes decoded

@@ -1,4 +1,4 @@
-"""Tiles cover the image, their results are in pixels of it, and what two tiles show is reported once."""
+"""Tiles cover the image, results are in pixels of the image, and what two tiles show is reported once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def seen(objects: npt.NDArray[np.float32], ids: list[int], window: Window) -> De
 
 @st.composite
 def scenes(draw: st.DrawFn) -> tuple[View, tuple[int, int], npt.NDArray[np.float32], list[int]]:
-    """A grid and objects that do not touch each other: one in each of some cells of a raster."""
+    """A view and objects that do not touch each other, each in another cell of a raster."""
     view, size = draw(grids), (draw(st.integers(200, 1200)), draw(st.integers(200, 1200)))
     across, down = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     objects, ids = [], []
@@ -95,7 +95,7 @@ def test_neighbours_in_the_overlap_stay_two_objects() -> None:
     found = merge_detections([seen(objects, [0, 0], window) for window in windows], windows, 0.5, 100)
     np.testing.assert_allclose(sorted(found.boxes.tolist()), objects)
     other = [seen(objects[:1], [0], windows[0]), seen(objects[:1], [1], windows[1])]
-    assert len(merge_detections(other, windows, 0.5, 100)) == 2  # the same place, but another class
+    assert len(merge_detections(other, windows, 0.5, 100)) == 2  # the same position, but another class
     assert len(merge_detections([seen(objects, [0, 0], window) for window in windows], windows, 0.5, 1)) == 1
 
 
@@ -119,7 +119,7 @@ def test_many_boxes_are_merged_without_a_table_of_all_pairs() -> None:
 @given(grids, st.integers(40, 400), st.integers(40, 400), st.data())
 @settings(deadline=None, max_examples=50)
 def test_boxes_of_tiles_return_to_the_image_through_the_decoder(view: View, height: int, width: int, data: Any) -> None:
-    """From outputs with a row per tile."""
+    """The outputs have a row per tile."""
     preprocess = Preprocess(96, 64, fit=data.draw(st.sampled_from(["stretch", "letterbox"])))
     dnn = Dnn("far", "object", torch.nn.Identity(), preprocess,
               {"": Output(YoloDecoder(preprocess, LABELS), LABELS, "detections")}, view)  # fmt: skip
@@ -130,10 +130,10 @@ def test_boxes_of_tiles_return_to_the_image_through_the_decoder(view: View, heig
     raw = torch.zeros(len(windows), 6, 3)
     for number, tile in enumerate(windows):
         part = seen(box[None], [0], tile)
-        place = preprocess.geometry(tile.size)
+        geometry = preprocess.geometry(tile.size)
         for x1, y1, x2, y2 in part.boxes.tolist():
-            left, right = ((u - tile.left) * place.scale_x + place.left for u in (x1, x2))
-            top, bottom = ((v - tile.top) * place.scale_y + place.top for v in (y1, y2))
+            left, right = ((u - tile.left) * geometry.scale_x + geometry.left for u in (x1, x2))
+            top, bottom = ((v - tile.top) * geometry.scale_y + geometry.top for v in (y1, y2))
             raw[number, :, 0] = torch.tensor(
                 [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top, 0.9, 0]
             )
@@ -146,7 +146,7 @@ def test_boxes_of_tiles_return_to_the_image_through_the_decoder(view: View, heig
 @given(grids, st.integers(64, 400), st.integers(64, 400), st.integers(1, 99), st.integers(1, 99))
 @settings(deadline=None, max_examples=50)
 def test_a_border_in_a_mask_stays_where_it_is(view: View, height: int, width: int, u: int, v: int) -> None:
-    """Within a pixel of the tiles' masks, which are as fine as the image here."""
+    """The masks of the tiles have the resolution of the image."""
     across, down = u * width // 100, v * height // 100
     scene = np.zeros((height, width), np.uint8)
     scene[down:, across:] = 1
@@ -155,7 +155,7 @@ def test_a_border_in_a_mask_stays_where_it_is(view: View, height: int, width: in
     preprocess = Preprocess(tile_width, tile_height)
     dnn = Dnn("far", "ground", torch.nn.Identity(), preprocess,
               {"": Output(SegmentationDecoder(preprocess, LABELS), LABELS, "semantic_mask")}, view)  # fmt: skip
-    tiles = np.stack([scene[one.top : one.bottom, one.left : one.right] for one in windows])
+    tiles = np.stack([scene[tile.top : tile.bottom, tile.left : tile.right] for tile in windows])
     raw = torch.from_numpy(np.stack([1.0 - tiles, tiles], 1).astype(np.float32))
     pixels = dnn.results((raw,), (height, width)).pixels
     parts = dnn.results.in_two_parts()

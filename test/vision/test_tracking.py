@@ -110,7 +110,7 @@ def test_a_box_of_low_score_continues_a_track_but_starts_none() -> None:
 
 @pytest.mark.parametrize("gap_ms", [100, 500, 900])
 def test_lost_frames_are_bridged_by_the_stamps(gap_ms: int) -> None:
-    """The object moves 300 pixels/s: after the gap its box does not overlap its last one."""
+    """The object moves 300 pixels/s: after the gap its box does not overlap its last box."""
     one = tracker()
     for n in range(30):
         one.update(found(car(10 * n)), n * 33_333_333)
@@ -128,7 +128,7 @@ def test_an_object_without_a_box_for_a_while_keeps_its_identity_and_then_loses_i
     assert ids(one.update(found(car(0)), 1034 * MS)) == [2]
 
 
-def test_classes_are_tracked_apart_unless_across() -> None:
+def test_classes_are_tracked_separately_unless_across_classes() -> None:
     apart, across = tracker(), tracker(across_classes=True)
     for one in (apart, across):
         one.update(found(car(0)), 0)
@@ -136,7 +136,7 @@ def test_classes_are_tracked_apart_unless_across() -> None:
     assert [ids(one.update(changed, 33 * MS)) for one in (apart, across)] == [[0], [1]]
 
 
-def test_a_stamp_a_little_back_is_tolerated_and_one_far_back_starts_again() -> None:
+def test_a_slightly_older_stamp_is_tolerated_and_a_much_older_one_ends_all_tracks() -> None:
     one = tracker()
     one.update(found(car(0)), 100 * S)
     assert ids(one.update(found(car(0)), 100 * S - 500 * MS)) == [1]
@@ -147,7 +147,7 @@ def test_a_stamp_a_little_back_is_tolerated_and_one_far_back_starts_again() -> N
 
 @pytest.mark.parametrize("back_ms", [100, 500, 900])
 def test_a_moving_object_keeps_its_identity_when_the_clock_is_set_back(back_ms: int) -> None:
-    """It moves on while the stamps are older than the newest one."""
+    """It moves on while the stamps are older than the newest stamp."""
     one = tracker()
     for n in range(60):
         stamp_ns = 100 * S + n * 33_333_333 - (back_ms * MS if n >= 30 else 0)
@@ -211,7 +211,7 @@ def test_the_number_of_tracks_is_bounded() -> None:
     ),
     st.booleans(),
 )  # fmt: skip
-def test_whatever_arrives_no_identity_is_twice_in_a_frame_or_used_again(
+def test_no_identity_occurs_twice_in_a_frame_or_is_used_again(
     frames: list[tuple[int, list[tuple[float, ...]]]], across: bool
 ) -> None:
     one, now_ns = tracker(across_classes=across), 10**15

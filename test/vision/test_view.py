@@ -42,7 +42,7 @@ def outputs_for(boxes: npt.NDArray[np.floating[Any]]) -> torch.Tensor:
 
 @st.composite
 def views(draw: st.DrawFn) -> tuple[View, tuple[int, int]]:
-    """A view, and (H, W) of an image that it fits."""
+    """A view, and (H, W) of an image that contains it."""
     width, height = draw(st.integers(2, 2000)), draw(st.integers(2, 2000))
     if draw(st.booleans()):
         x, y = (draw(st.floats(0.0, 0.9)) for _ in range(2))
@@ -55,7 +55,7 @@ def views(draw: st.DrawFn) -> tuple[View, tuple[int, int]]:
 
 @given(case=views(), fit=st.sampled_from(["stretch", "letterbox"]), data=st.data())
 @settings(deadline=None)
-def test_a_box_returns_to_its_place_in_the_whole_image(case: Any, fit: Any, data: Any) -> None:
+def test_a_box_returns_to_its_position_in_the_whole_image(case: Any, fit: Any, data: Any) -> None:
     view, size = case
     (window,) = view.windows(size)
     assert 0 <= window.left < window.right <= size[1]
@@ -65,9 +65,9 @@ def test_a_box_returns_to_its_place_in_the_whole_image(case: Any, fit: Any, data
     v = sorted(data.draw(st.lists(st.floats(0, 1), min_size=2, max_size=2, unique=True)))
     box = np.array([window.left + u[0] * window.width, window.top + v[0] * window.height,
                     window.left + u[1] * window.width, window.top + v[1] * window.height])  # fmt: skip
-    place = dnn.preprocess.geometry(window.size)
-    x = (box[[0, 2]] - window.left) * place.scale_x + place.left
-    y = (box[[1, 3]] - window.top) * place.scale_y + place.top
+    geometry = dnn.preprocess.geometry(window.size)
+    x = (box[[0, 2]] - window.left) * geometry.scale_x + geometry.left
+    y = (box[[1, 3]] - window.top) * geometry.scale_y + geometry.top
     found = dnn.results((outputs_for(np.array([[x[0], y[0], x[1], y[1]]])),), size)
     for got in found.boxes:  # none: a box without a height or width in float32
         np.testing.assert_allclose(got, box, atol=0.5)
@@ -90,7 +90,7 @@ def test_a_rectangle_in_the_camera_image_is_found_where_it_is(encoding: str, dat
     picture = np.zeros((height, width), np.uint8)
     picture[top:bottom, left:right] = 255
     pixels = decode_image(message(picture, encoding), 1 << 20)
-    # Larger than the window, so that no edge is lost; smaller inputs are the network's resolution, not ours.
+    # Larger than the window, so that no edge is lost: with a smaller input the network's resolution would limit.
     dnn = detector(View(tuple(map(float, window))), Preprocess(3 * window.width, 3 * window.height, fit=fit))
     (inputs,) = dnn.inputs(torch.from_numpy(pixels))
     bright = inputs[0].mean(0).numpy() > 0.7 if fit == "letterbox" else inputs[0].mean(0).numpy() > 0.5

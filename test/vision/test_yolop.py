@@ -1,4 +1,4 @@
-"""YOLOP: boxes as of YOLOv5's rows; lines and drivable area where the second of a map's two values is larger."""
+"""YOLOP: boxes are read like YOLOv5's; lines and drivable area are where the second value of a map is larger."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SIZE = (64, 32)
 
 
 def maps(seed: int) -> list[torch.Tensor]:
-    dice = np.random.default_rng(seed)
-    return [torch.from_numpy(dice.uniform(0, 1, (1, 2, SIZE[1], SIZE[0])).astype(np.float32)) for _ in range(2)]
+    random = np.random.default_rng(seed)
+    return [torch.from_numpy(random.uniform(0, 1, (1, 2, SIZE[1], SIZE[0])).astype(np.float32)) for _ in range(2)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -39,7 +39,7 @@ def test_boxes_are_those_of_the_definition(seed: int, size: tuple[int, int]) -> 
     assert parts is not None
     for found in (decoder(raw, size), parts.decode(parts.condense(raw), size)):
         got = [(*box, score) for box, score in zip(found.boxes, found.scores, strict=True)]
-        np.testing.assert_allclose(got, [one[:5] for one in expected], rtol=1e-4, atol=0.02)
+        np.testing.assert_allclose(got, [row[:5] for row in expected], rtol=1e-4, atol=0.02)
 
 
 def test_lines_are_where_the_line_is_more_probable_than_none() -> None:

@@ -1,1 +1,1 @@
-"""What a board can do: the highest camera rate of standard mixes of DNNs, and what it costs there."""
+"""What a board can do: the highest camera rate that it serves with each mix of DNNs, and the cost at that rate."""

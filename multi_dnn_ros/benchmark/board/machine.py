@@ -1,4 +1,4 @@
-"""The computer that a run is made on, and readings of its sensors during the run."""
+"""The computer on which a run takes place, and readings of its sensors during the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NVPMODEL_LIMIT_S = 5.0
 
 
 def describe_board(device: torch.device, root: Path = Path("/")) -> Board:
-    """What the figures depend on. root: /, or a copy of the files that are read."""
+    """The properties of the computer that the figures depend on. root: /, or a copy of the files that are read."""
     gpu = gpu_memory = None
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -73,7 +73,7 @@ def jetson_gpu_load(root: Path = Path("/sys")) -> float | None:
 
 @dataclass(frozen=True)
 class TimedReading:
-    """at_s: monotonic clock. gpu_share: of a Jetson's GPU."""
+    """A reading and its time. at_s: monotonic clock. gpu_share: busy share of a Jetson's GPU."""
 
     at_s: float
     reading: Reading
@@ -95,7 +95,7 @@ class TimedReading:
 
 @dataclass(frozen=True)
 class SensorSummary:
-    """Of a span of time: mean power, highest temperature, everything that was throttled, mean busy share of a GPU."""
+    """Mean power, highest temperature, everything that was throttled and mean busy share of a GPU, over some time."""
 
     power_w: float | None
     temperature_c: float | None
@@ -138,8 +138,8 @@ def summarize(readings: Sequence[TimedReading]) -> SensorSummary:
     """One summary; its figures are None where no reading has them."""
     powers = [each.reading.total_w for each in readings]
     known = [power for power in powers if power is not None]
-    heat = [(value, name) for value, name in (each.temperature for each in readings) if value is not None]
-    hottest, sensor = max(heat, default=(None, ""))
+    temperatures = [(value, name) for value, name in (each.temperature for each in readings) if value is not None]
+    hottest, sensor = max(temperatures, default=(None, ""))
     loads = [each.gpu_share for each in readings if each.gpu_share is not None]
     return SensorSummary(
         sum(known) / len(known) if known else None,

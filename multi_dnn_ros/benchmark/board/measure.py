@@ -27,12 +27,12 @@ from multi_dnn_ros.benchmark.board.mixes import (
     obstacle,
 )
 from multi_dnn_ros.benchmark.board.record import BoardRecord, Idle, MixRecord, SensorSample, Settings, Trial
-from multi_dnn_ros.benchmark.board.search import RateRange, RateSearch, least_frames
+from multi_dnn_ros.benchmark.board.search import RateRange, RateSearch, min_frames
 from multi_dnn_ros.benchmark.board.time_plan import (
-    LEAST_LONG_S,
-    LEAST_TRIAL_S,
-    MOST_LONG_S,
-    MOST_TRIALS,
+    MAX_LONG_S,
+    MAX_TRIALS,
+    MIN_LONG_S,
+    MIN_TRIAL_S,
     OVERHEAD_S,
     Demand,
     Share,
@@ -49,16 +49,16 @@ _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s, {remaining} 
 #: The node reports more often than by default, so that short trials are counted exactly.
 _REPORT_PERIOD_S = 0.25
 _IDLE_S = 5.0
-#: The least rate that is searched, whatever the time.
-_LEAST_RATE_HZ = 0.5
+#: The lowest rate that is searched, however much time there is.
+_MIN_RATE_HZ = 0.5
 
 
 @dataclass
 class BoardRun:
     """A run that can be interrupted and continued.
 
-    content: the figures so far, for BoardRecord; of an earlier run to continue it. save: called with `content` after
-    each trial. say: prints a line.
+    content: the figures so far; if they are from an earlier run, that run is continued. save: called with `content`
+    after each trial. say: prints a line.
     """
 
     settings: Settings
@@ -73,12 +73,12 @@ class BoardRun:
     _bar: Any = field(init=False, default=None)
     _current: str = field(init=False, default="")  # mix
     _stored: int = field(init=False, default=0)  # readings in the timeline
-    _before_s: float = field(init=False, default=0.0)  # time of the run that is continued
+    _earlier_s: float = field(init=False, default=0.0)  # time of the run that is continued
 
     def __post_init__(self) -> None:
         self.device = chosen_device(self.settings.device)
         if self.content.timeline:
-            self._before_s = self.content.timeline[-1].at_s
+            self._earlier_s = self.content.timeline[-1].at_s
 
     def run(self) -> None:
         """Measure what is not measured yet. KeyboardInterrupt is raised after the figures have been saved."""
@@ -115,7 +115,7 @@ class BoardRun:
         return name in self.content.mixes and self.content.mixes[name].status in ("measured", "not_served")
 
     def _demands(self, mixes: Mapping[str, Mix], total_s: float) -> dict[str, Demand]:
-        """Of the mixes that can run here; the others are reported."""
+        """The demands of the mixes that can run here; the other mixes are reported."""
         demands = {}
         throughput: float | None = None
         for name, mix in mixes.items():
@@ -147,17 +147,17 @@ class BoardRun:
         return demands
 
     def _idle(self, seconds: float) -> Idle:
-        """Other programs' load, and the sensors at rest."""
+        """Measure the load of other programs, and the sensors at rest."""
         self._bar.set_description("at rest")
         psutil.cpu_percent()
-        own = psutil.Process().cpu_times()
+        before = psutil.Process().cpu_times()
         begin_s = time.monotonic()
         while time.monotonic() < begin_s + seconds:
             time.sleep(0.1)
             self._sensors.poll()
             self._progress()
         busy, now = psutil.cpu_percent() / 100.0, psutil.Process().cpu_times()
-        own_share = (now.user + now.system - own.user - own.system) / seconds / (psutil.cpu_count() or 1)
+        own_share = (now.user + now.system - before.user - before.system) / seconds / (psutil.cpu_count() or 1)
         at_rest = summarize(self._sensors.between(begin_s, time.monotonic()))
         return Idle(
             seconds=seconds, busy_share=min(1.0, max(0.0, busy - own_share)), power_w=at_rest.power_w,
@@ -169,7 +169,7 @@ class BoardRun:
             if isinstance(share, Share):
                 self.say(
                     f"{name}: {share.seconds:.0f} s planned: start about {share.start_s:.0f} s, up to {share.trials} "
-                    f"trials of {LEAST_TRIAL_S:.0f} to {share.trial_s:.0f} s, at least {share.long_s:.0f} s at the "
+                    f"trials of {MIN_TRIAL_S:.0f} to {share.trial_s:.0f} s, at least {share.long_s:.0f} s at the "
                     "highest rate"
                 )
             else:
@@ -207,9 +207,9 @@ class BoardRun:
             record.start_s = time.monotonic() - begin_s
             record.device = rig.value("node", "device") or "cpu"
             self._progress()
-            lowest_hz = min(max(_LEAST_RATE_HZ, least_frames() / share.trial_s), settings.max_rate_hz)
+            lowest_hz = min(max(_MIN_RATE_HZ, min_frames() / share.trial_s), settings.max_rate_hz)
             # Trials of the interrupted run count, but there is time for at least one more.
-            search = RateSearch(RateRange(lowest_hz, settings.max_rate_hz), max(MOST_TRIALS, len(record.trials) + 1))
+            search = RateSearch(RateRange(lowest_hz, settings.max_rate_hz), max(MAX_TRIALS, len(record.trials) + 1))
             for trial in record.trials:
                 search.add(trial.rate_hz, trial.passed)
             self._search(rig, search, share, end_s, record)
@@ -231,29 +231,29 @@ class BoardRun:
             rate_hz = search.next_hz()
             left_s = end_s - time.monotonic()
             if rate_hz is not None and record.trials:
-                needed_s = OVERHEAD_S + max(LEAST_TRIAL_S, least_frames() / rate_hz)
+                needed_s = OVERHEAD_S + max(MIN_TRIAL_S, min_frames() / rate_hz)
                 best_s = long_s + OVERHEAD_S if search.best_hz is not None else 0.0
                 if needed_s + best_s > left_s:
                     rate_hz = None
-            least_s, most_s, at_length = LEAST_TRIAL_S, share.trial_s, rate_hz is None
+            min_s, max_s, is_long = MIN_TRIAL_S, share.trial_s, rate_hz is None
             if rate_hz is None:
                 rate_hz = search.best_hz
                 if rate_hz is None:
                     break
-                least_s = min(MOST_LONG_S, max(LEAST_LONG_S, left_s - OVERHEAD_S))
-                least_s = most_s = max(least_s, least_frames() / rate_hz)
+                min_s = min(MAX_LONG_S, max(MIN_LONG_S, left_s - OVERHEAD_S))
+                min_s = max_s = max(min_s, min_frames() / rate_hz)
             self._bar.set_description(f"{self._current}, {rate_hz:.4g} Hz")
-            trial = self._trial(rig, rate_hz, least_s, most_s, record)
+            trial = self._trial(rig, rate_hz, min_s, max_s, record)
             search.add(rate_hz, trial.passed, trial.results_hz / len(rig.streams))
             record.highest_hz, record.failing_hz = search.best_hz, search.failing_hz
-            record.long = len(record.trials) - 1 if at_length and trial.passed else None
+            record.long = len(record.trials) - 1 if is_long and trial.passed else None
             self.save(self.content)
             # A long run that failed lowers the rate, as long as there is time for another one.
-            if at_length and (trial.passed or end_s - time.monotonic() < OVERHEAD_S + LEAST_LONG_S):
+            if is_long and (trial.passed or end_s - time.monotonic() < OVERHEAD_S + MIN_LONG_S):
                 break
 
-    def _trial(self, rig: Rig, rate_hz: float, least_s: float, most_s: float, record: MixRecord) -> Trial:
-        trial = run_trial(rig, rate_hz, least_s, most_s, self._sensors, self._progress)
+    def _trial(self, rig: Rig, rate_hz: float, min_s: float, max_s: float, record: MixRecord) -> Trial:
+        trial = run_trial(rig, rate_hz, min_s, max_s, self._sensors, self._progress)
         record.trials.append(trial)
         self.say(
             f"{self._current}: {rate_hz:.4g} Hz: {trial.results_hz:.1f} results/s, {trial.drop_share:.1%} missing in "
@@ -281,7 +281,7 @@ class BoardRun:
         self._bar.refresh()
         for each in self._sensors.readings[self._stored :]:
             sample = SensorSample(
-                at_s=self._before_s + each.at_s - self._begin_s,
+                at_s=self._earlier_s + each.at_s - self._begin_s,
                 mix=self._current,
                 power_w=each.reading.total_w,
                 temperature_c=each.temperature[0],

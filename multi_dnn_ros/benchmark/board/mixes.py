@@ -1,4 +1,4 @@
-"""The mixes of DNNs that a board is measured with, and whether one fits."""
+"""The mixes of DNNs with which a board is measured, and whether a mix fits the board."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _PRESETS = {
 }
 #: In order of importance: what comes last is left out first if there is no time for it.
 DEFAULT = (BUILTIN, HEAVY, "small", "mixed", "vgg16_x8", "resnet152_x8", "inception_v3_x8", "regnet_y_32gf_x7")
-#: Share of a device's measured throughput that the networks reach, to estimate the time of a frame. A low estimate: a
-#: set that is given time and then fails costs more than one that is left out.
-_REACHED = 0.3
-#: Memory of a DNN, in multiples of its weights; of the one that is being prepared (docs/measured.md); its activations;
-#: and memory of the processes.
+#: Share of a device's measured throughput that the networks reach, to estimate the time of a frame. A low estimate,
+#: because a set that is given time and then fails costs more than a set that is left out.
+_REACHED_SHARE = 0.3
+#: Memory in multiples of the weights, for each DNN and for the one that is being prepared (docs/measured.md); memory of
+#: a DNN's activations; and memory of the processes.
 _COPIES_CPU, _COPIES_GPU, _PREPARING, _ACTIVATIONS_BYTES, _PROCESS_BYTES = 3.0, 2.0, 10.0, 200 << 20, 1 << 30
 #: Estimated seconds until the node is active: the process, and each DNN.
 _START_S = {"cpu": (10.0, 2.0), "cuda": (20.0, 8.0)}
@@ -44,7 +44,7 @@ _START_S = {"cpu": (10.0, 2.0), "cuda": (20.0, 8.0)}
 
 @dataclass(frozen=True)
 class Mix:
-    """One mix. dnns: of the paper's sets; None for a parameter file, whose name is `name`."""
+    """One mix. dnns: a set of the paper; None for the preset or the parameter file that `name` then names."""
 
     name: str
     text: str
@@ -53,8 +53,8 @@ class Mix:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a set of the paper. flops: of all DNNs per frame. parameters: of all DNNs; stored: those of equal networks
-    once; largest: of the largest network.
+    """Cost of a set of the paper. flops: per frame, for all DNNs. parameters: number in all DNNs. stored: the same, but
+    with equal networks counted once. largest: number in the largest network.
     """
 
     flops: float
@@ -65,7 +65,10 @@ class Cost:
 
 
 def choose_mixes(names: Sequence[str]) -> list[Mix]:
-    """Mixes by name, without duplicates; DEFAULT without names. UsageError for a name that is none."""
+    """The mixes of these names, without duplicates; those of DEFAULT if there are no names.
+
+    Raises UsageError for an unknown name.
+    """
     chosen = []
     for name in dict.fromkeys(names or DEFAULT):
         if name in SETS:
@@ -81,7 +84,7 @@ def choose_mixes(names: Sequence[str]) -> list[Mix]:
 
 
 def cost_of(dnns: DnnSet) -> Cost:
-    """Counted on networks without weights."""
+    """The cost of a set, counted on networks without weights."""
     flops = parameters = stored = largest = 0
     for network, count in dnns.kinds.items():
         module = _without_weights(network)
@@ -107,21 +110,21 @@ def _without_weights(network: Network) -> nn.Module:
 
 
 def flops_per_s(device: torch.device) -> float:
-    """Of the device, at the precision that the sets run in; takes a second."""
+    """Measured throughput of the device at the precision of the sets; takes a second."""
     precision = _precision(device)
     backend = partial(choose_backend, "eager", device, precision)
     return measure_limits(Target(device, "eager", backend, precision)).flops_per_s
 
 
 def demand_of(mix: Mix, device: torch.device, cost: Cost | None, throughput: float | None) -> Demand:
-    """Time of the mix by estimate. cost, throughput: None where unknown."""
+    """The estimated time that the mix needs. cost, throughput: None if unknown."""
     process_s, dnn_s = _START_S[device.type]
-    frame_s = cost.flops / (_REACHED * throughput) if cost is not None and throughput is not None else None
+    frame_s = cost.flops / (_REACHED_SHARE * throughput) if cost is not None and throughput is not None else None
     return Demand(process_s + dnn_s * (cost.dnns if cost is not None else 3), frame_s)
 
 
 def obstacle(mix: Mix, device: torch.device, cost: Cost | None, folder: Path) -> str:
-    """Why the mix cannot run here; empty if it can, as far as that can be told beforehand."""
+    """Why the mix cannot run here; empty if it can, as far as is known beforehand."""
     if mix.name == HEAVY and device.type != "cuda":
         return "needs a GPU"
     if cost is None:
@@ -142,12 +145,12 @@ def obstacle(mix: Mix, device: torch.device, cost: Cost | None, folder: Path) ->
 
 
 def chosen_device(name: str | None) -> torch.device:
-    """The device of --device, without a number of threads. Raises ConfigError if there is none of this name."""
+    """The device of --device, without a number of threads. Raises ConfigError if there is no such device."""
     return choose_device(re.sub("^cpu:[1-9][0-9]{0,3}$", "cpu", name or "auto"), "--device is")
 
 
 def mix_config(mix: Mix, device: str | None, resolved: torch.device, folder: Path) -> NodeConfig:
-    """The node's parameters. device: of --device, in place of the preset's. folder: for the networks of the paper."""
+    """The node's parameters. device: --device, replaces the preset's. folder: for the networks of the paper."""
     if mix.dnns is None:
         return config_of(mix.name, device, folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -166,7 +169,7 @@ def mix_config(mix: Mix, device: str | None, resolved: torch.device, folder: Pat
 
 
 def dnn_texts(mix: Mix, config: NodeConfig) -> dict[str, str]:
-    """Model of each DNN, the same on every computer."""
+    """The model of each DNN, as text that is the same on every computer."""
     if mix.dnns is None:
         return {name: dnn.model for name, dnn in config.dnns.items()}
     return {

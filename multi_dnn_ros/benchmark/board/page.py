@@ -13,7 +13,7 @@ from multi_dnn_ros.common.reporting import counts_text
 
 
 def board_page(record: BoardRecord) -> str:
-    """HTML. Without matplotlib it has no plots, and says so."""
+    """The record as an HTML page. Without matplotlib it has no plots, and says so."""
     page = Page(f"What this board can do: {record.board.hardware or record.board.gpu or record.board.cpu}")
     try:
         require("a plot", "matplotlib")
@@ -43,7 +43,7 @@ def board_page(record: BoardRecord) -> str:
         page.figure(timeline, "Power, temperature and clocks over time; red: throttled.")
     for name, mix in record.mixes.items():
         if mix.trials:
-            _mix(page, name, mix, plots)
+            _add_mix(page, name, mix, plots)
     page.heading("How it was measured")
     page.paragraph(
         "Cameras, node and observer are processes of this computer. The rate of the cameras is searched by bisection; "
@@ -57,7 +57,7 @@ def board_page(record: BoardRecord) -> str:
     return page.text()
 
 
-def _mix(page: Page, name: str, mix: MixRecord, plots: bool) -> None:
+def _add_mix(page: Page, name: str, mix: MixRecord, plots: bool) -> None:
     page.heading(name)
     start = f" The node was active after {mix.start_s:.0f} s." if mix.start_s is not None else ""
     page.paragraph(f"{mix.text}, on {mix.device or 'an unknown device'}.{start}")

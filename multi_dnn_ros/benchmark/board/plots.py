@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 _SERVED, _NOT_SERVED, _LATENCY = "#1f6f8b", "#c0392b", ("#a9d0de", "#5ba3b8", "#1f6f8b")
 _WIDTH = 7.0
-#: Most characters of a mix's name.
-_NAME = 24
+#: Maximum length of a mix's name.
+_MAX_NAME = 24
 #: Names of mixes that begin closer together than this share of the run would overlap; only the first is written.
-_APART = 0.03
+_MIN_DISTANCE = 0.03
 
 
 def plot_highest(record: BoardRecord) -> Figure | None:
@@ -28,14 +28,14 @@ def plot_highest(record: BoardRecord) -> Figure | None:
     if not mixes:
         return None
     figure, (rates, latencies) = _figure(1.2 + 0.9 * len(mixes), 2)
-    for place, mix in enumerate(mixes.values()):
+    for position, mix in enumerate(mixes.values()):
         rate = mix.highest_hz or 0.0
-        rates.barh(place, rate, color=_SERVED, height=0.6)
-        rates.text(rate, place, f" {rate:.3g}", va="center")
+        rates.barh(position, rate, color=_SERVED, height=0.6)
+        rates.text(rate, position, f" {rate:.3g}", va="center")
         latency = mix.at_highest.latency_ms if mix.at_highest is not None else None
         for number, name in enumerate(("p99", "p95", "p50")):
             value = getattr(latency, name) if latency is not None else 0.0
-            latencies.barh(place, value, color=_LATENCY[number], height=0.6, label=name if place == 0 else None)
+            latencies.barh(position, value, color=_LATENCY[number], height=0.6, label=name if position == 0 else None)
     for axes in (rates, latencies):
         axes.set_yticks(range(len(mixes)), [_shown(name) for name in mixes] if axes is rates else [""] * len(mixes))
         axes.invert_yaxis()
@@ -77,21 +77,21 @@ def plot_timeline(record: BoardRecord) -> Figure | None:
     quantities = [(label, points) for label, points in quantities if points]
     if not quantities:
         return None
-    figure, every = _figure(1.0 + 1.6 * len(quantities), len(quantities), stacked=True)
-    for axes, (label, points) in zip(every, quantities, strict=True):
+    figure, all_axes = _figure(1.0 + 1.6 * len(quantities), len(quantities), stacked=True)
+    for axes, (label, points) in zip(all_axes, quantities, strict=True):
         axes.plot([at_s for at_s, _ in points], [value for _, value in points], color=_SERVED)
         axes.set(ylabel=label)
         for each in record.timeline:
             if each.throttled:
                 axes.axvspan(each.at_s - 1.0, each.at_s, color=_NOT_SERVED, alpha=0.3, linewidth=0)
     phases = _phases(record.timeline)
-    for begin_s, name in _apart(phases, _APART * record.timeline[-1].at_s):
-        every[0].annotate(_shown(name), (begin_s, 1.02), xycoords=("data", "axes fraction"), fontsize="small",
+    for begin_s, name in _without_overlap(phases, _MIN_DISTANCE * record.timeline[-1].at_s):
+        all_axes[0].annotate(_shown(name), (begin_s, 1.02), xycoords=("data", "axes fraction"), fontsize="small",
                           rotation=30, rotation_mode="anchor")  # fmt: skip
     for begin_s, _ in phases:
-        for axes in every:
+        for axes in all_axes:
             axes.axvline(begin_s, color="#bbb", linewidth=0.8)
-    every[-1].set(xlabel="time, s")
+    all_axes[-1].set(xlabel="time, s")
     return figure
 
 
@@ -106,11 +106,11 @@ def _phases(timeline: Sequence[SensorSample]) -> list[tuple[float, str]]:
     return found
 
 
-def _apart(phases: Sequence[tuple[float, str]], least_s: float) -> list[tuple[float, str]]:
-    """Those that begin at least this long after the one before."""
+def _without_overlap(phases: Sequence[tuple[float, str]], min_s: float) -> list[tuple[float, str]]:
+    """The phases that begin at least this long after the previous one that is kept."""
     found: list[tuple[float, str]] = []
     for begin_s, name in phases:
-        if not found or begin_s >= found[-1][0] + least_s:
+        if not found or begin_s >= found[-1][0] + min_s:
             found.append((begin_s, name))
     return found
 
@@ -120,12 +120,12 @@ def _shown(name: str) -> str:
     matplotlib takes text between two dollar signs for a formula.
     """
     short = Path(name).name
-    short = short if len(short) <= _NAME else f"{short[: _NAME - 1]}…"
+    short = short if len(short) <= _MAX_NAME else f"{short[: _MAX_NAME - 1]}…"
     return short.replace("$", r"\$")
 
 
 def _spread(values: Sequence[float]) -> list[float]:
-    """Those that lie far enough apart for their labels."""
+    """The values that are far enough apart for their labels."""
     ticks: list[float] = []
     for value in sorted(set(values)):
         if not ticks or value > 1.15 * ticks[-1]:

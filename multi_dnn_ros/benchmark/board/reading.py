@@ -11,15 +11,15 @@ from pydantic import ValidationError
 from multi_dnn_ros.benchmark.board.record import SCENARIO, SCHEMA_VERSION, BoardRecord
 from multi_dnn_ros.common.errors import UsageError
 
-#: Larger files are not read: ours have some hundred kilobytes.
-_MOST_BYTES = 64 << 20
+#: Larger files are not read: the files of the benchmark have some hundred kilobytes.
+_MAX_BYTES = 64 << 20
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. UsageError, one line, if there is none."""
+    """The object in a JSON file. Raises UsageError, one line, if there is none."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{path} has more than {_MOST_BYTES >> 20} MiB; not a file of `multi-dnn benchmark`")
+        if path.stat().st_size > _MAX_BYTES:
+            raise UsageError(f"{path} has more than {_MAX_BYTES >> 20} MiB; not a file of `multi-dnn benchmark`")
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
@@ -31,12 +31,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_board(path: Path) -> BoardRecord:
-    """The record in a file. UsageError, one line, for a file of another origin, schema version or content."""
+    """The record in a file. Raises UsageError, one line, for a file of another origin, schema version or content."""
     return parse_board(read_json(path), path)
 
 
 def parse_board(content: dict[str, Any], path: Path) -> BoardRecord:
-    """As :func:`read_board`, of a file that has been read."""
+    """As :func:`read_board`, for the content of a file."""
     if content.get("scenario") != SCENARIO:
         raise UsageError(f"{path} was not written by `multi-dnn benchmark board`")
     version = content.get("schema_version")
@@ -52,7 +52,7 @@ def parse_board(content: dict[str, Any], path: Path) -> BoardRecord:
 
 
 def first_problem(error: ValidationError) -> str:
-    """Place and message of the first problem, one line."""
+    """Location and message of the first problem, one line."""
     first = error.errors(include_url=False, include_input=False)[0]
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{'.'.join(map(str, first['loc'])) or 'file'}: {first['msg']}{more}"

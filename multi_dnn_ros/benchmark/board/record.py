@@ -28,11 +28,11 @@ class Latency(_Record):
 
 
 class Trial(_Record):
-    """One rate. frames: images that each camera should have sent. results: received by the node's accounts.
+    """A trial of one rate. frames: images that each camera should have sent. results: published by the node.
 
     dropped: results that are missing, by reason; `not_received`: their image did not reach the node, or was not sent.
-    decided: whether the bounds of the share of drops decided, or only the share itself. CPU and memory: the node with
-    its engine processes. Power, temperatures and throttling: of the whole board; None: not readable.
+    decided: whether the bounds of the share of drops decided, not only the share itself. CPU and memory are those of
+    the node with its engine processes; power, temperature and throttling those of the whole board; None: not readable.
     """
 
     rate_hz: float
@@ -58,10 +58,10 @@ class Trial(_Record):
 
 
 class MixRecord(_Record):
-    """One mix. dnns: models by name. status, reason: why there are no figures. start_s: until the node was active.
+    """One mix. dnns: models by name. status, reason: why there are no figures. start_s: time until the node was active.
 
-    highest_hz: highest rate per camera with less than 5 % drops; failing_hz: lowest one with more. long: number in
-    `trials` of the run at the highest rate that was measured at length; None: only its search trial was.
+    highest_hz: highest rate per camera with less than 5 % drops. failing_hz: lowest rate with more. long: index in
+    `trials` of the long run at the highest rate; None: this rate has only a trial of the search.
     """
 
     text: str
@@ -96,7 +96,7 @@ class MixRecord(_Record):
 
 
 class Board(_Record):
-    """The computer. hardware: model name of a single-board computer. power_mode: of a Jetson. governor: of cpufreq."""
+    """The computer. hardware: model name of a single-board computer. power_mode: a Jetson's. governor: cpufreq's."""
 
     cpu: str
     cores: int
@@ -112,7 +112,7 @@ class Board(_Record):
 
 
 class Idle(_Record):
-    """Before the first mix. busy_share: of all CPU cores, by other programs."""
+    """The computer before the first mix. busy_share: share of all CPU cores that other programs used."""
 
     seconds: float
     busy_share: float
@@ -121,7 +121,7 @@ class Idle(_Record):
 
 
 class SensorSample(_Record):
-    """at_s: time of measuring so far, including that of the runs before --resume."""
+    """One reading of the sensors. at_s: measuring time so far, including the runs before --resume."""
 
     at_s: float
     mix: str
@@ -132,7 +132,7 @@ class SensorSample(_Record):
 
 
 class Settings(_Record):
-    """What --resume must not change, besides the time."""
+    """The settings that --resume must not change. The time of the run is not one of them."""
 
     mixes: list[str]
     cameras: int

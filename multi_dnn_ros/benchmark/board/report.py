@@ -24,7 +24,7 @@ from multi_dnn_ros.benchmark.quantities import (
 )
 from multi_dnn_ros.common.reporting import counts_text, table
 
-#: Other programs used more than this share of the cores before the run.
+#: There is a remark if other programs used more than this share of the cores before the run.
 _BUSY = 0.10
 #: In the order of :func:`figures_of`.
 _SHOWN = (
@@ -144,7 +144,7 @@ def board_lines(record: BoardRecord) -> list[tuple[str, str]]:
 
 
 def board_table(record: BoardRecord) -> str:
-    """For the terminal."""
+    """Text for the terminal."""
     header, rows = shown_rows(record)
     return "\n".join([*([table(header, rows)] if rows else []), *left_out(record), *remarks(record)])
 

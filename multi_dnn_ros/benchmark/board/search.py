@@ -8,10 +8,11 @@ from statistics import NormalDist
 
 #: A rate is served if less than this share of the results is missing.
 DROP_LIMIT = 0.05
-#: Of each of the two bounds by which a trial is decided.
+#: Confidence of each of the two bounds by which a trial is decided.
 CONFIDENCE = 0.95
 _Z = NormalDist().inv_cdf(CONFIDENCE)
-_GALLOP = 2.0
+#: Factor between the rates that are tried until both a served and a failing rate are known.
+_FACTOR = 2.0
 #: Under overload the rate that is served is close to the highest one; these multiples of it are tried first.
 _HINTS = (0.93, 1.07)
 
@@ -31,13 +32,13 @@ def bounds(share: float, samples: float) -> tuple[float, float]:
 
 
 def served(share: float, frames: float) -> bool | None:
-    """Whether the share of drops is under DROP_LIMIT; None: not decided by so few frames."""
+    """Whether the share of drops is under DROP_LIMIT; None: so few frames do not decide it."""
     low, high = bounds(min(1.0, max(0.0, share)), frames)
     return True if high <= DROP_LIMIT else False if low >= DROP_LIMIT else None
 
 
-def least_frames() -> int:
-    """Frames after which a trial without drops is decided."""
+def min_frames() -> int:
+    """Number of frames after which a trial without drops is decided."""
     frames = 1
     while served(0.0, frames) is None:
         frames += 1
@@ -48,7 +49,7 @@ def least_frames() -> int:
 class RateRange:
     """Rates to search, in Hz.
 
-    precision: the search ends when a served rate and one that is not served differ by this share.
+    precision: the search ends when the highest served and the lowest failing rate differ by at most this share.
     """
 
     lowest_hz: float
@@ -62,10 +63,10 @@ class RateRange:
 
 
 class RateSearch:
-    """Bisection on a logarithmic scale. trials: most rates that :meth:`next_hz` offers.
+    """Bisection on a logarithmic scale. trials: maximum number of rates that :meth:`next_hz` offers.
 
-    Doubles or halves the rate until one is served and a higher one is not, then takes the geometric mean. The served
-    rate of the first trial with drops gives two of the rates.
+    Doubles or halves the rate until one rate is served and a higher one is not, then takes their geometric mean. After
+    the first trial that fails, two rates close to the rate that it served are tried first.
     """
 
     def __init__(self, rates: RateRange, trials: int) -> None:
@@ -112,9 +113,9 @@ class RateSearch:
                 return hint
         if high is None:
             assert low is not None
-            return min(_round(low * _GALLOP), rates.highest_hz)
+            return min(_round(low * _FACTOR), rates.highest_hz)
         if low is None:
-            return max(_round(high / _GALLOP), rates.lowest_hz)
+            return max(_round(high / _FACTOR), rates.lowest_hz)
         return _round(sqrt(low * high))
 
 

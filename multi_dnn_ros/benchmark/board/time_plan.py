@@ -1,25 +1,25 @@
-"""How the time of a run is divided among the mixes; pure."""
+"""How the time of a run is divided among the mixes; pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from multi_dnn_ros.benchmark.board.search import least_frames
+from multi_dnn_ros.benchmark.board.search import min_frames
 
-#: Starting a camera process and the end of a trial: not measured.
+#: Time of a trial in which nothing is measured: the start of the camera processes, and the end.
 OVERHEAD_S = 5.0
-#: A trial is not shorter, whatever its rate.
-LEAST_TRIAL_S = 3.0
-LEAST_TRIALS = 4
-MOST_TRIALS = 14
-#: The run at the highest rate: takes the rest of a mix's time between these limits.
-LEAST_LONG_S = 8.0
-MOST_LONG_S = 300.0
-#: Share of a mix's time, less its start, that is kept for this run.
+#: Minimum duration of a trial, at any rate.
+MIN_TRIAL_S = 3.0
+MIN_TRIALS = 4
+MAX_TRIALS = 14
+#: Limits of the long run at the highest rate, which takes the rest of a mix's time.
+MIN_LONG_S = 8.0
+MAX_LONG_S = 300.0
+#: Share of a mix's time, without its start, that is kept for the long run.
 _LONG_SHARE = 0.25
 #: The longest trial takes this share of the time of the search; the rest is for the first, short ones.
-_LONGEST = 0.5
+_LONGEST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Demand:
     frame_s: float | None = None
 
     @property
-    def least_s(self) -> float:
-        """The least time in which a rate can be found."""
-        trial_s = max(LEAST_TRIAL_S, least_frames() * (self.frame_s or 0.0))
-        return self.start_s + LEAST_TRIALS * (OVERHEAD_S + trial_s) + LEAST_LONG_S
+    def min_s(self) -> float:
+        """The shortest time in which a rate can be found."""
+        trial_s = max(MIN_TRIAL_S, min_frames() * (self.frame_s or 0.0))
+        return self.start_s + MIN_TRIALS * (OVERHEAD_S + trial_s) + MIN_LONG_S
 
 
 @dataclass(frozen=True)
 class Share:
-    """Time of one mix in seconds. long_s: kept for the run at the highest rate. trial_s: longest trial."""
+    """Time of one mix in seconds. long_s: kept for the long run at the highest rate. trial_s: longest trial."""
 
     seconds: float
     start_s: float
@@ -51,35 +51,35 @@ class Share:
     def trials(self) -> int:
         """Trials that fit if each is as short as possible."""
         work_s = self.seconds - self.start_s - self.long_s
-        return max(LEAST_TRIALS, min(MOST_TRIALS, int(work_s / (OVERHEAD_S + LEAST_TRIAL_S))))
+        return max(MIN_TRIALS, min(MAX_TRIALS, int(work_s / (OVERHEAD_S + MIN_TRIAL_S))))
 
 
 def plan_time(total_s: float, demands: Mapping[str, Demand]) -> dict[str, Share | str]:
     """The share of each mix, or why it has none. Mixes come in order of importance.
 
-    A mix is left out if its least time does not fit beside those of the mixes before it; the others divide the rest
-    equally.
+    A mix is left out if its minimum time is more than the minimum times of the mixes before it leave; the others divide
+    the rest equally.
     """
     plan: dict[str, Share | str] = {}
     chosen: list[str] = []
     left_s = total_s
     for name, demand in demands.items():
-        if demand.least_s > left_s:
+        if demand.min_s > left_s:
             frame = f", {demand.frame_s:.2g} s per frame" if demand.frame_s is not None else ""
             plan[name] = (
-                f"needs at least {demand.least_s:.0f} s by estimate{frame}; {max(0.0, left_s):.0f} s are left; "
+                f"needs at least {demand.min_s:.0f} s by estimate{frame}; {max(0.0, left_s):.0f} s are left; "
                 "a longer --minutes or fewer --mixes make room"
             )
         else:
             plan[name] = ""
             chosen.append(name)
-            left_s -= demand.least_s
+            left_s -= demand.min_s
     for name in chosen:
-        plan[name] = _share(demands[name].least_s + left_s / len(chosen), demands[name].start_s)
+        plan[name] = _share(demands[name].min_s + left_s / len(chosen), demands[name].start_s)
     return plan
 
 
 def _share(seconds: float, start_s: float) -> Share:
     work_s = seconds - start_s
-    long_s = max(LEAST_LONG_S, _LONG_SHARE * work_s)
-    return Share(seconds, start_s, long_s, max(LEAST_TRIAL_S, _LONGEST * (work_s - long_s) - OVERHEAD_S))
+    long_s = max(MIN_LONG_S, _LONG_SHARE * work_s)
+    return Share(seconds, start_s, long_s, max(MIN_TRIAL_S, _LONGEST_SHARE * (work_s - long_s) - OVERHEAD_S))

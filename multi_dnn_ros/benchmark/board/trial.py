@@ -1,4 +1,4 @@
-"""One rate on a running node: how many results are missing, and what the others cost."""
+"""A trial of one rate on a running node: how many results are missing, and what the published ones cost."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from multi_dnn_ros.benchmark.board.machine import SensorLog, summarize
 from multi_dnn_ros.benchmark.board.record import Latency, Trial
-from multi_dnn_ros.benchmark.board.search import DROP_LIMIT, least_frames, served
-from multi_dnn_ros.benchmark.board.time_plan import LEAST_TRIAL_S
+from multi_dnn_ros.benchmark.board.search import DROP_LIMIT, min_frames, served
+from multi_dnn_ros.benchmark.board.time_plan import MIN_TRIAL_S
 from multi_dnn_ros.benchmark.gpu_watch import GpuWatch
 from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.common.errors import CommandError
@@ -16,7 +16,7 @@ from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.engine.task import DropReason
 
 NOT_RECEIVED = "not_received"
-#: Images that a DNN does not get because of its parameters max_rate_hz and enable: their results are not missing.
+#: Drops that parameters max_rate_hz and enable ask for: these results do not count as missing.
 _REFUSED = (DropReason.RATE_LIMITED.value, DropReason.SWITCHED_OFF.value)
 _WARM_UP_S = 1.0
 _FIRST_IMAGE_LIMIT_S = 60.0
@@ -27,7 +27,7 @@ _GPU_MEMORY = "engine processes GPU reserved (bytes)"
 
 @dataclass(frozen=True)
 class _Counts:
-    """By the node's report at `at_s` (system clock), and by the observer at about that time (monotonic clock)."""
+    """Counts of the node's report at `at_s` (system clock), which the rig read at `observed_s` (monotonic clock)."""
 
     at_s: float
     received: int
@@ -38,13 +38,13 @@ class _Counts:
 
 
 def run_trial(
-    rig: Rig, rate_hz: float, least_s: float, most_s: float, sensors: SensorLog, progress: Callable[[], None]
+    rig: Rig, rate_hz: float, min_s: float, max_s: float, sensors: SensorLog, progress: Callable[[], None]
 ) -> Trial:
     """Start the cameras at this rate and count what is served.
 
     The trial ends when the bounds of the share of drops decide (:func:`~multi_dnn_ros.benchmark.board.search.served`),
-    a passing one not before least_s, and after most_s in any case. They are computed whenever the number of frames has
-    doubled, and once per second from least_s on.
+    but not before min_s if it passes, and after max_s in any case. The bounds are computed whenever the number of
+    frames has doubled, and once per second from min_s on.
     """
 
     def spin(seconds: float) -> None:
@@ -68,19 +68,19 @@ def run_trial(
     spin(_WARM_UP_S)
     begin = _read(rig)
     with GpuWatch(_gpu_index(rig)) as watch:
-        look = max(least_frames(), LEAST_TRIAL_S * rate_hz)
+        next_check = max(min_frames(), MIN_TRIAL_S * rate_hz)
         while True:
             end = _read(rig)
             frames, elapsed_s = rate_hz * (end.at_s - begin.at_s), end.observed_s - begin.observed_s
             share = _missing(rig, begin, end, rate_hz)[1]
-            if frames >= look:
+            if frames >= next_check:
                 verdict = served(share, frames)
-                if verdict is False or (verdict is True and elapsed_s >= least_s):
+                if verdict is False or (verdict is True and elapsed_s >= min_s):
                     break
-                look = 2.0 * frames if elapsed_s < least_s else frames + rate_hz
-            if elapsed_s >= most_s:
+                next_check = 2.0 * frames if elapsed_s < min_s else frames + rate_hz
+            if elapsed_s >= max_s:
                 break
-            spin(min(1.0, max(0.05, most_s - elapsed_s)))
+            spin(min(1.0, max(0.05, max_s - elapsed_s)))
         memory_bytes = rig.samples[-1].resident_bytes
     trial = _trial(rig, rate_hz, begin, end, sensors, watch, memory_bytes)
     for name in list(rig.cameras):
@@ -95,35 +95,35 @@ def _gpu_index(rig: Rig) -> int:
 
 
 def _received(rig: Rig) -> dict[str, int]:
-    """Images by camera, by the node's latest report."""
+    """Number of images received from each camera, according to the node's latest report."""
     return {name: int(rig.value(f"camera {name}", "received") or 0) for name in rig.plans}
 
 
 def _read(rig: Rig) -> _Counts:
-    """From the next report."""
+    """The counts of the next report."""
     seen = rig.reports
     if not rig.until(lambda: rig.reports > seen, _REPORT_LIMIT_S):
         raise CommandError(f"the node has sent no diagnostics for {_REPORT_LIMIT_S:g} s; see {rig.node.log}")
     accounts = rig.accounts().values()
-    reasons = {reason for of in accounts for reason in of["dropped"]}
+    reasons = {reason for stream in accounts for reason in stream["dropped"]}
     return _Counts(
         rig.reported_s,
         sum(_received(rig).values()),
-        sum(of["offered"] for of in accounts),
-        sum(of["published"] for of in accounts),
-        {reason: sum(of["dropped"].get(reason, 0) for of in accounts) for reason in reasons},
+        sum(stream["offered"] for stream in accounts),
+        sum(stream["published"] for stream in accounts),
+        {reason: sum(stream["dropped"].get(reason, 0) for stream in accounts) for reason in reasons},
         rig.now(),
     )
 
 
 def _missing(rig: Rig, begin: _Counts, end: _Counts, rate_hz: float) -> tuple[dict[str, int], float]:
-    """Results that are missing, by reason, and their share of those that the rate and the parameters ask for.
+    """Missing results by reason, and their share of the results that the rate and the parameters ask for.
 
-    Frames in progress are not missing. An image more or less at each end of the trial is no loss.
+    Frames in progress are not missing. One image more or less at each end of the trial is not a loss.
     """
     counts = {reason: count - begin.dropped.get(reason, 0) for reason, count in end.dropped.items()}
     refused, offered = sum(counts.pop(reason, 0) for reason in _REFUSED), end.offered - begin.offered
-    # Results asked for per image. Of the images that the node has not received, as many would have been refused.
+    # Results asked for per image. Of the images that the node did not receive, the same share would have been refused.
     wanted = len(rig.streams) / len(rig.plans) * (1.0 - refused / offered if offered else 1.0)
     sent = rate_hz * (end.at_s - begin.at_s) * len(rig.plans)
     lost = sent - (end.received - begin.received) - len(rig.plans)
@@ -140,7 +140,9 @@ def _trial(
     seconds = end.at_s - begin.at_s
     frames = rate_hz * seconds
     results = end.published - begin.published
-    latencies = [each for of in rig.receipts.values() for each in of.between(begin.observed_s, end.observed_s)]
+    latencies = [
+        latency for stream in rig.receipts.values() for latency in stream.between(begin.observed_s, end.observed_s)
+    ]
     samples = [sample for sample in rig.samples if begin.observed_s <= sample.at_s <= end.observed_s]
     cores = 0.0
     if len(samples) > 1:

@@ -34,7 +34,7 @@ _DRAIN_S = 60.0
 
 @dataclass(frozen=True)
 class Urgency:
-    """priority: of the DNN. periods: its deadline in frame periods of a camera."""
+    """A class of DNNs. priority: of its DNNs. periods: their deadline in frame periods of a camera."""
 
     name: str
     priority: int
@@ -57,7 +57,7 @@ class DeadlinePlan:
     condition: Condition = CONDITIONS["ours"]
     jobs: int = 8
     rate_hz: float = 30.0
-    most_dnns: int = 24
+    max_dnns: int = 24
     repeats: int = 3
     seconds: float = 5.0
     seed: int = 0
@@ -71,7 +71,7 @@ def measure_deadlines(plan: DeadlinePlan, progress: Callable[[str], None]) -> di
     bench = Bench(plan)
     bench.grow(max(len(URGENCIES), len(plan.dnns.networks)))
     served_hz = bench.frames_per_s(len(bench.tasks)) * len(bench.tasks)
-    counts = {load: dnns_for(load, served_hz, plan.rate_hz, plan.most_dnns) for load in LOADS}
+    counts = {load: dnns_for(load, served_hz, plan.rate_hz, plan.max_dnns) for load in LOADS}
     bench.grow(max(counts.values()))
     rates = {}
     for load, count in counts.items():
@@ -103,9 +103,9 @@ def measure_deadlines(plan: DeadlinePlan, progress: Callable[[str], None]) -> di
     }
 
 
-def dnns_for(load: float, served_hz: float, rate_hz: float, most: int) -> int:
+def dnns_for(load: float, served_hz: float, rate_hz: float, maximum: int) -> int:
     """Number of DNNs for this load, with cameras at `rate_hz` and a capacity of `served_hz` inferences per second."""
-    return max(len(URGENCIES), min(most, round(load * served_hz / (len(CAMERAS) * rate_hz))))
+    return max(len(URGENCIES), min(maximum, round(load * served_hz / (len(CAMERAS) * rate_hz))))
 
 
 def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for load, policy, urgency in itertools.product(LOADS, POLICIES, (urgency.name for urgency in URGENCIES)):
         found = [case for case in cases if (case["load"], case["policy"]) == (load, policy)]
         accounts = [case["accounts"][urgency] for case in found]
-        tails = [each["latency_ms"]["p99"] for each in accounts if each["latency_ms"]]
+        p99s = [each["latency_ms"]["p99"] for each in accounts if each["latency_ms"]]
         rows.append(
             {
                 "load": load,
@@ -127,7 +127,7 @@ def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "rate_hz": found[0]["rate_hz"],
                 "missed": statistics.median(each["missed"] / each["offered"] for each in accounts),
                 "dropped": statistics.median(sum(each["dropped"].values()) / each["offered"] for each in accounts),
-                "p99_ms": statistics.median(tails) if tails else None,
+                "p99_ms": statistics.median(p99s) if p99s else None,
             }
         )
     return rows
@@ -145,7 +145,7 @@ def deadlines_table(figures: Mapping[str, Any]) -> str:
 
 
 class Bench:
-    """Prepared DNNs, and an engine around the first of them. tasks: each serves all cameras."""
+    """Prepared DNNs, the first of which an engine runs. tasks: each serves all cameras."""
 
     def __init__(self, plan: DeadlinePlan) -> None:
         self._plan = plan
@@ -178,7 +178,7 @@ class Bench:
         torch.set_num_threads(max(1, cpu_count() // default_workers(device, count)) if device.type == "cpu" else 1)
 
     def frames_per_s(self, count: int) -> float:
-        """Frames per second that the first `count` DNNs serve, if one is always waiting."""
+        """Frames per second that the first `count` DNNs serve if a frame is always waiting."""
         engine, failures = self._engine(count, "fifo", lambda result: None)
         engine.start()
         try:
@@ -210,18 +210,18 @@ class Bench:
         finally:
             engine.stop(2.0)
         accounts: dict[str, dict[str, Any]] = {}
-        for place, urgency in enumerate(URGENCIES):
-            names = {task.name for task in self.tasks[:count][place :: len(URGENCIES)]}
-            own = [stream for (dnn, _), stream in streams.items() if dnn in names]
+        for index, urgency in enumerate(URGENCIES):
+            names = {task.name for task in self.tasks[:count][index :: len(URGENCIES)]}
+            of_urgency = [stream for (dnn, _), stream in streams.items() if dnn in names]
             samples = [ms for name in names for ms in latencies[name]]
             dropped: Counter[str] = Counter()
-            for stream in own:
+            for stream in of_urgency:
                 dropped.update({reason.value: lost for reason, lost in stream.dropped.items()})
             accounts[urgency.name] = {
-                "offered": sum(stream.offered for stream in own),
-                "published": sum(stream.published for stream in own),
+                "offered": sum(stream.offered for stream in of_urgency),
+                "published": sum(stream.published for stream in of_urgency),
                 "dropped": dict(dropped),
-                "missed": sum(stream.deadline_misses for stream in own),
+                "missed": sum(stream.deadline_misses for stream in of_urgency),
                 "latency_ms": distribution(samples) if samples else {},
             }
         exact = (
@@ -271,8 +271,8 @@ def _feed(engine: Engine, frames: int, period_s: float) -> float:
 
 
 def _await_idle(engine: Engine, failures: Sequence[Failure]) -> None:
-    through = engine.wait_idle(_DRAIN_S)
+    finished = engine.wait_idle(_DRAIN_S)
     if failures:
         raise CommandError(f"{failures[0].dnn} failed: {failures[0].message}")
-    if not through:
+    if not finished:
         raise CommandError(f"the engine did not finish its frames within {_DRAIN_S:g} s")

@@ -1,7 +1,7 @@
 """Networks whose accuracy was measured: the files of `python -m multi_dnn_ros.training controlled`.
 
-Times of other weights of the same structure are equal. Times of another structure or of other ranks are not, so a table
-of speed that stands beside one of accuracy is measured with these files.
+Other weights of the same structure take the same time, but another structure or other ranks do not. A table of speeds
+next to a table of accuracies is therefore measured with these files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RANDOM = "random weights"
 
 
 def manifest(folder: Path | None) -> dict[str, Any] | None:
-    """Entries by builder; None if the folder has no such networks. Raises CommandError for a damaged file."""
+    """The manifest's entries by builder; None if the folder has none. Raises CommandError for a damaged file."""
     if folder is None or not (folder / MANIFEST).is_file():
         return None
     path = folder / MANIFEST
@@ -41,9 +41,9 @@ def manifest(folder: Path | None) -> dict[str, Any] | None:
 
 
 def evaluated_network(network: Network, folder: Path, entries: Mapping[str, Any], *, decomposed: bool) -> nn.Module:
-    """The network of the file that was scored, in eval mode on the CPU.
+    """The network from the file that was scored, in eval mode on the CPU.
 
-    Raises CommandError if there is none, or if the file has changed since.
+    Raises CommandError if there is no such file, or if it has changed since.
     """
     entry = entries.get(network.builder)
     if entry is None:
@@ -108,12 +108,12 @@ def mixed(sets: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Builders that stand for different networks in these sets of results: other files, or random weights."""
     known: dict[str, tuple[str, Any]] = {}
     found = []
-    for name, of_set in sets.items():
+    for name, set_results in sets.items():
         # Results from before files were recorded have random weights.
-        files = of_set.get("networks") or dict.fromkeys(of_set["dnns"], RANDOM)
+        files = set_results.get("networks") or dict.fromkeys(set_results["dnns"], RANDOM)
         for builder, entry in files.items():
             key = entry if isinstance(entry, str) else {role: entry.get(role, {}).get("sha256") for role in _ROLES}
-            there, before = known.setdefault(builder, (name, key))
-            if before != key:
-                found.append(f"{builder} is not the same network in {there} and {name}")
+            first_set, first_key = known.setdefault(builder, (name, key))
+            if first_key != key:
+                found.append(f"{builder} is not the same network in {first_set} and {name}")
     return found

@@ -23,7 +23,7 @@ from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
 from multi_dnn_ros.pipeline.choices import default_workers
 
 #: Targets: p99 of the important DNN relative to its p99 alone; throughput of the others relative to fifo.
-MOST_P99_RATIO, LEAST_THROUGHPUT = 1.5, 0.95
+MAX_P99_RATIO, MIN_THROUGHPUT = 1.5, 0.95
 _PRIORITY = 10
 _CAMERA = "front"
 _IMAGE = np.zeros((4, 4, 3), np.uint8)
@@ -33,7 +33,7 @@ _DRAIN_S = 60.0
 
 @dataclass(frozen=True)
 class Case:
-    """policy: of the engine. bound: its max_launched. alone: the background DNNs get no frames."""
+    """One way to run. policy, bound: the engine's policy and max_launched. alone: the other DNNs get no frames."""
 
     name: str
     policy: str = "priority"
@@ -119,7 +119,7 @@ def measure_important(plan: ImportantPlan, progress: Callable[[str], None] = lam
             "repeats": plan.repeats,
             "seed": plan.seed,
         },
-        "aims": {"p99_ratio": MOST_P99_RATIO, "throughput": LEAST_THROUGHPUT},
+        "aims": {"p99_ratio": MAX_P99_RATIO, "throughput": MIN_THROUGHPUT},
         "rows": [_row(name, [(case, found[name, case.name]) for case in wanted], _frames(plan)) for name in important],
     }
 
@@ -132,8 +132,8 @@ def _frames(plan: ImportantPlan) -> int:
 def _row(name: str, runs: Sequence[tuple[Case, Sequence[tuple[list[float], float]]]], frames: int) -> dict[str, Any]:
     """Latencies over all repeats together; frames per second as mean over the repeats.
 
-    frames: of a run. served: share of them that gave a result. The others were replaced by newer ones before they
-    could be started, and are in no latency.
+    frames: number per run. served: share of the frames with a result. The others were replaced by newer ones before
+    they could be started, and do not count in the latencies.
     """
     results: dict[str, dict[str, Any]] = {
         case.name: {
@@ -217,16 +217,16 @@ def _run(
             engine.offer(_frame(_CAMERA))
         end_ns = time.monotonic_ns()
         over = True
-        through = engine.wait_idle(_DRAIN_S)
+        finished = engine.wait_idle(_DRAIN_S)
     finally:
         engine.stop(2.0)
     if failures:
         raise CommandError(f"{failures[0].dnn} failed: {failures[0].message}")
-    if not through:
+    if not finished:
         raise CommandError(f"the engine did not finish its frames within {_DRAIN_S:g} s")
     if not latencies:
         raise CommandError(
-            f"{case.name}: no frame of the important DNN was served within {plan.seconds:g} s; allow more"
+            f"{case.name}: no frame of the important DNN was served within {plan.seconds:g} s; raise --seconds"
         )
     served = sum(begin_ns <= at < end_ns for at in ends_ns)
     return latencies, served * 1e9 / (end_ns - begin_ns)

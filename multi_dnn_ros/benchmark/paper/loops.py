@@ -31,7 +31,7 @@ _BATCH_DELAY_NS = 5_000_000
 
 
 class Loop(Protocol):
-    """Prepared DNNs."""
+    """Runs prepared DNNs."""
 
     def run(self, window: Window) -> list[Tally]:
         """Run until the end of the window; one tally per DNN."""
@@ -43,7 +43,7 @@ class Loop(Protocol):
 
 
 class SequentialLoop:
-    """All DNNs in one thread, in sequence; with one DNN, what a process of its own does.
+    """All DNNs in one thread, in sequence; a process with a single DNN uses it, too.
 
     calls: each issues the work of one inference. wait: waits for its completion. mode: gradient mode of the thread. An
     inference's time is from the DNN's previous result to this one, and includes waiting for the other DNNs.
@@ -105,7 +105,7 @@ class EngineLoop:
                 offer(camera)
 
         def offer(camera: str) -> None:
-            engine.offer(_Discarded(camera, time.monotonic_ns(), _IMAGE))
+            engine.offer(_FrameOnDevice(camera, time.monotonic_ns(), _IMAGE))
 
         stages = {task.name: len(task.stages) for task in self._tasks}
         device = self._partition.device
@@ -121,13 +121,13 @@ class EngineLoop:
             for camera in tallies:
                 offer(camera)
             time.sleep(max(0.0, (window.end_ns - time.monotonic_ns()) / 1e9))
-            through = engine.wait_idle(_DRAIN_S)
+            finished = engine.wait_idle(_DRAIN_S)
             host_ns = _cpu_time_ns(_WORKER_THREAD) + engine.launch_ns()
         finally:
             engine.stop(2.0)
         if failures:
             raise RuntimeError(f"{failures[0].dnn}: {failures[0].message}")
-        if not through:
+        if not finished:
             raise RuntimeError(f"the engine did not finish its frames within {_DRAIN_S:g} s after the end")
         for tally in tallies.values():  # workers serve all DNNs: distribute their time by number of jobs
             tally.host_ns = round(host_ns * tally.jobs / max(1, sum(each.jobs for each in tallies.values())))
@@ -137,7 +137,7 @@ class EngineLoop:
         pass
 
 
-class _Discarded(Frame):
+class _FrameOnDevice(Frame):
     """A frame whose input is on the device already, so that nothing is uploaded."""
 
     def tensor(self, device: torch.device) -> torch.Tensor:

@@ -97,11 +97,11 @@ class Plan:
         ]
 
     def _cpu_threads(self, dnns: DnnSet, condition: Condition) -> int:
-        """The cores divided by the number of concurrent computations; one thread suffices beside a GPU."""
+        """The cores divided by the number of concurrent computations; with a GPU one thread suffices."""
         if self.device.type != "cpu":
             return 1
-        at_once = {"in_turn": 1, "engine": default_workers(self.device, len(dnns.networks))}
-        return max(1, cpu_count() // at_once.get(condition.layout, len(dnns.networks)))
+        concurrent = {"in_turn": 1, "engine": default_workers(self.device, len(dnns.networks))}
+        return max(1, cpu_count() // concurrent.get(condition.layout, len(dnns.networks)))
 
 
 def estimate_s(plan: Plan) -> float:
@@ -114,8 +114,8 @@ def estimate_s(plan: Plan) -> float:
         for condition in plan.conditions:
             compiled = sum(network.compile_s for network in dnns.kinds) * _COMPILE_FACTORS.get(condition.execution, 0.0)
             compiled *= 2 if condition.batched else 1  # batch sizes 1 and all
-            at_once = min(len(plan.works(dnns, condition)), cpu_count())
-            ready_s = _READY_S * (1 + len(dnns.networks) / at_once)
+            concurrent = min(len(plan.works(dnns, condition)), cpu_count())
+            ready_s = _READY_S * (1 + len(dnns.networks) / concurrent)
             total += compiled + ready_s + _WARM_UP_S + plan.repeats * run_s
     return total
 
@@ -135,9 +135,9 @@ def measure(plan: Plan, earlier: Mapping[str, Any], save: Save, progress: Report
     done = {dnns.name: blocks_done(content["sets"].get(dnns.name, {})) for dnns in plan.sets}
     left = [dnns for dnns in plan.sets if done[dnns.name] < plan.repeats]
     if not left:
-        progress("all of it was done before")
+        progress("all blocks have already been measured")
         return content
-    progress("bandwidth and rate of the device")
+    progress("measuring the device's bandwidth and operation rates")
     networks = tuple(dict.fromkeys(network for dnns in left for network in dnns.networks))
     alignments = tuple(dict.fromkeys(condition.decomposed for condition in plan.conditions))
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -149,9 +149,9 @@ def measure(plan: Plan, earlier: Mapping[str, Any], save: Save, progress: Report
     return content
 
 
-def blocks_done(of_set: Mapping[str, Any]) -> int:
+def blocks_done(set_results: Mapping[str, Any]) -> int:
     """Number of a set's blocks that all conditions without an error have completed."""
-    counts = [len(entry["runs"]) for entry in of_set.get("conditions", {}).values() if not entry.get("error")]
+    counts = [len(entry["runs"]) for entry in set_results.get("conditions", {}).values() if not entry.get("error")]
     return min(counts, default=0)
 
 
@@ -168,19 +168,19 @@ def _measure_set(
     before = earlier.get("conditions", {})
     networks = files_of(dnns.kinds, plan.artifacts)
     if done and earlier.get("networks", networks) != networks:
-        raise CommandError(f"{dnns.name}: the files in {plan.artifacts} are others than in the run to continue")
+        raise CommandError(f"{dnns.name}: the files in {plan.artifacts} differ from those of the run to continue")
     entries: dict[str, dict[str, Any]] = {}
     with contextlib.ExitStack() as stack:
-        # Conditions that failed in a resumed run stay out: their blocks would differ from the others'.
-        out = {name for name, entry in before.items() if done and entry.get("error")}
-        taking_part = [condition for condition in plan.conditions if condition.name not in out]
-        progress(f"{dnns.name}: {dnns.describe()}; starting the processes of {len(taking_part)} conditions")
+        # Conditions that failed in the resumed run stay out: their blocks would differ from the others'.
+        excluded = {name for name, entry in before.items() if done and entry.get("error")}
+        included = [condition for condition in plan.conditions if condition.name not in excluded]
+        progress(f"{dnns.name}: {dnns.describe()}; starting the processes of {len(included)} conditions")
         groups = {
             condition.name: stack.enter_context(ProcessGroup(condition.name, plan.works(dnns, condition)))
-            for condition in taking_part
+            for condition in included
         }
         for condition in plan.conditions:
-            if condition.name in out:
+            if condition.name in excluded:
                 entries[condition.name] = dict(before[condition.name])
                 continue
             entry = entries[condition.name] = {
@@ -189,15 +189,15 @@ def _measure_set(
                 "runs": list(before.get(condition.name, {}).get("runs", ()))[:done],
             }
             entry.update(_prepare(plan, condition, groups, progress))
-        of_set = {
+        set_results = {
             "dnns": [network.builder for network in dnns.networks], "networks": networks, "conditions": entries
         }  # fmt: skip
         for block in range(done, plan.repeats):
             runs = _block(plan, plan.order(dnns, block), groups, entries, progress)
             for name, run in runs.items():
                 entries[name]["runs"].append({"block": block, **run})
-            of_set["summary"] = summarize(entries)
-            content["sets"][dnns.name] = of_set
+            set_results["summary"] = summarize(entries)
+            content["sets"][dnns.name] = set_results
             save(content)
             times = ", ".join(f"{name} {run['mean_ms']:.2f}" for name, run in runs.items())
             progress(f"{dnns.name}: block {block + 1} of {plan.repeats}, ms: {times}")
@@ -205,7 +205,7 @@ def _measure_set(
                 raise ProcessGroupError(
                     f"every condition of {dnns.name} failed: {next(iter(entries.values()))['error']}"
                 )
-        for group in groups.values():  # all first, so that they end in parallel
+        for group in groups.values():  # stop all before any is closed, so that they end in parallel
             group.stop()
 
 
@@ -262,11 +262,11 @@ def _block(
             continue
         try:
             reports = group.run(plan.seconds)
-            beside = group.run(plan.seconds / 2, ticker=True)
+            ticker_reports = group.run(plan.seconds / 2, ticker=True)
         except ProcessGroupError as error:
             entries[condition.name]["error"] = str(error)
             progress(f"{condition.name}: left out from here on: {error}")
             groups.pop(condition.name).close()
             continue
-        runs[condition.name] = run_figures(reports, beside, plan.seconds)
+        runs[condition.name] = run_figures(reports, ticker_reports, plan.seconds)
     return runs

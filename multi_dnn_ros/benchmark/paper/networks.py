@@ -1,6 +1,6 @@
 """The timed DNNs: random weights; decomposed ones by structure only, because times do not depend on values.
 
-With a folder of networks that were scored (see `evaluated`), these files instead.
+Given a folder of networks that were scored (see `evaluated`), these are used instead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def make_network(
     """The network in eval mode on the CPU, fp32.
 
     alignment: None for the original; otherwise ranks are the network's ratio of the channels, rounded to multiples of
-    it.
+    `alignment`.
     artifacts: folder with outputs of `multi-dnn decompose`, `<builder>.safetensors` or `.pt2`, used instead of the
     ratio. The paper's own ranks always come from the ratio, unless the folder has networks that were scored: then all
     conditions run these, originals included. balanced: scale the weights so that activations stay

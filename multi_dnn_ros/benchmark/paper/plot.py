@@ -20,23 +20,23 @@ def plot_results(content: Mapping[str, Any], path: Path) -> list[Path]:
     """
     labels = {
         name: condition["label"]
-        for of_set in content["sets"].values()
-        for name, condition in of_set["conditions"].items()
+        for set_results in content["sets"].values()
+        for name, condition in set_results["conditions"].items()
     }
     settings = content["settings"]
     where = content["machine"]["gpu"] if settings["device"] != "cpu" else content["machine"]["cpu"]
     where += "" if settings["sms"] is None else f", {settings['sms']} SMs"
     figures: dict[Path, tuple[str, dict[str, Bars]]] = {}
-    measured = {name: of_set for name, of_set in content["sets"].items() if of_set["summary"]}
-    same = {name: of_set for name, of_set in measured.items() if len(set(of_set["dnns"])) == 1}
-    if same:
-        groups = {_title(of_set): _bars(of_set, of_set["dnns"][0]) for of_set in same.values()}
+    measured = {name: set_results for name, set_results in content["sets"].items() if set_results["summary"]}
+    uniform = {name: set_results for name, set_results in measured.items() if len(set(set_results["dnns"])) == 1}
+    if uniform:
+        groups = {_title(set_results): _bars(set_results, set_results["dnns"][0]) for set_results in uniform.values()}
         figures[path] = (f"Several DNNs of one kind at once, {where}", groups)
-    for name, of_set in measured.items():
-        if name not in same:
+    for name, set_results in measured.items():
+        if name not in uniform:
             groups = {
-                f"{network} ({of_set['dnns'].count(network)})": _bars(of_set, network)
-                for network in dict.fromkeys(of_set["dnns"])
+                f"{network} ({set_results['dnns'].count(network)})": _bars(set_results, network)
+                for network in dict.fromkeys(set_results["dnns"])
             }
             figures[path.with_stem(f"{path.stem}_{name}")] = (f"Different DNNs at once, {where}", groups)
     for file, (title, groups) in figures.items():
@@ -44,14 +44,14 @@ def plot_results(content: Mapping[str, Any], path: Path) -> list[Path]:
     return list(figures)
 
 
-def _title(of_set: Mapping[str, Any]) -> str:
-    return f"{of_set['dnns'][0]} x {len(of_set['dnns'])}"
+def _title(set_results: Mapping[str, Any]) -> str:
+    return f"{set_results['dnns'][0]} x {len(set_results['dnns'])}"
 
 
-def _bars(of_set: Mapping[str, Any], network: str) -> Bars:
+def _bars(set_results: Mapping[str, Any], network: str) -> Bars:
     return {
         name: (summary["ms"][network]["p50"], summary["ms"][network]["p95"])
-        for name, summary in of_set["summary"].items()
+        for name, summary in set_results["summary"].items()
     }
 
 
@@ -69,12 +69,12 @@ def _draw(path: Path, title: str, groups: Mapping[str, Bars], labels: Mapping[st
     colors = {name: colormaps["tab20"](index % 20) for index, name in enumerate(labels)}
     for axis, (group, bars) in zip(axes.flat, groups.items(), strict=False):
         top = max(p95 for _, p95 in bars.values())
-        for place, name in enumerate(names):
+        for position, name in enumerate(names):
             if name in bars:
                 median, p95 = bars[name]
-                axis.barh(place, median, color=colors[name])
-                axis.plot([median, max(median, p95)], [place, place], color="black", linewidth=1)
-                axis.text(max(median, p95) + 0.02 * top, place, f"{median:.3g}", va="center", fontsize=8)
+                axis.barh(position, median, color=colors[name])
+                axis.plot([median, max(median, p95)], [position, position], color="black", linewidth=1)
+                axis.text(max(median, p95) + 0.02 * top, position, f"{median:.3g}", va="center", fontsize=8)
         axis.set(title=group, xlabel="ms", xlim=(0, 1.2 * top), yticks=range(len(names)))
         axis.set_yticklabels([labels[name] for name in names], fontsize=8)
         axis.spines[["top", "right"]].set_visible(False)
@@ -99,16 +99,16 @@ def plot_deadlines(figures: Mapping[str, Any], path: Path) -> None:
     width = 0.8 / len(urgencies)
     for axis, load in zip(axes, loads, strict=True):
         for number, urgency in enumerate(urgencies):
-            own = [row for row in rows if (row["load"], row["urgency"]) == (load, urgency)]
-            places = [place + number * width for place in range(len(policies))]
-            missed = [100 * row["missed"] for row in own]
-            dropped = [100 * row["dropped"] for row in own]
+            chosen = [row for row in rows if (row["load"], row["urgency"]) == (load, urgency)]
+            positions = [index + number * width for index in range(len(policies))]
+            missed = [100 * row["missed"] for row in chosen]
+            dropped = [100 * row["dropped"] for row in chosen]
             color = f"C{number}"
-            axis.bar(places, missed, width, color=color, label=f"{urgency}: too late")
-            axis.bar(places, dropped, width, bottom=missed, color=color, alpha=0.4, label=f"{urgency}: dropped")
+            axis.bar(positions, missed, width, color=color, label=f"{urgency}: too late")
+            axis.bar(positions, dropped, width, bottom=missed, color=color, alpha=0.4, label=f"{urgency}: dropped")
         first = next(row for row in rows if row["load"] == load)
         axis.set(title=f"{load:.0%}: {first['dnns']} DNNs, 3 x {first['rate_hz']:.0f} Hz", ylim=(0, 105))
-        axis.set_xticks([place + width * (len(urgencies) - 1) / 2 for place in range(len(policies))], policies)
+        axis.set_xticks([index + width * (len(urgencies) - 1) / 2 for index in range(len(policies))], policies)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("frames offered (%)")
     axes[0].legend(fontsize=7)

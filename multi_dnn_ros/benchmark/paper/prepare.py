@@ -51,7 +51,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Built:
-    """One network before it is moved to the device. count: how many DNNs of it the process runs.
+    """One network before it is moved to the device. count: how many DNNs with this network the process runs.
 
     module, inputs: on the CPU; float32 if a backend will cast them, otherwise in the condition's precision. chains: by
     batch size, the module cut into jobs; empty if it runs as a whole. operation_s: estimated mean duration of an
@@ -100,7 +100,7 @@ def make_chains(
     with partition.own_stream():
         for each in built:
             for _ in range(each.count):
-                chains.append(_ready(work, each, partition.device))
+                chains.append(_prepared(work, each, partition.device))
                 inputs.append(tuple(tensor.to(partition.device) for tensor in each.inputs))
         partition.synchronize()
     return chains, inputs
@@ -157,7 +157,7 @@ def _build(network: Network, work: Work) -> Built:
     return Built(network, count, module, (image,), chains, operation_s)
 
 
-def _ready(work: Work, built: Built, device: torch.device) -> tuple[Stage, ...]:
+def _prepared(work: Work, built: Built, device: torch.device) -> tuple[Stage, ...]:
     """One DNN with its own weights, prepared by the condition's backend."""
     backend, _ = _backend(work, device)
     return backend.prepare(copy.deepcopy(built.chains[1]), built.inputs, device)
@@ -197,7 +197,7 @@ def _one_call(work: Work, built: Built, partition: Partition) -> Callable[[], ob
     device, execution = partition.device, work.condition.execution
     inputs = tuple(tensor.to(device) for tensor in built.inputs)
     if built.chains:
-        (stage,) = _ready(work, built, device)
+        (stage,) = _prepared(work, built, device)
         return lambda: stage(inputs)
     module = copy.deepcopy(built.module).to(device)
     if execution == "compile" and partition.sms is not None:

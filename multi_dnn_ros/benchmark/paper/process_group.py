@@ -35,7 +35,7 @@ class ProcessGroupError(CommandError):
 class Request:
     """prepare: move the DNNs to the device and prepare them. Otherwise run them over the window.
 
-    ticker: together with the 1 kHz thread.
+    ticker: whether the 1 kHz thread runs at the same time.
     """
 
     prepare: bool = False
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True)
 class DnnReport:
-    """Result of one DNN. latencies_ms: of the counted inferences. completed: those that ended in the window."""
+    """Result of one DNN. latencies_ms: of the counted inferences. completed: how many ended in the window."""
 
     network: str
     latencies_ms: list[float]
@@ -55,7 +55,7 @@ class DnnReport:
 
 @dataclass(frozen=True)
 class Report:
-    """Reply of a process. late_ms: of each tick of the 1 kHz thread. notes: warnings while preparing.
+    """Reply of a process. late_ms: delay of each tick of the 1 kHz thread. notes: warnings while preparing.
 
     error: why the request failed.
     """
@@ -69,7 +69,7 @@ class Report:
 class ProcessGroup:
     """One process per entry of `works`; a context manager that ends them.
 
-    name: of the condition, for messages. The processes start immediately and do what needs no device; prepare() does
+    name: the condition's, for messages. The processes start immediately and do what needs no device; prepare() does
     the rest.
     """
 
@@ -101,12 +101,10 @@ class ProcessGroup:
         return tuple(dict.fromkeys(note for report in reports for note in report.notes))
 
     def run(self, seconds: float, *, ticker: bool = False) -> list[Report]:
-        """Run all DNNs of all processes at once."""
-        everyone = range(len(self._processes))
-        self._ask(everyone, Request(window=Window.ahead(RUN_IN_S, WAKE_S)), _RUN_EXTRA_S)
-        return self._ask(
-            everyone, Request(window=Window.ahead(RUN_IN_S, seconds), ticker=ticker), seconds + _RUN_EXTRA_S
-        )
+        """Run all DNNs of all processes concurrently."""
+        every = range(len(self._processes))
+        self._ask(every, Request(window=Window.ahead(RUN_IN_S, WAKE_S)), _RUN_EXTRA_S)
+        return self._ask(every, Request(window=Window.ahead(RUN_IN_S, seconds), ticker=ticker), seconds + _RUN_EXTRA_S)
 
     def resident_bytes(self) -> int:
         """Memory exclusive to these processes (USS); 0 if unknown."""

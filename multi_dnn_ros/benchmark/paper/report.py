@@ -53,10 +53,10 @@ def merged(paths: Sequence[Path]) -> dict[str, Any]:
     for path, content in zip(paths, contents, strict=True):
         if found := differences(contents[0], content):
             raise CommandError(f"{paths[0]} and {path} are not comparable: {'; '.join(found)}")
-        for name, of_set in content["sets"].items():
+        for name, set_results in content["sets"].items():
             if name in result["sets"]:
                 raise CommandError(f"{path}: the set {name} is also in another file")
-            result["sets"][name] = of_set
+            result["sets"][name] = set_results
     if found := mixed(result["sets"]):
         raise CommandError(f"the files mix networks: {'; '.join(found)}")
     return result
@@ -73,19 +73,19 @@ def markdown(content: Mapping[str, Any]) -> str:
         f"{machine['gpu'] if settings['device'] != 'cpu' else machine['cpu']}{share}; "
         f"torch {content['versions']['torch']}; {tf32}. Time of one inference while all run; median, p95 and p99 of a "
         f"run of {settings['seconds']:g} s, medians over the runs. Ratios are medians of the ratios within a block.",
-        f"Measured there: {_rates(content['rates'])}.",
+        f"Measured rates of the device: {_rates(content['rates'])}.",
     ]
     if len(content["sets"]) > 1:
         lines += ["", f"Time of one inference, ms (of {BASELINE}):", "", _overview(content["sets"])]
-    for name, of_set in content["sets"].items():
-        summaries = of_set["summary"]
+    for name, set_results in content["sets"].items():
+        summaries = set_results["summary"]
         samples = [sum(network["samples"] for network in summary["ms"].values()) for summary in summaries.values()]
-        runs = max((len(condition["runs"]) for condition in of_set["conditions"].values()), default=0)
-        lines += ["", f"## {name}", "", _table(of_set), ""]
+        runs = max((len(condition["runs"]) for condition in set_results["conditions"].values()), default=0)
+        lines += ["", f"## {name}", "", _table(set_results), ""]
         lines += [f"{runs} runs of each condition, {min(samples)} to {max(samples)} inferences."] if samples else []
-        if len(set(of_set["dnns"])) > 1:
-            lines += ["", "Median (p99) by network, ms:", "", _by_network(of_set)]
-        lines += [f"- {line}" for line in (*remarks(of_set.get("networks", {})), *_remarks(of_set))]
+        if len(set(set_results["dnns"])) > 1:
+            lines += ["", "Median (p99) by network, ms:", "", _by_network(set_results)]
+        lines += [f"- {line}" for line in (*remarks(set_results.get("networks", {})), *_remarks(set_results))]
     return "\n".join(lines) + "\n"
 
 
@@ -96,8 +96,8 @@ def _rates(rates: Mapping[str, Any]) -> str:
     return ", ".join([f"{three_digits(rates['bytes_per_s'] / 1e9)} GB/s", *operations])
 
 
-def _table(of_set: Mapping[str, Any]) -> str:
-    conditions, summaries = of_set["conditions"], of_set["summary"]
+def _table(set_results: Mapping[str, Any]) -> str:
+    conditions, summaries = set_results["conditions"], set_results["summary"]
     header = [
         "condition", "ms", "p95", "p99", f"of {BASELINE}", f"of {ALTERNATIVE}", "times the floor", "inferences/s",
         f"memory MiB (of {BASELINE})", "CPU us per job", "longest stall ms",
@@ -132,7 +132,7 @@ def _memory(condition: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 
 def _overview(sets: Mapping[str, Mapping[str, Any]]) -> str:
     """One row per condition, one column per set."""
-    names = list(dict.fromkeys(name for of_set in sets.values() for name in of_set["summary"]))
+    names = list(dict.fromkeys(name for set_results in sets.values() for name in set_results["summary"]))
 
     def cell(summary: Mapping[str, Any] | None) -> str:
         if summary is None:
@@ -140,7 +140,7 @@ def _overview(sets: Mapping[str, Mapping[str, Any]]) -> str:
         ratio = _ratio(summary.get(f"of_{BASELINE}"))
         return three_digits(summary["mean_ms"]) + (f" ({ratio})" if ratio else "")
 
-    rows = [[name, *(cell(of_set["summary"].get(name)) for of_set in sets.values())] for name in names]
+    rows = [[name, *(cell(set_results["summary"].get(name)) for set_results in sets.values())] for name in names]
     return table(["condition", *sets], rows)
 
 
@@ -148,22 +148,23 @@ def _ratio(ratios: Mapping[str, float] | None) -> str:
     return f"{ratios['all']:.3f}" if ratios else ""
 
 
-def _by_network(of_set: Mapping[str, Any]) -> str:
-    networks = list(dict.fromkeys(of_set["dnns"]))
+def _by_network(set_results: Mapping[str, Any]) -> str:
+    networks = list(dict.fromkeys(set_results["dnns"]))
 
     def cell(of_network: Mapping[str, float]) -> str:
         return f"{three_digits(of_network['p50'])} ({three_digits(of_network['p99'])})"
 
     rows = [
-        [name, *(cell(summary["ms"][network]) for network in networks)] for name, summary in of_set["summary"].items()
+        [name, *(cell(summary["ms"][network]) for network in networks)]
+        for name, summary in set_results["summary"].items()
     ]
     return table(["condition", *networks], rows)
 
 
-def _remarks(of_set: Mapping[str, Any]) -> list[str]:
+def _remarks(set_results: Mapping[str, Any]) -> list[str]:
     """Failures and warnings of the conditions."""
     remarks = []
-    for name, condition in of_set["conditions"].items():
+    for name, condition in set_results["conditions"].items():
         if condition.get("error"):
             remarks.append(f"{name} failed: {condition['error']}")
         remarks += [f"{name}: {note}" for note in condition.get("notes", ())]

@@ -1,4 +1,4 @@
-"""The sets of DNNs that run at once, as in the paper."""
+"""The sets of DNNs that run concurrently, as in the paper."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Network:
 
 @dataclass(frozen=True)
 class DnnSet:
-    """DNNs that run at once, each with its own weights. networks: equal ones adjacent."""
+    """DNNs that run concurrently, each with its own weights. networks: equal ones must be adjacent."""
 
     name: str
     networks: tuple[Network, ...]
@@ -33,7 +33,7 @@ class DnnSet:
     def __post_init__(self) -> None:
         grouped = tuple(network for network, count in self.kinds.items() for _ in range(count))
         if grouped != self.networks:
-            raise ValueError(f"set {self.name}: equal networks must be side by side")
+            raise ValueError(f"set {self.name}: equal networks must be adjacent")
 
     @property
     def kinds(self) -> dict[Network, int]:
@@ -68,7 +68,7 @@ _ALL = (
     *(_times(network, count) for network in (_ALEX, _SQUEEZE, _VGG, _REGY) for count in (1, 6)),
 )
 SETS: dict[str, DnnSet] = {dnns.name: dnns for dnns in _ALL}
-#: Names of groups of sets, by the paper's figures.
+#: Names of the sets in figures and tables of the paper.
 FIGURES: dict[str, tuple[str, ...]] = {
     "table1": tuple(dnns.name for dnns in _ALL if dnns.name.endswith(("_x1", "_x6"))),
     "fig5": ("vgg16_x8", "resnet152_x8", "inception_v3_x8", "regnet_y_32gf_x7"),
@@ -82,6 +82,6 @@ def choose_sets(names: Sequence[str]) -> list[DnnSet]:
     for name in names:
         if name not in SETS and name not in FIGURES:
             raise UsageError(f"--set is '{name}'; allowed: {', '.join((*FIGURES, *SETS))}")
-        for of_figure in FIGURES.get(name, (name,)):
-            chosen[of_figure] = SETS[of_figure]
+        for set_name in FIGURES.get(name, (name,)):
+            chosen[set_name] = SETS[set_name]
     return list(chosen.values())

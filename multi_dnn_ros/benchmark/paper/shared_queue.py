@@ -23,7 +23,7 @@ _JOIN_S = 60.0
 
 @dataclass
 class _Job:
-    """stage: what to run. carried: its inputs, then its outputs. error: what it raised."""
+    """One job. stage: what to run. carried: its inputs, then its outputs. error: what it raised."""
 
     stage: Stage
     carried: Tensors
@@ -33,7 +33,7 @@ class _Job:
 
 
 class SharedQueue:
-    """chains: the stages of each DNN; inputs: of each DNN's first stage. As many workers as DNNs, as in the paper."""
+    """chains, inputs: each DNN's stages, and inputs of the first one. As many workers as DNNs, as in the paper."""
 
     def __init__(self, chains: Sequence[tuple[Stage, ...]], inputs: Sequence[Tensors], partition: Partition) -> None:
         self._chains = chains

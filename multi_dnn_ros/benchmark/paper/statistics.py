@@ -13,8 +13,8 @@ from multi_dnn_ros.common.reporting import distribution
 _PERCENTILES = ("p50", "p95", "p99")
 
 
-def run_figures(reports: Sequence[Report], beside: Sequence[Report], seconds: float) -> dict[str, Any]:
-    """Figures of one run over `seconds`, and of the run with the 1 kHz thread.
+def run_figures(reports: Sequence[Report], ticker_reports: Sequence[Report], seconds: float) -> dict[str, Any]:
+    """Figures of one run over `seconds`, and of the run with the 1 kHz thread, which gave `ticker_reports`.
 
     ms: time of one inference while all run, by network, over all its DNNs. mean_ms: the DNNs' medians, averaged.
     stall_ms: delay of the 1 kHz thread.
@@ -28,14 +28,14 @@ def run_figures(reports: Sequence[Report], beside: Sequence[Report], seconds: fl
         "mean_ms": statistics.fmean(statistics.median(dnn.latencies_ms) for dnn in dnns),
         "inferences_per_s": sum(dnn.completed for dnn in dnns) / seconds,
         "host_us_per_job": statistics.fmean(dnn.host_us_per_job for dnn in dnns),
-        "stall_ms": distribution([late for report in beside for late in report.late_ms]),
+        "stall_ms": distribution([late for report in ticker_reports for late in report.late_ms]),
     }
 
 
 def summarize(conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """For each condition with runs: medians over its runs, and ratios within each block.
 
-    samples: of all runs together. stall_ms: maximum of all runs. of_<condition>: inference time relative to that
+    samples: number in all runs together. stall_ms: maximum of all runs. of_<condition>: inference time relative to that
     condition in the same block, median over the blocks; also by network.
     """
     return {name: _summary(condition, conditions) for name, condition in conditions.items() if condition.get("runs")}
@@ -60,16 +60,16 @@ def _summary(condition: Mapping[str, Any], conditions: Mapping[str, Mapping[str,
     if "floor" in condition:
         summary["of_floor"] = mean_ms / condition["floor"]["ms"]
     for other in (BASELINE, ALTERNATIVE):
-        against = conditions.get(other, {})
-        if against.get("runs"):
-            summary[f"of_{other}"] = _ratios(runs, against["runs"])
-            if condition.get("memory_bytes") and against.get("memory_bytes"):
-                summary[f"memory_of_{other}"] = condition["memory_bytes"] / against["memory_bytes"]
+        reference = conditions.get(other, {})
+        if reference.get("runs"):
+            summary[f"of_{other}"] = _ratios(runs, reference["runs"])
+            if condition.get("memory_bytes") and reference.get("memory_bytes"):
+                summary[f"memory_of_{other}"] = condition["memory_bytes"] / reference["memory_bytes"]
     return summary
 
 
 def _ratios(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """By network, and `all`: the mean over the DNNs."""
+    """Ratios by network; `all`: that of the mean over the DNNs."""
     by_block = {other["block"]: other for other in others}
     pairs = [(run, by_block[run["block"]]) for run in runs if run["block"] in by_block]
     if not pairs:

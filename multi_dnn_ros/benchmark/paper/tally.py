@@ -25,11 +25,11 @@ class Window:
 class Tally:
     """Inferences of one DNN in a closed loop, which starts the next inference on each result.
 
-    latencies_ns: of those that start and end in the window. One that is longer than the window is there if it is the
-    only one, so that every DNN has a sample. completed: number of those that end in the window, wherever they started,
-    as a rate needs it: the one that runs when the window begins takes the place of the one that runs at its end.
-    host_ns, jobs: CPU time of the threads that issue its work, and the number of jobs; those of a batch are divided
-    among its frames.
+    latencies_ns: of the inferences that start and end in the window. An inference that ends later counts if it is the
+    only one, so that every DNN has a sample. completed: number of inferences that end in the window, whenever they
+    started. For a rate this is right, because the inference that runs when the window begins makes up for the one that
+    runs at its end. host_ns, jobs: CPU time of the threads that issue the DNN's work, and the number of jobs; those of
+    a batch are divided among its frames.
     """
 
     window: Window
@@ -52,7 +52,7 @@ class Tally:
 
 
 class Ticker(threading.Thread):
-    """A Python thread that wakes up every millisecond, like a control loop beside the DNNs."""
+    """A Python thread that wakes up every millisecond, like a control loop that runs next to the DNNs."""
 
     PERIOD_NS = 1_000_000
 

@@ -1,6 +1,6 @@
-"""Programs that do without this package what it does, for `multi-dnn benchmark host`.
+"""Programs that `multi-dnn benchmark host` compares with this package's node.
 
-Each is run as a module, and needs rclpy, which the import makes importable.
+Each is run as a module. They need rclpy, which the import below makes importable.
 """
 
 import multi_dnn_ros.ros  # noqa: F401

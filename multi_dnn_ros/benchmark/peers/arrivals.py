@@ -7,14 +7,14 @@ import time
 
 
 class Arrivals:
-    """Number of messages, and when the first and the last one came."""
+    """Number of messages, and when the first and the last one arrived."""
 
     def __init__(self) -> None:
         self._count = 0
         self._first_s = self._last_s = 0.0
 
     def add(self) -> None:
-        """A message has come."""
+        """Count a message that has arrived."""
         self._last_s = time.monotonic()
         self._first_s = self._first_s or self._last_s
         self._count += 1

@@ -1,4 +1,4 @@
-"""A subscriber that only counts the images of its topics: the least that a Python node pays to receive them."""
+"""A subscriber that only counts the images of its topics: the minimum cost of receiving them in a Python node."""
 
 from __future__ import annotations
 

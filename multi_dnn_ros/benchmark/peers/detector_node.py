@@ -1,7 +1,7 @@
 """One DNN as a node of its own, as one would write it with ONNX Runtime and OpenCV: images in, boxes or lanes out.
 
-Its topics are those of the package's node, so that both are measured alike. One thread computes the network: another
-number would take cores from the nodes beside it.
+Its topics are those of the package's node, so that both are measured alike. One thread computes the network: more
+threads would take cores from the other nodes.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from multi_dnn_ros.benchmark.peers.spinning import spin
 
 Floats = npt.NDArray[np.float32]
 _FIELDS = ("u", "v", "lane", "score")
-_LEAST_LANE_PIXELS = 50
+_MIN_LANE_PIXELS = 50
 _POINTS = 48
 
 
 class DetectorNode:
     """Subscribes to `cameras` (name to topic) and publishes what the network of the file finds.
 
-    network: of :func:`multi_dnn_ros.benchmark.plain_export.export_builtin`.
+    network: the file that :func:`multi_dnn_ros.benchmark.plain_export.export_builtin` wrote.
     """
 
     def __init__(self, node: Node, name: str, network: Path, kind: Any, cameras: dict[str, str]) -> None:
         self.arrivals = Arrivals()
-        self._known = json.loads(network.with_suffix(".json").read_text(encoding="utf-8"))
+        self._description = json.loads(network.with_suffix(".json").read_text(encoding="utf-8"))
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(str(network), options, providers=["CPUExecutionProvider"])
         self._input = self._session.get_inputs()[0].name
-        lanes = self._known["role"] == "lane"
+        lanes = self._description["role"] == "lane"
         self._decode = self._lanes if lanes else self._boxes
         result, topic = (PointCloud2, "points") if lanes else (Detection2DArray, "detections")
         self._publishers = {
@@ -59,24 +59,24 @@ class DetectorNode:
         image = _image(message)
         (output,) = self._session.run(None, {self._input: self._prepared(image)})
         height, width = image.shape[:2]
-        scale = (width / self._known["width"], height / self._known["height"])
+        scale = (width / self._description["width"], height / self._description["height"])
         self._publishers[camera].publish(self._decode(output[0], scale, message.header))
 
     def _prepared(self, image: npt.NDArray[np.uint8]) -> Floats:
-        size = (self._known["width"], self._known["height"])
+        size = (self._description["width"], self._description["height"])
         pixels = cv2.resize(image, size, interpolation=cv2.INTER_AREA).astype(np.float32) / 255.0
-        pixels = (pixels - np.float32(self._known["mean"])) / np.float32(self._known["std"])
+        pixels = (pixels - np.float32(self._description["mean"])) / np.float32(self._description["std"])
         return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None])
 
     def _boxes(self, rows: Floats, scale: tuple[float, float], header: Any) -> Detection2DArray:
         """rows: (4 + classes, N)."""
         classes = rows[4:].argmax(axis=0)
         scores = rows[4:].max(axis=0)
-        chosen = np.flatnonzero(scores >= self._known["score_threshold"])
+        chosen = np.flatnonzero(scores >= self._description["score_threshold"])
         centers, sizes = rows[:2, chosen].T, rows[2:4, chosen].T
         corners = np.hstack([centers - sizes / 2, sizes])
         kept = cv2.dnn.NMSBoxesBatched(
-            corners.tolist(), scores[chosen].tolist(), classes[chosen].tolist(), 0.0, self._known["iou_threshold"]
+            corners.tolist(), scores[chosen].tolist(), classes[chosen].tolist(), 0.0, self._description["iou_threshold"]
         )
         message = Detection2DArray(header=header)
         for index in kept:
@@ -93,13 +93,13 @@ class DetectorNode:
         return message
 
     def _lanes(self, logits: Floats, scale: tuple[float, float], header: Any) -> PointCloud2:
-        """logits: (1, h, w). A curve of second degree through the pixels of each connected component."""
+        """A curve of second degree through the pixels of each connected component. logits: (1, h, w)."""
         probability = 1.0 / (1.0 + np.exp(-logits[0]))
-        mask = (probability >= self._known["score_threshold"]).astype(np.uint8)
+        mask = (probability >= self._description["score_threshold"]).astype(np.uint8)
         count, labels, statistics, _ = cv2.connectedComponentsWithStats(mask)
         lanes: list[Floats] = []
         for label in range(1, count):
-            if statistics[label, cv2.CC_STAT_AREA] < _LEAST_LANE_PIXELS:
+            if statistics[label, cv2.CC_STAT_AREA] < _MIN_LANE_PIXELS:
                 continue
             v, u = np.nonzero(labels == label)
             rows = np.linspace(v.min(), v.max(), _POINTS)
@@ -112,8 +112,8 @@ class DetectorNode:
         points = np.concatenate(lanes).astype("<f4") if lanes else np.zeros((0, 4), "<f4")
         message = PointCloud2(header=header, height=1, width=len(points), point_step=16, row_step=16 * len(points))
         message.fields = [
-            PointField(name=name, offset=4 * place, datatype=PointField.FLOAT32, count=1)
-            for place, name in enumerate(_FIELDS)
+            PointField(name=name, offset=4 * index, datatype=PointField.FLOAT32, count=1)
+            for index, name in enumerate(_FIELDS)
         ]
         message.data = points.tobytes()
         message.is_dense = True

@@ -1,4 +1,4 @@
-"""How a program with one node runs until a signal ends it."""
+"""Runs a program with one node until a signal ends it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from multi_dnn_ros.ros.middleware import configure
 
 
 def spin(name: str, make: Callable[[Node], Any]) -> Any:
-    """Spin a node whose subscriptions `make` creates; what that returns. With the package's receive buffers."""
+    """Spin a node, with the package's receive buffers, until a signal comes.
+
+    make: creates the node's subscriptions. Returns what `make` returned; None if the signal came before that.
+    """
     configure()
     rclpy.init(args=[])
     made = None

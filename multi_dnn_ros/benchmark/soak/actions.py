@@ -25,15 +25,15 @@ from multi_dnn_ros.settings.parameter_fields import shown
 DONE, SKIPPED, REFUSED, FAILED, UNANSWERED, UNDER_WAY = (
     "done", "skipped", "refused", "failed", "not answered", "under way"
 )  # fmt: skip
-#: For the answers to the last requests and the end of the last swap. Swapping a model takes as long as configuring it.
+#: Time limit for the last answers and the end of the last swap. Swapping a model takes as long as configuring it.
 _ANSWER_LIMIT_S = 120.0
 _SWAP_STATUS = "model swap"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an event. begun_s, answered_s: on the rig's clock. reason: of one that was not done; of a model
-    swap, what the diagnostics say.
+    """What became of an event. begun_s, answered_s: on the rig's clock. reason: why the event was not carried out; for
+    a model swap, what the diagnostics say.
     """
 
     event: Event
@@ -55,7 +55,7 @@ class Outcome:
 
 
 @dataclass
-class Watched:
+class OverlayPeriod:
     """One period in which the overlay was watched."""
 
     topic: str
@@ -65,11 +65,11 @@ class Watched:
 
 
 class Actions:
-    """Carries out events in a rig; requests are answered while the rig spins. seed: of the engine process to kill."""
+    """Carries out events in a rig; requests are answered while the rig spins. seed: for choosing engine processes."""
 
     def __init__(self, rig: Rig, resources: NodeResources, engines: EngineLog, seed: int) -> None:
         self.outcomes: list[Outcome] = []
-        self.watched: list[Watched] = []
+        self.overlay_periods: list[OverlayPeriod] = []
         self._rig = rig
         self._resources = resources
         self._engines = engines
@@ -77,8 +77,8 @@ class Actions:
         self._set = rig.observer.create_client(SetParameters, f"{NODE}/set_parameters")
         self._enable = {dnn: rig.observer.create_client(SetBool, f"{NODE}/{dnn}/enable") for dnn in rig.config.dnns}
         self._former_swap: tuple[str | None, str | None] = (None, None)  # status when the latest swap was accepted
-        self._overlays: dict[str, tuple[Any, Watched]] = {}
-        self._do: dict[str, Callable[[Event], None]] = {
+        self._overlays: dict[str, tuple[Any, OverlayPeriod]] = {}
+        self._handlers: dict[str, Callable[[Event], None]] = {
             plan.SET: lambda event: self._set_parameter(event, event.target, event.value),
             plan.SWAP: self._swap_model,
             plan.ENABLE: self._switch,
@@ -95,24 +95,24 @@ class Actions:
     def perform(self, event: Event) -> None:
         """Begin an event."""
         self.outcomes.append(Outcome(event, self._rig.now()))
-        self._do[event.action](event)
+        self._handlers[event.action](event)
 
     def observe(self) -> None:
         """Read the outcome of a model swap from the diagnostics. To be called more often than they are published."""
-        place = next((place for place, of in enumerate(self.outcomes) if of.result == UNDER_WAY), None)
-        if place is None:
+        index = next((index for index, outcome in enumerate(self.outcomes) if outcome.result == UNDER_WAY), None)
+        if index is None:
             return
         status = self._swap_status()
         settings, message = status
-        event = self.outcomes[place].event
+        event = self.outcomes[index].event
         # The status of the former swap is published until the node begins this one.
         if status == self._former_swap or settings != f"dnn.{event.target}.model = {shown(event.value)}":
             return
         message = message or ""
         if message.startswith("failed"):
-            self._close(FAILED, message, place)
+            self._set_outcome(FAILED, message, index)
         elif "took over" in message:
-            self._close(DONE, message, place)
+            self._set_outcome(DONE, message, index)
 
     def finish(self) -> None:
         """Wait until every request is answered and no swap is under way, at most _ANSWER_LIMIT_S."""
@@ -131,9 +131,9 @@ class Actions:
     def failures(self) -> list[str]:
         """Events that were not carried out, one text for each."""
         return [
-            f"{of.event.action} {of.event.target} {of.event.value}: {of.result} {of.reason}".strip()
-            for of in self.outcomes
-            if of.result != DONE
+            f"{failed.event.action} {failed.event.target} {failed.event.value}: {failed.result} {failed.reason}".strip()
+            for failed in self.outcomes
+            if failed.result != DONE
         ]
 
     def done(self, action: str) -> Sequence[Outcome]:
@@ -141,11 +141,11 @@ class Actions:
         return [outcome for outcome in self.outcomes if outcome.event.action == action and outcome.result == DONE]
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """How many events of each action had which result."""
+        """Number of events by action and result."""
         found: dict[str, dict[str, int]] = {action: {} for action in plan.ACTIONS}
         for outcome in self.outcomes:
-            of = found[outcome.event.action]
-            of[outcome.result] = of.get(outcome.result, 0) + 1
+            results = found[outcome.event.action]
+            results[outcome.result] = results.get(outcome.result, 0) + 1
         return found
 
     # -- requests to the node
@@ -166,10 +166,10 @@ class Actions:
         A swap that is still under way when the next model is set has failed: the node cancels it.
         """
         accepted, reason = UNDER_WAY, ""
-        swaps = [place for place, of in enumerate(self.outcomes[:-1]) if of.event.action == plan.SWAP]
+        swaps = [index for index, outcome in enumerate(self.outcomes[:-1]) if outcome.event.action == plan.SWAP]
         if swaps and (former := self.outcomes[swaps[-1]]).result != DONE:
             if former.result in (UNANSWERED, UNDER_WAY):
-                self._close(FAILED, "had not taken over when the next model was set", swaps[-1])
+                self._set_outcome(FAILED, "had not taken over when the next model was set", swaps[-1])
             if event.value == self._rig.config.dnns[event.target].model:
                 accepted, reason = SKIPPED, "the model was not swapped"
         self._set_parameter(event, f"dnn.{event.target}.model", event.value, accepted, reason)
@@ -184,67 +184,67 @@ class Actions:
         self._request(event, self._enable[event.target], SetBool.Request(data=event.value), judge)
 
     def _request(self, event: Event, client: Any, request: Any, judge: Callable[[Any], tuple[str, str]]) -> None:
-        place = len(self.outcomes) - 1
+        index = len(self.outcomes) - 1
 
         def answered(future: Any) -> None:
-            if self.outcomes[place].result == UNANSWERED:
+            if self.outcomes[index].result == UNANSWERED:
                 result, reason = judge(future.result())
                 if result == UNDER_WAY:
                     self._former_swap = self._swap_status()
-                self._close(result, reason, place)
+                self._set_outcome(result, reason, index)
 
         client.call_async(request).add_done_callback(answered)
 
     # -- what needs no answer
 
-    def _close(self, result: str = DONE, reason: str = "", place: int = -1) -> None:
-        self.outcomes[place] = replace(self.outcomes[place], result=result, reason=reason, answered_s=self._rig.now())
+    def _set_outcome(self, result: str = DONE, reason: str = "", index: int = -1) -> None:
+        self.outcomes[index] = replace(self.outcomes[index], result=result, reason=reason, answered_s=self._rig.now())
 
     def _watch(self, event: Event) -> None:
         if not event.value:
             self._stop_watching(event.target)
         else:
-            watched = Watched(event.target, self._rig.now())
-            self.watched.append(watched)
+            period = OverlayPeriod(event.target, self._rig.now())
+            self.overlay_periods.append(period)
 
             def receive(data: bytes) -> None:
-                watched.images += 1
+                period.images += 1
 
             kind = CompressedImage if event.target.endswith("/compressed") else Image
             self._overlays[event.target] = (
                 self._rig.observer.create_subscription(
                     kind, f"{NODE}/{event.target}", receive, QoSProfile(depth=1), raw=True
                 ),
-                watched,
+                period,
             )
-        self._close()
+        self._set_outcome()
 
     def _stop_watching(self, topic: str) -> None:
-        subscription, watched = self._overlays.pop(topic)
-        watched.end_s = self._rig.now()
+        subscription, period = self._overlays.pop(topic)
+        period.end_s = self._rig.now()
         self._rig.observer.destroy_subscription(subscription)
 
     def _kill_camera(self, event: Event) -> None:
         self._rig.kill_camera(event.target)
-        self._close()
+        self._set_outcome()
 
     def _start_camera(self, event: Event) -> None:
         self._rig.start_camera(event.target)
-        self._close()
+        self._set_outcome()
 
     def _kill_engine(self, event: Event) -> None:
-        """SIGKILL for an engine process that serves, as the diagnostics name it."""
+        """Kill an engine process that serves according to the diagnostics, with SIGKILL."""
         pids = [pid for pid in self._engines.serving() if self._resources.serves(pid)]
         if not pids:
-            self._close(SKIPPED, "no engine process serves")
+            self._set_outcome(SKIPPED, "no engine process serves")
             return
         pid = self._random.choice(pids)
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
-            self._close(SKIPPED, f"process {pid} had already ended")
+            self._set_outcome(SKIPPED, f"process {pid} had already ended")
         else:
-            self._close()
+            self._set_outcome()
 
 
 def _parameter_value(value: Any) -> ParameterValue:

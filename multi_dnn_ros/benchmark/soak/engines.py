@@ -23,7 +23,7 @@ class EngineLog:
         """Read the diagnostics. To be called more often than they are published."""
         self._pids.update(self.serving())
         for name in self._names():
-            # The most: a group of DNNs that is divided and merged again begins with 0.
+            # The maximum, because a group of DNNs that is divided and merged again begins with 0.
             restarts = int(self._rig.value(name, "restarts") or 0)
             self._restarts[name] = max(self._restarts.get(name, 0), restarts)
             self._oldest_s = max(self._oldest_s, float(self._rig.value(name, "uptime (s)") or 0.0))
@@ -34,7 +34,7 @@ class EngineLog:
         return sum(self._restarts.values())
 
     def figures(self) -> dict[str, float]:
-        """processes: number of those that served. oldest_s: the greatest age that one reached."""
+        """processes: number of processes that served. oldest_s: greatest age of a process."""
         return {"processes": len(self._pids), "restarts": self.restarts, "oldest_s": self._oldest_s}
 
     def _names(self) -> list[str]:

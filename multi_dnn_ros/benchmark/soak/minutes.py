@@ -11,8 +11,8 @@ from multi_dnn_ros.benchmark.samples import Receipts
 from multi_dnn_ros.benchmark.soak.resources import SoakSample
 
 _MINUTE_S = 60.0
-#: A rest that is shorter is no minute of its own: a run ends up to a step after its planned length.
-_LEAST_S = 1.0
+#: A shorter remainder does not count as a minute, because a run ends up to one step after its planned length.
+_MIN_REMAINDER_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def per_minute(
     samples: Sequence[SoakSample], receipts: Sequence[Receipts], begin_s: float, end_s: float
 ) -> list[Minute]:
     """Figures for each minute from begin_s to end_s, which are on the clock of samples and receipts."""
-    count = max(1, int(np.ceil((end_s - begin_s - _LEAST_S) / _MINUTE_S)))
+    count = max(1, int(np.ceil((end_s - begin_s - _MIN_REMAINDER_S) / _MINUTE_S)))
     return [
         _minute(number, samples, receipts, begin_s + number * _MINUTE_S, min(end_s, begin_s + (number + 1) * _MINUTE_S))
         for number in range(count)
@@ -60,9 +60,9 @@ def per_minute(
 def _minute(
     number: int, samples: Sequence[SoakSample], receipts: Sequence[Receipts], begin_s: float, end_s: float
 ) -> Minute:
-    latencies = [latency_ms for of in receipts for latency_ms in of.between(begin_s, end_s)]
+    latencies = [latency_ms for stream in receipts for latency_ms in stream.between(begin_s, end_s)]
     p50, p95, p99 = np.percentile(latencies, (50, 95, 99)).tolist() if latencies else (None, None, None)
-    held = [sample for sample in samples if begin_s <= sample.at_s < end_s]
+    found = [sample for sample in samples if begin_s <= sample.at_s < end_s]
 
     def median(values: list[int], unit: int = 1) -> float | None:
         return float(np.median(values)) / unit if values else None
@@ -75,15 +75,15 @@ def _minute(
         p50,
         p95,
         p99,
-        len(held),
-        memory_mib=median([sample.memory_bytes for sample in held], mib),
-        node_mib=median([sample.node.anonymous_bytes for sample in held], mib),
-        shared_mib=median([sample.shared_bytes for sample in held], mib),
-        pss_mib=median([sample.node.pss_bytes + sample.engines.pss_bytes for sample in held], mib),
-        files=median([sample.node.files + sample.engines.files for sample in held]),
-        threads=median([sample.node.threads + sample.engines.threads for sample in held]),
-        engine_processes=median([sample.engines.processes for sample in held]),
-        gpu_mib=median([sample.gpu_bytes for sample in held], mib),
+        len(found),
+        memory_mib=median([sample.memory_bytes for sample in found], mib),
+        node_mib=median([sample.node.anonymous_bytes for sample in found], mib),
+        shared_mib=median([sample.shared_bytes for sample in found], mib),
+        pss_mib=median([sample.node.pss_bytes + sample.engines.pss_bytes for sample in found], mib),
+        files=median([sample.node.files + sample.engines.files for sample in found]),
+        threads=median([sample.node.threads + sample.engines.threads for sample in found]),
+        engine_processes=median([sample.engines.processes for sample in found]),
+        gpu_mib=median([sample.gpu_bytes for sample in found], mib),
     )
 
 

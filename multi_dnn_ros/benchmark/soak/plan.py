@@ -1,4 +1,4 @@
-"""What happens when in a soak: rounds of equal length with the same events, so that all windows can be compared."""
+"""The schedule of a soak: rounds of equal length with the same events, so that all windows can be compared."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SET, ENABLE, SWAP, WATCH, KILL_CAMERA, START_CAMERA, KILL_ENGINE = (
     "set", "enable", "swap", "watch", "kill camera", "start camera", "kill engine"
 )  # fmt: skip
 ACTIONS = (SET, ENABLE, SWAP, WATCH, KILL_CAMERA, START_CAMERA, KILL_ENGINE)
-#: Length of the compared windows. A shorter run than three of them is divided into thirds.
+#: Length of the compared windows. A run that is shorter than three of them is divided into thirds.
 _WINDOW_S = 600.0
-#: Part of its time in which a change is in effect; afterwards the former value is restored.
+#: A change is made and reversed at these shares of the time that it gets.
 _IN_EFFECT = (0.05, 0.8)
-#: Equal parts of a round that a change gets: configuring a model and restarting an engine process take seconds.
+#: Changes that get several parts of a round: configuring a model and restarting an engine process take seconds.
 _PARTS = {SWAP: 4, KILL_ENGINE: 2}
 #: Parts of a round in which the overlay is watched, raw and then as JPEG. It is not watched for the rest.
 _WATCHED = ((RAW, "overlay", 0.0, 0.25), (JPEG, "overlay/compressed", 0.25, 0.5))
@@ -55,8 +55,8 @@ class Windows:
 
 @dataclass(frozen=True)
 class SoakPlan:
-    """kill_every_s: between two kills of the engine process; 0: it is neither killed nor replaced by a model swap, so
-    that the same process serves for the whole run. rate_hz: of each camera.
+    """What a soak does. kill_every_s: time between two kills of the engine process; 0: it is neither killed nor
+    replaced by a model swap, so that the same process serves for the whole run. rate_hz: rate of each camera.
 
     A round has one kill, so its length is kill_every_s, rounded so that a window has whole rounds.
     """
@@ -81,7 +81,7 @@ class SoakPlan:
 
     @property
     def cameras(self) -> tuple[CameraPlan, ...]:
-        """A raw one, one with JPEG, and one that is killed and started again."""
+        """One with raw images, one with JPEG, and one that is killed and started again."""
         return (
             CameraPlan(RAW, (640, 480), "rgb8", self.rate_hz),
             CameraPlan(JPEG, (640, 480), "", self.rate_hz),
@@ -89,7 +89,7 @@ class SoakPlan:
         )
 
     def events(self, config: NodeConfig) -> list[Event]:
-        """All events in the order of their times; the same for the same seed. config: of the node.
+        """All events in the order of their times; the same for the same seed. config: the node's.
 
         Every round has the same events at the same offsets; the seed determines their order and values. What would not
         be completed by the end of the run is left out.
@@ -99,18 +99,18 @@ class SoakPlan:
         if self.kill_every_s:
             changes += [*_swap(config, draw), [(KILL_ENGINE, "", None)]]
         draw.shuffle(changes)
-        first = [*_watching(self.round_s), *_spread(changes, self.round_s)]
-        rounds = [
-            [Event(event.at_s + number * self.round_s, event.action, event.target, event.value) for event in pair]
+        first_round = [*_watching(self.round_s), *_spread(changes, self.round_s)]
+        every_round = [
+            [Event(event.at_s + number * self.round_s, event.action, event.target, event.value) for event in change]
             for number in range(int(self.seconds / self.round_s) + 1)
-            for pair in first
+            for change in first_round
         ]
-        complete = [pair for pair in rounds if pair[-1].at_s < self.seconds]
-        return sorted((event for pair in complete for event in pair), key=lambda event: event.at_s)
+        complete = [change for change in every_round if change[-1].at_s < self.seconds]
+        return sorted((event for change in complete for event in change), key=lambda event: event.at_s)
 
 
 def swapped_model(model: str) -> str | None:
-    """The model that takes the place of `model` in a soak: the decomposed one of a built-in network; None: no other."""
+    """The model that replaces `model` in a soak: the decomposed one of a built-in network, or the reverse; or None."""
     if not model.startswith("builtin:"):
         return None
     return model.removesuffix("_small") if model.endswith("_small") else f"{model}_small"
@@ -131,7 +131,7 @@ Step = tuple[str, str, Any]  # action, target, value
 
 
 def _changes(config: NodeConfig, draw: random.Random) -> list[list[Step]]:
-    """What is done in a round, one after another: a change and its reversal, or one step alone."""
+    """The changes of a round, which are made one after another; each is a step and the step that reverses it."""
     changes: list[list[Step]] = [[(KILL_CAMERA, FAILING, None), (START_CAMERA, FAILING, None)]]
     for name, dnn in config.dnns.items():
         new: Mapping[str, Any] = {

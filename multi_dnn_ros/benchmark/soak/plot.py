@@ -32,7 +32,8 @@ def plot_soak(run: SoakRun, path: Path) -> None:
     edges = np.linspace(run.begin_s, run.end_s, _BINS + 1)
     minutes = ((edges[1:] + edges[:-1]) / 2 - run.begin_s) / 60.0
     found = [
-        [value for of in run.receipts.values() for value in of.between(first, last)] for first, last in pairwise(edges)
+        [value for stream in run.receipts.values() for value in stream.between(first, last)]
+        for first, last in pairwise(edges)
     ]
     latency.plot(minutes, [np.percentile(values, 95) if values else np.nan for values in found], label="p95")
     latency.plot(minutes, [np.percentile(values, 50) if values else np.nan for values in found], label="p50")
@@ -67,7 +68,7 @@ def plot_soak(run: SoakRun, path: Path) -> None:
 
 
 def _mark(axis: Any, run: SoakRun) -> None:
-    """Events as dotted lines, the compared windows shaded."""
+    """Mark the events by dotted lines, and shade the compared windows."""
     for at_s, action in run.events:
         if action in _MARKED:
             axis.axvline(at_s / 60.0, color=_MARKED[action][1], linestyle=":", linewidth=0.8)

@@ -1,4 +1,4 @@
-"""Records topics beside a soak: ``ros2 bag record`` of an installed ROS 2, otherwise a subscriber of this package."""
+"""Records topics during a soak: ``ros2 bag record`` of an installed ROS 2, otherwise a subscriber of this package."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from multi_dnn_ros.bags import BagError, BagReader, BagWriter
 from multi_dnn_ros.benchmark.peers.spinning import spin
 from multi_dnn_ros.ros.middleware import is_standalone
 
-ROS2_BAG, OWN = "ros2 bag record", "a subscriber with rosbags"
-#: Results of some seconds: writing a chunk to a slow disk must not lose any.
-_DEPTH = 1000
+ROS2_BAG, SUBSCRIBER = "ros2 bag record", "a subscriber with rosbags"
+#: Results of some seconds, so that none is lost while a chunk is written to a slow disk.
+_QUEUE_DEPTH = 1000
 
 
 def recorder() -> str:
     """What records on this machine."""
-    return OWN if is_standalone() or importlib.util.find_spec("ros2bag") is None else ROS2_BAG
+    return SUBSCRIBER if is_standalone() or importlib.util.find_spec("ros2bag") is None else ROS2_BAG
 
 
 def recorded_counts(path: Path) -> dict[str, int] | None:
@@ -55,7 +55,11 @@ class _Recording:
             writer.add_topic(name, kind)
             self._subscriptions.append(
                 node.create_subscription(
-                    message_class(kind), name, partial(self._write, writer, name), QoSProfile(depth=_DEPTH), raw=True
+                    message_class(kind),
+                    name,
+                    partial(self._write, writer, name),
+                    QoSProfile(depth=_QUEUE_DEPTH),
+                    raw=True,
                 )
             )
 
@@ -75,13 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("topics", nargs="+", metavar="TOPIC:TYPE")
     args = parser.parse_args(argv)
     topics = {name: kind for name, _, kind in (topic.partition(":") for topic in args.topics)}
-    if recorder() == OWN:
+    if recorder() == SUBSCRIBER:
         _record(args.path, topics)
         return 0
     ros2: Any = importlib.import_module("ros2cli.cli")  # only in a ROS 2 installation
-    # Humble takes topics by position, Jazzy also by --topics, and later distributions only so; --regex is in all of
-    # them. It is searched in the names, hence the anchors; names of topics have no characters to escape. The argument
-    # argv of main() does not reach every parser.
+    # Humble takes topics as positional arguments, Jazzy also with --topics, later distributions only with --topics. All
+    # have --regex, which is searched for in the names, hence the anchors; topic names have no characters to escape.
+    # sys.argv is set because the argument argv of main() does not reach every parser.
     sys.argv = ["ros2", "bag", "record", "--output", str(args.path), "--regex", f"^({'|'.join(topics)})$"]
     code = ros2.main()
     return code if isinstance(code, int) else 1 if code else 0

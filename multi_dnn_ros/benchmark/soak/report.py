@@ -8,8 +8,8 @@ from typing import Any
 
 from multi_dnn_ros.common.reporting import counts_text, table
 
-#: Most characters of a note in the table.
-_NOTE = 100
+#: Maximum length of a note in the table.
+_MAX_NOTE = 100
 
 
 def soak_table(figures: Mapping[str, Any]) -> str:
@@ -17,18 +17,18 @@ def soak_table(figures: Mapping[str, Any]) -> str:
     accounts = [
         [
             name,
-            *(str(of[key]) for key in ("offered", "published", "observed")),
-            counts_text(of["dropped"]),
+            *(str(counts[key]) for key in ("offered", "published", "observed")),
+            counts_text(counts["dropped"]),
         ]
-        for name, of in figures["streams"].items()
+        for name, counts in figures["streams"].items()
     ]
     actions = [
-        f"{action}: " + (", ".join(f"{count} {result}" for result, count in of.items()) or "not part of this run")
-        for action, of in figures["actions"].items()
+        f"{action}: " + (", ".join(f"{count} {result}" for result, count in results.items()) or "not part of this run")
+        for action, results in figures["actions"].items()
     ]
     first, last = figures["windows"]["reference"], figures["windows"]["last"]
     engines = figures["engines"]
-    failed = [of["name"] for of in figures["verdicts"] if not of["passed"]]
+    failed = [verdict["name"] for verdict in figures["verdicts"] if not verdict["passed"]]
     return "\n".join(
         [
             table(["stream", "offered", "published", "observed", "dropped"], accounts),
@@ -39,7 +39,7 @@ def soak_table(figures: Mapping[str, Any]) -> str:
             f"{last['begin_s']:g} to {last['end_s']:g} s; rounds of {figures['round_s']:g} s",
             "actions: " + "; ".join(actions),
             f"{engines['processes']} engine processes served, with {engines['restarts']} restarts; the oldest was "
-            f"{engines['oldest_s']:.0f} s old, and no leak in an engine can grow for longer",
+            f"{engines['oldest_s']:.0f} s old, so a leak in an engine process had no more time to grow",
             f"recorded by {figures['recorder']}",
             "passed" if not failed else f"FAILED: {'; '.join(failed)}",
         ]
@@ -50,12 +50,12 @@ def verdict_table(figures: Mapping[str, Any]) -> str:
     """The verdicts as a Markdown table, also for docs/soak.md. Long notes are shortened here, not in the JSON file."""
     rows = [
         [
-            of["name"],
-            "none" if of["value"] is None else f"{of['value']:.3g} {of['unit']}".strip(),
-            f"{of['limit']} {of['unit']}".strip(),
-            "passed" if of["passed"] else "FAILED",
-            textwrap.shorten(of["note"], _NOTE, placeholder=" …"),
+            verdict["name"],
+            "none" if verdict["value"] is None else f"{verdict['value']:.3g} {verdict['unit']}".strip(),
+            f"{verdict['limit']} {verdict['unit']}".strip(),
+            "passed" if verdict["passed"] else "FAILED",
+            textwrap.shorten(verdict["note"], _MAX_NOTE, placeholder=" …"),
         ]
-        for of in figures["verdicts"]
+        for verdict in figures["verdicts"]
     ]
     return table(["verdict", "figure", "limit", "", "note"], rows)

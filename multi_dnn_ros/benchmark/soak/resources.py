@@ -1,4 +1,4 @@
-"""What the node's process and its engine processes hold at one moment, read from /proc."""
+"""Memory, threads and files of the node's process and its engine processes at one moment, read from /proc."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from multi_dnn_ros.benchmark.process_tree import belongs_to_dds
 
 _SMAPS = re.compile(r"^(Pss|Pss_Anon|Pss_Shmem):\s+(\d+) kB$", re.M)
 _SHM = "/dev/shm/"
-#: Longest time from the end of the node to that of its last process.
+#: Longest time from the end of the node to the end of its last process.
 _END_S = 5.0
 
 
 @dataclass(frozen=True)
-class Held:
+class ProcessResources:
     """Sums over processes. anonymous_bytes: heap and stacks, proportionally where a fork shares them. shared_bytes:
     shared memory, proportionally: each page counts once over all processes that map it. pss_bytes: both, and the pages
     of mapped files, which also depend on other programs that use the same libraries.
@@ -39,8 +39,8 @@ class SoakSample:
     """at_s: monotonic clock. engines: all descendants of the node's process. gpu_bytes: reserved by the engines."""
 
     at_s: float
-    node: Held
-    engines: Held
+    node: ProcessResources
+    engines: ProcessResources
     gpu_bytes: int = 0
 
     @property
@@ -56,9 +56,9 @@ class SoakSample:
 
 @dataclass
 class NodeResources:
-    """Samples a node's process and its descendants, and remembers what has to be gone after its end.
+    """Samples a node's process and its descendants, and remembers what must be gone after the end of the node.
 
-    pid: of the node's process. Raises psutil.NoSuchProcess if it does not exist.
+    pid: the node's process. Raises psutil.NoSuchProcess if it does not exist.
     """
 
     pid: int
@@ -66,23 +66,23 @@ class NodeResources:
     _entries: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._top = psutil.Process(self.pid)
+        self._root = psutil.Process(self.pid)
 
     def sample(self, at_s: float, gpu_bytes: int = 0) -> SoakSample:
         """Sample all processes. Raises psutil.NoSuchProcess if the node's process has ended."""
-        children = self._top.children(recursive=True)
-        self._seen.update((self._top, *children))
-        node = held_by([self._top])
+        children = self._root.children(recursive=True)
+        self._seen.update((self._root, *children))
+        node = resources_of([self._root])
         if not node.processes:
             raise psutil.NoSuchProcess(self.pid)
-        for process in (self._top, *children):
+        for process in (self._root, *children):
             self._entries |= shared_memory_entries(process.pid)
-        return SoakSample(at_s, node, held_by(children), gpu_bytes)
+        return SoakSample(at_s, node, resources_of(children), gpu_bytes)
 
     def serves(self, pid: int) -> bool:
         """Whether this is a descendant of the node's process, which may have ended."""
         with suppress(psutil.NoSuchProcess):
-            return any(child.pid == pid for child in self._top.children(recursive=True))
+            return any(child.pid == pid for child in self._root.children(recursive=True))
         return False
 
     def left(self) -> list[str]:
@@ -96,14 +96,14 @@ class NodeResources:
         return [*(_described(process) for process in running), *(_SHM + name for name in entries)]
 
 
-def held_by(processes: Iterable[psutil.Process]) -> Held:
+def resources_of(processes: Iterable[psutil.Process]) -> ProcessResources:
     """Sums over those of `processes` that still run."""
     sums = [0] * 6
     for process in processes:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             found = (*_memory(process), process.num_threads(), process.num_fds(), 1)
             sums = [total + value for total, value in zip(sums, found, strict=True)]
-    return Held(*sums)
+    return ProcessResources(*sums)
 
 
 def shared_memory_entries(pid: int) -> set[str]:

@@ -1,4 +1,4 @@
-"""The node with everything on, for an hour: is it at the end as it was after ten minutes, with exact accounts?"""
+"""The node with everything on, for an hour: is its state at the end that after ten minutes, with exact accounts?"""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from multi_dnn_ros.ros.middleware import is_standalone
 from multi_dnn_ros.settings.schema import NodeConfig
 
 _RECORDER = "multi_dnn_ros.benchmark.soak.recorder"
-#: A short run has this many samples, a longer one a sample every _LONGEST_SAMPLE_S: reading the memory maps of the
-#: processes takes them some milliseconds.
+#: A short run has this many samples, a longer one a sample every _MAX_SAMPLE_PERIOD_S: reading its memory maps delays a
+#: process by some milliseconds.
 _SAMPLES = 360
-_LONGEST_SAMPLE_S = 5.0
+_MAX_SAMPLE_PERIOD_S = 5.0
 _STEP_S = 0.1
-#: For the last fault to be answered before the cameras stop.
+#: Time limit for new results of all streams after the last fault, before the cameras stop.
 _RECOVERY_S = 120.0
 _END_LIMIT_S = 60.0
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
@@ -59,7 +59,7 @@ class SoakRun:
 def measure_soak(
     config: NodeConfig, folder: Path, plan: SoakPlan, tell: Callable[[str], None] = lambda text: None
 ) -> SoakRun:
-    """Run the plan. config: of the node; its cameras are replaced by the plan's. folder: for logs. tell: is given a
+    """Run the plan. config: the node's, whose cameras are replaced by the plan's. folder: for logs. tell: called with a
     line of text every minute. Raises UsageError, CommandError.
     """
     config = soak_config(config, _detecting(config), plan)
@@ -74,8 +74,8 @@ def measure_soak(
 
 
 def _detecting(config: NodeConfig) -> list[str]:
-    """DNNs whose results are boxes, which can be tracked if they are the only ones. Without those of which only the
-    model determines what the results are.
+    """DNNs with a single result that consists of boxes, so that these can be tracked. DNNs whose kind of result only
+    the model determines are left out.
     """
     found = []
     for name, dnn in config.dnns.items():
@@ -92,7 +92,7 @@ class _Run:
         self._recording = recording
         self._tell = tell
         self._samples: list[SoakSample] = []
-        self._sample_s = min(_LONGEST_SAMPLE_S, plan.seconds / _SAMPLES)
+        self._sample_s = min(_MAX_SAMPLE_PERIOD_S, plan.seconds / _SAMPLES)
         self._next_sample_s = 0.0
         self._resources = NodeResources(rig.node.pid)
         self._engines = EngineLog(rig)
@@ -113,7 +113,7 @@ class _Run:
         if not rig.until(self._actions.ready, 30.0):
             raise CommandError(f"not every service of the node is on the graph after 30 s; see {rig.node.log}")
         start_cameras(rig)
-        rig.sample_s = 60.0  # of the rig's own samples, which take time of the processes, too
+        rig.sample_s = 60.0  # the rig's own samples delay the processes, too
 
     def observe(self) -> None:
         """Carry out the events for the length of the run, and wait until the node has recovered from the last fault.
@@ -132,7 +132,7 @@ class _Run:
     def _carry_out(self) -> None:
         rig, seconds = self._rig, self._plan.seconds
         waiting = self._plan.events(rig.config)
-        self._begin_s, told = rig.now(), 0
+        self._begin_s, reported = rig.now(), 0
         with tqdm(total=seconds, desc="soak", bar_format=_BAR, disable=None) as bar:
             while (elapsed_s := rig.now() - self._begin_s) < seconds:
                 while waiting and waiting[0].at_s <= elapsed_s:
@@ -140,9 +140,9 @@ class _Run:
                 self._sample()
                 self._actions.observe()
                 self._engines.observe()
-                if elapsed_s // 60.0 > told:
-                    told = int(elapsed_s // 60.0)
-                    self._tell(self._minutes()[told - 1].line())
+                if elapsed_s // 60.0 > reported:
+                    reported = int(elapsed_s // 60.0)
+                    self._tell(self._minutes()[reported - 1].line())
                 rig.spin(min(_STEP_S, seconds - elapsed_s), progress=bar.update)
         for event in waiting:  # due in the last step
             self._actions.perform(event)
@@ -178,9 +178,9 @@ class _Run:
         device = rig.value("node", "device")
         with suppress(psutil.NoSuchProcess):
             self._resources.sample(rig.now())
-        told_s = rig.now()
+        stopped_s = rig.now()
         rig.node.stop(_END_LIMIT_S)
-        ended = verdicts.ended(rig.now() - told_s, rig.node.exit_code())
+        ended = verdicts.ended(rig.now() - stopped_s, rig.node.exit_code())
         in_recording = recorded_counts(self._recording)
         found = [
             *self._judge(streams, in_recording),
@@ -247,17 +247,18 @@ class _Run:
         ]
 
     def _by_dnn(self, camera: str) -> list[list[Receipts]]:
-        """What each DNN that is switched on sent for this camera; empty: for all cameras."""
+        """The receipts of each DNN that is switched on, for this camera; empty: for all cameras."""
         found: dict[str, list[Receipts]] = {}
-        for (dnn, of), receipts in self._rig.switched_on.items():
-            if camera in ("", of):
+        for (dnn, name), receipts in self._rig.switched_on.items():
+            if camera in ("", name):
                 found.setdefault(dnn, []).append(receipts)
         return list(found.values())
 
     def _overlays(self) -> list[dict[str, Any]]:
         """Each period in which the overlay was watched."""
         return [
-            {"topic": of.topic, "seconds": of.end_s - of.begin_s, "images": of.images} for of in self._actions.watched
+            {"topic": period.topic, "seconds": period.end_s - period.begin_s, "images": period.images}
+            for period in self._actions.overlay_periods
         ]
 
     def _judge(self, streams: Mapping[str, Any], in_recording: Mapping[str, int] | None) -> list[Verdict]:
@@ -286,7 +287,7 @@ class _Run:
 
 
 def _tracebacks(logs: Sequence[Path]) -> list[str]:
-    """Names of those logs that have the traceback of an exception."""
+    """Names of the logs that contain the traceback of an exception."""
     return [
         path.name
         for path in logs

@@ -16,28 +16,28 @@ from multi_dnn_ros.benchmark.soak.plan import Window, Windows
 from multi_dnn_ros.benchmark.soak.resources import SoakSample
 
 PERCENTILES = (50, 95, 99)
-#: Growth of memory from one window to the other.
+#: Allowed growth of memory from one window to the other.
 MEMORY_GROWTH = 0.02
-#: Ratio of a latency percentile in the last window to that in the reference window.
+#: Allowed ratio of a latency percentile in the last window to that in the reference window.
 LATENCY_RATIO = 1.10
-#: Ratio of the number of results of a stream in the last window to that in the reference window.
+#: Required ratio of the number of results of a stream in the last window to that in the reference window.
 RESULTS_RATIO = 0.90
-#: Growth of the medians of threads and file descriptors.
+#: Allowed growth of the medians of threads and file descriptors.
 COUNT_GROWTH = 0.0
-#: Time from a fault to the first result of an image taken after it.
+#: Allowed time from a fault to the first result of an image taken after it.
 ANSWER_S = 30.0
-#: A shorter period of watching the overlay may pass while an engine process is replaced.
-SURELY_DRAWN_S = 20.0
-#: Share of the published results that the recording has.
+#: In a shorter period of watching the overlay none may be drawn, as an engine process may be replaced meanwhile.
+MIN_OVERLAY_S = 20.0
+#: Required share of the published results in the recording.
 RECORDED = 0.99
-#: Time from SIGINT to the end of the node.
+#: Allowed time from SIGINT to the end of the node.
 END_S = 3.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One check. value: the figure, NaN if there is none, which fails. limit: the largest value that passes, or the
-    smallest one with `at_least`. below: the limit itself fails. note: the windows compared, or what is wrong.
+    """One check. value: the figure; NaN, which fails, if there is none. limit: the largest value that passes, or the
+    smallest one with `at_least`. below: whether the limit itself fails. note: the windows compared, or what is wrong.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Verdict:
 
 def accounts(streams: Mapping[str, Mapping[str, Any]]) -> Verdict:
     """Streams whose frames are not all accounted for. streams: as from :func:`stream_accounts`."""
-    wrong = [f"{name}: {found}" for name, of in streams.items() if (found := discrepancy(of))]
+    wrong = [f"{name}: {found}" for name, counts in streams.items() if (found := discrepancy(counts))]
     return Verdict("streams with inexact accounts", len(wrong) if streams else math.nan, 0, note="; ".join(wrong))
 
 
@@ -90,17 +90,17 @@ def count_growth(name: str, samples: Sequence[tuple[float, float]], windows: Win
 
 
 def latency(receipts: Iterable[Receipts], begin_s: float, windows: Windows) -> list[Verdict]:
-    """Ratio of each percentile, stamp to receipt, of all streams together. Shorter latencies at the end pass."""
+    """Ratio of each latency percentile, stamp to receipt, of all streams together. Lower latencies at the end pass."""
     found = list(receipts)
     first, last = (_percentiles(found, begin_s, window) for window in (windows.reference, windows.last))
     return [
         Verdict(
             f"latency p{percentile}, last window to reference",
-            last[place] / first[place] if first[place] else math.nan,
+            last[index] / first[index] if first[index] else math.nan,
             LATENCY_RATIO,
-            note=f"{first[place]:.1f} to {last[place]:.1f} ms",
+            note=f"{first[index]:.1f} to {last[index]:.1f} ms",
         )
-        for place, percentile in enumerate(PERCENTILES)
+        for index, percentile in enumerate(PERCENTILES)
     ]
 
 
@@ -112,37 +112,38 @@ def results(receipts: Mapping[str, Receipts], begin_s: float, windows: Windows) 
     name = "results of each stream, last window to reference"
     counts = {
         stream: [
-            len(of.between(begin_s + window.begin_s, begin_s + window.end_s))
+            len(received.between(begin_s + window.begin_s, begin_s + window.end_s))
             for window in (windows.reference, windows.last)
         ]
-        for stream, of in receipts.items()
+        for stream, received in receipts.items()
     }
     silent = [stream for stream, (first, _) in counts.items() if not first]
     if silent or not counts:
         note = f"no results in the reference window: {', '.join(silent) or 'there is no stream'}"
         return Verdict(name, math.nan, RESULTS_RATIO, note=note, at_least=True)
-    least = min(counts, key=lambda stream: counts[stream][1] / counts[stream][0])
-    first, last = counts[least]
-    return Verdict(name, last / first, RESULTS_RATIO, note=f"least: {least}, {first} to {last}", at_least=True)
+    lowest = min(counts, key=lambda stream: counts[stream][1] / counts[stream][0])
+    first, last = counts[lowest]
+    return Verdict(name, last / first, RESULTS_RATIO, note=f"least: {lowest}, {first} to {last}", at_least=True)
 
 
 def overlays(periods: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Periods of watching, long enough, in which no overlay was received, and topics without any image in the run.
+    """Periods of at least MIN_OVERLAY_S in which no overlay was received, and topics without any image in the run.
 
     periods: with `topic`, `seconds` and number of `images`.
     """
     missing = [
-        f"{of['topic']} for {of['seconds']:.0f} s"
-        for of in periods
-        if not of["images"] and of["seconds"] >= SURELY_DRAWN_S
+        f"{period['topic']} for {period['seconds']:.0f} s"
+        for period in periods
+        if not period["images"] and period["seconds"] >= MIN_OVERLAY_S
     ]
-    seen = {of["topic"] for of in periods if of["images"]}
-    never = [f"{topic} in the whole run" for topic in dict.fromkeys(of["topic"] for of in periods) if topic not in seen]
+    seen = {period["topic"] for period in periods if period["images"]}
+    topics = dict.fromkeys(period["topic"] for period in periods)
+    never = [f"{topic} in the whole run" for topic in topics if topic not in seen]
     return none_of("overlays without an image", [*never, *missing])
 
 
 def answered(what: str, faults: Sequence[float | None]) -> Verdict:
-    """Longest time from a fault until all DNNs had results again. faults: None for one after which they had not."""
+    """Longest time from a fault until all DNNs had results again. faults: that time; None: some DNN had no result."""
     silent = sum(time_s is None for time_s in faults)
     times = [time_s for time_s in faults if time_s is not None]
     value = math.nan if silent or not times else max(times)
@@ -151,25 +152,25 @@ def answered(what: str, faults: Sequence[float | None]) -> Verdict:
 
 
 def none_of(name: str, found: Sequence[str]) -> Verdict:
-    """Nothing of this kind was found. found: one text for each."""
+    """The check that nothing of this kind was found. found: one text for each thing that was."""
     return Verdict(name, len(found), 0, note="; ".join(found[:5]))
 
 
 def lost(restarts: int, kills: int) -> Verdict:
-    """Engine processes that the node replaced after a loss, and that were not killed by the soak."""
+    """Engine processes that the node replaced after a loss, less those that the soak killed."""
     note = f"{restarts} restarts, {kills} kills"
     return Verdict("engine processes lost without a kill", max(0, restarts - kills), 0, note=note)
 
 
 def recorded(published: Mapping[str, int], in_recording: Mapping[str, int] | None) -> Verdict:
-    """Share of the results of the stream with the smallest share. in_recording: None: it could not be read."""
+    """Recorded share of the results, of the stream with the smallest share. in_recording: None if it is unreadable."""
     if in_recording is None:
         return Verdict("recorded results", math.nan, RECORDED, note="the recording cannot be read", at_least=True)
     shares = {name: in_recording.get(name, 0) / count for name, count in published.items() if count}
     if not shares:
         return Verdict("recorded results", math.nan, RECORDED, note="nothing was published", at_least=True)
-    least = min(shares, key=lambda name: shares[name])
-    return Verdict("recorded results", shares[least], RECORDED, note=f"least: {least}", at_least=True)
+    lowest = min(shares, key=lambda name: shares[name])
+    return Verdict("recorded results", shares[lowest], RECORDED, note=f"least: {lowest}", at_least=True)
 
 
 def ended(seconds: float, exit_code: int | None) -> Verdict:
@@ -203,8 +204,8 @@ def resources(samples: Sequence[SoakSample], begin_s: float, windows: Windows) -
 def first_result_s(receipts: Iterable[Receipts], fault_s: float) -> float | None:
     """Seconds from a fault to the first result whose image was taken after it; None: there is none."""
     found = []
-    for of in receipts:
-        at_s, taken_s = np.asarray(of.at_s), np.asarray(of.at_s) - np.asarray(of.latency_ms) / 1e3
+    for stream in receipts:
+        at_s, taken_s = np.asarray(stream.at_s), np.asarray(stream.at_s) - np.asarray(stream.latency_ms) / 1e3
         after = at_s[(taken_s > fault_s) & (at_s > fault_s)]
         found += after[:1].tolist()
     return min(found) - fault_s if found else None
@@ -215,7 +216,7 @@ def answer_s(dnns: Iterable[Iterable[Receipts]], fault_s: float) -> float | None
 
     dnns: the receipts of each DNN.
     """
-    times = [first_result_s(of, fault_s) for of in dnns]
+    times = [first_result_s(receipts, fault_s) for receipts in dnns]
     found = [time_s for time_s in times if time_s is not None]
     return max(found) if found and len(found) == len(times) else None
 
@@ -223,7 +224,7 @@ def answer_s(dnns: Iterable[Iterable[Receipts]], fault_s: float) -> float | None
 def longest_pause_s(receipts: Iterable[Receipts], window: Window, begin_s: float) -> float:
     """Longest time without any result, the ends of the window included."""
     first, last = begin_s + window.begin_s, begin_s + window.end_s
-    times = sorted(at_s for of in receipts for at_s in of.at_s if first <= at_s < last)
+    times = sorted(at_s for stream in receipts for at_s in stream.at_s if first <= at_s < last)
     return max(after - before for before, after in pairwise((first, *times, last)))
 
 
@@ -236,9 +237,8 @@ def _medians(samples: Sequence[tuple[float, float]], windows: Windows) -> tuple[
 
 
 def _percentiles(receipts: Sequence[Receipts], begin_s: float, window: Window) -> list[float]:
-    found = [
-        latency_ms for of in receipts for latency_ms in of.between(begin_s + window.begin_s, begin_s + window.end_s)
-    ]
+    first_s, last_s = begin_s + window.begin_s, begin_s + window.end_s
+    found = [latency_ms for stream in receipts for latency_ms in stream.between(first_s, last_s)]
     return [float(value) for value in np.percentile(found, PERCENTILES)] if found else [math.nan] * len(PERCENTILES)
 
 

@@ -35,7 +35,7 @@ def check_operators(model: Any) -> None:
         named = ", ".join(list(missing.values())[:5])
         raise Refusal(
             f"an operator without a converter to PyTorch: {named} in opset {versions.get('', 0)}; export the network "
-            "without it, or register a converter by onnx2torch's add_converter in a package of your own"
+            "without it, or register a converter with onnx2torch's add_converter in your own package"
         )
 
 
@@ -62,10 +62,10 @@ def convert(model: Any) -> fx.GraphModule:
 
 
 def _with_plain_names(network: fx.GraphModule) -> fx.GraphModule:
-    """Rename modules, in place, to letters, digits and underscores.
+    """Rename modules, in place, so that their names consist of letters, digits and underscores.
 
-    They have the names of ONNX nodes, such as `model.0/conv/Conv`. A .pt2 file made from the network has them as names
-    of weights, and is refused with any other characters (exported_archive.py).
+    onnx2torch names them after ONNX nodes, such as `model.0/conv/Conv`. The names become part of the names of weights
+    in a .pt2 file made from the network, which is refused if they contain other characters (exported_archive.py).
     """
     names: dict[str, str] = {}
     taken: set[str] = set()

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from multi_dnn_ros.models.onnx_intake.folding import Folded
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 
-#: Minimum length of the row of a box: four coordinates and at least one score.
-_LEAST_ROW = 5
+#: Minimum length of a box's row: four coordinates and at least one score.
+_MIN_ROW_LENGTH = 5
 
 
 def output_names(folded: Folded, image: str, outputs: Iterable[str]) -> list[str]:
-    """Names of the values that the network returns: `outputs`, with the tensors at the cut instead of those behind it.
+    """Names of the values that the network returns: `outputs`, with the tensors at the cut instead of those after it.
 
     image: name of the graph's input. Raises Refusal, naming the operator, if a shape depends on the content of the
     image for any other reason.
@@ -63,7 +63,7 @@ def _common_head(folded: Folded, image: str, frontier: set[str]) -> str:
             shape = folded.shape(name)
             if name not in ancestors or shape is None or len(shape) != 3 or shape[0] != 1 or min(shape) < 1:
                 continue
-            if min(shape[1:]) >= _LEAST_ROW and not _reachable(folded, image, frontier, without=name):
+            if min(shape[1:]) >= _MIN_ROW_LENGTH and not _reachable(folded, image, frontier, without=name):
                 # Suppression reads rows; an export without suppression ends before the transposition to rows.
                 return str(node.input[0]) if node.op_type == "Transpose" else str(name)
     return ""

@@ -10,7 +10,7 @@ from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 
 
 def dequantized(node: Any, inputs: dict[str, Any]) -> np.ndarray:
-    """Value of a DequantizeLinear: (x - zero point) * scale, for the tensor or along `axis` (ONNX DequantizeLinear).
+    """Value of a DequantizeLinear node: (x - zero point) * scale, with one scale for the tensor or one along `axis`.
 
     inputs: arrays by name. Raises Refusal for block-wise scales, and for scales that do not fit the shape.
     """

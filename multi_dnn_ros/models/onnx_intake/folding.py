@@ -2,7 +2,7 @@
 
 Exporters write sizes as chains of small operators (Shape, Gather, Concat, Reshape). With a fixed input size each of
 them is a constant. The pass infers the type of every value (onnx.shape_inference, one node at a time), computes what
-depends on constants only (onnx.reference), and replaces If by the branch that its constant condition chooses. Values
+depends on constants only (onnx.reference), and replaces If by the branch that its constant condition selects. Values
 whose shape depends on the content of the image are reported, not computed.
 """
 
@@ -27,7 +27,7 @@ _SMALL = 4096
 #: and layout are also computed for larger weights, up to MAX_ELEMENTS in total.
 _FOLDED = 1 << 18
 _CHEAP = {"Cast", "DequantizeLinear", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-#: Not computed here: control flow may never end, random numbers are not constants, and the others read encoded data.
+#: Not computed here: control flow may not terminate, random numbers are not constants, the others read encoded data.
 _NEVER = {"Loop", "Scan", "If", "SequenceMap", "ImageDecoder", "RegexFullMatch", "Multinomial", "Bernoulli"}
 #: Operators that ONNX defines by other operators, without shape inference; the output has the type of the first input.
 _SAME_TYPE = {"GroupNormalization", "MeanVarianceNormalization"}
@@ -39,8 +39,8 @@ _COUNTING = {"NonMaxSuppression", "NonZero", "Compress", "Unique"}
 class Folded:
     """A graph after the pass.
 
-    types: onnx.TypeProto of every value. nodes: the remaining ones, in order. constants: onnx.TensorProto by name.
-    dynamic: value whose shape is not known -> the node that is the cause.
+    types: onnx.TypeProto by name of a value. nodes: the remaining nodes, in order. constants: onnx.TensorProto by name.
+    dynamic: name of a value of unknown shape -> the node that causes it.
     """
 
     types: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Folded:
 
 
 def shape_of(value_type: Any) -> tuple[int, ...] | None:
-    """Shape by an onnx.TypeProto; None unless every axis is known."""
+    """Shape in an onnx.TypeProto; None unless every axis is known."""
     if value_type is None or not value_type.tensor_type.HasField("shape"):
         return None
     axes = value_type.tensor_type.shape.dim
@@ -84,7 +84,7 @@ class _Folding:
         self.static = static
         self.result = Folded()
         self.values: dict[str, np.ndarray] = {}
-        self.left = MAX_ELEMENTS  # elements of large constants that may still be computed here
+        self.affordable_elements = MAX_ELEMENTS  # of large constants that may still be computed here
 
     def add_constants(self, tensors: Sequence[Any]) -> None:
         from onnx import helper
@@ -109,7 +109,7 @@ class _Folding:
                 )
         for name in node.output:
             if name and (name in result.types or name in result.dynamic):
-                raise Refusal(f"operator {node_name(node)} writes {name[:80]!r}, which is written already")
+                raise Refusal(f"operator {node_name(node)} writes {name[:80]!r}, which is already written")
         cause = next((result.dynamic[name] for name in node.input if name in result.dynamic), None)
         if cause is None and node.op_type == "If" and node.domain in ("", "ai.onnx"):
             self._choose_branch(node, depth)
@@ -156,7 +156,7 @@ class _Folding:
             ) from None
 
     def _infer(self, node: Any) -> Any:
-        """Add the types of the outputs. Returns the node if one has a shape that depends on values, else None."""
+        """Add the types of the outputs. Returns the node if the shape of an output depends on values, else None."""
         from onnx import TypeProto, shape_inference
 
         types = {name: self.result.types[name] for name in node.input if name}
@@ -202,7 +202,7 @@ class _Folding:
         return all(not name or name in self.result.constants for name in node.input)
 
     def _compute(self, node: Any) -> bool:
-        """Replace the node by its value. False: the value is too large, or cannot be computed here."""
+        """Replace the node by its value. Returns False if the value is too large or cannot be computed here."""
         from onnx import numpy_helper
 
         self._schema(node)  # raises Refusal for an unknown operator
@@ -211,7 +211,7 @@ class _Folding:
         elif node.op_type == "Size":
             values = {node.output[0]: np.array(math.prod(self.result.shape(node.input[0]) or (0,)), np.int64)}
         else:
-            if not (self._has_few_inputs(node) if node.op_type in _COUNTING else self._affordable(node)):
+            if not (self._has_few_inputs(node) if node.op_type in _COUNTING else self._is_affordable(node)):
                 return False
             inputs = {name: self._value(name) for name in node.input if name}
             if any(value is None for value in inputs.values()):
@@ -227,12 +227,12 @@ class _Folding:
         return True
 
     def _evaluate(self, node: Any, inputs: dict[str, Any]) -> dict[str, np.ndarray] | None:
-        """Outputs of a node by name, by ONNX's reference implementation; None: it has none."""
+        """Outputs of a node by name, from ONNX's reference implementation; None if that lacks the operator."""
         from onnx import helper
         from onnx.reference import ReferenceEvaluator
         from onnx.reference.op_run import RuntimeImplementationError
 
-        if node.op_type == "DequantizeLinear":  # the reference lacks opsets before 19
+        if node.op_type == "DequantizeLinear":  # the reference implementation lacks opsets before 19
             return {node.output[0]: dequantized(node, inputs)}
 
         names = [name for name in node.output if name]
@@ -251,11 +251,11 @@ class _Folding:
         return {name: np.asarray(value) for name, value in zip(names, found, strict=True)}
 
     def _has_few_inputs(self, node: Any) -> bool:
-        """Whether a node of _COUNTING may be computed here; only its values tell the size of its outputs."""
+        """Whether a node of _COUNTING may be computed here; the size of its outputs depends on its values."""
         limit = _SMALL if node.op_type == "NonMaxSuppression" else _FOLDED  # the reference compares boxes in pairs
         return sum(math.prod(self.result.shape(name) or ()) for name in node.input if name) <= limit
 
-    def _affordable(self, node: Any) -> bool:
+    def _is_affordable(self, node: Any) -> bool:
         limit = MAX_ELEMENTS if node.op_type in _CHEAP else _FOLDED
         if node.op_type == "Constant":
             return True
@@ -268,8 +268,8 @@ class _Folding:
         for name in node.output:
             self.result.types.pop(name, None)
         if elements > _FOLDED:
-            self.left -= elements
-        return elements <= limit and self.left >= 0
+            self.affordable_elements -= elements
+        return elements <= limit and self.affordable_elements >= 0
 
     def _shape_value(self, node: Any) -> np.ndarray:
         options = {attribute.name: attribute.i for attribute in node.attribute}
@@ -281,7 +281,7 @@ class _Folding:
         return tensor if tensor is not None and math.prod(tensor.dims) <= _SMALL and not _is_external(tensor) else None
 
     def _value(self, name: str) -> np.ndarray | None:
-        """The value of a constant; None: it is no constant, or its data was not read."""
+        """The value of a constant; None: not a constant, or its data was not read."""
         from onnx import numpy_helper
 
         if name in self.values:

@@ -27,8 +27,8 @@ KNOWN_INPUTS: dict[str, Callable[[int, int], npt.ArrayLike]] = {
 class ImageInput:
     """The image input of the file.
 
-    name: in the graph. size: (width, height); None: free and not given elsewhere. stored: the size that the file
-    fixes; 0: a free side. channels_last: whether its shape is (1, height, width, 3). integers: whether it takes
+    name: its name in the graph. size: (width, height); None: free and not given elsewhere. stored: (width, height) in
+    the file, 0 for a free side. channels_last: whether its shape is (1, height, width, 3). integers: whether it takes
     uint8, that is, values from 0 to 255.
     """
 
@@ -39,11 +39,11 @@ class ImageInput:
     integers: bool
 
 
-def fix_inputs(model: Any, asked: tuple[int, int]) -> ImageInput:
+def fix_inputs(model: Any, requested: tuple[int, int]) -> ImageInput:
     """Fix, in place, the image input to (1, 3, height, width) float32, and turn other known inputs into constants.
 
-    asked: (width, height) for sides that the file leaves free; 0: not known. A side that stays free makes all shapes
-    that depend on it free. Raises Refusal, which lists the inputs, unless there is one image.
+    requested: (width, height) for sides that the file leaves free; 0: unknown. A side that stays free makes all
+    shapes that depend on it free. Raises Refusal, which lists the inputs, unless there is one image.
     """
     constants = {tensor.name for tensor in model.graph.initializer}
     given = [value for value in model.graph.input if value.name not in constants]
@@ -60,7 +60,7 @@ def fix_inputs(model: Any, asked: tuple[int, int]) -> ImageInput:
     height, width = shape[1:3] if channels_last else shape[2:]
     if max(width, height) > MAX_SIDE:
         raise Refusal(f"takes images of {width} x {height}; allowed: at most {MAX_SIDE} x {MAX_SIDE}")
-    chosen = (width or asked[0], height or asked[1])
+    chosen = (width or requested[0], height or requested[1])
     size = chosen if all(chosen) else None
     if others and size is None:
         raise Refusal(f"has a free image size and the input {others[0].name}; set input_width and input_height")
@@ -110,7 +110,7 @@ def _fix_image(model: Any, image: Any, size: tuple[int, int], channels_last: boo
 
     width, height = (side or None for side in size)
     name = image.name
-    at = list(model.graph.input).index(image)
+    position = list(model.graph.input).index(image)
     if channels_last:
         first = f"{name}_channels_first"
         model.graph.node.insert(
@@ -119,4 +119,4 @@ def _fix_image(model: Any, image: Any, size: tuple[int, int], channels_last: boo
         name = first
     model.graph.input.remove(image)
     fixed = helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, height, width])
-    model.graph.input.insert(at, fixed)
+    model.graph.input.insert(position, fixed)

@@ -1,4 +1,4 @@
-"""Outputs that are maps: channels first, and logits where the file ends with an activation.
+"""Returns outputs that are maps with channels first, and as logits where the file ends with an activation.
 
 Decoders of maps read logits (1, classes, h, w). TensorFlow's exporter writes (1, h, w, classes), and many exports end
 with a softmax over the classes or, for one class, with a sigmoid. Applied to probabilities, the decoder's own softmax
@@ -20,7 +20,8 @@ _LAYOUT_CHANGES = ([0, 2, 3, 1], [0, 3, 1, 2])
 class OutputTensor:
     """A tensor that the network returns.
 
-    name: in the graph. channels_last: it is (1, h, w, channels) there, and is returned as (1, channels, h, w).
+    name: its name in the graph. channels_last: whether it is (1, h, w, channels) in the graph; it is returned as
+    (1, channels, h, w).
     """
 
     name: str
@@ -28,7 +29,7 @@ class OutputTensor:
 
 
 def output_tensors(folded: Folded, names: list[str], size: tuple[int, int] | None, opset: int) -> list[OutputTensor]:
-    """The tensors to return for outputs `names`. size: (width, height) of the input; None: free, nothing is changed.
+    """The tensors to return for outputs `names`. size: (width, height) of the input; None: free, so nothing is changed.
 
     opset: version of the standard operators.
     """
@@ -41,18 +42,18 @@ def _tensor(
 ) -> OutputTensor:
     if size is None or _channel_axis(folded.shape(name), size) is None:
         return OutputTensor(name)
-    place = name
-    while place in writers and _keeps_values(folded, writers[place]):
-        place = writers[place].input[0]
-    node = writers.get(place)
-    axis = _channel_axis(folded.shape(place), size)
-    if node is not None and axis is not None and _is_activation(node, axis, folded.shape(place) or (), opset):
+    value = name
+    while value in writers and _keeps_values(folded, writers[value]):
+        value = writers[value].input[0]
+    node = writers.get(value)
+    axis = _channel_axis(folded.shape(value), size)
+    if node is not None and axis is not None and _is_activation(node, axis, folded.shape(value) or (), opset):
         return OutputTensor(node.input[0], axis == 3)
     return OutputTensor(name, _channel_axis(folded.shape(name), size) == 3)
 
 
 def _channel_axis(shape: tuple[int, ...] | None, size: tuple[int, int]) -> int | None:
-    """1 or 3: the axis of the channels of a map in the proportions of the input; None: it is none, or both fit."""
+    """The channel axis, 1 or 3, of a map in the proportions of the input; None: no such map, or both axes fit."""
     if shape is None or len(shape) != 4 or shape[0] != 1:
         return None
     fitting = [
@@ -74,7 +75,7 @@ def _in_proportion(rows: int, columns: int, size: tuple[int, int]) -> bool:
 
 
 def _keeps_values(folded: Folded, node: Any) -> bool:
-    """Whether the output has the values of the input, and their places in the image."""
+    """Whether the output has the values of the input, at the same positions in the image."""
     if node.op_type == "Cast":  # the last operator of many float16 files, which are computed in float32
         source, target = (folded.types[name].tensor_type.elem_type for name in (node.input[0], node.output[0]))
         return bool(source == target)
@@ -84,7 +85,7 @@ def _keeps_values(folded: Folded, node: Any) -> bool:
 
 
 def _is_activation(node: Any, axis: int, shape: tuple[int, ...], opset: int) -> bool:
-    """Whether the node makes probabilities of the classes of each pixel: softmax over `axis`, or the sigmoid of one."""
+    """Whether the node computes class probabilities per pixel: a softmax over `axis`, or a sigmoid for one class."""
     if shape[axis] == 1:
         return bool(node.op_type == "Sigmoid")
     if node.op_type != "Softmax":

@@ -30,7 +30,7 @@ _OWN = ("labels", "input_width", "input_height", "resize", "color", "mean", "std
 
 
 class _Loader(StrictLoader):
-    """Rejects aliases, of which a few bytes stand for a value of any size. Keys may be numbers, as in `names`."""
+    """Rejects aliases, with which a few bytes can stand for a value of any size. Keys may be numbers, as in `names`."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         return yaml.SafeLoader.construct_mapping(self, node, deep)
@@ -41,9 +41,9 @@ class Metadata:
     """Metadata of a model.
 
     labels: class names by index. size: (width, height) for sides that the graph leaves free. preprocess: keyword
-    arguments of Preprocess. decoder: name of the decoder; empty: not stated. decoder_of_rows: the decoder in its place
-    if the output is (1, N, 6). task: such as detect; empty: not stated. stride: width and height must be multiples of
-    it.
+    arguments of Preprocess. decoder: name of the decoder; empty: not stated. decoder_of_rows: replaces `decoder` if the
+    output is (1, N, 6). task: such as detect; empty: not stated. stride: width and height must be multiples of this
+    number.
     """
 
     labels: tuple[str, ...] = ()
@@ -56,8 +56,8 @@ class Metadata:
 
 
 def describe(path: Path, properties: Mapping[str, str]) -> Metadata:
-    """The metadata in `properties` (of the ONNX file `path`) and in the files beside it. Of two files, one that has the
-    name of the model has precedence.
+    """The metadata in `properties` (of the ONNX file `path`) and in the files beside it. A file that has the name of
+    the model has precedence over other files.
 
     Raises Refusal, which names the file and the key, for values of the wrong kind.
     """
@@ -154,7 +154,7 @@ def _ultralytics(values: Mapping[str, Any], where: str) -> Metadata:
     labels = _labels(values["names"], f"{where}: names")
     head = str(values.get("head", ""))
     transformer = head == "RTDETRDecoder" or "rtdetr" in str(values.get("description", "")).lower()
-    # Without a head in the metadata, rows of 6 numbers may also be those of two classes (before May 2026).
+    # Without a head in the metadata (before May 2026), rows of 6 numbers may also be boxes with scores of two classes.
     selected = transformer and (bool(head) or len(labels) != 2)
     return Metadata(
         labels, (width, height), {"fit": "stretch" if transformer else "letterbox"},
@@ -172,7 +172,7 @@ def _hugging_face(values: Mapping[str, Any], where: str) -> Metadata:
         for key, name in (("mean", "image_mean"), ("std", "image_std")):
             if values.get(name) is not None:
                 preprocess[key] = _numbers(values[name], f"{where}: {name}")
-    if values.get("do_rescale") is False:  # 0..255
+    if values.get("do_rescale") is False:  # values stay 0..255
         preprocess["mean"] = tuple(each / 255 for each in preprocess.get("mean", (0.0, 0.0, 0.0)))
         preprocess["std"] = tuple(each / 255 for each in preprocess.get("std", (1.0, 1.0, 1.0)))
     size = values.get("size")
@@ -207,7 +207,7 @@ def _paddle(values: Mapping[str, Any], where: str) -> Metadata:
 
 
 def _literal(text: str, key: str) -> Any:
-    """Ultralytics writes Python literals, such as {0: 'person'}."""
+    """Parse a Python literal, such as {0: 'person'}, as Ultralytics writes it."""
     if len(text) > _MAX_BYTES:
         raise Refusal(f"metadata {key} has {len(text)} characters; allowed: {_MAX_BYTES}")
     try:

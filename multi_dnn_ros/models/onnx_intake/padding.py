@@ -1,4 +1,4 @@
-"""Replaces automatic padding, which TensorFlow's exporters write, by numbers."""
+"""Replaces automatic padding, which TensorFlow's exporters write, by explicit pads."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from multi_dnn_ros.models.onnx_intake.preparation import Prepared
 
 
 def with_given_ranges(prepared: Prepared) -> Any:
-    """A copy of the prepared onnx.ModelProto in which no part reads 8-bit values and ranges that another one computes.
+    """A copy of the prepared onnx.ModelProto in which no part reads 8-bit values and ranges that another part computes.
 
     Inputs: the image, then `prepared.rounded`. Outputs: those of the network, then the values that the network computes
     for `prepared.rounded` itself, which nothing in the graph reads.

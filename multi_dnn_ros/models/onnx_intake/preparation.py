@@ -28,12 +28,12 @@ class Prepared:
     """A graph ready to be converted.
 
     model: onnx.ModelProto with one input, (1, 3, height, width) float32. image: the input of the file. outputs: name
-    and shape of each output, 0 for a free axis. tensors: those of the file that the outputs are made of. described:
-    metadata from the file and the files beside it. cut: whether the graph was cut before a non-maximum suppression.
-    half: whether the file is in half precision. quantized: whether it rounds activations. rounded: tensors that
-    DynamicQuantizeLinear operators of the file write (8-bit values, scales, zero points), as far as the graph computes
-    them. operators: how often each occurs in the graph. producer: exporter and its version. opset: version of the
-    standard operators.
+    and shape of each output, 0 for a free axis. tensors: the tensors of the file that the outputs are made from.
+    described: metadata from the file and the files beside it. cut: whether the graph was cut before a non-maximum
+    suppression. half: whether the file is in half precision. quantized: whether it rounds activations. rounded: those
+    tensors that the file's DynamicQuantizeLinear operators write (8-bit values, scales, zero points) and that the graph
+    computes. operators: number of uses of each operator in the graph. producer: exporter and its version. opset:
+    version of the standard operators.
     """
 
     model: Any
@@ -50,18 +50,18 @@ class Prepared:
     opset: int
 
 
-def prepare(path: Path, asked: tuple[int, int] = (0, 0), *, weights: bool = True) -> Prepared:
+def prepare(path: Path, requested: tuple[int, int] = (0, 0), *, weights: bool = True) -> Prepared:
     """Read `path` and prepare its graph.
 
-    asked: (width, height) for sides that the file leaves free; 0: as in the metadata, if they state it. weights False:
-    external data is not read, so the model can be inspected but not run. Raises Refusal, and errors of onnx and
+    requested: (width, height) for sides that the file leaves free; 0: as stated in the metadata, if at all. weights
+    False: external data is not read, so the model can be inspected but not run. Raises Refusal, and errors of onnx and
     protobuf for damaged files.
     """
     from onnx import defs, helper, inliner
 
     model = read_model(path, weights=weights)
     described = describe(path, {entry.key: entry.value for entry in model.metadata_props})
-    asked = (asked[0] or described.size[0], asked[1] or described.size[1])
+    requested = (requested[0] or described.size[0], requested[1] or described.size[1])
 
     opsets = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import}
     if not opsets.get(""):
@@ -73,7 +73,7 @@ def prepare(path: Path, asked: tuple[int, int] = (0, 0), *, weights: bool = True
         try:
             model = inliner.inline_local_functions(model)
         except Exception as error:
-            raise Refusal(f"its functions cannot be put in place: {summarize_error(error)}") from None
+            raise Refusal(f"its functions cannot be inlined: {summarize_error(error)}") from None
     for graph_node in model.graph.node:
         if graph_node.domain == "ai.onnx":  # the long name of the same operators
             graph_node.domain = ""
@@ -82,22 +82,22 @@ def prepare(path: Path, asked: tuple[int, int] = (0, 0), *, weights: bool = True
         name for node in model.graph.node if node.op_type == "DynamicQuantizeLinear" for name in node.output if name
     ]
     quantized = expand_quantized(model)
-    image = fix_inputs(model, asked)
+    image = fix_inputs(model, requested)
     if image.size is not None and any(side % described.stride for side in image.size):
         width, height = image.size
         raise Refusal(f"takes images whose sides are multiples of {described.stride}; not {width} x {height}")
     folded = fold(model, static=image.size is not None)
-    (given,) = (value.name for value in model.graph.input if value.name not in folded.constants)
+    (image_name,) = (value.name for value in model.graph.input if value.name not in folded.constants)
     wanted = [value.name for value in model.graph.output]
     missing = [name for name in wanted if name not in folded.types and name not in folded.dynamic]
     if missing or not wanted:
         raise Refusal(f"cannot be read as ONNX: no operator writes its output {missing[0][:80]!r}" if missing else
                       "cannot be read as ONNX: it has no output")  # fmt: skip
-    names = output_names(folded, given, wanted)
+    names = output_names(folded, image_name, wanted)
     tensors = output_tensors(folded, names, image.size, opsets[""])
     make_pads_explicit(folded)
     check_memory(folded, [tensor.name for tensor in tensors])
-    graph = _rebuild(model, folded, given, tensors)
+    graph = _rebuild(model, folded, image_name, tensors)
     written = {name for node in graph.node for name in node.output}
     operators: dict[str, int] = {}
     for node in graph.node:
@@ -126,8 +126,8 @@ def _open_shape(folded: Folded, tensor: OutputTensor) -> tuple[int, ...]:
 def _rebuild(model: Any, folded: Folded, image: str, tensors: list[OutputTensor]) -> Any:
     """The part of the graph that the outputs `tensors` need.
 
-    A node of its own writes each output: otherwise onnx2torch would return all outputs of the node that writes it, and
-    it cannot return a graph input or a constant.
+    A separate node writes each output, because onnx2torch would otherwise return all outputs of the node that writes
+    it, and because onnx2torch cannot return a graph input or a constant.
     """
     from onnx import helper
 

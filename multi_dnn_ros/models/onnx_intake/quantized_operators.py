@@ -1,8 +1,8 @@
 """Replaces quantized operators by DequantizeLinear, the operator in float32, and QuantizeLinear.
 
-ONNX Runtime's quantization writes them: the operator-oriented format (QLinearConv, QLinearMatMul, and those of its own
-domain such as QLinearAdd) and dynamic quantization (DynamicQuantizeLinear, ConvInteger, MatMulInteger). Weights become
-float32 here; activations are rounded as in the file.
+ONNX Runtime's quantization writes such operators in its operator-oriented format (QLinearConv, QLinearMatMul, and
+operators of its own domain such as QLinearAdd) and for dynamic quantization (DynamicQuantizeLinear, ConvInteger,
+MatMulInteger). Weights become float32 here; activations are rounded as in the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 
 _OWN_DOMAIN = "com.microsoft"
-#: Operators of one quantized input: X, scale, zero point, scale and zero point of the output.
+#: Operators with one quantized input. They read X, its scale and zero point, and the output's scale and zero point.
 _UNARY = {
     "QLinearAveragePool": "AveragePool",
     "QLinearGlobalAveragePool": "GlobalAveragePool",
@@ -52,23 +52,24 @@ class _Rewriting:
         self.count = 0
 
     def run(self) -> None:
-        steps: dict[str, Callable[[Any], None]] = {
+        standard_steps: dict[str, Callable[[Any], None]] = {
             "QLinearConv": self._convolution,
             "QLinearMatMul": self._product,
             "ConvInteger": self._integers,
             "MatMulInteger": self._integers,
             "DynamicQuantizeLinear": self._dynamic,
         }
-        own: dict[str, Callable[[Any], None]] = {
+        own_steps: dict[str, Callable[[Any], None]] = {
             **dict.fromkeys(_UNARY, self._unary),
             **dict.fromkeys(_BINARY, self._binary),
             "QLinearConcat": self._concat,
             "QGemm": self._gemm,
-            "QuantizeLinear": self._standard,
-            "DequantizeLinear": self._standard,
+            "QuantizeLinear": self._move_to_standard_domain,
+            "DequantizeLinear": self._move_to_standard_domain,
         }
         for node in self.model.graph.node:
-            step = (own if node.domain == _OWN_DOMAIN else steps if not node.domain else {}).get(node.op_type)
+            steps = own_steps if node.domain == _OWN_DOMAIN else standard_steps if not node.domain else {}
+            step = steps.get(node.op_type)
             if step is not None:
                 step(node)
                 self.found = True
@@ -84,7 +85,7 @@ class _Rewriting:
             self.model.graph.node.extend(self.nodes)
 
     def _add(self, operator: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
-        """A new node; returns the name of its output."""
+        """Add a node; returns the name of its output."""
         from onnx import helper
 
         self.count += 1
@@ -101,7 +102,7 @@ class _Rewriting:
         return str(tensor.name)
 
     def _value(self, node: Any, index: int) -> np.ndarray | None:
-        """A constant input; None: it is not given. External data that was not read counts as zeros."""
+        """Value of a constant input; None: not given. External data that was not read counts as zeros."""
         from onnx import TensorProto, numpy_helper
 
         if len(node.input) <= index or not node.input[index]:
@@ -117,8 +118,11 @@ class _Rewriting:
         return numpy_helper.to_array(tensor)
 
     def _weights(self, node: Any, first: int, axis: int) -> np.ndarray:
-        """Inputs first to first + 2, values, scale and zero point (for the tensor, or along `axis`), as float32."""
-        values, scale, zero = (self._value(node, first + place) for place in range(3))
+        """Weights as float32, from inputs `first` to `first + 2`: values, scale and zero point.
+
+        Scale and zero point: one for the tensor, or one for each index of `axis`.
+        """
+        values, scale, zero = (self._value(node, first + offset) for offset in range(3))
         if values is None or scale is None:
             raise Refusal(f"operator {node_name(node)} needs weights and their scale")
 
@@ -129,35 +133,36 @@ class _Rewriting:
                 raise Refusal(
                     f"operator {node_name(node)}: {parameter.size} scales do not fit the shape {values.shape}"
                 )
-            place = axis % values.ndim
-            return parameter.astype(np.float32).reshape([-1 if i == place else 1 for i in range(values.ndim)])
+            shape = [-1 if i == axis % values.ndim else 1 for i in range(values.ndim)]
+            return parameter.astype(np.float32).reshape(shape)
 
         shifted = values.astype(np.float32) - (0 if zero is None else along(zero))
         return np.asarray(shifted * along(scale), np.float32)
 
-    def _given(self, node: Any, first: int) -> str:
-        """A quantized input of three entries as float32."""
+    def _dequantized(self, node: Any, first: int) -> str:
+        """A quantized input (values, scale and zero point) as float32."""
         return self._add("DequantizeLinear", [name for name in node.input[first : first + 3] if name])
 
-    def _quantized(self, node: Any, value: str, first: int) -> None:
+    def _write_quantized(self, node: Any, value: str, first: int) -> None:
         self._add("QuantizeLinear", [value, *(name for name in node.input[first : first + 2] if name)], node.output[0])
 
     def _convolution(self, node: Any) -> None:
-        inputs = [self._given(node, 0), self._constant(self._weights(node, 3, 0))]
+        inputs = [self._dequantized(node, 0), self._constant(self._weights(node, 3, 0))]
         bias = self._value(node, 8)
-        if bias is not None:  # in steps of the product of both scales
+        if bias is not None:  # integers, in units of the product of both scales
             steps = np.asarray(self._value(node, 1), np.float32) * np.asarray(self._value(node, 4), np.float32)
             inputs.append(self._constant(np.asarray(bias.astype(np.float32) * steps.reshape(-1), np.float32)))
-        self._quantized(node, self._add("Conv", inputs, **_attributes(node)), 6)
+        self._write_quantized(node, self._add("Conv", inputs, **_attributes(node)), 6)
 
     def _product(self, node: Any) -> None:
-        second = self._constant(self._weights(node, 3, -1)) if node.input[3] in self.constants else self._given(node, 3)
-        self._quantized(node, self._add("MatMul", [self._given(node, 0), second]), 6)
+        constant = node.input[3] in self.constants
+        second = self._constant(self._weights(node, 3, -1)) if constant else self._dequantized(node, 3)
+        self._write_quantized(node, self._add("MatMul", [self._dequantized(node, 0), second]), 6)
 
     def _gemm(self, node: Any) -> None:
         attributes = _attributes(node)
         weights = self._weights(node, 3, 0 if attributes.get("transB") else -1)
-        inputs = [self._given(node, 0), self._constant(weights)]
+        inputs = [self._dequantized(node, 0), self._constant(weights)]
         bias = self._value(node, 6)
         if bias is not None:
             steps = np.asarray(self._value(node, 1), np.float32) * np.asarray(self._value(node, 4), np.float32)
@@ -165,24 +170,26 @@ class _Rewriting:
         output = node.output[0] if len(node.input) < 8 else ""
         result = self._add("Gemm", inputs, output, **attributes)
         if not output:
-            self._quantized(node, result, 7)
+            self._write_quantized(node, result, 7)
 
     def _unary(self, node: Any) -> None:
-        self._quantized(node, self._add(_UNARY[node.op_type], [self._given(node, 0)], **_attributes(node)), 3)
+        result = self._add(_UNARY[node.op_type], [self._dequantized(node, 0)], **_attributes(node))
+        self._write_quantized(node, result, 3)
 
     def _binary(self, node: Any) -> None:
-        self._quantized(node, self._add(_BINARY[node.op_type], [self._given(node, 0), self._given(node, 3)]), 6)
+        result = self._add(_BINARY[node.op_type], [self._dequantized(node, 0), self._dequantized(node, 3)])
+        self._write_quantized(node, result, 6)
 
     def _concat(self, node: Any) -> None:
-        parts = [self._given(node, first) for first in range(2, len(node.input), 3)]
-        self._quantized(node, self._add("Concat", parts, **_attributes(node)), 0)
+        parts = [self._dequantized(node, first) for first in range(2, len(node.input), 3)]
+        self._write_quantized(node, self._add("Concat", parts, **_attributes(node)), 0)
 
-    def _standard(self, node: Any) -> None:
+    def _move_to_standard_domain(self, node: Any) -> None:
         node.domain = ""
         self.nodes.append(node)
 
     def _integers(self, node: Any) -> None:
-        """ConvInteger, MatMulInteger: the sum of products of the steps, kept in float32."""
+        """ConvInteger, MatMulInteger: sums of integer products, computed in float32."""
         from onnx import TensorProto
 
         values = self._add("Cast", [node.input[0]], to=TensorProto.FLOAT)
@@ -201,20 +208,20 @@ class _Rewriting:
         self._add("Cast", [product], node.output[0], to=TensorProto.INT32)
 
     def _dynamic(self, node: Any) -> None:
-        """DynamicQuantizeLinear: 256 steps from the smallest to the largest value, 0 being one of them."""
+        """DynamicQuantizeLinear: 256 steps from the smallest to the largest value; one of them is 0."""
         from onnx import TensorProto
 
-        zero, one, most = (self._constant(np.array(number, np.float32)) for number in (0, 1, 255))
-        image = node.input[0]
-        high = self._add("Max", [self._add("ReduceMax", [image], keepdims=0), zero])
-        low = self._add("Min", [self._add("ReduceMin", [image], keepdims=0), zero])
-        steps = self._add("Div", [self._add("Sub", [high, low]), most])
-        scale = self._add("Where", [self._add("Equal", [steps, zero]), one, steps], node.output[1])
-        first = self._add("Clip", [self._add("Div", [self._add("Neg", [low]), scale]), zero, most])
-        place = self._add("Round", [first])
-        shifted = self._add("Add", [self._add("Round", [self._add("Div", [image, scale])]), place])
-        self._add("Cast", [self._add("Clip", [shifted, zero, most])], node.output[0], to=TensorProto.UINT8)
-        self._add("Cast", [place], node.output[2], to=TensorProto.UINT8)
+        zero, one, top = (self._constant(np.array(number, np.float32)) for number in (0, 1, 255))
+        source = node.input[0]
+        high = self._add("Max", [self._add("ReduceMax", [source], keepdims=0), zero])
+        low = self._add("Min", [self._add("ReduceMin", [source], keepdims=0), zero])
+        step = self._add("Div", [self._add("Sub", [high, low]), top])
+        scale = self._add("Where", [self._add("Equal", [step, zero]), one, step], node.output[1])
+        unrounded = self._add("Clip", [self._add("Div", [self._add("Neg", [low]), scale]), zero, top])
+        zero_point = self._add("Round", [unrounded])
+        shifted = self._add("Add", [self._add("Round", [self._add("Div", [source, scale])]), zero_point])
+        self._add("Cast", [self._add("Clip", [shifted, zero, top])], node.output[0], to=TensorProto.UINT8)
+        self._add("Cast", [zero_point], node.output[2], to=TensorProto.UINT8)
 
 
 def _attributes(node: Any) -> dict[str, Any]:

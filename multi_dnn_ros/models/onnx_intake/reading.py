@@ -110,8 +110,8 @@ def _packed_types() -> set[int]:
 
 
 def _check_external(tensor: Any, name: str, folder: Path, expected: int) -> None:
-    place = {entry.key: entry.value for entry in tensor.external_data}
-    location = place.get("location", "")
+    fields = {entry.key: entry.value for entry in tensor.external_data}
+    location = fields.get("location", "")
     shown = f"external data '{location[:120]}' of tensor {name}"
     if not location or "\0" in location or os.path.isabs(location) or "\\" in location:
         raise Refusal(f"cannot be read as ONNX: {shown}: expected a file name relative to the model's folder")
@@ -122,7 +122,7 @@ def _check_external(tensor: Any, name: str, folder: Path, expected: int) -> None
     if not file.is_file():
         raise Refusal(f"cannot be read as ONNX: its weights {name} are in {file}, and there is no such file")
     try:
-        offset, length = int(place.get("offset", 0) or 0), int(place.get("length", 0) or 0)
+        offset, length = int(fields.get("offset", 0) or 0), int(fields.get("length", 0) or 0)
     except ValueError:
         raise Refusal(f"cannot be read as ONNX: {shown}: offset or length is not a number") from None
     size = file.stat().st_size

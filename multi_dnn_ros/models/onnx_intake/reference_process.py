@@ -17,7 +17,7 @@ _MAX_MEMORY = 24 << 30
 
 
 def main(folder: Path) -> None:
-    """Run the model once, on one thread, without optimizations, which would change its numbers."""
+    """Run the model once, on one thread, without optimizations, which would change its results."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY if hard < 0 else min(_MAX_MEMORY, hard), hard))
     import onnxruntime

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-#: Longest message. Attributes of a file, such as the mode of a Resize, can be megabytes of text.
-_LONGEST = 1000
-_END = 300
+#: Maximum length of a message. Attributes of a file, such as the mode of a Resize, can be megabytes of text.
+_MAX_LENGTH = 1000
+#: Characters that are kept at the end of a longer message.
+_END_LENGTH = 300
 
 
 class Refusal(ValueError):
     """An ONNX model is refused. The message is one line: operator, input, output or tensor, what is expected, what to
-    do. The caller puts the file's name before it. Characters that cannot be printed become "?", and the middle of a
-    message of more than 1000 characters "...".
+    do. The caller puts the file's name before it. Unprintable characters are replaced by "?", and the middle of a
+    message of more than 1000 characters by "...".
     """
 
     def __init__(self, message: str) -> None:
-        if len(message) > _LONGEST:
-            message = f"{message[: _LONGEST - _END - 3]}...{message[-_END:]}"
+        if len(message) > _MAX_LENGTH:
+            message = f"{message[: _MAX_LENGTH - _END_LENGTH - 3]}...{message[-_END_LENGTH:]}"
         super().__init__("".join(each if each.isprintable() else "?" for each in message))
 
 

@@ -1,6 +1,6 @@
 """Compares a converted network with ONNX Runtime when a file is loaded for the first time; the result is cached.
 
-The outputs are compared. Where those of a dynamically quantized network differ, its parts are (parts.py).
+The outputs are compared. If those of a dynamically quantized network differ, its parts are compared (parts.py).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _TOLERANCE, _TOLERANCE_HALF, _TOLERANCE_QUANTIZED = 1e-3, 2e-2, 5e-2
 #: The same for 8-bit values that DynamicQuantizeLinear computes from an activation of its own part, relative to the 255
 #: steps of a range: two steps, because value and zero point may each be rounded to either of two neighbours.
 _TOLERANCE_STEPS = 2.5 / 255
-#: Share of the values of an output that may differ by more if the graph compares, selects or rounds: two nearly equal
-#: scores may change places.
-_EXCHANGED = 0.05
-_CHOOSING = {"ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
+#: Share of the values of an output that may differ by more if the graph compares, selects or rounds, because two nearly
+#: equal scores may swap.
+_MAX_SWAPPED = 0.05
+_DISCONTINUOUS = {"ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
              "QuantizeLinear", "Round", "Sign", "TopK"}  # fmt: skip
-#: Those that stand for DynamicQuantizeLinear in the converted graph, see quantized_operators.py.
-_OF_RANGES = {"Equal", "Round"}
+#: Those that replace DynamicQuantizeLinear in the converted graph, see quantized_operators.py.
+_OF_DYNAMIC_QUANTIZATION = {"Equal", "Round"}
 _TIMEOUT_S = 300
 _IMAGES = Path(__file__).resolve().parents[2] / "calibration_images"
 
@@ -55,7 +55,7 @@ def verify(path: Path, prepared: Prepared, network: nn.Module, image: Path | Non
     """Raise Refusal, which names the tensor and the difference, unless the network agrees with ONNX Runtime.
 
     Both run on noise and on `image`, by default one that comes with the package. Outputs of a dynamically quantized
-    network may differ if all of its parts agree; that is logged as a warning. If ONNX Runtime cannot run the file, a
+    network may differ if all of its parts agree; this is logged as a warning. If ONNX Runtime cannot run the file, a
     warning is logged and nothing is compared. This is done once for each file and input size; the result is kept in the
     user's cache.
     """
@@ -74,11 +74,11 @@ def verify(path: Path, prepared: Prepared, network: nn.Module, image: Path | Non
             log.warning("%s is not compared with ONNX Runtime: %s", path, summarize_error(error))
             return
         try:
-            own = _by_network(network, prepared, pixels)
+            actual = _by_network(network, prepared, pixels)
         except Exception as error:
             raise Refusal(f"fails on an image of {size[0]} x {size[1]}: {summarize_error(error)}") from None
         try:
-            found = _compare(prepared, own, expected, what)
+            found = _compare(prepared, actual, expected, what)
         except Refusal as refusal:
             if not prepared.rounded:
                 raise
@@ -86,8 +86,8 @@ def verify(path: Path, prepared: Prepared, network: nn.Module, image: Path | Non
         for name, difference in found.items():
             differences[name] = max(difference, differences.get(name, 0.0))
     try:
-        with atomic_write(record) as beside:
-            beside.write_text(json.dumps({"file": str(path), "largest difference": differences}, indent=1) + "\n")
+        with atomic_write(record) as temporary:
+            temporary.write_text(json.dumps({"file": str(path), "largest difference": differences}, indent=1) + "\n")
     except OSError as error:
         log.warning("the comparison of %s with ONNX Runtime is not cached: %s", path, error)
 
@@ -97,9 +97,9 @@ def _key(path: Path, size: tuple[int, int], image: Path | None) -> str:
     digest = hashlib.sha256(str(size).encode())
     for library in ("multi_dnn_ros", "onnx2torch", "torch", "onnxruntime"):
         digest.update(f"{library} {_version(library)}".encode())
-    own = sorted(Path(__file__).resolve().parent.rglob("*.py"))
+    sources = sorted(Path(__file__).resolve().parent.rglob("*.py"))
     images = (image,) if image is not None and image.is_file() else ()
-    for file in (path, *_external_files(path), *images, *own):
+    for file in (path, *_external_files(path), *images, *sources):
         with file.open("rb") as content:
             while chunk := content.read(1 << 20):
                 digest.update(chunk)
@@ -146,7 +146,7 @@ def _by_network(
 def _by_onnxruntime(
     path: Path, prepared: Prepared, pixels: np.ndarray, further: Sequence[str] = ()
 ) -> list[np.ndarray]:
-    """The outputs of the network, then the tensors `further`, of the unconverted file, by a separate process.
+    """The outputs of the network, then the tensors `further`, from the unconverted file in a separate process.
 
     Raises ValueError with ONNX Runtime's reason.
     """
@@ -169,20 +169,21 @@ def _by_onnxruntime(
             continue
         values = np.round(pixels * 255) if prepared.image.integers else pixels
         inputs[value.name] = (values.transpose(0, 2, 3, 1) if prepared.image.channels_last else values).astype(dtype)
-    with tempfile.TemporaryDirectory(prefix="multi_dnn_ros_") as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="multi_dnn_ros_") as scratch:
+        folder = Path(scratch)
         try:
             (folder / "model.onnx").write_bytes(model.SerializeToString())
-        except Exception as error:  # protobuf's own: over 2 GiB
-            raise ValueError(f"it cannot be written as one file: {summarize_error(error)}") from None
+        except Exception as error:  # protobuf raises its own errors, such as for over 2 GiB
+            raise ValueError(f"the model cannot be written as one file: {summarize_error(error)}") from None
         np.savez(folder / "inputs.npz", **inputs)
-        command = [sys.executable, "-m", "multi_dnn_ros.models.onnx_intake.reference_process", place]
+        command = [sys.executable, "-m", "multi_dnn_ros.models.onnx_intake.reference_process", scratch]
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
         )
         if done.returncode:
             reason = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-            raise ValueError(f"it ends with {done.returncode}: {reason[-1][:300] if reason else 'no message'}")
+            why = reason[-1][:300] if reason else "no message"
+            raise ValueError(f"its process ended with exit code {done.returncode}: {why}")
         with np.load(folder / "outputs.npz") as outputs:
             found = dict(zip(names, (outputs[key] for key in outputs.files), strict=True))
     return [
@@ -192,23 +193,23 @@ def _by_onnxruntime(
 
 
 def _compare(
-    prepared: Prepared, own: Sequence[np.ndarray], expected: Sequence[np.ndarray], what: str
+    prepared: Prepared, actual: Sequence[np.ndarray], expected: Sequence[np.ndarray], what: str
 ) -> dict[str, float]:
-    """Largest difference of each output, relative to its largest value."""
+    """Largest difference of each output, relative to the output's largest value."""
     tolerance = _TOLERANCE_HALF if prepared.half else _TOLERANCE
     if prepared.quantized:
         tolerance = max(tolerance, _TOLERANCE_QUANTIZED)
-    exchanged = _EXCHANGED if prepared.quantized or set(prepared.operators) & _CHOOSING else 0.0
+    swapped = _MAX_SWAPPED if prepared.quantized or set(prepared.operators) & _DISCONTINUOUS else 0.0
     return {
-        name: _check(f"output {name[:80]!r}", what, values, reference, tolerance, exchanged)
-        for (name, _), values, reference in zip(prepared.outputs, own, expected, strict=True)
+        name: _check(f"output {name[:80]!r}", what, values, reference, tolerance, swapped)
+        for (name, _), values, reference in zip(prepared.outputs, actual, expected, strict=True)
     }
 
 
 def _compare_parts(path: Path, prepared: Prepared, pixels: np.ndarray, what: str, refusal: Refusal) -> dict[str, float]:
-    """As :func:`_compare`, with the inputs of each part from ONNX Runtime. refusal: of the whole network.
+    """As :func:`_compare`, with the inputs of each part from ONNX Runtime.
 
-    Raises `refusal` if ONNX Runtime does not give these inputs.
+    refusal: the result for the whole network. It is raised if ONNX Runtime cannot compute these inputs.
     """
     try:
         reference = _by_onnxruntime(path, prepared, pixels, prepared.rounded)
@@ -216,23 +217,23 @@ def _compare_parts(path: Path, prepared: Prepared, pixels: np.ndarray, what: str
         log.warning("%s is not compared with ONNX Runtime part by part: %s", path, summarize_error(error))
         raise refusal from None
     count = len(prepared.outputs)
-    own = _by_network(convert(with_given_ranges(prepared)), prepared, pixels, reference[count:])
+    actual = _by_network(convert(with_given_ranges(prepared)), prepared, pixels, reference[count:])
     tolerance = _TOLERANCE_HALF if prepared.half else _TOLERANCE
-    if "QuantizeLinear" in prepared.operators:  # some ranges are fixed: parts round inside
+    if "QuantizeLinear" in prepared.operators:  # some ranges are fixed, so that parts also round inside
         tolerance = max(tolerance, _TOLERANCE_QUANTIZED)
-    exchanged = _EXCHANGED if set(prepared.operators) & (_CHOOSING - _OF_RANGES) else 0.0
+    swapped = _MAX_SWAPPED if set(prepared.operators) & (_DISCONTINUOUS - _OF_DYNAMIC_QUANTIZATION) else 0.0
     where = f"{what}, computed from ONNX Runtime's 8-bit values"
     found = {
-        name: _check(f"output {name[:80]!r}", where, values, expected, tolerance, exchanged)
-        for (name, _), values, expected in zip(prepared.outputs, own[:count], reference[:count], strict=True)
+        name: _check(f"output {name[:80]!r}", where, values, expected, tolerance, swapped)
+        for (name, _), values, expected in zip(prepared.outputs, actual[:count], reference[:count], strict=True)
     }
-    for name, values, expected in zip(prepared.rounded, own[count:], reference[count:], strict=True):
-        steps = 255.0 if expected.dtype == np.uint8 else None  # else a scale
+    for name, values, expected in zip(prepared.rounded, actual[count:], reference[count:], strict=True):
+        steps = 255.0 if expected.dtype == np.uint8 else None  # None for a scale
         allowed = _TOLERANCE_STEPS if steps else max(tolerance, _TOLERANCE_STEPS)
-        _check(f"tensor {name[:80]!r}", where, values, expected, allowed, exchanged, steps)
+        _check(f"tensor {name[:80]!r}", where, values, expected, allowed, swapped, steps)
     log.warning(
         "%s is quantized dynamically, which amplifies rounding: on %s each part of the network agrees with ONNX "
-        "Runtime, the whole does not: %s", path, what, refusal,
+        "Runtime, but the whole does not: %s", path, what, refusal,
     )  # fmt: skip
     return found
 
@@ -243,23 +244,23 @@ def _check(
     values: np.ndarray,
     reference: np.ndarray,
     tolerance: float,
-    exchanged: float,
+    swapped: float,
     largest: float | None = None,
 ) -> float:
     """The largest difference of a tensor, relative to its largest value or `largest`.
 
-    Raises Refusal if more than the share `exchanged` of its values differ by more than `tolerance`.
+    Raises Refusal if more than the share `swapped` of its values differ by more than `tolerance`.
     """
     if values.shape != reference.shape:
         raise Refusal(_message(tensor, what, f"shape {values.shape}, that of ONNX Runtime {reference.shape}"))
     difference, share = _difference(values, reference, tolerance, largest)
-    if share > exchanged:
+    if share > swapped:
         raise Refusal(
             _message(
                 tensor,
                 what,
                 f"{share:.1%} of its values differ by more than {tolerance:g} of the largest value, "
-                f"at most by {difference:.2g} of it; allowed: {exchanged:.0%}",
+                f"at most by {difference:.2g} of it; allowed: {swapped:.0%}",
             )
         )
     return difference
@@ -270,7 +271,7 @@ def _difference(
 ) -> tuple[float, float]:
     """Largest difference relative to `largest`, and the share of values that differ by more than tolerance.
 
-    largest: None: the largest value of the reference.
+    largest: if None, the largest value of the reference.
     """
     if not reference.size:
         return 0.0, 0.0
@@ -286,6 +287,6 @@ def _difference(
 
 def _message(tensor: str, what: str, difference: str) -> str:
     return (
-        f"the converted network does not give what ONNX Runtime gives: {tensor} on {what}: {difference}; "
+        f"the converted network disagrees with ONNX Runtime: {tensor} on {what}: {difference}; "
         "export it with another opset, or as a .pt2 file"
     )

@@ -21,9 +21,9 @@ _NOTHING = Reading()
 
 
 class BoardMonitor:
-    """Starts reading at once. root: /sys, or a copy. warn: receives one line for each sensor that fails.
+    """Starts reading when it is created. root: /sys, or a copy of it. warn: called with one line per failing sensor.
 
-    sources: instead of those of this computer; called in the thread. clock: seconds, monotonic.
+    sources: called in the thread, returns the sensors to read; None: those of this computer. clock: seconds, monotonic.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class BoardMonitor:
         self._thread.start()
 
     def latest(self) -> Reading:
-        """The last reading; empty at first, and while a driver blocks: old values would look like present ones.
+        """The last reading; empty at first, and while a driver blocks, because old values would look current.
 
         Takes no lock.
         """
@@ -58,7 +58,7 @@ class BoardMonitor:
         return self._latest
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """End the thread; a driver that blocks may keep it."""
+        """End the thread; a driver that blocks may keep it alive."""
         self._stop.set()
         self._thread.join(timeout_s)
 
@@ -79,7 +79,7 @@ class BoardMonitor:
         self._being_read = name, self._clock()
         try:
             return source.read()
-        except Exception as error:  # an error here must not end the other sensors
+        except Exception as error:  # one failing source must not stop the reading of the others
             self._faults.add(name, error)
             return Reading()
         finally:
@@ -89,7 +89,7 @@ class BoardMonitor:
 class EnergyPerResult:
     """Energy of the whole computer, as far as its power is known, for each result of the last 10 s.
 
-    Idle power is part of it. clock: seconds, monotonic.
+    Includes idle power. clock: seconds, monotonic.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,7 +97,7 @@ class EnergyPerResult:
         self._samples: deque[tuple[float, float, int]] = deque(maxlen=512)  # time, joules so far, results so far
 
     def update(self, power_w: float | None, results: int) -> float | None:
-        """Joules per result; None: unknown, or no result. results: published since activation."""
+        """Joules per result; None: unknown, or no result. results: number of results published since activation."""
         now = self._clock()
         if power_w is None or (self._samples and results < self._samples[-1][2]):  # activated again
             self._samples.clear()

@@ -8,7 +8,7 @@ from multi_dnn_ros.common.extras import MissingExtra, optional
 from multi_dnn_ros.ros.board.sensors import Faults, Reading, Source, Value
 
 #: Bits of nvmlDeviceGetCurrentClocksThrottleReasons that mean heat or a power failure, and their text. The ordinary
-#: power cap (4) is not one of them: a busy GPU is always at it.
+#: power cap (4) is left out, because a busy GPU always runs at it.
 _THROTTLED = {0x08: "hardware slowdown", 0x20: "too hot (driver)", 0x40: "too hot (hardware)", 0x80: "power brake"}
 _TEMPERATURE_GPU, _THRESHOLD_SLOWDOWN, _CLOCK_SM = 0, 1, 1
 
@@ -37,8 +37,8 @@ class NvmlGpus:
                 heat[name] = Value(degrees, threshold)
             clock = self._call(f"{name} clock", nvml.nvmlDeviceGetClockInfo, gpu, _CLOCK_SM)
             if clock is not None:
-                most = self._call(f"{name} highest clock", nvml.nvmlDeviceGetMaxClockInfo, gpu, _CLOCK_SM)
-                clocks[name] = Value(clock, most)
+                max_mhz = self._call(f"{name} highest clock", nvml.nvmlDeviceGetMaxClockInfo, gpu, _CLOCK_SM)
+                clocks[name] = Value(clock, max_mhz)
             reasons = self._call(f"{name} throttle reasons", nvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
             texts = [text for bit, text in _THROTTLED.items() if int(reasons or 0) & bit]
             if texts:
@@ -46,7 +46,7 @@ class NvmlGpus:
         return Reading(power_w=power, temperatures_c=heat, clocks_mhz=clocks, throttled=throttled)
 
     def _call(self, sensor: str, function: Any, *arguments: Any) -> float | None:
-        """The result; None, reported, if the GPU does not support the query or is gone."""
+        """The result; None, after a report to `faults`, if the GPU does not support the query or is gone."""
         try:
             return float(function(*arguments))
         except Exception as error:  # NVMLError has a class for each code
@@ -55,7 +55,7 @@ class NvmlGpus:
 
 
 def nvml_sources(faults: Faults) -> list[Source]:
-    """The GPUs; none without the package, the driver or a GPU, which is no fault."""
+    """The GPUs; empty without the package, the driver or a GPU, which is not reported as a fault."""
     try:
         with optional("the power of NVIDIA GPUs"):
             import pynvml  # slow on a machine with many GPUs

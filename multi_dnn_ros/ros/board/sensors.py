@@ -1,4 +1,4 @@
-"""What is read of the computer's sensors, and how a sensor that fails is reported."""
+"""What is read from the computer's sensors, and how a sensor that fails is reported."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-#: What is a warning: a temperature at most this many degrees Celsius below its limit, and a power of at least this
-#: share of its limit.
+#: Warning thresholds: distance of a temperature from its limit in degrees Celsius, and power as a share of its limit.
 NEAR_LIMIT_C, NEAR_LIMIT_SHARE = 5.0, 0.95
 
 
 @dataclass(frozen=True)
 class Value:
-    """limit: above which the hardware protects itself, in the same unit; None: unknown. cap: the hardware stays below
-    the limit by itself, so that reaching it under load is normal.
+    """limit: value above which the hardware protects itself, in the same unit; None: unknown. cap: the hardware keeps
+    itself below the limit, so that reaching it under load is normal.
     """
 
     value: float
@@ -26,7 +25,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Reading:
-    """By sensor. power_w: watts. parts: names in `power_w` whose power is included in that of another one.
+    """Values by name of the sensor. power_w: watts. parts: names in `power_w` whose power is included in another's.
     temperatures_c: degrees Celsius. clocks_mhz: limit is the highest clock that the settings allow. throttled: why the
     hardware has lowered its clocks since the last reading.
     """
@@ -39,7 +38,7 @@ class Reading:
 
     @property
     def total_w(self) -> float | None:
-        """Sum of the powers that are not parts of others; None: no power is known."""
+        """Sum of all powers that are not included in another one; None: no power is known."""
         values = [power.value for name, power in self.power_w.items() if name not in self.parts]
         return sum(values) if values else None
 
@@ -56,7 +55,7 @@ class Reading:
 
 
 def merged(readings: list[Reading]) -> Reading:
-    """One reading of all sources."""
+    """The readings of all sources as one."""
     return Reading(
         {name: value for each in readings for name, value in each.power_w.items()},
         frozenset(name for each in readings for name in each.parts),
@@ -67,7 +66,7 @@ def merged(readings: list[Reading]) -> Reading:
 
 
 class Source(Protocol):
-    """A group of sensors. Reading never raises: it reports a sensor that fails, and leaves it out."""
+    """A group of sensors. `read` never raises: it reports a sensor that fails, and leaves it out."""
 
     def read(self) -> Reading: ...
 
@@ -89,7 +88,7 @@ class Faults:
             self._report(f"sensor {sensor} is left out of the diagnostics while it cannot be read: {problem}")
 
     def number(self, path: Path, low: float, high: float, scale: float = 1.0) -> float | None:
-        """The number in a file of sysfs times `scale`; None, reported, if there is none between low and high."""
+        """The number in a file of sysfs times `scale`; None, after a report, if there is none in this range."""
         try:
             text = path.read_text(encoding="ascii")
             value = float(text) * scale
@@ -97,7 +96,7 @@ class Faults:
             self.add(str(path), error)
             return None
         if not low <= value <= high:  # also NaN
-            self.add(str(path), f"it holds {text.strip()[:40]!r}")
+            self.add(str(path), f"implausible value {text.strip()[:40]!r}")
             return None
         return value
 
@@ -111,7 +110,7 @@ def text_of(path: Path) -> str:
 
 
 def optional_number(path: Path) -> float | None:
-    """The number in a file of sysfs that need not exist; None without one."""
+    """The number in a file of sysfs that need not exist; None if there is none."""
     try:
         value = float(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -120,7 +119,7 @@ def optional_number(path: Path) -> float | None:
 
 
 def free_name(name: str, taken: Mapping[str, object]) -> str:
-    """`name` with letters, digits and _ only, and a number if it is taken."""
+    """`name` with letters, digits and _ only, and with a number appended if it is in `taken`."""
     plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "unnamed"
     number, free = 1, plain
     while free in taken:

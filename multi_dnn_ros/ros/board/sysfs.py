@@ -12,7 +12,7 @@ from pathlib import Path
 
 from multi_dnn_ros.ros.board.sensors import Faults, Reading, Source, Value, free_name, optional_number, text_of
 
-#: Trip points at which a zone is slowed down or switched off; `active` ones start a fan.
+#: Types of trip points at which the hardware is slowed down or switched off; at `active` ones a fan starts.
 _LIMITS = ("passive", "hot", "critical")
 #: Rails of a Jetson that measure the whole module; the other rails are parts of it.
 _TOTAL_RAILS = ("VDD_IN", "POM_5V_IN")
@@ -41,7 +41,7 @@ class ThermalZones:
 
 
 class Clocks:
-    """The fastest CPU core, GPUs and memory with devfreq, and throttling of Intel CPUs and Jetsons."""
+    """Clocks of the fastest CPU core and of devfreq devices (GPU, memory); throttling of Intel CPUs and Jetsons."""
 
     def __init__(self, root: Path, faults: Faults) -> None:
         self._faults = faults
@@ -95,7 +95,7 @@ class Clocks:
 
 
 class Rapl:
-    """The power of CPU packages from their energy counters; often only root may read them."""
+    """The power of CPU packages, from energy counters that often only root may read."""
 
     def __init__(self, root: Path, faults: Faults, clock: Callable[[], float]) -> None:
         self._faults = faults
@@ -109,9 +109,9 @@ class Rapl:
             self._packages[name] = folder, (optional_number(folder / "max_energy_range_uj") or 0.0) * 1e-6
 
     def read(self) -> Reading:
-        """The mean power since the last reading; nothing in the first one."""
+        """The mean power since the last reading; the first reading is empty."""
         found = {}
-        for name, (folder, most_j) in self._packages.items():
+        for name, (folder, range_j) in self._packages.items():
             joules = self._faults.number(folder / "energy_uj", 0.0, 1e18, 1e-6)
             if joules is None:
                 self._last.pop(name, None)
@@ -122,8 +122,8 @@ class Rapl:
             if before is None or now <= before[0]:
                 continue
             used = joules - before[1]
-            if used < 0:  # the counter has started again
-                used += most_j
+            if used < 0:  # the counter has wrapped around
+                used += range_j
             watts = used / (now - before[0])
             if 0 <= watts <= _PLAUSIBLE_W:
                 limit = optional_number(folder / "constraint_0_power_limit_uw")
@@ -146,14 +146,14 @@ class JetsonRails:
                     self._rails[free_name(text_of(label) or label.name, self._rails)] = folder, number
 
     def read(self) -> Reading:
-        """Power of each rail, and its limit where the driver has one for the current."""
+        """The power of each rail, and its limit if the driver has a limit of the current."""
         found = {}
         for name, (folder, number) in self._rails.items():
             volts = self._faults.number(folder / f"in{number}_input", 0.0, 100.0, 1e-3)
             amperes = self._faults.number(folder / f"curr{number}_input", 0.0, 100.0, 1e-3)
             if volts is not None and amperes is not None:
-                most = optional_number(folder / f"curr{number}_max")
-                found[name] = Value(volts * amperes, volts * most * 1e-3 if most else None)
+                max_ma = optional_number(folder / f"curr{number}_max")
+                found[name] = Value(volts * amperes, volts * max_ma * 1e-3 if max_ma else None)
         total = any(name in _TOTAL_RAILS for name in found)
         return Reading(power_w=found, parts=frozenset(name for name in found if total and name not in _TOTAL_RAILS))
 
@@ -180,6 +180,6 @@ def _limit_c(zone: Path) -> float | None:
     for kind in zone.glob("trip_point_*_type"):
         if text_of(kind) in _LIMITS:
             value = optional_number(kind.with_name(kind.name.replace("_type", "_temp")))
-            if value is not None and 40_000 <= value <= 150_000:  # unset ones hold 0, -274000 or 2**31
+            if value is not None and 40_000 <= value <= 150_000:  # unset trip points hold 0, -274000 or 2**31
                 limits.append(value * 1e-3)
     return min(limits, default=None)

@@ -1,6 +1,6 @@
 """Supervises the engine processes of one device: detects hangs, replaces lost processes, finds the DNN at fault.
 
-This package only decides and starts no process, so that every order of events can be tested.
+This package only makes decisions and starts no process, so that every order of events can be tested.
 :class:`multi_dnn_ros.serving.supervised_processes.SupervisedProcesses` passes events to
 :class:`multi_dnn_ros.serving.supervision.supervisor.Supervisor` and executes the actions that it returns.
 

@@ -1,4 +1,4 @@
-"""The actions that the supervisor decides on. key: of the engine process, see :class:`ProcessTable`."""
+"""The actions that the supervisor decides on. key: key of the engine process, see :class:`ProcessTable`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StopServing:
 
 @dataclass(frozen=True)
 class KillProcess:
-    """Kill a process; the event `ended` follows. cause: for the log and the drops."""
+    """Kill a process; the event `ended` follows. cause: text for the log and the drops."""
 
     key: int
     cause: str

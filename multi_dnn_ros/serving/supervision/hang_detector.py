@@ -22,12 +22,12 @@ class Status(Protocol):
 _HEARTBEAT_PHASES = (Phase.CONFIGURED, Phase.SERVING, Phase.STOPPING, Phase.DRAINING)
 _LOADING_PHASES = (Phase.STARTING, Phase.READY, Phase.CONFIGURING)
 #: A longer interval between two calls of `tick` means that the supervising process itself did not run.
-_OWN_DELAY_NS = 1_000_000_000
+_MAX_TICK_INTERVAL_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class ProcessFault:
-    """A process hangs or cannot continue. cause: for the log. running: DNNs whose jobs were running; empty: unknown."""
+    """A process hangs or cannot continue. cause: text for the log. running: DNNs with a running job; empty: unknown."""
 
     cause: str
     running: tuple[str, ...] = ()
@@ -36,10 +36,10 @@ class ProcessFault:
 class HangDetector:
     """Finds processes without a heartbeat, or with a job that runs too long.
 
-    Only time in which the detector itself ran counts: after the machine was suspended, or the node process stopped, no
-    engine process is reported as hanging.
+    Only time in which the detector itself ran counts, so that no engine process is reported as hanging after the
+    machine was suspended or the node's process was stopped.
 
-    job_timeout_s, heartbeat_timeout_s: the parameters of these names. clock: nanoseconds, monotonic. is_stopped:
+    job_timeout_s, heartbeat_timeout_s: the parameters of the same names. clock: nanoseconds, monotonic. is_stopped:
     whether a process, given its id, was stopped by a signal.
     """
 
@@ -60,13 +60,13 @@ class HangDetector:
     def tick(self) -> None:
         """Call before each round of checks, several times per second."""
         now_ns = self._clock()
-        if now_ns - self._last_tick_ns > _OWN_DELAY_NS:
+        if now_ns - self._last_tick_ns > _MAX_TICK_INTERVAL_NS:
             self._running_since_ns = now_ns
             self._stopped_since_ns.clear()
         self._last_tick_ns = now_ns
 
     def check(self, process: ProcessState, pid: int, status: Status) -> ProcessFault | None:
-        """The fault of a process that hangs; None if it does not hang."""
+        """The fault of a process that hangs, otherwise None."""
         if process.phase in _LOADING_PHASES:
             return self._check_loading(pid)
         if process.phase not in _HEARTBEAT_PHASES:
@@ -88,7 +88,7 @@ class HangDetector:
         )
         if late:
             return ProcessFault(
-                f"hung: computing {', '.join(late)} takes longer than {self._job_timeout_s:g} s (parameter "
+                f"hung: a job of DNN {', '.join(late)} takes longer than {self._job_timeout_s:g} s (parameter "
                 "job_timeout_s)",
                 late,
             )

@@ -8,12 +8,12 @@ from multi_dnn_ros.serving.supervision.process_table import ProcessTable, join_n
 from multi_dnn_ros.serving.supervision.standby import Standby
 from multi_dnn_ros.serving.supervision.states import UNBOUND_PHASES, Backoff, Group, Phase, SpareProcess
 
-#: Share of fault_window_s for which a DNN that can be merged waits for others, so that all are merged at once.
+#: Share of fault_window_s for which a DNN that can be merged waits for others, so that all are merged together.
 _WAIT_SHARE = 0.25
 
 
 class Merging:
-    """Merges isolated groups into one process. dnns: those that the process `key` is being prepared for."""
+    """Merges isolated groups into one process. dnns: the DNNs that the process `key` is being prepared for."""
 
     def __init__(self, table: ProcessTable, standby: Standby) -> None:
         self._table = table
@@ -58,14 +58,14 @@ class Merging:
             return
         names = {dnn for group in healthy for dnn in group.dnns} | set(common.dnns if common else ())
         self.dnns = tuple(dnn for dnn in table.dnns if dnn in names)
-        present = None if common is None or common.process is None else table.processes[common.process]
-        if present is not None and present.covers(self.dnns):  # an earlier hot standby, configured for all of them
-            self._merge(present.key)
+        current = None if common is None or common.process is None else table.processes[common.process]
+        if current is not None and current.covers(self.dnns):  # an earlier hot standby, configured for all of them
+            self._merge(current.key)
         elif table.clock() >= self._spare.next_attempt_ns:
             self._prepare_process()
 
     def _healthy_groups(self) -> list[Group]:
-        """The isolated groups to merge now: those that served for fault_window_s. Empty: none, or not yet."""
+        """The isolated groups to merge now, which have served for fault_window_s. Empty: there are none, or not yet."""
         table = self._table
         now, window_ns = table.clock(), table.window_ns
         served = [

@@ -20,9 +20,9 @@ from multi_dnn_ros.serving.supervision.states import Backoff, Group, Phase, Proc
 class ProcessTable:
     """Not thread-safe. Operations append the actions that carry them out; :meth:`take_actions` returns these actions.
 
-    device: for messages. dnns: of the device; at first all are in one group. clock: nanoseconds, monotonic.
-    active: whether frames arrive. processes: by key. routes: by DNN, the process that serves it once the actions are
-    executed.
+    device: its name, for messages. dnns: the DNNs of the device, at first all in one group. clock: nanoseconds,
+    monotonic. active: whether frames arrive. processes: by key. routes: by DNN, the key of the process that serves it
+    once the actions are executed.
     """
 
     def __init__(self, device: str, dnns: Sequence[str], times: SupervisionTimes, clock: Callable[[], int]) -> None:
@@ -82,7 +82,7 @@ class ProcessTable:
         process.phase, process.since_ns = phase, self.clock()
 
     def live_process(self, key: int) -> ProcessState | None:
-        """None if the process was killed or reaped."""
+        """The process with this key; None if it was killed or reaped."""
         process = self.processes.get(key)
         return None if process is None or process.phase is Phase.KILLED else process
 
@@ -95,7 +95,7 @@ class ProcessTable:
         return next(group for group in self.groups if dnn in group.dnns)
 
     def common_group(self) -> Group | None:
-        """The group of the DNNs that are not suspected; None if all are."""
+        """The group of the DNNs that are not suspected; None if all are suspected."""
         return next((group for group in self.groups if not group.isolated), None)
 
     def is_serving(self, group: Group) -> bool:
@@ -130,7 +130,7 @@ class ProcessTable:
         return True
 
     def group_name(self, group: Group) -> str:
-        """Name in the log and in diagnostics: `engine cuda:0`, or `engine cuda:0 lane` for an isolated DNN."""
+        """The name in the log and in diagnostics: `engine cuda:0`, or `engine cuda:0 lane` for an isolated DNN."""
         return f"engine {self.device}" + (f" {group.dnns[0]}" if group.isolated else "")
 
 

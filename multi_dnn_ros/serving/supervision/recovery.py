@@ -35,10 +35,10 @@ class Recovery:
         now = table.clock()
         self._merging.cancel()
         others = [] if group.isolated else [other for other in table.groups if other.served_by_common]
-        for one in (group, *others):
-            one.served_by_common = False
-            current = one.loss if one.loss is not None and one.loss.gap_ms is None else Loss(cause, now, last_result_ns)
-            one.loss = replace(current, cause=cause)
+        for each in (group, *others):
+            each.served_by_common = False
+            loss = each.loss if each.loss is not None and each.loss.gap_ms is None else Loss(cause, now, last_result_ns)
+            each.loss = replace(loss, cause=cause)
         if group.served_since_ns is not None and now - group.served_since_ns >= table.window_ns:
             group.restart.reset()
             group.retry.reset()
@@ -71,7 +71,7 @@ class Recovery:
             f"{table.group_name(group)}: preparing a process for {join_names(group.dnns)} failed: {cause}",
         )
         if explained or group.served_by_common:
-            table.enable(group)  # its frames are dropped for the new reason
+            table.enable(group)  # from now on its frames are dropped for the new reason
             self._pause(group)
         elif group.isolated:
             self._disable(group, cause)
@@ -107,7 +107,7 @@ class Recovery:
         usable = standby is not None and (
             standby.phase in UNBOUND_PHASES or (standby.covers(group.dnns) and not group.isolated)
         )
-        if usable and not group.retry.failures:  # the standby is not spent on a DNN that is retried
+        if usable and not group.retry.failures:  # the standby is not used up for a DNN that is retried
             return self._standby.take()
         return self._table.start_process()
 
@@ -121,7 +121,7 @@ class Recovery:
         group.next_attempt_ns = self._table.clock() + group.restart.failed()
 
     def _disable(self, group: Group, cause: str) -> None:
-        """Disable the only DNN of a group, which is at fault. Its next process is ready when the pause ends."""
+        """Disable the only DNN of a group, which is at fault. Its next process is prepared before the pause ends."""
         self._table.enable(group)  # replaces the previous reason
         pause_ns = group.retry.failed()
         ahead_ns = round(self._table.times.prepare_ahead_s * 1e9)

@@ -31,15 +31,15 @@ class Standby:
         return self._spare.reason if self._spare.key is None else ""
 
     def state_text(self) -> str:
-        """For diagnostics."""
+        """The state of the standby, for diagnostics."""
         if self._mode == "none":
             return "none (parameter standby)"
         if self._spare.key is None:
             reason = f": {self._spare.reason}" if self._spare.reason else ""
             return f"none at this moment{reason}"
         phase = self._table.processes[self._spare.key].phase
-        done = Phase.CONFIGURED if self._mode == "hot" else Phase.READY
-        return f"{self._mode}, {'ready' if phase is done else 'being prepared'}"
+        ready = Phase.CONFIGURED if self._mode == "hot" else Phase.READY
+        return f"{self._mode}, {'ready' if phase is ready else 'being prepared'}"
 
     def process(self) -> ProcessState | None:
         """The standby process in any phase."""
@@ -96,12 +96,12 @@ class Standby:
                 return
             table.configure(process, self._dnns(), in_background=True)
             if process.dnns and not process.covers(common.dnns):
-                self.drop("it is configured for other DNNs than those it has to replace")
+                self.drop("it is not configured for all DNNs that it has to serve")
         elif process.phase is Phase.READY:
             self._spare.reason = ""
 
     def _dnns(self) -> tuple[str, ...]:
-        """All DNNs that were never disabled: a suspected one returns to the common group if it is not at fault."""
+        """All DNNs except those disabled before: a suspected DNN returns to the common group if it is not at fault."""
         table = self._table
         groups = {dnn: table.group_of(dnn) for dnn in table.dnns}
         return tuple(dnn for dnn, group in groups.items() if not group.isolated or not group.retry.failures)

@@ -64,7 +64,7 @@ class Backoff:
 
 @dataclass
 class ProcessState:
-    """An engine process. dnns: those it is, or is being, configured for. since_ns: when `phase` began."""
+    """An engine process. dnns: the DNNs that it is, or is being, configured for. since_ns: when `phase` began."""
 
     key: int
     phase: Phase
@@ -107,7 +107,7 @@ class Group:
     restart: pauses before the group gets a new process. retry: pauses before its disabled DNN is retried.
     isolated: one suspected DNN in a process of its own.
     served_by_common: the process of the common group serves this suspected DNN until its own process is ready.
-    process: key of the process that serves the group, or is ready to. replacement: key of the process that is being
+    process: key of the process that serves the group, or can serve it. replacement: key of the process that is being
     prepared for it.
     next_attempt_ns: no process is prepared before that time. retry_ns: its disabled DNN is not served before that time.
     faults: times of the faults within the last fault_window_s.
@@ -134,7 +134,7 @@ class Group:
 class SpareProcess:
     """A process that is prepared while others serve: the standby, or the common process for merged groups.
 
-    key: None: there is no such process. reason: why there is none.
+    key: key of the process; None: there is none. reason: why there is none.
     """
 
     restart: Backoff

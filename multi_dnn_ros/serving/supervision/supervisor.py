@@ -30,7 +30,8 @@ class Supervisor:
     DNNs has a process, or one that is being prepared, or a time for the next attempt. The loss of a process therefore
     needs no special case, whenever it happens.
 
-    device: for messages. dnns: of the device. standby: none, warm or hot. clock: nanoseconds, monotonic.
+    device: its name, for messages. dnns: the DNNs of the device. standby: none, warm or hot. clock: nanoseconds,
+    monotonic.
     """
 
     def __init__(
@@ -159,7 +160,9 @@ class Supervisor:
     def ended(
         self, key: int, cause: str, running: Iterable[str] = (), last_result_ns: int | None = None
     ) -> list[Action]:
-        """The process was reaped. running: DNNs whose jobs were running. last_result_ns: None: it had none."""
+        """The process was reaped. running: DNNs whose jobs were running. last_result_ns: time of its last result; None:
+        it had none.
+        """
         process = self._table.processes.pop(key, None)
         if process is not None and process.phase is not Phase.KILLED:
             self._lost(process, cause, tuple(running), last_result_ns, process.phase)

@@ -14,14 +14,14 @@ from multi_dnn_ros.serving.supervision.states import UNBOUND_PHASES, Group, Phas
 
 @dataclass(frozen=True)
 class _Preparation:
-    """What a process is prepared for. dnns: those of the group when the swap began."""
+    """What a process is prepared for. dnns: the DNNs of the group when the swap began."""
 
     group: Group
     dnns: tuple[str, ...]
 
 
 class Swapping:
-    """At most one swap at a time. It ends by :meth:`commit`, by :meth:`cancel`, or with `failure`.
+    """At most one swap at a time. It ends with :meth:`commit`, with :meth:`cancel`, or with a `failure`.
 
     A group has at most two engines in memory: a hot standby, which has the previous settings, is ended first. A standby
     that is not bound to DNNs yet is used. No other standby is prepared, and no groups are merged, until the swap has
@@ -53,8 +53,8 @@ class Swapping:
     def is_prepared(self) -> bool:
         """Whether :meth:`commit` is possible now.
 
-        Not before the processes that the previous swap replaced have ended: results of at most one process wait for
-        those of another one (:class:`TakeOver`).
+        It is not possible before the processes that the previous swap replaced have ended, because the results of at
+        most one process can wait for those of another one (:class:`TakeOver`).
         """
         processes = self._table.processes
         return (
@@ -106,7 +106,7 @@ class Swapping:
                 process.dnns = tuple(dnn for dnn in process.dnns if dnn not in self._changed)
 
     def cancel(self, cause: str) -> None:
-        """End the processes that are being prepared; the previous ones go on."""
+        """End the processes that are being prepared; the previous ones continue to serve."""
         prepared, self._prepared = self._prepared, {}
         for key in prepared:
             process = self._table.live_process(key)
@@ -124,7 +124,7 @@ class Swapping:
         if not any(group is other for other in groups):
             return set()
         others = [] if group.isolated else [other for other in groups if other.served_by_common]
-        return {dnn for one in (group, *others) for dnn in one.dnns}
+        return {dnn for each in (group, *others) for dnn in each.dnns}
 
     def _choose_process(self) -> int:
         """Key of the standby if it is not bound to DNNs yet, otherwise of a new process; any other standby is ended."""

@@ -87,7 +87,7 @@ def clip_near(polygon: Points) -> Points:
 
 
 class RoadPath:
-    """The centre line ahead, integrated from its curvature; all arrays over the same arc lengths `s`."""
+    """The centre line ahead, integrated from its curvature; all arrays are sampled at the arc lengths `s`."""
 
     def __init__(self, s: Points, curvature: Points, bend: float, lateral_m: float) -> None:
         """s: (K,) ascending metres with 0 inside. curvature: (K,) 1/m, right positive. bend: vertical curvature, 1/m.

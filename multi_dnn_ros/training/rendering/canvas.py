@@ -22,9 +22,9 @@ _LIMIT = 30_000.0  # pixels; OpenCV's fixed-point coordinates overflow far beyon
 
 @dataclass(frozen=True)
 class Silhouette:
-    """Pixels that one object covers if not occluded.
+    """The pixels that an object would cover if it were not occluded.
 
-    box: x1, y1, x2, y2 in pixels, x2 and y2 exclusive, tight around its pixels inside the image. pixels: their number.
+    box: x1, y1, x2, y2 in pixels, x2 and y2 exclusive, tight around the pixels inside the image. pixels: their number.
     inside: share of its projected extent inside the image, 0..1.
     """
 
@@ -50,8 +50,8 @@ class Canvas:
         shape = (camera.height, camera.width)
         return cls(camera, light, np.zeros((*shape, 3), np.uint8), np.zeros(shape, np.uint8))
 
-    def ground(self, points: Points) -> Points:
-        """(K, 3) points in metres of one polygon, clipped and projected: (K', 2) pixels, possibly empty."""
+    def project(self, points: Points) -> Points:
+        """Clip and project a polygon (K, 3) in metres: (K', 2) pixels, possibly empty."""
         polygon = clip_near(self.camera.optical(points))
         if len(polygon) < 3:
             return np.zeros((0, 2))
@@ -63,7 +63,7 @@ class Canvas:
             fill_polygon(self.image, pixels, np.asarray(colour, dtype=np.float64).tolist(), convex)
 
     def darken(self, polygons: list[Points], strength: float) -> None:
-        """Soft shadows on everything drawn so far; strength 0..1."""
+        """Draw soft shadows on everything drawn so far; strength 0..1."""
         if not polygons or strength <= 0.0:
             return
         top = int(np.clip(min(polygon[:, 1].min() for polygon in polygons) - 6, 0, self.camera.height - 1))
@@ -74,7 +74,7 @@ class Canvas:
         cv2.multiply(self.image[top:], cv2.merge([keep] * 3), dst=self.image[top:], scale=1 / 255)
 
     def draw(self, mesh: Mesh, position: Points, heading: float, number: int = SCENERY) -> Silhouette | None:
-        """Draw a mesh at `position` (3,), rotated by `heading` radians. number: of objects that can be in the truth.
+        """Draw a mesh at `position` (3,), rotated by `heading` radians. number: the object's number in `owner`.
 
         Returns its silhouette, or None if it lies outside of the image.
         """
@@ -110,7 +110,7 @@ class Canvas:
         low, high = np.minimum.reduceat(pixels, starts), np.maximum.reduceat(pixels, starts)
         one, two = pixels[starts + 1] - pixels[starts], pixels[starts + 2] - pixels[starts]
         facing = ~mesh.one_sided | (one[:, 0] * two[:, 1] - one[:, 1] * two[:, 0] < 0.0)
-        facing &= low[:, 1] > -_LIMIT  # excludes the tiny ones
+        facing &= low[:, 1] > -_LIMIT  # excludes the tiny polygons of `draw`
         inside = (
             (high[:, 0] >= 0) & (high[:, 1] >= 0) & (low[:, 0] < self.camera.width) & (low[:, 1] < self.camera.height)
         )
@@ -129,9 +129,11 @@ class Canvas:
                 _fill(self.owner, fixed[begins[k] : ends[k]], SCENERY, cv2.LINE_8)
             return None
         polygons = [fixed[begins[k] : ends[k]] for k in drawn]
-        return self._own(polygons, low[facing].min(axis=0), high[facing].max(axis=0), number)
+        return self._set_owner(polygons, low[facing].min(axis=0), high[facing].max(axis=0), number)
 
-    def _own(self, polygons: list[npt.NDArray[np.int32]], low: Points, high: Points, number: int) -> Silhouette | None:
+    def _set_owner(
+        self, polygons: list[npt.NDArray[np.int32]], low: Points, high: Points, number: int
+    ) -> Silhouette | None:
         x0, y0 = (max(0, int(edge) - 1) for edge in low.tolist())
         x1, y1 = min(self.camera.width, int(high[0]) + 3), min(self.camera.height, int(high[1]) + 3)
         if x1 <= x0 or y1 <= y0:

@@ -17,7 +17,7 @@ VISIBLE_CONTRAST = 0.2
 class Light:
     """ambient: (3,) factor on every colour. sun: (3,) unit vector in camera coordinates towards the sun (or moon).
     contrast: 0..1, darkening of the side away from the sun. fog: (3,) RGB of distant air. visibility_m: distance at
-    which contrast falls to 1/e. beam: strength of the headlights, 0 by day.
+    which contrast falls to 1/e. beam: strength of the headlights, 0 by day. shadow: strength of cast shadows, 0..1.
     """
 
     ambient: Points
@@ -33,7 +33,7 @@ class Light:
         return np.exp(-np.asarray(distance, dtype=np.float64) / self.visibility_m)
 
     def lit(self, colours: Points, normals: Points, glow: Points, distance: float, x: float) -> Points:
-        """(M, 3) colours and normals, `distance` ahead and `x` to the right -> (M, 3) apparent colours."""
+        """Apparent colours (M, 3) of surfaces with (M, 3) colours and normals, `distance` ahead, `x` to the right."""
         facing = 1.0 - self.contrast + self.contrast * np.clip(normals @ self.sun + 0.25, 0.0, 1.0)
         beam = self.beam * np.exp(-distance / 28.0) * np.exp(-((x / (4.0 + 0.25 * distance)) ** 2))
         factor = self.ambient[None, :] * facing[:, None] + beam
@@ -45,7 +45,7 @@ class Light:
         return seen
 
     def flat(self, colour: npt.ArrayLike, distance: npt.ArrayLike, x: float = 0.0) -> Points:
-        """Ground of one colour (3,) at (N,) distances -> (N, 3)."""
+        """Apparent colours (N, 3) of ground of one colour (3,) at (N,) distances."""
         reach = np.atleast_1d(np.asarray(distance, dtype=np.float64))
         beam = self.beam * np.exp(-reach / 22.0) * np.exp(-((x / (4.0 + 0.25 * reach)) ** 2))
         own = np.asarray(colour, dtype=np.float64)[None, :] * (self.ambient[None, :] + beam[:, None])

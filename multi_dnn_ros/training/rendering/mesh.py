@@ -18,8 +18,8 @@ class Mesh:
     """Polygons in paint order, in local coordinates: x right, y up, z forward, origin on the ground.
 
     points: (N, 3) metres, the polygons one after the other. starts: (M,) first point of each. colours: (M, 3) RGB
-    0..255. glow: (M,) 0 = lit by the scene, 1 = shines by itself. normals: (M, 3). one_sided: (M,) not drawn seen from
-    behind.
+    0..255. glow: (M,) 0 = lit by the scene, 1 = shines by itself. normals: (M, 3). one_sided: (M,) not drawn if seen
+    from behind.
     """
 
     points: Points
@@ -86,7 +86,7 @@ class MeshBuilder:
         self.patches(face, np.array([[left, low, right, high]]), [colour], [glow])
 
     def patches(self, face: Points, limits: Points, colours: Sequence[Colour], glow: Sequence[float]) -> None:
-        """As `patch` for (K, 4) limits at once."""
+        """Like `patch`, for several quadrilaterals on one face. limits: (K, 4)."""
         u, v = limits[:, (0, 2, 2, 0)], limits[:, (1, 1, 3, 3)]
         weights = np.stack([(1 - u) * (1 - v), u * (1 - v), u * v, (1 - u) * v], axis=2)  # bilinear
         self._points.append((weights @ face).reshape(-1, 3))

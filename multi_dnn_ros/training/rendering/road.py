@@ -62,11 +62,11 @@ class Decal:
 
 @dataclass(frozen=True)
 class RoadSection:
-    """The cross-section: strips in paint order over the terrain, lines from left to right, lane centres."""
+    """The cross-section: strips in paint order over the terrain, lines from left to right, lanes by direction."""
 
     strips: tuple[Strip, ...]
     lines: tuple[LaneLine, ...]
-    own: tuple[float, ...]
+    forward: tuple[float, ...]
     opposing: tuple[float, ...]
     left: float
     right: float
@@ -107,7 +107,7 @@ def draw_ground(canvas: Canvas, path: RoadPath, section: RoadSection, travelled:
     reach = np.concatenate([[0.6], np.geomspace(1.5, _FAR_M, 40)])
     for strip in section.strips:
         edge = np.concatenate([path.at(reach, strip.left), path.at(reach[::-1], strip.right)])
-        pixels = canvas.ground(edge)
+        pixels = canvas.project(edge)
         if len(pixels) < 3:
             continue
         colours = light.flat(strip.colour, distance)
@@ -147,12 +147,12 @@ def _texture(
 
 
 def draw_decals(canvas: Canvas, path: RoadPath, decals: list[Decal]) -> None:
-    """Draw flat things on the road."""
+    """Draw the decals on the road."""
     for decal in decals:
         half = decal.width / 2
         s = decal.s + np.array([0.0, decal.length / 2, decal.length])
         corners = np.concatenate([path.at(s, decal.d - half), path.at(s[::-1], decal.d + half)])
-        canvas.fill(canvas.ground(corners), canvas.light.flat(decal.colour, max(decal.s, 1.0))[0], convex=False)
+        canvas.fill(canvas.project(corners), canvas.light.flat(decal.colour, max(decal.s, 1.0))[0], convex=False)
 
 
 def draw_markings(canvas: Canvas, path: RoadPath, section: RoadSection, travelled: float) -> None:
@@ -168,7 +168,7 @@ def draw_markings(canvas: Canvas, path: RoadPath, section: RoadSection, travelle
                 centre = line.offset + shift
                 half = line.width_m * (0.42 if line.double else 0.5)
                 edge = np.concatenate([path.at(s, centre - half), path.at(s[::-1], centre + half)])
-                canvas.fill(canvas.ground(edge), shade, convex=False)
+                canvas.fill(canvas.project(edge), shade, convex=False)
 
 
 def _pieces(line: LaneLine, travelled: float) -> list[tuple[float, float]]:

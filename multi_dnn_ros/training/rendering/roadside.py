@@ -51,7 +51,7 @@ def tree(rng: np.random.Generator, snow: bool) -> Mesh:
 def house(rng: np.random.Generator, lit: float, tall: bool, snow: bool) -> Mesh:
     """A house with a pitched roof or a block of flats; lit: share of lit windows.
 
-    Its wall facing the road is at x = 0 on either side: place it half its width away.
+    It is centred at x = 0: place it at least half its width away from the road.
     """
     m = MeshBuilder()
     wall = _rgb(
@@ -137,7 +137,7 @@ def sign(rng: np.random.Generator) -> Mesh:
     return m.build()
 
 
-def street_thing(rng: np.random.Generator) -> Mesh:
+def street_furniture(rng: np.random.Generator) -> Mesh:
     """A bollard, bin, hydrant, cone, letter box or bench: at most as large as a person."""
     m = MeshBuilder()
     kind = int(rng.integers(6))

@@ -44,7 +44,7 @@ def _clouds() -> npt.NDArray[np.float32]:
 
 
 def draw_backdrop(canvas: Canvas, backdrop: Backdrop, heading: float, seconds: float) -> None:
-    """heading: viewing direction of the camera, radians; the backdrop is fixed when the road bends."""
+    """heading: viewing direction of the camera, radians, so that the backdrop stays in place when the road bends."""
     camera = canvas.camera
     bottom = int(np.clip(camera.horizon() + 0.14 * camera.height, 8, camera.height))
     small_h, small_w = max(bottom // 4, 2), camera.width // 4

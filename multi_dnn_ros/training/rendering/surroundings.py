@@ -45,13 +45,14 @@ def road_section(rng: np.random.Generator, conditions: Conditions) -> RoadSectio
     style, snow = conditions.style, conditions.weather == "snow"
     width = float(rng.uniform(3.4, 3.8) if style == "highway" else rng.uniform(2.9, 3.5))
     if style == "highway":
-        own, opposing = int(rng.integers(2, 5)), 0
+        forward, opposing = int(rng.integers(2, 5)), 0
     elif style == "country":
-        own, opposing = 1, 1
+        forward, opposing = 1, 1
     else:
-        own, opposing = ((1, 1), (2, 1), (2, 2), (3, 0), (2, 0))[int(rng.choice(5, p=[0.36, 0.14, 0.3, 0.08, 0.12]))]
-    left, right = -opposing * width, own * width
-    lines = _lines(rng, style, width, own, opposing)
+        kind = int(rng.choice(5, p=[0.36, 0.14, 0.3, 0.08, 0.12]))
+        forward, opposing = ((1, 1), (2, 1), (2, 2), (3, 0), (2, 0))[kind]
+    left, right = -opposing * width, forward * width
+    lines = _lines(rng, style, width, forward, opposing)
     asphalt = _jitter(rng, ((96, 96, 100), (74, 75, 80), (118, 116, 114))[int(rng.integers(3))], 12)
     if conditions.weather == "rain":
         asphalt = (asphalt[0] * 0.72, asphalt[1] * 0.72, asphalt[2] * 0.74)
@@ -82,7 +83,7 @@ def road_section(rng: np.random.Generator, conditions: Conditions) -> RoadSectio
     return RoadSection(
         strips=tuple(strips),
         lines=lines,
-        own=tuple((k + 0.5) * width for k in range(own)),
+        forward=tuple((k + 0.5) * width for k in range(forward)),
         opposing=tuple(-(k + 0.5) * width for k in range(opposing)),
         left=strips[-1].left,
         right=strips[-1].right,
@@ -92,7 +93,7 @@ def road_section(rng: np.random.Generator, conditions: Conditions) -> RoadSectio
     )
 
 
-def _lines(rng: np.random.Generator, style: str, width: float, own: int, opposing: int) -> tuple[LaneLine, ...]:
+def _lines(rng: np.random.Generator, style: str, width: float, forward: int, opposing: int) -> tuple[LaneLine, ...]:
     white, yellow = _jitter(rng, (232, 232, 228), 12), _jitter(rng, (226, 178, 48), 12)
     american = rng.random() < 0.55
     wear = float(np.clip(rng.exponential(0.14), 0.0, 0.5))
@@ -117,10 +118,10 @@ def _lines(rng: np.random.Generator, style: str, width: float, own: int, opposin
         add(0.0, middle, thin, dashed=kind < 0.35, double=kind > 0.7)
     else:
         add(0.0, yellow if american else white, wide, False)
-    for k in range(1, own):
+    for k in range(1, forward):
         add(k * width, white, thin, True)
     if edged or not opposing:
-        add(own * width, white, wide, False)
+        add(forward * width, white, wide, False)
     return tuple(lines)
 
 

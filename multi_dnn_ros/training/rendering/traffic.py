@@ -22,10 +22,10 @@ _STEPS = 32  # poses in a walking cycle, cached during a drive
 class Stream:
     """Objects that pass the camera at one speed and reappear at the far end as different objects.
 
-    kind: of the objects. d: metres right of the centre line. offsets: (K,) metres along a ring of `ring` metres that
-    starts `start` metres from the camera. speed: relative to the camera, m/s, away positive. ground: own speed, m/s.
-    sway: amplitude of a slow oscillation, metres (cars ahead in the camera's own lane). across: None, or (from, to)
-    offsets between which they walk back and forth.
+    kind: kind of the objects. d: metres right of the centre line. offsets: (K,) metres along a ring of `ring` metres
+    that starts `start` metres from the camera. speed: relative to the camera, m/s, away positive. ground: speed over
+    ground, m/s. sway: amplitude of a slow oscillation, metres (cars ahead in the camera's lane). across: None, or
+    (from, to) offsets between which people walk back and forth.
     """
 
     kind: str
@@ -40,11 +40,11 @@ class Stream:
     across: tuple[float, float] | None = None
 
     def positions(self, seconds: float) -> Iterator[tuple[int, int, float]]:
-        """(slot, number of completed rounds, s) of every object in the stream."""
+        """(slot, number of completed laps, s) of every object in the stream."""
         for slot, offset in enumerate(self.offsets):
-            way = offset + self.speed * seconds + self.sway * np.sin(0.35 * seconds + 2.1 * slot)
-            turn = int(np.floor(way / self.ring))
-            yield slot, turn, self.start + way - turn * self.ring
+            distance = offset + self.speed * seconds + self.sway * np.sin(0.35 * seconds + 2.1 * slot)
+            lap = int(np.floor(distance / self.ring))
+            yield slot, lap, self.start + distance - lap * self.ring
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class Actor:
     s: float
     d: float
     heading: float | None
-    casts: bool
+    casts_shadow: bool
 
 
 def plan(
     rng: np.random.Generator, conditions: Conditions, section: RoadSection, speed: float, lane: int
 ) -> list[Stream]:
-    """Streams for a road; speed: of the camera, m/s; lane: index into `section.own` of its lane."""
+    """Streams for a road. speed: the camera's speed, m/s. lane: index of the camera's lane in `section.forward`."""
     streams: list[Stream] = []
 
     def add(kind: str, d: float, gap: float, ring: float, start: float, relative: float, **more: float) -> None:
@@ -79,7 +79,7 @@ def plan(
         )  # fmt: skip
 
     dense = float(rng.uniform(0.7, 1.6))
-    for k, d in enumerate(section.own):
+    for k, d in enumerate(section.forward):
         if k == lane:
             first = float(rng.uniform(9.0, 34.0))
             ahead = (first, first + float(rng.uniform(18, 40)))[: int(rng.integers(0, 3))]
@@ -100,7 +100,7 @@ def _bystanders(
     rng: np.random.Generator, conditions: Conditions, section: RoadSection, speed: float, add: Callable[..., None]
 ) -> None:
     """Parked vehicles and people."""
-    lines_right, lines_left = max(section.own) + 1.6, section.left
+    lines_right, lines_left = max(section.forward) + 1.6, section.left
     urban = conditions.style in ("suburb", "city")
     if section.right - lines_right > 1.7:
         add("parked", section.right - 1.05, rng.uniform(8, 22), 120.0, -10.0, -speed)
@@ -159,25 +159,25 @@ def _figure(person: pedestrians.Person, step: int, stride: float, side_on: float
 
 
 class ActorList:
-    """Creates the actors of the streams; each keeps its appearance while it is visible."""
+    """Creates the actors of the streams; each actor keeps its appearance while it is visible."""
 
     def __init__(self, key: tuple[int, ...], conditions: Conditions) -> None:
         self._key = key
         self._conditions = conditions
         self._meshes: dict[tuple[int, int, int], tuple[Mesh | pedestrians.Person, int | None, float]] = {}
 
-    def actor(self, stream: Stream, slot: int, turn: int, s: float, seconds: float) -> Actor:
+    def actor(self, stream: Stream, slot: int, lap: int, s: float, seconds: float) -> Actor:
         """The object in a slot of a stream at a time."""
-        name = (stream.number, slot, turn)
-        if name not in self._meshes:
+        key = (stream.number, slot, lap)
+        if key not in self._meshes:
             if len(self._meshes) > 600:  # on a long drive, drop objects that have passed
                 self._meshes.clear()
-            self._meshes[name] = self._make(
-                stream, np.random.default_rng((*self._key, stream.number, slot, turn & 0xFFFFFFFF))
+            self._meshes[key] = self._make(
+                stream, np.random.default_rng((*self._key, stream.number, slot, lap & 0xFFFFFFFF))
             )
-        look, class_id, lot = self._meshes[name]
-        if isinstance(look, pedestrians.Person):
-            return self._person(look, stream, s, lot, seconds)
+        appearance, class_id, jitter = self._meshes[key]
+        if isinstance(appearance, pedestrians.Person):
+            return self._person(appearance, stream, s, jitter, seconds)
         heading: float | None = None
         if stream.kind in ("vehicle", "parked"):
             heading = 0.0
@@ -185,43 +185,45 @@ class ActorList:
             heading = float(np.pi)
         elif stream.kind in ("block", "house"):
             heading = 0.0
-        return Actor(look, class_id, s, stream.d + (lot - 0.5) * 0.5, heading, casts=stream.kind != "tree")
+        d = stream.d + (jitter - 0.5) * 0.5
+        return Actor(appearance, class_id, s, d, heading, casts_shadow=stream.kind != "tree")
 
-    def _person(self, person: pedestrians.Person, stream: Stream, s: float, lot: float, seconds: float) -> Actor:
-        pace = 5.6 + 1.6 * lot
-        phase = pace * seconds + 40.0 * lot
-        d, side_on, stride = stream.d + (lot - 0.5) * 0.8, 0.15 * np.sign(lot - 0.5), 0.8 if stream.ground else 0.0
+    def _person(self, person: pedestrians.Person, stream: Stream, s: float, jitter: float, seconds: float) -> Actor:
+        pace = 5.6 + 1.6 * jitter
+        phase = pace * seconds + 40.0 * jitter
+        d = stream.d + (jitter - 0.5) * 0.8
+        side_on, stride = 0.15 * np.sign(jitter - 0.5), 0.8 if stream.ground else 0.0
         if stream.kind == "stander":
-            side_on, stride = 2.0 * lot - 1.0, 0.12
+            side_on, stride = 2.0 * jitter - 1.0, 0.12
         if stream.across is not None:
             left, right = stream.across
             wide = right - left
-            way = (1.25 * seconds + 2 * wide * lot * 7.0) % (2 * wide)
-            d, side_on, stride = (left + way, 1.0, 1.0) if way < wide else (right - (way - wide), -1.0, 1.0)
+            walked = (1.25 * seconds + 2 * wide * jitter * 7.0) % (2 * wide)
+            d, side_on, stride = (left + walked, 1.0, 1.0) if walked < wide else (right - (walked - wide), -1.0, 1.0)
         step = int(phase / (2 * np.pi) * _STEPS) % _STEPS
-        return Actor(_figure(person, step, stride, float(side_on)), PEDESTRIAN, s, d, None, casts=True)
+        return Actor(_figure(person, step, stride, float(side_on)), PEDESTRIAN, s, d, None, casts_shadow=True)
 
     def _make(self, stream: Stream, rng: np.random.Generator) -> tuple[Mesh | pedestrians.Person, int | None, float]:
         conditions = self._conditions
         dark = conditions.time == "night" or (conditions.time == "dusk" and rng.random() < 0.7)
         lamps = (dark or conditions.weather in ("rain", "fog", "snow")) and stream.kind != "parked"
         snow = conditions.weather == "snow"
-        lot = float(rng.random())
+        jitter = float(rng.random())
         kind = stream.kind
         if kind in ("vehicle", "oncoming", "parked"):
             braking = bool(rng.random() < 0.15)
             if rng.random() < (0.12 if kind == "parked" else 0.34):
-                return vehicles.truck(rng, lamps, braking, oncoming=kind == "oncoming"), TRUCK, lot
-            return vehicles.car(rng, lamps, braking), CAR, lot
+                return vehicles.truck(rng, lamps, braking, oncoming=kind == "oncoming"), TRUCK, jitter
+            return vehicles.car(rng, lamps, braking), CAR, jitter
         if kind in ("walker", "stander", "crosser"):
-            return pedestrians.Person.random(rng), PEDESTRIAN, lot
+            return pedestrians.Person.random(rng), PEDESTRIAN, jitter
         if kind == "tree":
-            return roadside.tree(rng, snow), None, lot
+            return roadside.tree(rng, snow), None, jitter
         if kind in ("house", "block"):
             lit = {"day": 0.0, "dusk": 0.3, "night": 0.45}[conditions.time]
-            return roadside.house(rng, lit, kind == "block", snow), None, lot
+            return roadside.house(rng, lit, kind == "block", snow), None, jitter
         if kind == "lamp":
-            return roadside.lamp_post(rng, conditions.time == "night", 1 if stream.d < 0 else -1), None, lot
+            return roadside.lamp_post(rng, conditions.time == "night", 1 if stream.d < 0 else -1), None, jitter
         if kind == "sign":
-            return roadside.sign(rng), None, lot
-        return roadside.street_thing(rng), None, lot
+            return roadside.sign(rng), None, jitter
+        return roadside.street_furniture(rng), None, jitter

@@ -17,8 +17,8 @@ Image = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Sensor:
-    """blur: sigma in pixels. noise: sigma in grey levels. jpeg: quality, 0 = none. gain, gamma: of the tone curve.
-    tint: (r, g, b) factors of the white balance. vignette: darkening in the corners, 0..1.
+    """blur: sigma in pixels. noise: sigma in grey levels. jpeg: quality, 0 = none. gain, gamma: parameters of the tone
+    curve. tint: (r, g, b) factors of the white balance. vignette: darkening in the corners, 0..1.
     """
 
     blur: float
@@ -32,7 +32,7 @@ class Sensor:
 
 @lru_cache(maxsize=1)
 def _noise() -> npt.NDArray[np.int16]:
-    """(1024, 1024) normal noise of sigma 64; frames take windows of it."""
+    """(1024, 1024) normal noise of sigma 64; each frame uses a window of it."""
     return (np.random.default_rng(515).standard_normal((1024, 1024)) * 64).astype(np.int16)
 
 
@@ -60,7 +60,7 @@ def glow(canvas: Canvas, strength: float) -> None:
 
 
 def rain(image: Image, amount: float, rng: np.random.Generator) -> None:
-    """Streaks; amount 0..1."""
+    """Draw rain streaks; amount 0..1."""
     height, width = image.shape[:2]
     veil: Any = np.zeros((height, width), np.uint8)
     count = int(260 * amount * width / 640)
@@ -76,13 +76,13 @@ def rain(image: Image, amount: float, rng: np.random.Generator) -> None:
 
 
 def snow(image: Image, amount: float, rng: np.random.Generator) -> None:
-    """Flakes, small distant ones and large near ones; amount 0..1."""
+    """Draw small distant and large near snowflakes; amount 0..1."""
     height, width = image.shape[:2]
     veil: Any = np.zeros((height, width), np.uint8)
     count = int(420 * amount * width / 640)
-    place = rng.uniform((0, 0), (width, height), (count, 2))
+    centres = rng.uniform((0, 0), (width, height), (count, 2))
     radius = 0.6 + rng.exponential(0.9, count) * width / 640
-    for (u, v), r in zip(place.tolist(), radius.tolist(), strict=True):
+    for (u, v), r in zip(centres.tolist(), radius.tolist(), strict=True):
         cv2.circle(veil, (round(u * 16), round(v * 16)), round(min(r, 5.0) * 16), 150, -1, cv2.LINE_AA, 4)
     veil = cv2.GaussianBlur(veil, (5, 5), 0)
     cv2.add(image, cv2.merge([veil] * 3), dst=image)

@@ -15,16 +15,16 @@ from torchvision.ops import batched_nms, nms
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Detections, OutputError
 
-#: Tensors are on the CPU.
+#: A tensor must be on the CPU.
 ArrayOrTensor = npt.NDArray[Any] | torch.Tensor
 #: Maximum number of boxes for non-maximum suppression, whose time is quadratic in it.
 MAX_CANDIDATES = 4096
-#: Limit of the numbers that boxes are computed from, so that all boxes stay finite. An infinite one would end the
-#: suppression of all others: torchvision keeps classes apart by offsets of the largest coordinate.
+#: Limit of the numbers that boxes are computed from, so that all boxes stay finite. One infinite box would break the
+#: suppression of all others, because torchvision separates classes by offsets that grow with the largest coordinate.
 LIMIT = 1e6
-#: Score threshold of models without one of their own.
+#: Score threshold of models that do not define one.
 DEFAULT_SCORE_THRESHOLD = 0.4
-#: Up to this number of boxes torchvision's batched_nms separates classes on the CPU by offsets; with more, in a loop.
+#: Up to this number of boxes torchvision's batched_nms separates classes on the CPU by offsets; above it, in a loop.
 _MAX_OFFSET_BOXES = 1000
 
 
@@ -49,7 +49,7 @@ def expect_finite(name: str, total: torch.Tensor | float, values: torch.Tensor |
 def suppress(
     boxes: npt.NDArray[np.float32], scores: npt.NDArray[np.float32], class_ids: npt.NDArray[Any], iou_threshold: float
 ) -> npt.NDArray[np.int64]:
-    """Indices of the boxes that non-maximum suppression per class leaves, best score first.
+    """Indices of the boxes that non-maximum suppression per class keeps, best score first.
 
     As torchvision's batched_nms, with the offsets between classes computed in NumPy: each operation of PyTorch releases
     the GIL, and another DNN's thread may then hold it for a whole switch interval.
@@ -79,7 +79,7 @@ class TwoParts(Protocol):
 class Decoder:
     """Raw outputs of a network on the CPU and the source image's (H, W) -> a result, such as Detections or Lanes.
 
-    preprocess: that of the network's input. labels: class names by index. keep: names of the classes to report;
+    preprocess: makes the network's input. labels: class names by index. keep: names of the classes to report;
     empty: all. score_threshold (0..1; 0: own_threshold, the model's own), iou_threshold (0..1) and max_detections may
     be set at any time; a call in progress may still use the old values. Raises ValueError, see :meth:`check_labels`.
     """
@@ -160,7 +160,7 @@ class Decoder:
         class_ids: ArrayOrTensor,
         source_size: tuple[int, int],
     ) -> Detections:
-        """Candidates (all classes, any order) -> kept classes over the threshold, after NMS per class, clipped.
+        """Candidates (all classes, any order) -> the kept classes over the threshold, after NMS per class, clipped.
 
         boxes: (N, 4) float32 x1, y1, x2, y2 in input pixels. scores: (N,) float32. class_ids: (N,) int64. A decoder
         with many candidates should drop those under the threshold before it computes their boxes.
@@ -177,8 +177,8 @@ class Decoder:
         corners, values, ids = corners[indices], values[indices], ids[indices]
         corners = self.preprocess.geometry(source_size).to_source(corners)
         if len(indices) > 1:
-            first = suppress(corners, values, ids, self.iou_threshold)
-            corners, values, ids = corners[first], values[first], ids[first]
+            best = suppress(corners, values, ids, self.iou_threshold)
+            corners, values, ids = corners[best], values[best], ids[best]
         return self.finish(corners, values, ids, source_size)
 
     def finish(

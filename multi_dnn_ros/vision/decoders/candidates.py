@@ -1,7 +1,7 @@
 """torchvision's one-stage detectors, decoded in two parts: selection of candidates on the device, the rest on the CPU.
 
 RetinaNet's raw outputs are tens of megabytes per frame, of which a few thousand rows can become boxes. Selecting these
-on the device saves the copy of the others and the computation on the CPU.
+on the device saves copying the others and decoding them on the CPU.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AnchorCandidates:
 
     def __init__(self, decoder: AnchorHead) -> None:
         self._decoder = decoder
-        self._most = int(decoder.detector.topk_candidates)
+        self._max_rows = int(decoder.detector.topk_candidates)
         self._labels: dict[torch.device, Tensor] = {}
         self._anchors = np.asarray(decoder.anchors.numpy(), np.float32)
 
@@ -74,7 +74,7 @@ class AnchorCandidates:
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Detections:
         """Result of condense(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity.
 
-        In NumPy, see :func:`multi_dnn_ros.vision.decoders.base.suppress`.
+        Computed in NumPy; :func:`multi_dnn_ros.vision.decoders.base.suppress` has the reason.
         """
         scores, classes, anchors, offsets = (output.numpy() for output in outputs)
         total = float(scores.sum(dtype=np.float64) + offsets.sum(dtype=np.float64))
@@ -85,15 +85,15 @@ class AnchorCandidates:
         boxes = _boxes(decoder.detector, offsets[chosen], self._anchors[anchors[chosen]])
         bottom, right = decoder.image_end(source_size)
         boxes = boxes.clip(0, np.array([right, bottom, right, bottom], np.float32))
-        first = suppress(boxes, scores, classes, decoder.iou_threshold)
-        return decoder.report(boxes[first], scores[first], classes[first], source_size)
+        best = suppress(boxes, scores, classes, decoder.iou_threshold)
+        return decoder.report(boxes[best], scores[best], classes[best], source_size)
 
     def _best_by_level(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(N, classes) -> the best of each feature map: scores, classes, anchor indices."""
         found, begin = [], 0
         for size in self._decoder.level_sizes:
             flat = probability[begin : begin + size].flatten()
-            scores, indices = flat.topk(min(self._most, len(flat)))
+            scores, indices = flat.topk(min(self._max_rows, len(flat)))
             count = probability.shape[1]
             found.append((scores, indices % count, torch.div(indices, count, rounding_mode="floor") + begin))
             begin += size
@@ -103,7 +103,7 @@ class AnchorCandidates:
     def _best_by_class(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(N, classes), class 0 is background -> the best of each class: scores, classes, anchor indices."""
         labels = self._labels_on(probability.device, probability.shape[1])
-        scores, anchors = probability[:, labels].T.topk(min(self._most, len(probability)))
+        scores, anchors = probability[:, labels].T.topk(min(self._max_rows, len(probability)))
         return scores.flatten(), labels[:, None].expand_as(scores).flatten(), anchors.flatten()
 
     def _labels_on(self, device: torch.device, count: int) -> Tensor:

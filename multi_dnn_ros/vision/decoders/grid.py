@@ -11,8 +11,8 @@ from multi_dnn_ros.vision.decoders.layout import LIKELY, POSSIBLE, Difference, L
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.results import Detections, OutputError
 
-#: A map with a finer grid is one of classes, not of boxes.
-_LEAST_STRIDE = 8
+#: A map with a finer grid contains classes, not boxes.
+_MIN_STRIDE = 8
 
 
 class GridDecoder(Decoder):
@@ -65,10 +65,10 @@ def recognize(layout: Layout) -> Match | Difference:
         return Match(LIKELY, "one cell per 16 x 16 pixels", classes)
     if layout.size is not None and columns and rows:
         width, height = layout.size
-        if width % columns or height % rows or width // columns != height // rows or width // columns < _LEAST_STRIDE:
+        if width % columns or height % rows or width // columns != height // rows or width // columns < _MIN_STRIDE:
             return Difference(
                 f"{columns} x {rows} cells in an input of {width} x {height}; expected one per n x n pixels, n at "
-                f"least {_LEAST_STRIDE}", 2.0,
+                f"least {_MIN_STRIDE}", 2.0,
             )  # fmt: skip
     return Match(POSSIBLE, "a grid with at least 6 channels", classes)
 

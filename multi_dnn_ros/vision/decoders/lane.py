@@ -97,7 +97,7 @@ class LaneDecoder(Decoder):
         return Lanes(numbers, lanes, source_size)
 
     def lane_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """(classes, h, w) float32 on any device -> (h, w) lane against background. No shape depends on values."""
+        """(classes, h, w) float32 on any device -> (h, w) lane against the rest. No shape depends on values."""
         if len(logits) == 1:
             return logits[0]
         others = [index for index in range(len(logits)) if index not in self.lane_classes]
@@ -168,7 +168,7 @@ def _points(
     """
     height, width = source_size
     rows = runs.row[members]
-    # If the image has fewer rows than the mask, the centers of the mask's outer rows lie outside of it: clamp.
+    # Clamp: if the image has fewer rows than the mask, the centers of the mask's outer rows lie outside the image.
     high, low = (min(max((int(row) + 0.5) * down - 0.5, 0.0), height - 1.0) for row in (rows.min(), rows.max()))
     v = np.linspace(low, high, min(_POINTS, int(rows.max() - rows.min()) + 1))
     u = curve[0] + v * (curve[1] + v * curve[2])

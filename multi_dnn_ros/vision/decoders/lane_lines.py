@@ -94,7 +94,7 @@ def fit_curves(v: Floats, u: Floats, counts: Integers, bend: npt.NDArray[np.bool
     Returns (P, 3) c0, c1, c2. All curves are fitted at once: one by one, the overhead of the numpy calls, which
     hold the GIL, would be ten times the computation.
     """
-    if len(counts) == 1:  # of two joined pieces; takes less than a third of the time
+    if len(counts) == 1:  # two joined pieces: takes less than a third of the time
         return _fit_one(v, u, bool(bend[0]))
     begins = np.cumsum(counts) - counts
     number = np.repeat(np.arange(len(counts)), counts)
@@ -202,7 +202,7 @@ def _fit(runs: Runs, groups: list[Integers]) -> list[_Piece]:
     curves = fit_curves(v, runs.center[members], counts, (rows >= 12) & (counts > 2))
     c0, c1, c2 = curves.T
     top, bottom = (np.stack([c0 + c1 * y + c2 * y * y, y, c1 + 2 * c2 * y], axis=1) for y in (high, low))
-    # From the curve, not from the runs in the end rows, which a shallow line's own end cuts off.
+    # Computed from the curve, not from the runs in the end rows, which are cut short at the end of a shallow line.
     stretch = np.hypot(1.0, (bottom[:, 0] - top[:, 0]) / np.maximum(rows - 1.0, 1.0))
     number = np.repeat(np.arange(len(groups)), counts)
     widths = _medians((runs.end - runs.begin)[members], number, begins + counts // 2)

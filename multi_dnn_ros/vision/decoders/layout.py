@@ -15,15 +15,15 @@ import numpy.typing as npt
 #: number that is added to it: ("classes", 4) means classes + 4.
 Axis = int | str | tuple[str, int]
 Pattern = tuple[Axis, ...]
-#: Exports with several resolutions have these strides: most detectors, their "P6" variants, the "tiny" ones of YOLOv3.
+#: Strides of exports with several feature maps: of most detectors, their "P6" variants, the "tiny" ones of YOLOv3.
 STRIDES = ((8, 16, 32), (8, 16, 32, 64), (16, 32))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What is known of the outputs before the network runs.
+    """What is known about the outputs before the network runs.
 
-    shapes: of the outputs in their order; 0 is an axis of unknown length. size: (width, height) of the input; None:
+    shapes: one per output, in order; 0 is an axis of unknown length. size: (width, height) of the input; None:
     unknown. classes: number of class names that are known; 0: unknown.
     """
 
@@ -40,7 +40,7 @@ class Match:
     """A decoder reads these outputs.
 
     certainty: EXACT, LIKELY or POSSIBLE; of several decoders the most certain one is chosen. why: the reason, for
-    messages. classes: number of class names that it needs; 0: any number.
+    messages. classes: number of class names that the decoder needs; 0: any number.
     """
 
     certainty: int
@@ -48,7 +48,7 @@ class Match:
     classes: int = 0
 
 
-#: EXACT: the number of rows is the one that follows from the input size. LIKELY: the shape is distinctive. POSSIBLE:
+#: EXACT: the number of rows is what follows from the input size. LIKELY: the shape is distinctive. POSSIBLE:
 #: the shape fits, but nothing in it is specific to the decoder.
 EXACT, LIKELY, POSSIBLE = 3, 2, 1
 
@@ -93,17 +93,17 @@ def match(layout: Layout, patterns: Sequence[Pattern]) -> Bound | Difference:
 def _in_order(layout: Layout, patterns: Sequence[Pattern], order: tuple[int, ...]) -> Bound | Difference:
     axes: dict[str, int] = {}
     distance, problems = 0.0, []
-    for pattern, place in zip(patterns, order, strict=True):
-        shape = layout.shapes[place]
+    for pattern, output in zip(patterns, order, strict=True):
+        shape = layout.shapes[output]
         if len(shape) != len(pattern):
             distance += 3.0 * abs(len(shape) - len(pattern))
-            problems.append(f"output {place} is {shape_text(shape)}, expected {pattern_text(pattern)}")
+            problems.append(f"output {output} is {shape_text(shape)}, expected {pattern_text(pattern)}")
             continue
         for number, (expected, length) in enumerate(zip(pattern, shape, strict=True)):
             if not length or _bind(axes, expected, length):
                 continue
             distance += 1.0
-            problems.append(f"axis {number} of output {place} is {length}, expected {_axis_text(expected, axes)}")
+            problems.append(f"axis {number} of output {output} is {length}, expected {_axis_text(expected, axes)}")
     return Difference("; ".join(problems), distance) if problems else Bound(axes, order)
 
 
@@ -119,12 +119,12 @@ def _bind(axes: dict[str, int], expected: Axis, length: int) -> bool:
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """(1, 84, ?) of (1, 84, 0)."""
+    """(1, 84, 0) as (1, 84, ?)."""
     return f"({', '.join(str(axis) if axis else '?' for axis in shape)})"
 
 
 def pattern_text(pattern: Pattern) -> str:
-    """(1, N, 4 + classes), as signatures are written."""
+    """A pattern in the form of signatures: (1, N, 4 + classes)."""
     return f"({', '.join(_axis_text(axis, {}) for axis in pattern)})"
 
 
@@ -161,7 +161,7 @@ def row_count(size: tuple[int, int], strides: Sequence[int]) -> int:
 def strides_of(
     size: tuple[int, int] | None, count: int, per_cell: int = 1, allowed: Sequence[tuple[int, ...]] = STRIDES
 ) -> tuple[int, ...] | None:
-    """Strides with which an input of `size` has `count` rows, `per_cell` of them per cell; None: none of `allowed`."""
+    """Strides with which an input of `size` has `count` rows, `per_cell` per cell; None if none of `allowed` fits."""
     if size is None:
         return None
     return next((strides for strides in allowed if per_cell * row_count(size, strides) == count), None)

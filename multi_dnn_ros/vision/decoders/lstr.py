@@ -1,4 +1,4 @@
-"""LSTR: lane lines as curves of a camera above a flat road."""
+"""LSTR: lane lines as curves, in a model of a camera above a flat road."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _POINTS = 48
 #: Numbers of a curve: its two ends, then the coefficients.
 _NUMBERS = 8
 #: Minimum number of points of a lane.
-_FEWEST = 2
-#: Outputs of the public exports: logits and curves, those of the layer before the last, and attention weights.
+_MIN_POINTS = 2
+#: Number of outputs of the public exports: logits and curves; or also those of the layer before the last, and attention
+#: weights.
 _COUNTS = (2, 5)
 
 
 class LstrDecoder(RecognizedDecoder):
-    """(1, lines, 2) logits of none and lane, (1, lines, 8) curves -> Lanes; later outputs are not read.
+    """(1, lines, 2) logits of "none" and "lane", (1, lines, 8) curves -> Lanes; later outputs are not read.
 
     A curve has its two ends y0 and y1, then k, f, m, n, b, c: x = k / (y - f)^2 + m / (y - f) + n + b y - c, all as
     shares of the image (arXiv:2011.04233, github.com/liuruijin17/LSTR). The score is the softmax of the two logits;
@@ -44,7 +45,7 @@ class LstrDecoder(RecognizedDecoder):
         return Match(EXACT, f"{found.axes.get('lines') or '?'} curves of {_NUMBERS} numbers")
 
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Lanes:
-        logits, curves = sorted((output[0].double().numpy() for output in outputs[:2]), key=lambda one: one.shape[1])
+        logits, curves = sorted((output[0].double().numpy() for output in outputs[:2]), key=lambda rows: rows.shape[1])
         scores = 1.0 / (1.0 + np.exp((logits[:, 0] - logits[:, 1]).clip(-700, 700)))
         found = []
         for curve, score in zip(curves, scores, strict=True):
@@ -54,7 +55,7 @@ class LstrDecoder(RecognizedDecoder):
             u, v = in_source(x * self.preprocess.width, y * self.preprocess.height, self.preprocess, source_size)
             seen = inside(u, v, source_size)
             points = np.stack([u[seen], v[seen]], axis=1)
-            if len(points) >= _FEWEST:
+            if len(points) >= _MIN_POINTS:
                 found.append((clipped(points, source_size), float(score)))
         return lanes_of_points(found, source_size, self.max_detections)
 

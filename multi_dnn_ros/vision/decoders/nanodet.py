@@ -42,7 +42,7 @@ class NanoDetDecoder(RowDecoder):
 
     name = "nanodet"
     signature = "(1, n, classes) and (1, n, 32) for each of 3 feature maps"
-    #: Of the feature maps, finest first.
+    #: Strides of the feature maps, finest first.
     strides: ClassVar[tuple[int, ...]] = (8, 16, 32)
     #: The point of a cell from which distances are measured; 0.5: its center, 0: its upper left corner.
     offset: ClassVar[float] = 0.5
@@ -67,10 +67,10 @@ class NanoDetDecoder(RowDecoder):
     def rows(self, outputs: Sequence[Tensor]) -> Rows:
         shapes = tuple(tuple(output.shape) for output in outputs)
         order = _order(shapes, (self.preprocess.width, self.preprocess.height), self.strides)
-        assert order is not None  # as check() has found
+        assert order is not None  # check() has made sure
         half = len(self.strides)
         scores, raw = (
-            torch.cat([outputs[place].flatten(0, -2) for place in part]) for part in (order[:half], order[half:])
+            torch.cat([outputs[index].flatten(0, -2) for index in part]) for part in (order[:half], order[half:])
         )
         return Rows(raw, scores)
 
@@ -99,16 +99,16 @@ def _order(
     classes, distances = [], []
     for stride in strides:
         columns, rows = cells(size, stride)
-        places = [place for place, shape in enumerate(shapes) if shape[-2] == columns * rows]
-        if len(places) != 2:
+        indices = [index for index, shape in enumerate(shapes) if shape[-2] == columns * rows]
+        if len(indices) != 2:
             return None
-        if shapes[places[0]][-1] == SIDES and shapes[places[1]][-1] != SIDES:
-            places.reverse()
-        if shapes[places[1]][-1] != SIDES:
+        if shapes[indices[0]][-1] == SIDES and shapes[indices[1]][-1] != SIDES:
+            indices.reverse()
+        if shapes[indices[1]][-1] != SIDES:
             return None
-        classes.append(places[0])
-        distances.append(places[1])
-    if len({shapes[place][-1] for place in classes}) != 1:
+        classes.append(indices[0])
+        distances.append(indices[1])
+    if len({shapes[index][-1] for index in classes}) != 1:
         return None
     return (*classes, *distances)
 

@@ -15,12 +15,12 @@ Floats = npt.NDArray[np.float64]
 
 #: Width of the mask of lane numbers.
 _MASK_WIDTH = 320
-#: The last row of a network is the edge of the image; rounding must not move it outside. Pixels.
+#: Tolerance in pixels: a network's last row is the edge of the image, and rounding must not move it outside.
 _ROUNDING = 1e-3
 
 
 def in_source(x: Floats, y: Floats, preprocess: Preprocess, source_size: tuple[int, int]) -> tuple[Floats, Floats]:
-    """u, v in pixels of a source image of (H, W) of the points x, y in pixels of the network's input."""
+    """Points x, y in pixels of the network's input -> u, v in pixels of a source image of (H, W)."""
     geometry = preprocess.geometry(source_size)
     return (x - geometry.left) / geometry.scale_x, (y - geometry.top) / geometry.scale_y
 
@@ -32,7 +32,7 @@ def inside(u: Floats, v: Floats, source_size: tuple[int, int]) -> npt.NDArray[np
 
 
 def clipped(points: Floats, source_size: tuple[int, int]) -> Floats:
-    """Points (K, 2) of :func:`inside` with u in 0..W-1 and v in 0..H-1, as results have them."""
+    """Points (K, 2) of :func:`inside` with u in 0..W-1 and v in 0..H-1, as results require."""
     return points.clip(0.0, [source_size[1] - 1, source_size[0] - 1])
 
 
@@ -42,9 +42,9 @@ def lanes_of_points(found: Sequence[tuple[Floats, float]], source_size: tuple[in
     found: for each line its points (K, 2) u, v in source pixels inside the image, K >= 2, from the bottom up, and its
     score in 0..1. source_size: (H, W).
     """
-    best = sorted(found, key=lambda one: -one[1])[:max_detections]
+    best = sorted(found, key=lambda line: -line[1])[:max_detections]
     fitted = [(points, _fitted(points), score) for points, score in best]
-    fitted.sort(key=lambda one: float(np.polyval(one[1][::-1], source_size[0] - 1)))
+    fitted.sort(key=lambda line: float(np.polyval(line[1][::-1], source_size[0] - 1)))
     lanes = tuple(
         Lane(number, points.astype(np.float32), curve, score)
         for number, (points, curve, score) in enumerate(fitted, start=1)
@@ -53,7 +53,7 @@ def lanes_of_points(found: Sequence[tuple[Floats, float]], source_size: tuple[in
 
 
 def _fitted(points: Floats) -> Floats:
-    """c0, c1, c2 of u = c0 + c1 v + c2 v^2 by least squares, of the smallest norm if there are fewer than 3 points."""
+    """c0, c1, c2 of u = c0 + c1 v + c2 v^2 by least squares; with fewer than 3 points the solution of smallest norm."""
     u, v = points.T
     middle, span = v.mean(), max(np.ptp(v), 1.0)
     t = (v - middle) / span

@@ -1,4 +1,4 @@
-"""Exports whose last layers choose the boxes and report labels, boxes and scores as separate outputs."""
+"""Exports whose last layers select the boxes and report labels, boxes and scores as separate outputs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.decoders.rows import RecognizedDecoder, report_ranked
 from multi_dnn_ros.vision.results import Detections, OutputError
 
-_APART: tuple[Pattern, ...] = ((1, "N"), (1, "N", 4), (1, "N"))
-_ONE_IMAGE: tuple[Pattern, ...] = (("N",), ("N", 4), ("N",))
-_TOGETHER: tuple[Pattern, ...] = ((1, "N"), (1, "N", 5))
+_SEPARATE: tuple[Pattern, ...] = ((1, "N"), (1, "N", 4), (1, "N"))
+_UNBATCHED: tuple[Pattern, ...] = (("N",), ("N", 4), ("N",))
+_BOXES_WITH_SCORES: tuple[Pattern, ...] = ((1, "N"), (1, "N", 5))
 
 
 class PostprocessedDecoder(RecognizedDecoder):
@@ -35,9 +35,9 @@ class PostprocessedDecoder(RecognizedDecoder):
     @classmethod
     def recognize(cls, layout: Layout) -> Match | Difference:
         if len(layout.shapes) == 2:
-            found = match(layout, _TOGETHER)
+            found = match(layout, _BOXES_WITH_SCORES)
             return Match(LIKELY, "boxes with scores, and labels") if not isinstance(found, Difference) else found
-        found = match(layout, _ONE_IMAGE if _is_of_one_image(layout) else _APART)
+        found = match(layout, _UNBATCHED if _is_unbatched(layout) else _SEPARATE)
         return Match(EXACT, "labels, boxes and scores") if not isinstance(found, Difference) else found
 
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Detections:
@@ -46,20 +46,20 @@ class PostprocessedDecoder(RecognizedDecoder):
             labels, found = arrays if arrays[1].ndim == 3 else arrays[::-1]
             boxes, scores = found[0, :, :4], found[0, :, 4]
         else:
-            place = next(index for index, array in enumerate(arrays) if array.shape[-1:] == (4,) and _holds_boxes(
+            position = next(index for index, array in enumerate(arrays) if array.shape[-1:] == (4,) and _holds_boxes(
                 array, arrays))  # fmt: skip
-            boxes = arrays.pop(place).reshape(-1, 4)
+            boxes = arrays.pop(position).reshape(-1, 4)
             first, second = arrays
-            labels, scores = (second, first) if _is_whole(second) and not _is_whole(first) else (first, second)
+            labels, scores = (second, first) if _is_integral(second) and not _is_integral(first) else (first, second)
         labels, scores = labels.reshape(-1), scores.reshape(-1)
-        if not _is_whole(labels):
-            raise OutputError("decoder postprocessed: neither of the outputs beside the boxes holds whole numbers")
+        if not _is_integral(labels):
+            raise OutputError("decoder postprocessed: no output other than the boxes holds whole numbers")
         return report_ranked(
             self, boxes.clip(-LIMIT, LIMIT), scores.astype(np.float32), labels.astype(np.int64), source_size
         )
 
 
-def _is_of_one_image(layout: Layout) -> bool:
+def _is_unbatched(layout: Layout) -> bool:
     return sorted(map(len, layout.shapes)) == [1, 1, 2]
 
 
@@ -68,7 +68,7 @@ def _holds_boxes(array: npt.NDArray[Any], arrays: Sequence[npt.NDArray[Any]]) ->
     return all(array.ndim >= other.ndim for other in arrays)
 
 
-def _is_whole(values: npt.NDArray[Any]) -> bool:
+def _is_integral(values: npt.NDArray[Any]) -> bool:
     return bool((values == np.round(values)).all())
 
 

@@ -30,7 +30,7 @@ class Recognition:
 
     @property
     def decided(self) -> bool:
-        """Whether the shapes are distinctive enough to use the chosen decoder without being told to."""
+        """Whether the shapes are distinctive enough to use the chosen decoder if none is configured."""
         return bool(self.matches) and self.matches[0][1].certainty >= LIKELY
 
     @property
@@ -46,7 +46,7 @@ class Recognition:
 
     @property
     def nearest(self) -> str:
-        """The decoders that differ least, with the difference."""
+        """The decoders that fit best, each with the difference."""
         return "; ".join(
             f"{name} reads {DECODERS.get(name).signature}: {difference.text}"
             for name, difference in self.differences[:_NEAREST]
@@ -54,7 +54,7 @@ class Recognition:
 
 
 def recognize(layout: Layout, result_kind: str = "") -> Recognition:
-    """Compare the outputs with every decoder that can be recognized. result_kind: of this kind only; empty: any."""
+    """Compare the outputs with every decoder that can be recognized. result_kind: kind of results; empty: any."""
     matches, differences = [], []
     for spec in DECODERS.usable():
         if spec.recognize is None or spec.takes_detector or result_kind not in ("", spec.result_kind):

@@ -1,4 +1,4 @@
-"""Base of decoders for one row per candidate: best class of each row, then the threshold, then the boxes."""
+"""Base of decoders that read one row per candidate: best class of each row, then the threshold, then the boxes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Integers = npt.NDArray[np.int64]
 
 class Rows(NamedTuple):
     """Views of the outputs. raw: (N, K), what boxes are computed from. scores: (N, classes), probabilities. objectness:
-    (N,), which multiplies the scores; None: 1.
+    (N,), factors of the scores; None: 1.
     """
 
     raw: Tensor
@@ -35,7 +35,7 @@ def with_objectness(output: Tensor) -> Rows:
 
 
 class RecognizedDecoder(Decoder):
-    """A decoder whose `recognize` decides which outputs fit: in :meth:`check` and where no decoder is configured."""
+    """A decoder whose `recognize` decides which outputs fit: in :meth:`check`, and if no decoder is configured."""
 
     #: Shapes of the outputs that it reads, for messages.
     signature: ClassVar[str] = ""
@@ -65,7 +65,7 @@ class RowDecoder(RecognizedDecoder):
     Scores and objectness must be in 0..1.
     """
 
-    #: Whether non-maximum suppression follows.
+    #: Whether non-maximum suppression is applied.
     suppress: ClassVar[bool] = True
 
     def rows(self, outputs: Sequence[Tensor]) -> Rows:
@@ -73,7 +73,7 @@ class RowDecoder(RecognizedDecoder):
         raise NotImplementedError
 
     def corners(self, raw: Floats, index: Integers) -> Floats:
-        """(K, 4) x1, y1, x2, y2 in input pixels of rows `index`, whose numbers are `raw`."""
+        """(K, 4) x1, y1, x2, y2 in input pixels of the rows `index`. raw: (K, ...), their `Rows.raw`."""
         raise NotImplementedError
 
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Detections:
@@ -99,12 +99,12 @@ class RowDecoder(RecognizedDecoder):
         return report_ranked(self, boxes, scores, class_ids, source_size)
 
     def in_two_parts(self) -> TwoParts | None:
-        """The first part leaves the best MAX_CANDIDATES rows, without the scores of their other classes."""
+        """The first part keeps the best MAX_CANDIDATES rows, each with the score of its best class only."""
         return _BestRows(self)
 
 
 class _BestRows:
-    """The two parts of `decoder`: of raw outputs of megabytes per frame, only the best rows are copied to the CPU."""
+    """The two parts of `decoder`: the raw outputs are megabytes per frame; only the best rows are copied to the CPU."""
 
     def __init__(self, decoder: RowDecoder) -> None:
         self._decoder = decoder
@@ -135,8 +135,8 @@ class _BestRows:
 def report_ranked(
     decoder: Decoder, boxes: Floats, scores: Floats, class_ids: Integers, source_size: tuple[int, int]
 ) -> Detections:
-    """Boxes (N, 4) in input pixels of a network that leaves no duplicates -> kept classes, over the threshold, best
-    first; equal scores stay in order. No non-maximum suppression.
+    """Boxes (N, 4) in input pixels of a network that leaves no duplicates -> those of the kept classes over the
+    threshold, best first; equal scores stay in order. No non-maximum suppression.
 
     Raises OutputError for a class without a name.
     """

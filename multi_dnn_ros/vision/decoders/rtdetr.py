@@ -36,7 +36,8 @@ class RtDetrDecoder(RowDecoder):
             return wrong
         if queries > MAX_QUERIES:
             return Difference(f"{queries} rows; allowed: up to {MAX_QUERIES} queries", 0.9)
-        # Rows of 6 are more probably box, score and class; more classes than queries, a transposed output.
+        # Rows of 6 numbers are more probably box, score and class. More classes than queries: probably a transposed
+        # output.
         certainty = LIKELY if queries and 2 < classes <= queries else POSSIBLE
         return Match(certainty, f"{queries or '?'} rows of 4 numbers and {classes or '?'} classes", classes)
 

@@ -17,7 +17,7 @@ from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import NO_CLASS, Mask, OutputError
 
-#: Threshold of a network with one class, which competes with nothing.
+#: Default threshold of a network with one class, which competes with no other.
 _ONE_CLASS = 0.5
 
 
@@ -25,8 +25,8 @@ class SegmentationDecoder(Decoder):
     """(1, classes, h, w) logits of any resolution -> Mask.
 
     Each pixel gets its most probable class (softmax), or none if its probability is under `score_threshold` or `keep`
-    does not name the class. score_threshold 0: no threshold. One class: the probability is the logit's sigmoid, and the
-    threshold 0 means 0.5. `iou_threshold` and `max_detections` have no effect.
+    does not name the class. With score_threshold 0 there is no threshold. With one class, the probability is the
+    logit's sigmoid, and a score_threshold of 0 means 0.5. `iou_threshold` and `max_detections` have no effect.
     """
 
     name = "segmentation"
@@ -84,7 +84,7 @@ def best_probability(logits: Tensor) -> Tensor:
 
 
 class _ClassMap:
-    """The two parts of `decoder`: of the maps of all classes, a class and a probability per pixel are copied."""
+    """The two parts of `decoder`: a class and a probability per pixel are copied instead of the maps of all classes."""
 
     def __init__(self, decoder: SegmentationDecoder) -> None:
         self._decoder = decoder
@@ -104,7 +104,7 @@ class _ClassMap:
 def recognize(layout: Layout) -> Match | Difference:
     """Whether SegmentationDecoder reads such outputs: a map for each of three classes or more.
 
-    One or two maps are most often those of one thing, such as lanes, against background.
+    One or two maps usually show one thing, such as lanes, against background.
     """
     found = match(layout, [(1, "classes", "h", "w")])
     if isinstance(found, Difference):

@@ -19,8 +19,7 @@ _MAP = (1, 2, "h", "w")
 class TwinLiteNetDecoder(LaneDecoder):
     """(1, 2, h, w) logits of the drivable area, then (1, 2, h, w) of lane lines, "none" first in both -> Lanes.
 
-    github.com/chequanghuy/TwinLiteNet, arXiv:2307.10705. The drivable area is read by decoder
-    `drivable`.
+    github.com/chequanghuy/TwinLiteNet, arXiv:2307.10705. Decoder `drivable` reads the drivable area.
     """
 
     name = "twinlitenet"
@@ -63,7 +62,7 @@ def _map_of(outputs: Sequence[Tensor], number: int) -> Sequence[Tensor]:
 
 
 class _OneMap:
-    """The two parts of the decoder of one map, applied to one of several."""
+    """The two parts of a decoder of one map, applied to one of several maps."""
 
     def __init__(self, parts: TwoParts, number: int) -> None:
         self._parts = parts

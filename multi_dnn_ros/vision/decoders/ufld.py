@@ -14,7 +14,7 @@ from multi_dnn_ros.vision.decoders.rows import RecognizedDecoder
 from multi_dnn_ros.vision.results import Lanes
 
 _LANES = 4
-#: Positions of the rows by their number, in pixels of an input of 800 x 288: those of the evaluation protocols of
+#: Positions of the rows by the number of rows, in pixels of an input of 800 x 288: those of the evaluation protocols of
 #: TuSimple and CULane.
 _ROWS: Mapping[int, tuple[int, ...]] = {
     56: tuple(range(64, 288, 4)),
@@ -22,7 +22,7 @@ _ROWS: Mapping[int, tuple[int, ...]] = {
 }
 _SIZE = (800, 288)
 #: Minimum number of rows of a lane.
-_FEWEST = 3
+_MIN_ROWS = 3
 
 
 class UfldDecoder(RecognizedDecoder):
@@ -51,18 +51,18 @@ class UfldDecoder(RecognizedDecoder):
         cells, (count, height, width) = len(logits) - 1, (logits.shape[1], *source_size)
         powers = np.exp(logits - logits.max(axis=0))
         within = np.exp(logits[:-1] - logits[:-1].max(axis=0))
-        place = (np.arange(1, cells + 1)[:, None, None] * within).sum(axis=0) / within.sum(axis=0)
-        there = logits.argmax(axis=0) != cells
-        certainty = 1.0 - powers[-1] / powers.sum(axis=0)
+        position = (np.arange(1, cells + 1)[:, None, None] * within).sum(axis=0) / within.sum(axis=0)
+        exists = logits.argmax(axis=0) != cells
+        probability = 1.0 - powers[-1] / powers.sum(axis=0)
         across = (_SIZE[0] - 1) / max(cells - 1, 1)
-        x = (place * across - 1.0) * (self.preprocess.width / _SIZE[0])
+        x = (position * across - 1.0) * (self.preprocess.width / _SIZE[0])
         y = np.array(_ROWS[count], np.float64) * (self.preprocess.height / _SIZE[1]) - 1.0
         u, v = in_source(x, y, self.preprocess, source_size)
-        inside = there & (u >= 0) & (u <= width - 1) & ((v >= 0) & (v <= height - 1))[:, None]
+        inside = exists & (u >= 0) & (u <= width - 1) & ((v >= 0) & (v <= height - 1))[:, None]
         found = []
         for lane in range(_LANES):
             rows = np.flatnonzero(inside[:, lane])[::-1]  # from the bottom up
-            if len(rows) < _FEWEST or (score := float(certainty[rows, lane].mean())) < self.score_threshold:
+            if len(rows) < _MIN_ROWS or (score := float(probability[rows, lane].mean())) < self.score_threshold:
                 continue
             points = np.stack([u[rows, lane], v[rows]], axis=1)
             found.append((points, score))

@@ -16,8 +16,8 @@ from multi_dnn_ros.vision.decoders.rows import Floats, RecognizedDecoder, from_c
 from multi_dnn_ros.vision.decoders.yolo_masks import COEFFICIENTS, YoloMasksDecoder
 from multi_dnn_ros.vision.results import Detections, InstanceMasks
 
-#: A mask is uint8, and 0 means no instance.
-_MOST = 255
+#: Masks are uint8, and 0 means no instance.
+_MAX_INSTANCES = 255
 
 
 class YoloInstancesDecoder(RecognizedDecoder):
@@ -51,7 +51,7 @@ class YoloInstancesDecoder(RecognizedDecoder):
         first = suppress(boxes, scores[index], ids[index], self.iou_threshold)
         clipped = boxes[first].clip(0, np.array([width, height, width, height], np.float32))
         inside = (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])
-        first, clipped = (values[inside][: min(self.max_detections, _MOST)] for values in (first, clipped))
+        first, clipped = (values[inside][: min(self.max_detections, _MAX_INSTANCES)] for values in (first, clipped))
         found = index[first]
         detections = Detections(clipped.astype(np.float32), scores[found], ids[found], self.labels)
         numbers = self._numbers(rows[found, -COEFFICIENTS:], prototypes.numpy(), inputs[first])
@@ -59,16 +59,16 @@ class YoloInstancesDecoder(RecognizedDecoder):
         return InstanceMasks(detections, content, source_size)
 
     def _numbers(self, coefficients: Floats, prototypes: Floats, boxes: Floats) -> npt.NDArray[np.uint8]:
-        """(h, w) uint8, number of the instance, 0: none. boxes: (K, 4) in input pixels, best first."""
+        """(h, w) uint8, the number of each pixel's instance, 0: none. boxes: (K, 4) in input pixels, best first."""
         _, height, width = prototypes.shape
         numbers = np.zeros((height, width), np.uint8)
         scale = np.array([width / self.preprocess.width, height / self.preprocess.height] * 2)
-        for place in range(len(boxes) - 1, -1, -1):  # the best last
-            x1, y1, x2, y2 = (boxes[place] * scale).clip(0, [width, height, width, height])
+        for index in range(len(boxes) - 1, -1, -1):  # the best one last, over the others
+            x1, y1, x2, y2 = (boxes[index] * scale).clip(0, [width, height, width, height])
             # Pixels whose center is inside the box.
             columns, rows = slice(round(x1), max(round(x2), round(x1))), slice(round(y1), max(round(y2), round(y1)))
-            values = np.tensordot(coefficients[place], prototypes[:, rows, columns], 1)
-            numbers[rows, columns][values > 0] = place + 1
+            values = np.tensordot(coefficients[index], prototypes[:, rows, columns], 1)
+            numbers[rows, columns][values > 0] = index + 1
         return numbers
 
 

@@ -27,11 +27,11 @@ from multi_dnn_ros.vision.decoders.twinlitenet import TwinLiteNetDecoder
 _ANCHORS = 3
 _PATTERNS: tuple[Pattern, ...] = ((1, "N", ("classes", 5)), (1, 2, "h", "w"), (1, 2, "h", "w"))
 #: Smallest probability whose logarithm is taken.
-_LEAST = 1e-6
+_MIN_PROBABILITY = 1e-6
 
 
 class YolopDecoder(RowDecoder):
-    """(1, N, 5 + classes) and twice (1, 2, h, w) -> the boxes of the first: as YOLOv5's.
+    """(1, N, 5 + classes) and twice (1, 2, h, w) -> the boxes of the first output, which has YOLOv5's layout.
 
     cx, cy, w, h in input pixels, objectness, a probability per class; score = objectness * class probability.
     github.com/hustvl/YOLOP, arXiv:2108.11250.
@@ -57,10 +57,10 @@ class YolopDecoder(RowDecoder):
 
 
 class YolopLaneDecoder(TwinLiteNetDecoder):
-    """The same outputs -> the lane lines of the second map, "none" first: two probabilities that need not add up to 1.
+    """The same outputs -> lane lines of the second map: probabilities of "none" and "lane", which need not sum to 1.
 
-    A pixel's probability of a line is its share of the sum of the two, so that a threshold of 0.5 is the largest of the
-    two, as in the reference.
+    The probability of a line at a pixel is that of lane divided by their sum, so that a threshold of 0.5 selects the
+    larger of the two, as the reference does.
     """
 
     name = "yolop_lanes"
@@ -72,13 +72,14 @@ class YolopLaneDecoder(TwinLiteNetDecoder):
         return found if isinstance(found, Difference) else Match(_certainty(layout, found), _why(found))
 
     def lane_logits(self, logits: Tensor) -> Tensor:
-        return super().lane_logits(torch.log(logits.clamp(min=_LEAST)))
+        return super().lane_logits(torch.log(logits.clamp(min=_MIN_PROBABILITY)))
 
 
 class YolopDrivableDecoder(YolopLaneDecoder, DrivableDecoder):
-    """The same outputs -> the drivable area of the first map; probabilities as in the map of lines.
+    """The same outputs -> the drivable area of the first map, which holds probabilities like the map of lines.
 
-    Decoder `drivable` reads logits: of probabilities, a threshold below 0.27 accepts all and one above 0.73 none.
+    Decoder `drivable` reads logits. Given probabilities, it would accept every pixel with a threshold below 0.27, and
+    none with one above 0.73.
     """
 
     name = "yolop_drivable"
@@ -106,7 +107,7 @@ SPEC = DecoderSpec(
 LANES = DecoderSpec(
     "yolop_lanes",
     YolopLaneDecoder,
-    signature="(1, N, 5 + classes), twice (1, 2, h, w): the lane lines of the last (YOLOP)",
+    signature="(1, N, 5 + classes), twice (1, 2, h, w): the lane lines of the last map (YOLOP)",
     result_kind="lanes",
     default_labels=("none", "lane"),
     preprocess=_LETTERBOX,
@@ -115,7 +116,7 @@ LANES = DecoderSpec(
 DRIVABLE = DecoderSpec(
     "yolop_drivable",
     YolopDrivableDecoder,
-    signature="(1, N, 5 + classes), twice (1, 2, h, w): the drivable area of the first (YOLOP)",
+    signature="(1, N, 5 + classes), twice (1, 2, h, w): the drivable area of the first map (YOLOP)",
     result_kind="drivable_area",
     default_labels=("none", "drivable"),
     preprocess=_LETTERBOX,

@@ -25,16 +25,16 @@ from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers, with_objectness
 
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64))
-#: exp of it is far above the size of any image.
-_LARGEST_LOG = 12.0
+#: Limit of log w and log h; its exponential is far above the size of any image.
+_MAX_LOG = 12.0
 
 
 class YoloXDecoder(RowDecoder):
     """(1, N, 5 + classes): x, y, log w, log h of the box in cells, objectness, a probability per class.
 
-    One row per cell of each feature map: center = (cell + x, y) * stride, size = exp(w, h) * stride, score = objectness
-    * class probability. github.com/Megvii-BaseDetection/YOLOX (tools/export_onnx.py) and arXiv:2107.08430. With
-    --decode_in_inference the export holds pixels: decoder yolov5 reads those.
+    One row per cell of each feature map: center = (cell + (x, y)) * stride, size = exp(log w, log h) * stride, score =
+    objectness * class probability. github.com/Megvii-BaseDetection/YOLOX (tools/export_onnx.py) and arXiv:2107.08430.
+    With --decode_in_inference the boxes are in pixels, which decoder yolov5 reads.
     """
 
     name = "yolox"
@@ -66,7 +66,7 @@ class YoloXDecoder(RowDecoder):
         cell = self._cells[index]
         stride = cell[:, 2:]
         center = (raw[:, :2] + cell[:, :2]) * stride
-        return from_centers(np.concatenate([center, np.exp(raw[:, 2:].clip(max=_LARGEST_LOG)) * stride], axis=1))
+        return from_centers(np.concatenate([center, np.exp(raw[:, 2:].clip(max=_MAX_LOG)) * stride], axis=1))
 
     @cached_property
     def _cells(self) -> Floats:

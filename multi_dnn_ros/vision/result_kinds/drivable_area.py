@@ -12,12 +12,12 @@ from multi_dnn_ros.vision.placement import place_mask
 from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
 from multi_dnn_ros.vision.results import NO_CLASS, Mask
 
-#: Bluish green for every class number, (256, 3).
+#: Colours by class number, (256, 3): bluish green for all.
 _COLORS = np.tile(np.array(PALETTE[2], np.float32), (NO_CLASS + 1, 1))
 
 
 def draw_areas(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
-    """Colour the area. Areas of earlier frames are not drawn. ValueError: a mask of another size."""
+    """Colour the area. Areas of earlier frames are not drawn. ValueError: a mask has another size."""
     for layer in layers:
         if not layer.stale:
             blend(canvas, layer.output.pixels, _COLORS, NO_CLASS)

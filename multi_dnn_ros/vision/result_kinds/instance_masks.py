@@ -17,7 +17,7 @@ _MESSAGES = "multi_dnn_ros.ros.result_messages"
 
 
 def draw_instances(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
-    """Colour the pixels of each instance, then draw the boxes. ValueError: a mask of another size."""
+    """Colour the pixels of each instance, then draw the boxes. ValueError: a mask has another size."""
     colors = np.array([PALETTE[number % len(PALETTE)] for number in range(256)], np.float32)
     for layer in layers:
         if not layer.stale:

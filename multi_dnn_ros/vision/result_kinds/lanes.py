@@ -28,7 +28,7 @@ def draw_lanes(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
 def _draw(canvas: Image, lanes: Lanes, stale: bool, scale: float) -> None:
     mask = lanes.mask
     if mask.shape != canvas.shape[:2]:
-        raise ValueError(f"lane mask has shape {mask.shape}; expected, as the image: {canvas.shape[:2]}")
+        raise ValueError(f"lane mask has shape {mask.shape}; expected the shape of the image: {canvas.shape[:2]}")
     if not stale:
         blend(canvas, mask, np.array([lane_color(number) for number in range(256)], np.float32), 0)
     for lane in lanes.lanes:

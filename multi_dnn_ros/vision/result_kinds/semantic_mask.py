@@ -12,12 +12,12 @@ from multi_dnn_ros.vision.placement import place_mask
 from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
 from multi_dnn_ros.vision.results import NO_CLASS, Mask
 
-#: By class number, (256, 3).
+#: Colours by class number, (256, 3).
 _COLORS = np.array([PALETTE[number % len(PALETTE)] for number in range(NO_CLASS + 1)], np.float32)
 
 
 def draw_masks(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
-    """Colour the pixels by class. Masks of earlier frames are not drawn. ValueError: a mask of another size."""
+    """Colour the pixels by class. Masks of earlier frames are not drawn. ValueError: a mask has another size."""
     for layer in layers:
         if not layer.stale:
             blend(canvas, layer.output.pixels, _COLORS, NO_CLASS)

@@ -15,8 +15,8 @@ def assign(weights: npt.NDArray[np.floating]) -> tuple[npt.NDArray[np.int64], np
     columns, each (K,) int64.
 
     Method: the Hungarian method for maximum weight matching (Kuhn 1955) with Dijkstra's shortest augmenting paths
-    over the positive weights (Edmonds and Karp 1972). Rows whose best column is free are assigned at once; in tracking
-    that is nearly all of them, so few paths are searched.
+    over the positive weights (Edmonds and Karp 1972). Rows whose best column is free are assigned first; in tracking
+    these are nearly all, so few paths are searched.
     """
     if not weights.size:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -42,7 +42,7 @@ class _Matching:
     """A matching and its dual variables, which prove that it is optimal for the rows added so far.
 
     Invariants: ``row_price[i] + column_price[j] >= weights[i, j]``, with equality for pairs; both prices are at least
-    0, and 0 for every row and column without a pair (rows that were not added yet excepted).
+    0, and 0 for every row and column without a pair (except rows that were not added yet).
     """
 
     def __init__(self, weights: npt.NDArray[np.floating], row_price: list[float]) -> None:
@@ -57,24 +57,24 @@ class _Matching:
         self.column_of[row], self.row_of[column] = column, row
 
     def augment(self, start: int) -> None:
-        """Add a row: change pairs along the shortest path from it, to a free column or to a row that gives up its own.
+        """Add a row: change pairs along the shortest path from it to a free column, or to a row that loses its pair.
 
         The length of a path is the total weight lost, compared with the prices.
         """
-        distance = {start: 0.0}  # of rows
-        reached: dict[int, float] = {}  # columns in the tree
+        distance = {start: 0.0}  # of rows in the tree
+        reached: dict[int, float] = {}  # distance of columns in the tree
         parent: dict[int, int] = {}
         tentative: dict[int, float] = {}
         heap: list[tuple[float, int]] = []
-        # The cheapest end found so far: a row without a pair afterwards (None: a free column).
+        # The cheapest end found so far: the free column last_column or, if that is -1, last_row, which loses its pair.
         length, last_row, last_column = self._row_price[start], start, -1
-        row, at = start, 0.0
+        row, row_distance = start, 0.0
         while True:
             price = self._row_price[row]
-            if at + price < length:
-                length, last_row = at + price, row
+            if row_distance + price < length:
+                length, last_row = row_distance + price, row
             for column, weight in self._edges_of(row):
-                step = at + price + self._column_price[column] - weight
+                step = row_distance + price + self._column_price[column] - weight
                 if column not in reached and step < length and step < tentative.get(column, length):
                     tentative[column], parent[column] = step, row
                     heapq.heappush(heap, (step, column))
@@ -82,13 +82,13 @@ class _Matching:
                 heapq.heappop(heap)
             if not heap or heap[0][0] >= length:
                 break
-            at, column = heapq.heappop(heap)
-            reached[column] = at
+            row_distance, column = heapq.heappop(heap)
+            reached[column] = row_distance
             if column not in self.row_of:
-                length, last_column = at, column
+                length, last_column = row_distance, column
                 break
             row = self.row_of[column]
-            distance[row] = at
+            distance[row] = row_distance
         for each, value in distance.items():
             self._row_price[each] -= max(length - value, 0.0)
         for each, value in reached.items():

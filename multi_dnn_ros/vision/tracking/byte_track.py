@@ -1,4 +1,4 @@
-"""ByteTrack (Zhang et al., ECCV 2022): identities of the boxes of one camera, by stamps instead of frame counts."""
+"""ByteTrack (Zhang et al., ECCV 2022): tracks the boxes of one camera, by stamps instead of frame counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multi_dnn_ros.vision.tracking.motion import Array, Motion, overlaps
 
 Indices = npt.NDArray[np.int64]
 
-#: Boxes with the best scores that are tracked; further ones have no identity. Bounds the time and memory of a frame.
+#: Only this many boxes, those with the best scores, are tracked. Bounds the time and memory of a frame.
 MAX_BOXES = 1000
 #: Minimum similarity of a pair: overlap times score for boxes of high score with tracks, and with new tracks; overlap
 #: for boxes of low score. Values of the ByteTrack authors (match_thresh 0.8, 0.7 and 0.5 of the distance).
@@ -38,7 +38,7 @@ class TrackerSettings:
 @dataclass
 class _Tracks:
     """N tracks. ids: 0 until a second box has confirmed the track. seen_ns: stamp of the last box.
-    lost: it had no box in the last frame.
+    lost: whether the track had no box in the last frame.
     """
 
     motion: Motion
@@ -90,43 +90,45 @@ class ByteTracker:
     def update(self, found: Detections, stamp_ns: int) -> Detections:
         """The boxes to publish, in their order, with `ids`, (N,) int64, 0: no identity.
 
-        stamp_ns: of the image. After a gap the tracks are extrapolated over its length; those without a box for
-        `max_lost_s` end. If the stamp is older than that of the last frame, time was set back: by at most `max_lost_s`,
-        the tracks continue as if no time had passed; by more (a recording started again), all tracks end.
+        stamp_ns: stamp of the image. The tracks are extrapolated to it; those without a box for more than `max_lost_s`
+        end. A stamp older than that of the last frame means that time was set back: if by at most `max_lost_s`, the
+        tracks continue as if no time had passed; if by more (a recording started again), all tracks end.
 
         Raises ValueError for boxes or scores that are not finite, and for boxes with x2 < x1 or y2 < y1; the tracks
-        are then as before.
+        then stay unchanged.
         """
         boxes, scores, class_ids = _checked(found)
-        first = self._advance(stamp_ns)
+        is_first = self._advance(stamp_ns)
         tracks, settings = self._tracks, self._settings
         best = np.argsort(-scores, kind="stable")[:MAX_BOXES]
         high = best[scores[best] >= settings.high_score]
         low = best[(scores[best] < settings.high_score) & (scores[best] >= settings.low_score)]
         predicted = tracks.motion.boxes()
         confirmed, new = np.flatnonzero(tracks.ids > 0), np.flatnonzero(tracks.ids == 0)
-        of_box = np.full(len(boxes), -1, np.int64)  # index of the track of each box
+        box_tracks = np.full(len(boxes), -1, np.int64)  # for each box the index of its track; -1: none
 
-        def associate(of_tracks: Indices, of_boxes: Indices, least: float, *, scored: bool) -> tuple[Indices, Indices]:
-            """Pair tracks with boxes; the tracks and the boxes that are left."""
-            if not len(of_tracks) or not len(of_boxes):
-                return of_tracks, of_boxes
-            weights = overlaps(predicted[of_tracks], boxes[of_boxes])
+        def associate(
+            tracks_left: Indices, boxes_left: Indices, minimum: float, *, scored: bool
+        ) -> tuple[Indices, Indices]:
+            """Pair tracks with boxes; returns the tracks and the boxes that remain without a pair."""
+            if not len(tracks_left) or not len(boxes_left):
+                return tracks_left, boxes_left
+            weights = overlaps(predicted[tracks_left], boxes[boxes_left])
             if scored:
-                weights *= scores[of_boxes]
-            weights -= least
+                weights *= scores[boxes_left]
+            weights -= minimum
             if not settings.across_classes:
-                weights[tracks.class_ids[of_tracks][:, None] != class_ids[of_boxes]] = 0.0
+                weights[tracks.class_ids[tracks_left][:, None] != class_ids[boxes_left]] = 0.0
             rows, columns = assign(weights)
-            of_box[of_boxes[columns]] = of_tracks[rows]
-            return np.delete(of_tracks, rows), np.delete(of_boxes, columns)
+            box_tracks[boxes_left[columns]] = tracks_left[rows]
+            return np.delete(tracks_left, rows), np.delete(boxes_left, columns)
 
-        left, high = associate(confirmed, high, _MIN_SIMILARITY, scored=True)
-        associate(left[~tracks.lost[left]], low, _MIN_OVERLAP_LOW, scored=False)
+        unpaired, high = associate(confirmed, high, _MIN_SIMILARITY, scored=True)
+        associate(unpaired[~tracks.lost[unpaired]], low, _MIN_OVERLAP_LOW, scored=False)
         _, high = associate(new, high, _MIN_SIMILARITY_NEW, scored=True)
-        self._update(of_box, boxes, class_ids, stamp_ns)
-        ids = np.where(of_box >= 0, tracks.ids[of_box], 0) if len(tracks) else np.zeros(len(boxes), np.int64)
-        ids[high] = self._start(boxes[high], class_ids[high], stamp_ns, confirmed=first)
+        self._update(box_tracks, boxes, class_ids, stamp_ns)
+        ids = np.where(box_tracks >= 0, tracks.ids[box_tracks], 0) if len(tracks) else np.zeros(len(boxes), np.int64)
+        ids[high] = self._start(boxes[high], class_ids[high], stamp_ns, confirmed=is_first)
         self._end_lost()
         kept = np.flatnonzero((scores >= settings.high_score) | (ids > 0))
         return replace(
@@ -138,7 +140,7 @@ class ByteTracker:
         )
 
     def _advance(self, stamp_ns: int) -> bool:
-        """Extrapolate the tracks to this time; returns whether there was no frame before it."""
+        """Extrapolate the tracks to this time; returns whether this is the first frame, or counts as the first."""
         last_ns, limit_ns = self._last_ns, round(self._settings.max_lost_s * 1e9)
         self._last_ns = stamp_ns
         if last_ns is None or stamp_ns < last_ns - limit_ns:
@@ -153,11 +155,11 @@ class ByteTracker:
         tracks.motion.predict(max(0, stamp_ns - last_ns) / 1e9)
         return False
 
-    def _update(self, of_box: Indices, boxes: Array, class_ids: Indices, now_ns: int) -> None:
+    def _update(self, box_tracks: Indices, boxes: Array, class_ids: Indices, now_ns: int) -> None:
         """Correct the tracks by their boxes. Tracks that are confirmed by their second box get their identity."""
         tracks = self._tracks
-        paired = np.flatnonzero(of_box >= 0)
-        index = of_box[paired]
+        paired = np.flatnonzero(box_tracks >= 0)
+        index = box_tracks[paired]
         tracks.motion.update(index, boxes[paired])
         tracks.class_ids[index] = class_ids[paired]
         tracks.seen_ns[index] = now_ns
@@ -168,7 +170,7 @@ class ByteTracker:
         tracks.motion.keep_size(np.flatnonzero(tracks.lost))
 
     def _start(self, boxes: Array, class_ids: Indices, now_ns: int, *, confirmed: bool) -> Indices:
-        """Start tracks at boxes without one; returns their identities, (N,)."""
+        """Start a track for each of the boxes; returns their identities, (N,)."""
         ids = self._new_ids(len(boxes)) if confirmed else np.zeros(len(boxes), np.int64)
         tracks, times = self._tracks, np.full(len(boxes), now_ns, np.int64)
         self._tracks = _Tracks(

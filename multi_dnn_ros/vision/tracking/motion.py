@@ -1,4 +1,4 @@
-"""A Kalman filter of constant velocity for many boxes at once."""
+"""A Kalman filter with constant velocity for many boxes at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MIN_SIZE = 1.0
 
 @dataclass
 class Motion:
-    """Boxes and their motion; N of them.
+    """N boxes and their motion.
 
     mean: (N, 4), centre x, centre y, width, height in pixels. velocity: (N, 4), their change per 1/30 s.
     p, pv, v: (N, 4), variance of the mean, its covariance with the velocity, and variance of the velocity. The four
@@ -51,7 +51,7 @@ class Motion:
         return np.concatenate([self.mean[:, :2] - half, self.mean[:, :2] + half], axis=1)
 
     def predict(self, seconds: float) -> None:
-        """Advance by a time of 0 or more. The uncertainty grows with it, however many frames were lost."""
+        """Advance by 0 or more seconds. The uncertainty grows with this time, however many frames were lost."""
         frames = seconds * REFERENCE_HZ
         size = _sizes(self.mean)
         self.mean += self.velocity * frames
@@ -60,7 +60,7 @@ class Motion:
         self.v += frames * (_VELOCITY * size) ** 2
 
     def update(self, index: npt.NDArray[np.int64], boxes: Array) -> None:
-        """Correct the boxes of these indices by measured ones, (K, 4), x1, y1, x2, y2."""
+        """Correct the boxes of these indices by measured boxes, (K, 4), x1, y1, x2, y2."""
         mean, p, pv = self.mean[index], self.p[index], self.pv[index]
         total = p + (_POSITION * _sizes(mean)) ** 2
         gain, velocity_gain = p / total, pv / total
@@ -72,7 +72,7 @@ class Motion:
         self.pv[index] = (1 - gain) * pv
 
     def keep_size(self, index: npt.NDArray[np.int64]) -> None:
-        """Set the change of width and height to 0: extrapolated, a lost box would grow or vanish."""
+        """Set the change of width and height to 0: by extrapolation, a lost box would grow or vanish."""
         self.velocity[index, 2:] = 0.0
 
     def select(self, index: npt.NDArray[np.int64]) -> Motion:

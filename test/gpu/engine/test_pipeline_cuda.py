@@ -198,7 +198,7 @@ def test_a_dnn_whose_results_differ_is_prepared_again_in_float32(
     monkeypatch.setattr(ImageCheck, "agreement", lambda *args: next(agreements))
     flat = {"device": "cuda:0", "dnns": ["lane"], "dnn.lane.precision": precision}
     build(to_config(flat | {"dnn.lane.check_images": str(tmp_path)}))
-    assert "it is prepared in float32" in caplog.text
+    assert "the DNN is prepared in float32" in caplog.text
 
 
 def test_the_measured_backend_is_used_by_auto_and_gives_the_same_results(

@@ -1,6 +1,6 @@
-"""Networks of the references' own packages with random weights, exported by them and compared with their own results.
+"""Networks of other packages with random weights, exported by these packages and compared with their own results.
 
-Needs packages that this one does not: ultralytics, transformers.
+Needs packages that multi_dnn_ros does not need: ultralytics and transformers.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch import nn
 from reference_decoding import Candidate  # isort: skip
 
 _SIZE = 320
-#: Networks that get random statistics.
+#: Networks that get random statistics, see vary_randomly.
 _MAGNIFYING = ("yolov9t", "yolo12n")
 #: Factor of the weights of heads.
 _SPREAD = 2.0
-#: Standard deviation of the outputs of predicting convolutions, on the image that the statistics are from.
+#: Standard deviation of the outputs of predicting convolutions, on the image that the statistics come from.
 _HEAD_SPREAD = 0.04
 
 
 @torch.no_grad()
 def vary(network: nn.Module, run: Callable[[torch.Tensor], Any], seed: int) -> None:
     """Give the layers of a network the statistics of an image, and its heads larger weights, so that scores and boxes
-    differ from place to place by more than rounding, which would otherwise decide what TopK and suppression select.
+    differ between positions by more than rounding, which would otherwise decide what TopK and suppression select.
 
-    With the initial weights of a package they are nearly the same everywhere. run: passes an image (1, 3, h, w) through
-    the network. Afterwards it is in eval mode.
+    With the initial weights of a package, scores and boxes are nearly the same everywhere. run: passes an image
+    (1, 3, h, w) through the network. Afterwards the network is in eval mode.
     """
     generator = torch.Generator().manual_seed(seed)
     network.eval()
@@ -90,7 +90,7 @@ def _like_a_photo(generator: torch.Generator) -> torch.Tensor:
 
 
 def _listed(boxes: torch.Tensor) -> list[Candidate]:
-    """Rows x1, y1, x2, y2, score, class."""
+    """Candidates from rows x1, y1, x2, y2, score, class."""
     return [(*row[:5], int(row[5])) for row in boxes.tolist()]
 
 
@@ -113,9 +113,9 @@ def _ultralytics(name: str, opset: int) -> Callable[[Path, Path], Model]:
         @torch.no_grad()
         def boxes(image: np.ndarray) -> Sequence[Candidate]:
             output = network(torch.from_numpy(image))
-            while isinstance(output, (tuple, list)):  # the first is what the others are made from
+            while isinstance(output, (tuple, list)):  # the first is what the others are computed from
                 output = output[0]
-            if "rtdetr" in name:  # as RTDETRPredictor: selected by the network, boxes as shares of the input
+            if "rtdetr" in name:  # as RTDETRPredictor: selected by the network, boxes relative to the input
                 rows = output[0]
                 center, half = rows[:, :2] * _SIZE, rows[:, 2:4] * (_SIZE / 2)
                 return _listed(torch.cat([center - half, center + half, rows[:, 4:]], 1))
@@ -130,7 +130,7 @@ def _ultralytics(name: str, opset: int) -> Callable[[Path, Path], Model]:
 
 
 def _hugging_face(make: Callable[[], tuple[nn.Module, bool]]) -> Callable[[Path, Path], Model]:
-    """make: the network, and whether its scores are those of a softmax."""
+    """make: returns the network, and whether its scores are those of a softmax."""
 
     def prepare(weights: Path, scratch: Path) -> Model:
         torch.manual_seed(0)

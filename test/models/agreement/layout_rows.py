@@ -1,4 +1,4 @@
-"""Networks whose weights could not be had: a network of one layer with their outputs, against their formula."""
+"""Networks whose weights were not available: one-layer networks with the same outputs, compared with their formula."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def _export(name: str, size: tuple[int, int], layout: Layout, scratch: Path) -> 
     return file
 
 
-def same(values: Tensor) -> Tensor:
+def identity(values: Tensor) -> Tensor:
     return values
 
 
 def _ufldv2(rows: int, columns: int, cells: int, size: tuple[int, int], anchors: list[float], seen: float) -> Any:
     def prepare(weights: Path, scratch: Path) -> Model:
         shapes = [(1, cells, rows, 4), (1, 100, columns, 4), (1, 2, rows, 4), (1, 2, columns, 4)]
-        file = _export(f"ufldv2_{rows}", size, Layout([same] * 4, shapes), scratch)
+        file = _export(f"ufldv2_{rows}", size, Layout([identity] * 4, shapes), scratch)
         run = runner(file)
 
         def lines(image: np.ndarray, source: tuple[int, int], threshold: float) -> list[Any]:
@@ -69,11 +69,11 @@ def _ufldv2(rows: int, columns: int, cells: int, size: tuple[int, int], anchors:
 
 
 def _clrnet(weights: Path, scratch: Path) -> Model:
-    place = torch.linspace(0, 1, 72)
+    fraction = torch.linspace(0, 1, 72)
 
     def candidates(values: Tensor) -> Tensor:
         start = torch.sigmoid(values[..., 2:3] - 3) * 0.5
-        columns = torch.sigmoid(values[..., 3:4]) + values[..., 4:5] * 0.2 * place + values[..., 6:] * 0.002
+        columns = torch.sigmoid(values[..., 3:4]) + values[..., 4:5] * 0.2 * fraction + values[..., 6:] * 0.002
         return torch.cat([values[..., :2], start, values[..., 3:5], torch.sigmoid(values[..., 5:6]), columns], 2)
 
     file = _export("clrnet", (800, 320), Layout([candidates], [(1, 192, 78)]), scratch)

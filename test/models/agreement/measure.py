@@ -2,11 +2,11 @@
 
     python test/models/agreement/measure.py --weights DIR --images DIR --output results/models.json
 
-Both get the same input: images as this package's preprocessing makes them, so that the figures are those of reading the
-file, running the network and decoding its outputs. Boxes: average precision (COCO) of ours against those of the
-reference at IoU 0.9. Lines: share of the reference's lines that have one of ours within 1 pixel, both ways. Masks:
-intersection over union of the line pixels before they are grouped to lines. --weights: folder with the files that
-public_weights.py names. A row that cannot be run is listed with the reason. Some rows need ultralytics, transformers.
+Both get the same input, images preprocessed by this package, so that the figures compare reading the file, running the
+network and decoding its outputs. Boxes: average precision (COCO) of ours at IoU 0.9, with the reference's as ground
+truth. Lines: share of the reference's lines that have one of ours within 1 pixel, both ways. Masks: intersection over
+union of the line pixels before they are grouped into lines. --weights: folder with the files that public_weights.py
+names. A row that cannot be run is listed with the reason. Some rows need ultralytics or transformers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from multi_dnn_ros.settings.schema import DnnConfig
 #: Candidates per image that reach the score threshold, before suppression.
 _CANDIDATES = 60
 _IOU = 0.5
-_MOST = 100
+_MAX_DETECTIONS = 100
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def main() -> None:
                 print(measured[-1], file=sys.stderr)
             except Exception as error:  # whatever a package or a file raises
                 traceback.print_exc()
-                failed.append({"name": row.name, "error": _told(error, scratch)})
+                failed.append({"name": row.name, "error": _error_text(error, scratch)})
                 print(failed[-1], file=sys.stderr)
     origin = provenance()
     origin["command"] = shlex.join(["python", "test/models/agreement/measure.py", *sys.argv[1:]])
@@ -77,8 +77,8 @@ def main() -> None:
     write_json(args.output, {**origin, "images": len(images), "rows": measured, "failed": failed})
 
 
-def _told(error: Exception, scratch: str) -> str:
-    """The first line of an error without the name of a temporary folder."""
+def _error_text(error: Exception, scratch: str) -> str:
+    """The first line of an error, without the name of the temporary folder."""
     first = (str(error).splitlines() or [""])[0].replace(f"{scratch}/", "")
     return f"{type(error).__name__}: {first[:300]}"
 
@@ -88,7 +88,7 @@ def measure(row: Row, model: Model, images: list[np.ndarray]) -> dict[str, Any]:
     begin = time.perf_counter()
     config = DnnConfig.model_validate({"role": "object", "model": model.model, **model.parameters})
     if model.lines is None and model.mask is None:
-        config = config.model_copy(update={"iou_threshold": _IOU, "max_detections": _MOST})
+        config = config.model_copy(update={"iou_threshold": _IOU, "max_detections": _MAX_DETECTIONS})
     dnn = load_dnn("dnn", config)
     compare = _boxes if model.boxes is not None else _lines if model.lines is not None else _masks
     header = onnx.load(model.model, load_external_data=False)
@@ -114,12 +114,12 @@ def _boxes(dnn: Dnn, model: Model, images: list[np.ndarray]) -> dict[str, Any]:
     assert model.boxes is not None
     ran = [_run(dnn, image) for image in images]
     candidates = [list(model.boxes(np.array(inputs.numpy()))) for inputs, _ in ran]
-    scores = sorted((one[4] for some in candidates for one in some), reverse=True)
-    # Results of a reference that suppresses boxes itself are fewer; its own threshold is below the half of them.
-    most = len(scores) if model.suppress else len(scores) // 2
-    threshold = _between(scores, min(_CANDIDATES * len(images), most))
+    scores = sorted((candidate[4] for some in candidates for candidate in some), reverse=True)
+    # A reference that suppresses boxes itself has fewer results, of which only the better half is used.
+    available = len(scores) if model.suppress else len(scores) // 2
+    threshold = _threshold(scores, min(_CANDIDATES * len(images), available))
     dnn.decoder.score_threshold = threshold
-    options = Options(threshold=threshold, iou=_IOU, most=_MOST)
+    options = Options(threshold=threshold, iou=_IOU, most=_MAX_DETECTIONS)
     truth, ours = [], []
     for image, (_, outputs), some in zip(images, ran, candidates, strict=True):
         size = image.shape[:2]
@@ -133,8 +133,8 @@ def _boxes(dnn: Dnn, model: Model, images: list[np.ndarray]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _between(scores: list[float], count: int) -> float:
-    """A threshold that about `count` scores reach, in the widest gap there: rounding must not decide on a result.
+def _threshold(scores: list[float], count: int) -> float:
+    """A threshold that about `count` scores reach, in the widest gap there, so that rounding decides on no result.
 
     scores: best first.
     """
@@ -173,7 +173,7 @@ def average_precision(ours: list[list[Any]], truth: list[list[Any]], iou: float)
         evaluation = COCOeval(*sets, "bbox")
         evaluation.params.iouThrs = np.array([iou])
         evaluation.params.areaRng, evaluation.params.areaRngLbl = [[0, 1e10]], ["all"]
-        evaluation.params.maxDets = [_MOST]
+        evaluation.params.maxDets = [_MAX_DETECTIONS]
         evaluation.evaluate()
         evaluation.accumulate()
     precision = evaluation.eval["precision"]
@@ -191,7 +191,7 @@ def _lines(dnn: Dnn, model: Model, images: list[np.ndarray]) -> dict[str, Any]:
         theirs = [np.array(points) for points, _ in model.lines(np.array(inputs.numpy()), image.shape[:2], 0.4)]
         found, expected = found + len(ours), expected + len(theirs)
         for line in theirs:
-            off = [float(np.abs(line - one).max()) for one in ours if one.shape == line.shape]
+            off = [float(np.abs(line - own).max()) for own in ours if own.shape == line.shape]
             if off and min(off) <= 1.0:
                 matched += 1
                 worst = max(worst, min(off))

@@ -1,4 +1,4 @@
-"""Models whose trained weights lie in public repositories, against ONNX Runtime and the decoding of each reference."""
+"""Models with trained weights from public repositories, compared with ONNX Runtime and each reference's decoding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FACES = "Linzaer/Ultra-Light-Fast-Generic-Face-Detector-1MB"
 
 
 def runner(file: Path) -> Callable[[np.ndarray], list[np.ndarray]]:
-    """Runs the file as it is; a second input gets the size of the image."""
+    """A function that runs the unconverted file; a second input gets the size of the image."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
@@ -67,16 +67,16 @@ def read_yolo(outputs: list[np.ndarray], size: tuple[int, int]) -> list[Candidat
     ]
 
 
-def read_nanodet_named(outputs: list[np.ndarray], size: tuple[int, int]) -> list[Candidate]:
-    """NanoDet with outputs in any order, with or without a first axis: by their shapes."""
+def read_any_nanodet(outputs: list[np.ndarray], size: tuple[int, int]) -> list[Candidate]:
+    """NanoDet with outputs in any order, with or without a batch axis, recognized by their shapes."""
     flat = [output.reshape(-1, output.shape[-1]) for output in outputs]
-    scores = sorted((one for one in flat if one.shape[1] != 32), key=len, reverse=True)
-    numbers = sorted((one for one in flat if one.shape[1] == 32), key=len, reverse=True)
-    return read_nanodet([one[None] for one in (*scores, *numbers)], size)
+    scores = sorted((rows for rows in flat if rows.shape[1] != 32), key=len, reverse=True)
+    distances = sorted((rows for rows in flat if rows.shape[1] == 32), key=len, reverse=True)
+    return read_nanodet([rows[None] for rows in (*scores, *distances)], size)
 
 
 def read_batched(outputs: list[np.ndarray], size: tuple[int, int]) -> list[Candidate]:
-    """Labels, boxes, scores, with or without a first axis."""
+    """Labels, boxes, scores, with or without a batch axis."""
     labels, boxes, scores = (
         output if output.ndim == expected else output[None] for output, expected in zip(outputs, (2, 3, 2), strict=True)
     )
@@ -106,14 +106,14 @@ def _twinlitenet(weights: Path, scratch: Path) -> Model:
 
 ROWS = (
     _detector("yolox_nano_416x416", f"{_MOT}, Detector/yolox/model", "Apache-2.0", read_yolox, labels=["coco80"]),
-    _detector("nanodet_m_320", f"{_MOT}, Detector/nanodet/model", "Apache-2.0", read_nanodet_named, labels=["coco80"]),
-    _detector("nanodet_m_416", f"{_MOT}, Detector/nanodet/model", "Apache-2.0", read_nanodet_named, labels=["coco80"]),
+    _detector("nanodet_m_320", f"{_MOT}, Detector/nanodet/model", "Apache-2.0", read_any_nanodet, labels=["coco80"]),
+    _detector("nanodet_m_416", f"{_MOT}, Detector/nanodet/model", "Apache-2.0", read_any_nanodet, labels=["coco80"]),
     _detector("light_person", f"{_MOT}, Detector/light_person_detector/model/model.onnx", "Apache-2.0", read_yolox,
               labels=["person"]),
-    _detector("nanodet", "hpc203/nanodet-opncv-dnn-cpp-python", "none stated; NanoDet: Apache-2.0", read_nanodet_named,
+    _detector("nanodet", "hpc203/nanodet-opncv-dnn-cpp-python", "none stated; NanoDet: Apache-2.0", read_any_nanodet,
               labels=["coco80"]),
     _detector("nanodet_m", "hpc203/nanodet-opncv-dnn-cpp-python", "none stated; NanoDet: Apache-2.0",
-              read_nanodet_named, labels=["coco80"]),
+              read_any_nanodet, labels=["coco80"]),
     _detector("FastestDet", "dog-qiuqiu/FastestDet, example/onnx-runtime", "BSD-3-Clause", read_grid,
               labels=["coco80"]),
     _detector("version-RFB-320", f"{_FACES}, models/onnx", "MIT", read_ssd, labels=["background", "face"]),

@@ -4,8 +4,8 @@
 
 Compared with ONNX Runtime on the same input: itself with an input that differs by one part in ten million, about one
 rounding of float32; itself without its graph optimizations; and the converted network. This shows how much of a
-difference rounding alone can explain. It does not show that a conversion is correct: that is what the comparison on
-loading is for. Boxes: average precision at IoU 0.9, as in measure.py. `codes`: share of the 8-bit values of each
+difference rounding alone can explain. It does not show that a conversion is correct; the comparison when a file is
+loaded does that. Boxes: average precision at IoU 0.9, as in measure.py. `codes`: share of the 8-bit values of each
 DynamicQuantizeLinear that are equal, in the file's order.
 """
 
@@ -25,7 +25,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from measure import _IOU, _MOST, _between, average_precision
+from measure import _IOU, _MAX_DETECTIONS, _threshold, average_precision
 from public_weights import Read, read_batched, read_yolo
 
 from reference_decoding import Options, detections  # isort: skip
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def measured(file: Path, read: Read, suppress: bool, images: list[np.ndarray]) -> dict[str, Any]:
-    """Agreement of each variant with ONNX Runtime, and of the codes of the first image."""
+    """Agreement of each variant with ONNX Runtime, and shares of equal codes for the first image."""
     prepared = prepare(file)
     size = prepared.image.size
     assert size is not None
@@ -84,8 +84,8 @@ def measured(file: Path, read: Read, suppress: bool, images: list[np.ndarray]) -
     boxes = {"reference": [read(one, size) for one in expected]}
     boxes |= {name: [read(one, size) for one in outputs] for name, outputs in variants.items()}
     scores = sorted((one[4] for some in boxes["reference"] for one in some), reverse=True)
-    threshold = _between(scores, min(_PER_IMAGE * len(images), len(scores) if suppress else len(scores) // 2))
-    options = Options(threshold=threshold, iou=_IOU, most=_MOST)
+    threshold = _threshold(scores, min(_PER_IMAGE * len(images), len(scores) if suppress else len(scores) // 2))
+    options = Options(threshold=threshold, iou=_IOU, most=_MAX_DETECTIONS)
     preprocess = Preprocess(*size)
     final = {
         name: [detections(some, preprocess, (size[1], size[0]), options, suppress) for some in every]

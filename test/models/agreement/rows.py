@@ -21,9 +21,10 @@ Boxes = Callable[[np.ndarray], Sequence[Candidate]]
 class Model:
     """A network ready to be compared.
 
-    model: value of parameter `model`. parameters: others that it needs. boxes: the reference, for detectors; suppress:
-    whether non-maximum suppression follows it. lines: (input, (H, W) of the image, score threshold) -> points of each
-    line in pixels of the image. mask: the input -> the pixels (h, w) that are line. One of the three is given.
+    model: value of parameter `model`. parameters: other parameters that it needs. boxes: the reference, for detectors;
+    suppress: whether non-maximum suppression follows it. lines: (input, (H, W) of the image, score threshold) -> points
+    of each line in pixels of the image. mask: the input -> the pixels (h, w) that belong to lines. One of boxes, lines
+    and mask is given.
     """
 
     model: str
@@ -36,9 +37,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Row:
-    """name: of the model. source: where its weights come from. trained: whether they are. reference: what the model is
-    compared with. prepare: called with the folders of the weights and for files to be written -> the model; raises
-    whatever it cannot do.
+    """A row of the table.
+
+    name: that of the model. source: where its weights come from. trained: whether they are trained. reference: what the
+    model is compared with. prepare: called with the folder of the weights and a folder for files to be written, returns
+    the model or raises any error.
     """
 
     name: str

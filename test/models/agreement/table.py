@@ -26,22 +26,22 @@ _MEASURES = {
 }
 
 
-#: Agreement of a row of the table.
-LEAST = 0.99
+#: Minimum agreement of a row of the table.
+MIN_AGREEMENT = 0.99
 
 
 def table(content: dict[str, Any]) -> str:
     """Markdown, a row for each model that agrees with its reference."""
-    rows = [_row(row) for row in content["rows"] if row["agreement"] >= LEAST]
+    rows = [_row(row) for row in content["rows"] if row["agreement"] >= MIN_AGREEMENT]
     lines = [HEADER, ("---",) * len(HEADER), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
 def others(content: dict[str, Any]) -> str:
     """The models that are not in the table, with the agreement, and those without a figure."""
-    below = [f"{row['name']} {row['agreement']:.3f}" for row in content["rows"] if row["agreement"] < LEAST]
+    below = [f"{row['name']} {row['agreement']:.3f}" for row in content["rows"] if row["agreement"] < MIN_AGREEMENT]
     failed = [row["name"] for row in content["failed"]]
-    parts = [f"{', '.join(below)} (below {LEAST})"] if below else []
+    parts = [f"{', '.join(below)} (below {MIN_AGREEMENT})"] if below else []
     parts += [f"{', '.join(failed)} (no figure)"] if failed else []
     return f"Not in the table: {'; '.join(parts)}." if parts else ""
 

@@ -1,4 +1,4 @@
-"""What kind of failure a test's error is evidence of; nothing here knows any test by name."""
+"""Classifies the failure of a test by its error; nothing here depends on the names of tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HANDLES: Final = "handles"
 DIFFERS: Final = "differs"
 TIMING: Final = "timing"
 SKIPPED: Final = "skipped"
-#: From best to worst: a test with several cases is what its worst case is.
+#: From best to worst: a test with several cases has the outcome of its worst case.
 OUTCOMES: Final = (PASSED, SKIPPED, UNCLAIMED, HANDLES, TIMING, DIFFERS)
 
 _RUNTIME: Final = "multi_dnn_ros.standalone"
@@ -40,11 +40,11 @@ def _private(error: BaseException) -> str | None:
 
 
 def classify(error: BaseException) -> tuple[str, str]:
-    """Return the kind of failure and the name or the text that shows it.
+    """Return the kind of failure, and the name or the text that shows it.
 
-    Evidence of an unclaimed name is the runtime's own sentence about it, in the error or in one that it followed from,
-    or an AttributeError for a private name of one of the runtime's objects. Evidence of a C handle is the same for the
-    C binding's module or an attribute `handle`. Everything else differs.
+    Evidence of an unclaimed name is the runtime's own sentence about it, in the error or in one of its causes, or an
+    AttributeError for a private name of one of the runtime's objects. Evidence of a C handle is the same for the C
+    binding's module or an attribute `handle`. Every other error is a difference.
     """
     for link in _chain(error):
         sentence = _SENTENCE.search(str(link))

@@ -1,6 +1,6 @@
 """The interfaces of test_msgs (ROS 2 Jazzy), which rclpy's tests send: registered for a run, not shipped.
 
-Left out is WStrings, as the standalone runtime has no wide strings, and the action, as it has no actions.
+WStrings and the action are left out, because the standalone runtime has no wide strings and no actions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from multi_dnn_ros.standalone import definitions
 _INTEGERS: Final = tuple(f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u"))
 _NUMBERS: Final = ("bool", "byte", "char", "float32", "float64", *_INTEGERS)
 _MESSAGES: Final = ("BasicTypes", "Constants", "Defaults")
-_STATED: Final[dict[str, tuple[Any, ...]]] = {
+_ARRAY_DEFAULTS: Final[dict[str, tuple[Any, ...]]] = {
     "bool": (False, True, False),
     "byte": (b"\x00", b"\x01", b"\xff"),
     "char": (0, 1, 127),
@@ -44,18 +44,18 @@ def _several(brackets: str) -> str:
     kinds = (*_NUMBERS, "string", *(f"test_msgs/{name}" for name in _MESSAGES))
     names = (*_NUMBERS, "string", "basic_types", "constants", "defaults")
     lines = [f"{kind}{brackets} {name}_values" for kind, name in zip(kinds, names, strict=True)]
-    lines += [f"{kind}{brackets} {kind}_values_default" for kind in _STATED_ORDER]
+    lines += [f"{kind}{brackets} {kind}_values_default" for kind in _ELEMENT_KINDS]
     return "\n".join([*lines, "int32 alignment_check"])
 
 
-_STATED_ORDER: Final = (*_NUMBERS, "string")
+_ELEMENT_KINDS: Final = (*_NUMBERS, "string")
 _BASIC: Final = "\n".join(f"{kind} {kind}_value" for kind in _NUMBERS)
 _NESTED: Final = (("Arrays", "arrays"), ("BoundedSequences", "bounded_sequences"))
 _ALL_NESTED: Final = (*_NESTED, ("UnboundedSequences", "unbounded_sequences"))
 
 
 def register() -> None:
-    """Add test_msgs to what the standalone runtime carries; to be called before the first import of a message."""
+    """Add test_msgs to the interfaces of the standalone runtime; must be called before a message is imported."""
     several = {"Arrays": "[3]", "BoundedSequences": "[<=3]", "UnboundedSequences": "[]"}
     strings = [f"string{bound} {prefix}string_value" for bound, prefix in (("", ""), ("<=22", "bounded_"))]
     for bound, prefix in (("", ""), ("<=22", "bounded_")):
@@ -81,11 +81,11 @@ def register() -> None:
     definitions.SERVICES["test_msgs/srv/BasicTypes"] = (f"{_BASIC}\nstring string_value",) * 2
     definitions.SERVICES["test_msgs/srv/Empty"] = ("", "")
     for name in several:
-        for kind, values in _STATED.items():
+        for kind, values in _ARRAY_DEFAULTS.items():
             definitions.DEFAULTS[f"test_msgs/msg/{name}", f"{kind}_values_default"] = values
     for kind, value in _VALUES.items():
-        stated = bytes([value]) if kind == "byte" else value
-        definitions.DEFAULTS["test_msgs/msg/Defaults", f"{kind}_value"] = stated
+        default = bytes([value]) if kind == "byte" else value
+        definitions.DEFAULTS["test_msgs/msg/Defaults", f"{kind}_value"] = default
     for prefix in ("", "bounded_"):
         for index, text in enumerate(_TEXTS, 1):
             definitions.DEFAULTS["test_msgs/msg/Strings", f"{prefix}string_value_default{index}"] = text
@@ -97,20 +97,20 @@ def fixture(name: str) -> list[Any]:
 
     cls = getattr(test_msgs.msg, name)
     if name == "WStrings":
-        return [cls]  # stands for what the runtime does not have; its use says so
+        return [cls]  # a placeholder for the missing class, which raises when used
     zeros = cls()
     extremes = cls()
     if name in ("BasicTypes", "Nested"):
         basic = extremes if name == "BasicTypes" else extremes.basic_types_value
         for kind in _NUMBERS:
-            setattr(basic, f"{kind}_value", _STATED[kind][1 if kind == "bool" else 2])
+            setattr(basic, f"{kind}_value", _ARRAY_DEFAULTS[kind][1 if kind == "bool" else 2])
     elif name == "Builtins":
         extremes.duration_value.sec, extremes.time_value.nanosec = -(2**31), 10**9 - 1
     elif name == "Strings":
         extremes.string_value, extremes.bounded_string_value = "a" * 20000, "b" * 22
     elif name in ("Arrays", "BoundedSequences", "UnboundedSequences"):
-        for kind in _STATED_ORDER:
-            setattr(extremes, f"{kind}_values", list(_STATED[kind]))
+        for kind in _ELEMENT_KINDS:
+            setattr(extremes, f"{kind}_values", list(_ARRAY_DEFAULTS[kind]))
         extremes.basic_types_values = [*fixture("BasicTypes"), test_msgs.msg.BasicTypes()]
         extremes.alignment_check = 4
     elif name == "MultiNested":

@@ -1,7 +1,7 @@
 """Imports of rclpy's test files: a name that the runtime does not claim is imported as a placeholder.
 
-Without it one such name among a file's imports would hide every other test of the file. A placeholder raises the
-runtime's own error as soon as it is used: called, looked into, entered, inherited from, compared. The attribute
+Otherwise, one such name among a file's imports would prevent all tests of the file from running. A placeholder raises
+the runtime's own error as soon as it is used: called, looked into, entered, inherited from, compared. The attribute
 `handle` of a node and other entities, a C object of rclpy, is a placeholder, too.
 """
 
@@ -29,7 +29,7 @@ class Placeholder:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__msgtype__":
-            raise AttributeError(name)  # what Python and pytest look for
+            raise AttributeError(name)  # Python and pytest look for such names
         return self._raise()
 
     __call__ = __mro_entries__ = __instancecheck__ = __subclasscheck__ = __iter__ = __eq__ = __lt__ = __getitem__ = (
@@ -48,7 +48,7 @@ class _PlaceholderModule(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Asked before the runtime's finder: makes a module where that one raises."""
+    """Asked before the runtime's finder: makes a placeholder module where that one raises."""
 
     def __init__(self, real: finder.StandaloneFinder) -> None:
         self._real = real
@@ -71,31 +71,31 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Let imports of unclaimed names give placeholders, in this process, after `standalone.install()`."""
+    """Make imports of unclaimed names return placeholders in this process; call it after `standalone.install()`."""
     (real,) = (entry for entry in sys.meta_path if isinstance(entry, finder.StandaloneFinder))
     sys.meta_path.insert(sys.meta_path.index(real), _Finder(real))
     for module_class in (finder._SurfaceModule, finder._InterfaceModule):
-        _soften(module_class)
-    _soften_handles()
+        _patch_module_class(module_class)
+    _patch_handles()
 
 
-def _soften(module_class: Any) -> None:
+def _patch_module_class(module_class: Any) -> None:
     resolve = module_class.__getattr__
 
-    def resolve_or_stand_in(self: ModuleType, name: str) -> Any:
+    def resolve_or_placeholder(self: ModuleType, name: str) -> Any:
         try:
             return resolve(self, name)
         except MissingFeatureError as error:
             return Placeholder(error)
 
-    module_class.__getattr__ = resolve_or_stand_in
+    module_class.__getattr__ = resolve_or_placeholder
 
 
-def _soften_handles() -> None:
-    # Many tests only ask that an entity's `handle` is not None, and test something else.
+def _patch_handles() -> None:
+    # Many tests only check that an entity's `handle` is not None, and test something else.
     refuse = Surface.__getattr__
 
-    def refuse_or_stand_in(self: Surface, name: str) -> Any:
+    def refuse_or_placeholder(self: Surface, name: str) -> Any:
         try:
             return refuse(self, name)
         except AttributeError as error:
@@ -103,4 +103,4 @@ def _soften_handles() -> None:
                 raise
             return Placeholder(MissingFeatureError(str(error), name=name))
 
-    Surface.__getattr__ = refuse_or_stand_in  # type: ignore[method-assign]
+    Surface.__getattr__ = refuse_or_placeholder  # type: ignore[method-assign]

@@ -1,8 +1,8 @@
-"""Runs rclpy's own test suite on the standalone runtime, each file in a clean process, and prints what came out.
+"""Runs rclpy's own test suite on the standalone runtime, each file in a clean process, and prints the outcomes.
 
     python test/standalone/rclpy_suite/run.py <checkout of ros2/rclpy, branch jazzy> --output results/rclpy_suite.json
 
-A test that differs is run again at the end, five times at most, alone in a process; if it passes then, it counts as
+A test that differs is repeated at the end, alone in a process and at most five times; if it then passes, it counts as
 timing. The exit code is 1 when a test differs.
 """
 
@@ -67,8 +67,8 @@ def outcomes_of(source: str, entries: Sequence[dict[str, Any]], ending: str) -> 
 
     Args:
         source: the file's text.
-        entries: what the process noted, in order.
-        ending: how the process ended, for the tests that left no note.
+        entries: the entries that the process wrote, in order.
+        ending: how the process ended, for tests without an entry.
     """
     found: Outcomes = {}
     expected: list[str] = []
@@ -116,11 +116,11 @@ def run_file(folder: Path, file: str) -> Outcomes:
 
 
 def repeat(folder: Path, file: str, test: str, first: tuple[str, str], times: int) -> tuple[str, str]:
-    """Run a test that differs again, alone; return its outcome, which is timing when it passes now.
+    """Repeat a test that differs, alone in a process; return its outcome, which is timing if it passes now.
 
     Args:
         first: outcome and evidence of the first run.
-        times: how often at most.
+        times: maximum number of repetitions.
     """
     source = (folder / "test" / file).read_text(encoding="utf-8")
     cases = [test]
@@ -135,12 +135,12 @@ def repeat(folder: Path, file: str, test: str, first: tuple[str, str], times: in
 
 
 def _copy(checkout: Path, folder: Path) -> list[str]:
-    # Only the tests: beside them lies the real rclpy, which must not be importable.
+    # Copy only the tests: the real rclpy next to them must not be importable.
     tests = next((path for path in (checkout / "rclpy" / "test", checkout / "test") if path.is_dir()), None)
     if tests is None:
         raise SystemExit(f"{checkout} is not a checkout of ros2/rclpy: it has no folder rclpy/test")
     shutil.copytree(tests, folder / "test")
-    (folder / "test" / "__init__.py").write_text("")  # theirs loads the C binding
+    (folder / "test" / "__init__.py").write_text("")  # rclpy's own loads the C binding
     return sorted(path.name for path in (folder / "test").glob("test_*.py"))
 
 
@@ -158,7 +158,7 @@ def _origin(checkout: Path) -> dict[str, str]:
 
 
 def report(by_file: dict[str, Outcomes]) -> str:
-    """Return the table: one row per file, and the sum."""
+    """Return a table with a row per file, and a row with the totals."""
     counts = {file: Counter(outcome for outcome, _ in found.values()) for file, found in by_file.items()}
     counts["all"] = sum(counts.values(), Counter())
     rows = [
@@ -175,9 +175,9 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write the outcome of every test as JSON")
     parser.add_argument("--only", nargs="*", help="run these files only, such as test_node.py")
     parser.add_argument(
-        "--repeats", type=int, default=5, help="how often a test that differs is run again (default: 5)"
+        "--repeats", type=int, default=5, help="maximum number of repetitions of a test that differs (default: 5)"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="run so many files at once (default: 1)")
+    parser.add_argument("--jobs", type=int, default=1, help="number of files to run in parallel (default: 1)")
     parser.add_argument("--logs", type=Path, help="keep pytest's output of every file in this folder")
     arguments = parser.parse_args()
     by_file: dict[str, Outcomes] = {}
@@ -211,11 +211,11 @@ def main() -> int:
 
 
 def _content(checkout: Path, by_file: dict[str, Outcomes]) -> dict[str, Any]:
-    made = provenance()
-    made["command"] = "make test-rclpy RCLPY=<checkout>"
+    content = provenance()
+    content["command"] = "make test-rclpy RCLPY=<checkout>"
     total = Counter(outcome for found in by_file.values() for outcome, _ in found.values())
     return {
-        **made,
+        **content,
         "rclpy": _origin(checkout),
         "tests": sum(total.values()),
         "counts": {key: total[key] for key in _HEADINGS},

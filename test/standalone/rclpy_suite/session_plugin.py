@@ -26,7 +26,7 @@ _results = Path(os.environ["RCLPY_SUITE_RESULTS"])
 
 
 def _write(**entry: Any) -> None:
-    # Line by line, so that what a process did before it died is known.
+    # Line by line, so that the entries of a process that dies are kept.
     with _results.open("a", encoding="utf-8") as stream:
         print(json.dumps(entry), file=stream)
 
@@ -36,7 +36,7 @@ def _function(item: pytest.Item) -> str:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Note what is going to run."""
+    """Note which tests will run."""
     _write(collected=[_function(item) for item in session.items])
 
 

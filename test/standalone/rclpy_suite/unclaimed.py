@@ -1,8 +1,8 @@
-"""Writes the list of what rclpy has and the standalone runtime has not into docs/standalone.md.
+"""Writes the list of rclpy's names that the standalone runtime lacks into docs/standalone.md.
 
     python test/standalone/rclpy_suite/unclaimed.py <checkout of ros2/rclpy, branch jazzy>
 
-rclpy's part is read from its sources, the runtime's from its modules and classes; neither is written down by hand.
+rclpy's part is read from its sources, the runtime's from its modules and classes; neither is listed by hand.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _defined(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
                     yield target.id, statement
 
 
-def _own_attributes(cls: type) -> set[str]:
+def _attributes(cls: type) -> set[str]:
     names = set(dir(cls))
     for base in cls.__mro__:
         if base.__module__.startswith("multi_dnn_ros"):
@@ -64,7 +64,7 @@ def _is_public(name: str) -> bool:
 
 
 def missing_names(sources: Path) -> Names:
-    """Return rclpy's public names that the runtime has not: module or class -> names, none for a whole module."""
+    """Return rclpy's public names that the runtime lacks: module or class -> names, none for a whole module."""
     found: Names = {}
     for path in sorted(sources.rglob("*.py")):
         module = ".".join(("rclpy", *path.relative_to(sources).with_suffix("").parts)).removesuffix(".__init__")
@@ -73,7 +73,7 @@ def missing_names(sources: Path) -> Names:
         if module not in SURFACE:
             parent = module.rpartition(".")[0]
             if parent in SURFACE and parent != "rclpy":
-                continue  # a part of a package whose names are those of the package
+                continue  # a submodule whose names its package exports
             if parent not in found:
                 found[module] = []
             continue
@@ -88,10 +88,10 @@ def missing_names(sources: Path) -> Names:
 
 
 def _add_members(found: Names, module: str, definition: ast.ClassDef) -> None:
-    own = getattr(importlib.import_module(module), definition.name)
-    have = _own_attributes(own) if isinstance(own, type) else set()
+    runtime_class = getattr(importlib.import_module(module), definition.name)
+    known = _attributes(runtime_class) if isinstance(runtime_class, type) else set()
     for name, _ in _defined(definition.body):
-        if _is_public(name) and (name == "handle" or (name not in have and not hasattr(own, name))):
+        if _is_public(name) and (name == "handle" or (name not in known and not hasattr(runtime_class, name))):
             found.setdefault(f"{module}.{definition.name}", []).append(name)
 
 
@@ -144,7 +144,7 @@ def touch(owner: str, name: str) -> Any:
     """Use a name of the list as a program would: `owner` is a module, or a module and its class; "" imports a module.
 
     Raises:
-        ImportError, AttributeError: which say that the runtime has not got it.
+        ImportError, AttributeError: says that the runtime does not have the name.
     """
     if not name:
         return importlib.import_module(owner)

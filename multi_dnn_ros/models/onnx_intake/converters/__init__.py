@@ -1,6 +1,6 @@
-"""Converters that onnx2torch lacks, or has for fixed cases only. Importing this needs onnx2torch.
+"""Converters that onnx2torch lacks, or has for special cases only. Importing this package needs onnx2torch.
 
-Each module adds its own to onnx2torch's registry when it is imported.
+Each module adds its converters to onnx2torch's registry when it is imported.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from multi_dnn_ros.models.onnx_intake.converters.registration import (
 
 
 def cast(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast; a float becomes an integer by cutting off."""
+    """Cast; floats are truncated to integers."""
     return source.to(dtype)
 
 

@@ -33,11 +33,11 @@ def select(source: torch.Tensor, index: int, axis: int) -> torch.Tensor:
 
 def gather_elements(source: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
     """GatherElements; indices count from the end where they are negative."""
-    return source.gather(axis, _counted(indices, source.shape[axis]))
+    return source.gather(axis, _from_front(indices, source.shape[axis]))
 
 
 def gather_nd(source: torch.Tensor, indices: torch.Tensor, batch_axes: int) -> torch.Tensor:
-    """GatherND: the last axis of `indices` holds coordinates behind the first `batch_axes` axes."""
+    """GatherND: the last axis of `indices` holds coordinates in the axes after the first `batch_axes`."""
     coordinates = indices.long()
     if not batch_axes:
         return source[coordinates.unbind(-1)]
@@ -59,7 +59,7 @@ def scatter_nd(source: torch.Tensor, indices: torch.Tensor, updates: torch.Tenso
     sizes, rest = source.shape[:depth], source.shape[depth:]
     rows = torch.zeros_like(coordinates[..., 0])
     for position, size in enumerate(sizes):
-        rows = rows * size + _counted(coordinates[..., position], size)
+        rows = rows * size + _from_front(coordinates[..., position], size)
     flat = source.reshape(math.prod(sizes), math.prod(rest))
     index = rows.reshape(-1, 1).expand(-1, flat.shape[1])
     changed = flat.scatter_reduce(0, index, updates.reshape(-1, flat.shape[1]), _REDUCTIONS[reduction])
@@ -70,7 +70,7 @@ def scatter_elements(
     source: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, axis: int, reduction: str
 ) -> torch.Tensor:
     """ScatterElements: a copy of `source` with each update at its own index along `axis`."""
-    index = _counted(indices, source.shape[axis])
+    index = _from_front(indices, source.shape[axis])
     if reduction == "none":
         return source.scatter(axis, index, updates)
     return source.scatter_reduce(axis, index, updates, _REDUCTIONS[reduction])
@@ -95,12 +95,12 @@ def one_hot(indices: torch.Tensor, depth: int, off: float, on: float, axis: int)
     classes = torch.arange(depth, device=indices.device).reshape(
         [-1 if i == axis else 1 for i in range(indices.ndim + 1)]
     )
-    chosen = _counted(indices, depth).unsqueeze(axis) == classes
+    chosen = _from_front(indices, depth).unsqueeze(axis) == classes
     return torch.where(chosen, on, off)
 
 
-def _counted(indices: torch.Tensor, length: int) -> torch.Tensor:
-    """Indices from the front."""
+def _from_front(indices: torch.Tensor, length: int) -> torch.Tensor:
+    """The same positions as indices from the front; negative indices count from the end."""
     indices = indices.long()
     return torch.where(indices < 0, indices + length, indices)
 
@@ -176,7 +176,7 @@ def cumulative_sum(source: torch.Tensor, axis: int, exclusive: bool, reverse: bo
 
 @converter("CumSum")
 def _cumulative_sum(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    # onnx2torch 1.5.15 takes 1 for the default of `reverse`; ONNX defines 0.
+    # onnx2torch 1.5.15 uses 1 as the default of `reverse`; ONNX defines 0.
     options = {name: bool(node.attributes.get(name, 0)) for name in ("exclusive", "reverse")}
     axis = constant(node, graph, 1)
     axis = axis[0] if isinstance(axis, list) else axis

@@ -1,4 +1,4 @@
-"""Later versions of operators of which onnx2torch has an earlier one, where only more data types were allowed."""
+"""Later versions of operators that onnx2torch has in an earlier version, if they only allow more data types."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _SAMPLING = {
 def layer_norm(
     source: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None, *, axis: int, epsilon: float
 ) -> torch.Tensor:
-    """LayerNormalization over `axis` and those behind it."""
+    """LayerNormalization over `axis` and all axes after it."""
     shape = source.shape[axis:]
     if scale.shape == shape and (bias is None or bias.shape == shape):
         return F.layer_norm(source, shape, scale, bias, epsilon)
@@ -48,7 +48,7 @@ def group_norm(
 
 
 def rms_norm(source: torch.Tensor, scale: torch.Tensor, axis: int, epsilon: float) -> torch.Tensor:
-    """RMSNormalization over `axis` and those behind it."""
+    """RMSNormalization over `axis` and all axes after it."""
     axes = list(range(axis % source.ndim, source.ndim))
     return source * torch.rsqrt(source.square().mean(axes, keepdim=True) + epsilon) * scale
 
@@ -73,7 +73,7 @@ def grid_sample(source: torch.Tensor, grid: torch.Tensor, mode: str, padding: st
 def average_pool(
     source: torch.Tensor, kernel: list[int], stride: list[int], pads: list[tuple[int, int]], count_pads: bool
 ) -> torch.Tensor:
-    """AveragePool with padding of its own on each side."""
+    """AveragePool with different padding on each side."""
     pool = _POOLS[len(kernel)]
     flat = [amount for pair in reversed(pads) for amount in pair]
     mean = pool(F.pad(source, flat), kernel, stride)
@@ -173,11 +173,11 @@ def _space_to_depth(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResul
 
 @converter("Dropout")
 def _dropout(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
-    """At inference the input itself. NotImplementedError where it is in training mode."""
+    """The identity, as at inference. Raises NotImplementedError if the operator is in training mode."""
     training = has_input(node, 2) and bool(graph.initializers[node.input_values[2]].to_torch().any())
     if training or len([name for name in node.output_values if name]) > 1:
         raise NotImplementedError(
-            f"operator Dropout (node {node.name!r}) works as in training; export the network after eval()"
+            f"operator Dropout (node {node.name!r}) is in training mode; export the network after eval()"
         )
     return operator_result(node, _same, node.input_values[:1])
 
@@ -198,6 +198,6 @@ def _identity(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
 def _batch_norm(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
     if node.attributes.get("training_mode", 0) or len([name for name in node.output_values if name]) > 1:
         raise NotImplementedError(
-            f"operator BatchNormalization (node {node.name!r}) works as in training; export the network after eval()"
+            f"operator BatchNormalization (node {node.name!r}) is in training mode; export the network after eval()"
         )
     return _onnx2torch_batch_norm(node, graph)

@@ -25,7 +25,7 @@ _RANGES = {
     TensorProto.UINT16: (0, 65535),
     TensorProto.INT16: (-32768, 32767),
 }
-_OF_DTYPE = {
+_ONNX_TYPES = {
     torch.uint8: TensorProto.UINT8,
     torch.int8: TensorProto.INT8,
     torch.uint16: TensorProto.UINT16,
@@ -50,7 +50,7 @@ def dequantize(
 
 
 def _along(values: torch.Tensor, source: torch.Tensor, axis: int) -> torch.Tensor:
-    """One value for the tensor, or one for each index of `axis`, so that it broadcasts; in float32."""
+    """`values`, one for the tensor or one for each index of `axis`, in float32 and shaped to broadcast."""
     values = values.to(torch.float32)
     if values.numel() == 1:
         return values.reshape(())
@@ -68,7 +68,7 @@ def _axis(node: OnnxNode) -> int:
 def _quantize(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
     kind = node.attributes.get("output_dtype", 0) or TensorProto.UINT8
     if has_input(node, 2):
-        kind = _OF_DTYPE.get(constant_tensor(node, graph, 2).dtype, TensorProto.UNDEFINED)
+        kind = _ONNX_TYPES.get(constant_tensor(node, graph, 2).dtype, TensorProto.UNDEFINED)
     if kind not in _RANGES:
         raise NotImplementedError(f"operator QuantizeLinear (node {node.name!r}): allowed: 8 and 16 bit integers")
     lowest, highest = _RANGES[kind]

@@ -1,9 +1,8 @@
-"""How converters are added to onnx2torch: by its own `add_converter`, for every version of an operator at once.
+"""Adds converters to onnx2torch with its own `add_converter`, for every version of an operator.
 
-The converters of this folder have the form that onnx2torch gives its own, a function (node, graph) ->
-OperationConverterResult, so that they could be contributed. They replace those of onnx2torch that read sizes, axes or
-pads from tensors while the network runs: such a network cannot be exported. Here these are constants of the graph, read
-at conversion.
+The converters in this folder have the form of onnx2torch's own, a function (node, graph) -> OperationConverterResult,
+so that they could be contributed. They replace those of onnx2torch that read sizes, axes or pads from tensors while the
+network runs, because such a network cannot be exported. Here these are constants of the graph, read at conversion.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Converter = TypeVar("Converter", bound=Callable[[OnnxNode, OnnxGraph], Operation
 
 
 class Operator(nn.Module, OnnxToTorchModule):
-    """An operator as a layer without weights: a function of tensors, and options that never change."""
+    """An operator as a layer without weights: a function of tensors with fixed options."""
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         super().__init__()
@@ -70,7 +69,7 @@ def versions_of(operator: str) -> list[int]:
 
 @cache
 def _versions() -> dict[str, set[int]]:
-    """Of all standard operators. Listing the schemas takes milliseconds, and there are hundreds of registrations."""
+    """By standard operator; cached because listing takes milliseconds and there are hundreds of registrations."""
     found: dict[str, set[int]] = {}
     for schema in defs.get_all_schemas_with_history():
         if schema.domain == defs.ONNX_DOMAIN:
@@ -92,9 +91,9 @@ def has_input(node: OnnxNode, index: int) -> bool:
 
 
 def constant(node: OnnxNode, graph: OnnxGraph, index: int, default: Any = None) -> Any:
-    """Numbers (a list, or one number) of the input number `index`; `default`: it is not given.
+    """Value of input number `index`, a list or one number; `default` if it is not given.
 
-    NotImplementedError: it is not a constant.
+    Raises NotImplementedError if the input is not a constant.
     """
     if not has_input(node, index):
         return default
@@ -102,7 +101,7 @@ def constant(node: OnnxNode, graph: OnnxGraph, index: int, default: Any = None) 
 
 
 def constant_tensor(node: OnnxNode, graph: OnnxGraph, index: int) -> torch.Tensor:
-    """As :func:`constant`, of an input that is given, as a tensor."""
+    """As :func:`constant`, but as a tensor, for an input that is given."""
     name = node.input_values[index]
     if name not in graph.initializers:
         raise NotImplementedError(
@@ -114,14 +113,14 @@ def constant_tensor(node: OnnxNode, graph: OnnxGraph, index: int) -> torch.Tenso
 
 
 def attribute_or_input(node: OnnxNode, graph: OnnxGraph, name: str, index: int, default: Any = None) -> Any:
-    """What early opsets have as the attribute `name` and later ones as the input number `index`."""
+    """A value that early opsets have as the attribute `name` and later ones as the input number `index`."""
     if name in node.attributes:
         return node.attributes[name]
     return constant(node, graph, index, default)
 
 
 def shape_of(graph: OnnxGraph, name: str) -> list[int]:
-    """Shape of a value, 0 for a free axis. NotImplementedError when even the number of axes is unknown."""
+    """Shape of a value, 0 for a free axis. Raises NotImplementedError if even the number of axes is unknown."""
     if name in graph.initializers:
         return list(graph.initializers[name].to_torch().shape)
     if name not in graph.value_info or not graph.value_info[name].type.tensor_type.HasField("shape"):

@@ -1,8 +1,8 @@
 """Converter of Resize (and Upsample): every coordinate mode, rounding, antialiasing, cubic coefficient and policy.
 
-ONNX defines Resize for each axis by itself. The weights of each axis are computed here by that definition. Where one of
-PyTorch's own interpolations has the same weights, which is checked with numbers, it is used; otherwise nearest becomes
-an index and the rest a matrix product for each axis.
+ONNX defines Resize separately for each axis, and the weights of each axis are computed here by that definition. If one
+of PyTorch's interpolations has the same weights, which is checked numerically, it is used. Otherwise mode nearest
+becomes an index, and every other mode a matrix product, for each axis.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from multi_dnn_ros.models.onnx_intake.converters.registration import (
 )
 
 _Array = npt.NDArray[Any]
-#: Elements of the weights of one axis.
-_LARGEST_TABLE = 8192 * 8192
+#: Maximum number of elements in the weights of one axis.
+_MAX_TABLE_ELEMENTS = 8192 * 8192
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
@@ -48,7 +48,7 @@ class _Rules:
 
 @dataclass(frozen=True)
 class _Axis:
-    """One resized axis. roi: start and end, of tf_crop_and_resize, as parts of the length."""
+    """One resized axis. roi: start and end of the crop of tf_crop_and_resize, as fractions of the length."""
 
     number: int
     length: int
@@ -60,7 +60,7 @@ class _Axis:
 def _origins(axis: _Axis, rules: _Rules) -> _Array:
     """Coordinate in the input of each index of the output (ONNX operator Resize, coordinate_transformation_mode).
 
-    In float32, as ONNX Runtime computes them: which of two elements is nearest may depend on it.
+    In float32, as ONNX Runtime computes them, because the rounding may decide which of two elements is nearest.
     """
     index = np.arange(axis.result, dtype=np.float32)
     scale, length, result = np.float32(axis.scale), np.float32(axis.length), np.float32(axis.result)
@@ -108,7 +108,7 @@ def _kernel(distance: _Array, rules: _Rules) -> _Array:
 
 
 def _weights(axis: _Axis, rules: _Rules) -> _Array:
-    """(result, length) float32: what each element of the input gives to each of the output."""
+    """(result, length) float32: the weight of each input element in each output element."""
     origin = _origins(axis, rules)
     stretch = min(axis.scale, 1.0) if rules.antialias else 1.0
     reach = (1 if rules.mode == "linear" else 2) / stretch
@@ -145,7 +145,7 @@ class Resize(nn.Module, OnnxToTorchModule):
 
 
 class Interpolate(nn.Module, OnnxToTorchModule):
-    """torch.nn.functional.interpolate to a fixed size of the axes behind batch and channels."""
+    """torch.nn.functional.interpolate to a fixed size of the axes after batch and channels."""
 
     def __init__(self, size: list[int], options: dict[str, Any]) -> None:
         super().__init__()
@@ -155,8 +155,8 @@ class Interpolate(nn.Module, OnnxToTorchModule):
         return F.interpolate(source, self.size, **self.options)
 
 
-def _same_in_torch(shape: list[int], axes: list[_Axis], tables: list[torch.Tensor], rules: _Rules) -> Any:
-    """Options of the interpolation of PyTorch that has the same weights on every axis; None: there is none."""
+def _interpolate_options(shape: list[int], axes: list[_Axis], tables: list[torch.Tensor], rules: _Rules) -> Any:
+    """Options with which PyTorch's interpolate has the same weights on every axis; None: there are none."""
     spatial = len(shape) - 2
     if spatial not in (1, 2) or any(axis.number < 2 for axis in axes) or rules.coordinates == "tf_crop_and_resize":
         return None
@@ -236,12 +236,12 @@ def _resize(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
     shape, axes = _plan(node, graph)
     if not crops:
         axes = [axis for axis in axes if axis.result != axis.length or axis.scale != 1.0]
-    if mode != "nearest" and any(axis.length * axis.result > _LARGEST_TABLE for axis in axes):
+    if mode != "nearest" and any(axis.length * axis.result > _MAX_TABLE_ELEMENTS for axis in axes):
         raise NotImplementedError(f"operator Resize (node {node.name!r}): axes of more than 8192 elements")
     make = _nearest if mode == "nearest" else _weights
     tables = [torch.from_numpy(make(axis, rules)) for axis in axes]
     outside = _outside(len(shape), axes, rules) if crops else None
-    options = _same_in_torch(shape, axes, tables, rules)
+    options = _interpolate_options(shape, axes, tables, rules)
     results = {axis.number: axis.result for axis in axes}
     module: nn.Module
     if options is not None and all(shape[2:]):
@@ -252,7 +252,7 @@ def _resize(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
 
 
 def _outside(rank: int, axes: list[_Axis], rules: _Rules) -> torch.Tensor:
-    """Which elements of the output lie outside of the input, as (1, ..) with the resized axes long."""
+    """Mask of the output elements that lie outside the input; axes that are not resized have length 1."""
     found = torch.zeros([1] * rank, dtype=torch.bool)
     for axis in axes:
         origin = torch.from_numpy(_origins(axis, rules))

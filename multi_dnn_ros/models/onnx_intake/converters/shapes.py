@@ -1,4 +1,4 @@
-"""Converters of operators that change shapes: sizes, axes and pads are constants."""
+"""Converters of operators that change shapes. Sizes, axes and pads must be constants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from multi_dnn_ros.models.onnx_intake.converters.registration import (
 
 
 def reshape(source: torch.Tensor, sizes: list[int], allow_zero: bool) -> torch.Tensor:
-    """Reshape: -1 is what is left; 0 copies the axis unless allow_zero."""
+    """Reshape: -1 is inferred; 0 copies the axis unless allow_zero."""
     return source.reshape([source.shape[i] if size == 0 and not allow_zero else size for i, size in enumerate(sizes)])
 
 
@@ -28,7 +28,7 @@ def expand(source: torch.Tensor, sizes: list[int]) -> torch.Tensor:
 
 
 def slice_axes(source: torch.Tensor, ranges: list[tuple[int, int, int, int]]) -> torch.Tensor:
-    """Slice; ranges: (axis, start, end, step) each, as Python's slices."""
+    """Slice; ranges: (axis, start, end, step), with the meaning of Python's slices."""
     for axis, start, end, step in ranges:
         length = source.shape[axis]
         if step < 0:
@@ -43,7 +43,7 @@ def slice_axes(source: torch.Tensor, ranges: list[tuple[int, int, int, int]]) ->
 
 
 def pad(source: torch.Tensor, pads: list[tuple[int, int]], mode: str, value: float) -> torch.Tensor:
-    """Pad; pads: (begin, end) of each axis. Negative amounts cut off."""
+    """Pad; pads: (begin, end) of each axis. Negative amounts crop."""
     flat = [amount for pair in reversed(pads) for amount in pair]
     if mode == "constant":
         return F.pad(source, flat, value=value)
@@ -70,7 +70,7 @@ def squeeze(source: torch.Tensor, axes: list[int] | None) -> torch.Tensor:
 
 
 def unsqueeze(source: torch.Tensor, axes: list[int]) -> torch.Tensor:
-    """Unsqueeze; axes count in the result."""
+    """Unsqueeze; axes: indices of axes of the result."""
     rank = source.ndim + len(axes)
     for axis in sorted(axis % rank for axis in axes):
         source = source.unsqueeze(axis)

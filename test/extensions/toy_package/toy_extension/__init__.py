@@ -1,1 +1,1 @@
-"""One extension of each registry: the brightest place of an image."""
+"""One extension of each registry: the brightest position of an image."""

@@ -1,4 +1,4 @@
-"""The result kind: one place in the image, drawn as a disc."""
+"""The result kind: one position in the image, drawn as a disc."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAGENTA = (255, 0, 255)
 
 @dataclass(frozen=True)
 class Spot:
-    """u, v: pixels of the source image. score: 0..1. dnn: as the image's labels name it."""
+    """u, v: pixels of the source image. score: 0..1."""
 
     u: float
     v: float
