@@ -1,1 +1,1 @@
-"""Layer times measured or predicted: job plans, device limits, fit."""
+"""Job plans, placement and fit from measured or predicted layer times."""

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-#: With more units there are too many subsets to list.
-MOST_UNITS_FOR_SUBSETS = 8
+#: With more units than this there are too many subsets to list.
+MAX_UNITS_FOR_SUBSETS = 8
 
 
 class UnitTimes(Protocol):
@@ -28,7 +28,7 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True)
 class Plan:
-    """images, ms: by unit name, in the order of the units; 0 for units without work.
+    """A division of a batch. images, ms: by unit name, in the order of the units; 0 for units without work.
 
     search: name of the algorithm, see SEARCHES.
     """
@@ -60,19 +60,19 @@ def plan_exact(units: Mapping[str, UnitTimes], batch: int) -> Plan:
     - n images, time of unit u for n images): O(units x batch^2). Among equally fast plans, earlier units get more
     images. Raises PlanError.
     """
-    _check(units, batch)  # before memory is taken for each image
+    _check(units, batch)  # before memory is allocated per image
     times = {name: _times(unit, batch) for name, unit in units.items()}
-    least = np.full(batch + 1, np.inf)
-    least[0] = 0.0
+    shortest = np.full(batch + 1, np.inf)  # by number of images, for the units so far
+    shortest[0] = 0.0
     choices: list[np.ndarray] = []
-    for own in times.values():
-        longer = np.full(batch + 1, np.inf)
+    for unit_ms in times.values():
+        extended = np.full(batch + 1, np.inf)
         choice = np.zeros(batch + 1, dtype=np.int64)
-        for among in range(batch + 1):  # images of this unit and those before
-            ends = np.maximum(least[among::-1], own[: among + 1])  # [n]: n images here, the others before
-            choice[among] = np.argmin(ends)
-            longer[among] = ends[choice[among]]
-        least = longer
+        for count in range(batch + 1):  # images of this unit and of the previous ones
+            ends = np.maximum(shortest[count::-1], unit_ms[: count + 1])  # [n]: n images on this unit
+            choice[count] = np.argmin(ends)
+            extended[count] = ends[choice[count]]
+        shortest = extended
         choices.append(choice)
     images: dict[str, int] = {}
     left = batch
@@ -83,8 +83,8 @@ def plan_exact(units: Mapping[str, UnitTimes], batch: int) -> Plan:
 
 
 #: Constants of the greedy search, from the authors' code.
-_MOST_STEP = 6
-_MOST_BASES = 5
+_MAX_STEP = 6
+_MAX_BASES = 5
 _SLACK = 1.05
 
 
@@ -93,8 +93,8 @@ def plan_greedy(units: Mapping[str, UnitTimes], batch: int) -> Plan:
 
     All images start on the unit that is fastest alone, the base. One image at a time moves from the base to the unit
     that then finishes first, unless that unit would finish more than 5 % later than the base. If no single image can
-    move, two to six at once are tried; then the unit that finishes last becomes the base, up to five times. The best
-    plan seen is returned, so it is never slower than one unit alone. Raises PlanError.
+    move, moving two to six images together is tried; then the unit that finishes last becomes the base, up to five
+    times. The best plan seen is returned, so it is never slower than one unit alone. Raises PlanError.
     """
     _check(units, batch)
     times = {name: _times(unit, batch) for name, unit in units.items()}
@@ -102,11 +102,11 @@ def plan_greedy(units: Mapping[str, UnitTimes], batch: int) -> Plan:
     base = max(images, key=lambda name: images[name])
     best, best_ms = dict(images), _end(times, images)
     step, bases = 1, 0
-    while bases < _MOST_BASES:
+    while bases < _MAX_BASES:
         receiver = _receiver(times, images, base, step)
         if receiver is None:
             step += 1
-            if step > _MOST_STEP:
+            if step > _MAX_STEP:
                 base = max(images, key=lambda name: times[name][images[name]])
                 step, bases = 1, bases + 1
             continue
@@ -129,8 +129,8 @@ def plan_subsets(
 ) -> dict[tuple[str, ...], Plan | None]:
     """The plans of subsets of the units; None if the batch is too large for the subset.
 
-    subsets: None: all of them, single units first; with more than MOST_UNITS_FOR_SUBSETS units only single units and
-    all units.
+    subsets: None means all of them, single units first; with more than MAX_UNITS_FOR_SUBSETS units, only single units
+    and all units together.
     """
     plans: dict[tuple[str, ...], Plan | None] = {}
     for subset in _all_subsets(list(units)) if subsets is None else subsets:
@@ -142,7 +142,7 @@ def plan_subsets(
 
 
 def _all_subsets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    few = len(names) <= MOST_UNITS_FOR_SUBSETS
+    few = len(names) <= MAX_UNITS_FOR_SUBSETS
     for count in range(1, len(names) + 1) if few else (1, len(names)):
         yield from combinations(names, count)
 
@@ -182,7 +182,7 @@ def _end(times: Mapping[str, np.ndarray], images: Mapping[str, int]) -> float:
 
 
 def _first_plan(units: Mapping[str, UnitTimes], times: Mapping[str, np.ndarray], batch: int) -> dict[str, int]:
-    """All images on the unit that is fastest alone; if all is too much for each, fill units from the largest on."""
+    """All images on the unit that is fastest alone; if no unit can hold all, fill the units, the largest first."""
     images = dict.fromkeys(units, 0)
     alone = min(units, key=lambda name: times[name][batch])
     if np.isfinite(times[alone][batch]):
@@ -196,7 +196,7 @@ def _first_plan(units: Mapping[str, UnitTimes], times: Mapping[str, np.ndarray],
 
 
 def _receiver(times: Mapping[str, np.ndarray], images: Mapping[str, int], base: str, step: int) -> str | None:
-    """The unit that finishes first with `step` images more, taken from `base`; None if that is too late for all."""
+    """The unit that finishes first with `step` more images, taken from `base`; None if every unit would be too late."""
     if step > images[base]:
         return None
     limit = _SLACK * times[base][images[base] - 1]

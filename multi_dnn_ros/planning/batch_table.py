@@ -18,7 +18,7 @@ from multi_dnn_ros.planning.file_model import FileModel
 
 
 class TableError(ValueError):
-    """A table does not fit the request; the message names the table and what to do."""
+    """A table cannot answer the request; the message names the table and what to do."""
 
 
 class Spread(FileModel):
@@ -36,7 +36,7 @@ class Spread(FileModel):
 
 
 class Row(FileModel):
-    """Times of one batch size. input, compute, output, total: of the whole batch; None if the measurement failed.
+    """Times of one batch size. input, compute, output, total: times of the whole batch; None if the measurement failed.
 
     failure: reason of the failure, otherwise "". measured_at: ISO 8601, UTC.
     """
@@ -63,9 +63,9 @@ class Row(FileModel):
 class BatchTable(FileModel):
     """Times of one model on one unit at one precision.
 
-    shape: of the network's input for one image, (3, height, width). parameters: number of the network's parameters;
-    with the shape it reveals a different model of the same name. device: processor or GPU, SMs, threads, backend and
-    versions, on which the times depend. rows: by increasing batch size.
+    shape: the network's input for one image, (3, height, width). parameters: number of the network's parameters;
+    together with the shape it reveals a different model of the same name. device: processor or GPU, SMs, threads,
+    backend and versions, because the times depend on them. rows: by increasing batch size.
     """
 
     format: Literal["multi_dnn_ros batch times 1"] = "multi_dnn_ros batch times 1"
@@ -88,20 +88,20 @@ class BatchTable(FileModel):
     @property
     def measured(self) -> tuple[Row, ...]:
         """Rows with times, before the first failure."""
-        good: list[Row] = []
+        measured: list[Row] = []
         for row in self.rows:
             if row.failure:
                 break
-            good.append(row)
-        return tuple(good)
+            measured.append(row)
+        return tuple(measured)
 
     @property
     def largest(self) -> int:
-        """The largest batch measured without failure; 0: none."""
+        """The largest batch measured without failure; 0 if there is none."""
         return self.measured[-1].batch if self.measured else 0
 
     def predict_ms(self, batch: int) -> float:
-        """Milliseconds of a batch with transfers: measured, or interpolated linearly between measured batch sizes.
+        """Milliseconds of a batch, transfers included: measured, or interpolated linearly between measured batch sizes.
 
         0 for an empty batch. Raises TableError above the largest measured batch.
         """
@@ -116,26 +116,26 @@ class BatchTable(FileModel):
             # A batch below the smallest measured one is assumed to take as long.
             return _total(rows[index])
         low, high = rows[index - 1], rows[index]
-        part = (batch - low.batch) / (high.batch - low.batch)
-        return _total(low) + part * (_total(high) - _total(low))
+        fraction = (batch - low.batch) / (high.batch - low.batch)
+        return _total(low) + fraction * (_total(high) - _total(low))
 
     def with_rows(self, rows: Iterable[Row]) -> BatchTable:
-        """A copy with these rows added, or replaced where the batch size exists."""
+        """A copy with these rows added; they replace existing rows of the same batch size."""
         known = {row.batch: row for row in (*self.rows, *rows)}
         return self.model_copy(update={"rows": tuple(known[batch] for batch in sorted(known))})
 
     def without(self, batches: Iterable[int]) -> BatchTable:
         """A copy without the rows of these batch sizes."""
-        gone = set(batches)
-        return self.model_copy(update={"rows": tuple(row for row in self.rows if row.batch not in gone)})
+        removed = set(batches)
+        return self.model_copy(update={"rows": tuple(row for row in self.rows if row.batch not in removed)})
 
     def require_same(self, other: BatchTable, where: str) -> None:
-        """Raise TableError unless `other` is of the same model, unit, precision and device. where: its file."""
+        """Raise TableError unless `other` has the same model, unit, precision and device. where: file of `other`."""
         for field in ("model", "shape", "parameters", "unit", "precision", "device"):
-            own, theirs = getattr(self, field), getattr(other, field)
-            if own != theirs:
+            expected, found = getattr(self, field), getattr(other, field)
+            if expected != found:
                 raise TableError(
-                    f"{where} is a table of {field} '{theirs}', not '{own}'; measure again with --replace, or name "
+                    f"{where} is a table of {field} '{found}', not '{expected}'; measure again with --replace, or name "
                     "another folder with --tables"
                 )
 
@@ -146,12 +146,12 @@ def _total(row: Row) -> float:
     return row.total.p50
 
 
-def sizes_to_measure(most: int) -> tuple[int, ...]:
-    """Batch sizes to measure: 1, then 2^n - 1, 2^n, 2^n + 1 for n >= 1, and `most`: where times change most."""
-    sizes = {1, most}
+def sizes_to_measure(largest: int) -> tuple[int, ...]:
+    """Batch sizes to measure: 1, `largest`, and around powers of 2, where times change most (2^n - 1, 2^n, 2^n + 1)."""
+    sizes = {1, largest}
     power = 2
-    while power - 1 <= most:
-        sizes |= {size for size in (power - 1, power, power + 1) if size <= most}
+    while power - 1 <= largest:
+        sizes |= {size for size in (power - 1, power, power + 1) if size <= largest}
         power *= 2
     return tuple(sorted(sizes))
 
@@ -189,7 +189,7 @@ CSV_HEADER = (
 
 
 def csv_rows(tables: Iterable[BatchTable]) -> list[tuple[str, ...]]:
-    """Rows for CSV_HEADER, one per table and batch size; without times for a batch that failed."""
+    """Rows under CSV_HEADER, one per table and batch size; the times of a failed batch are empty."""
     lines = []
     for table in tables:
         for row in table.rows:

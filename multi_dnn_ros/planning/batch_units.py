@@ -1,8 +1,8 @@
-"""Units that run shares of a batch. A unit is a device with a backend and, on a GPU, a share of its SMs.
+"""Units that run shares of a batch. A unit is a device with a backend; on a GPU it may be a share of the SMs.
 
 A unit has a name: ``cpu``, ``cpu:8`` (threads), ``cuda:0``, ``cuda:0/16sms``, ``cpu:1/torchscript`` (backend),
-``openvino:gpu``. The part before the first ``:`` or ``/`` is its kind. Another package adds a kind by an entry point in
-the group ``multi_dnn_ros.units``, whose value is ``module:attribute`` of a :class:`UnitKind`. This module does not
+``openvino:gpu``. The part before the first ``:`` or ``/`` is its kind. Another package adds a kind with an entry point
+in the group ``multi_dnn_ros.units``, whose value is ``module:attribute`` of a :class:`UnitKind`. This module does not
 import PyTorch.
 """
 
@@ -20,7 +20,7 @@ GROUP = "multi_dnn_ros.units"
 
 
 class UnitError(ValueError):
-    """A unit is invalid; the message names it and what is allowed."""
+    """A unit is invalid; the message names the unit and what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Unit:
 
     name: normalized, so that equal units have equal names. process: units with the same value run as threads of one
     process, because kernels of two processes do not run on a GPU at the same time. executor: ``module:class`` that runs
-    networks on the unit, see :class:`multi_dnn_ros.partition.executor.Executor`. device: of PyTorch. threads: per CPU
-    operation; 0: one per core. sms: of a GPU; 0: all. options: for kinds that need more.
+    networks on the unit, see :class:`multi_dnn_ros.partition.executor.Executor`. device: PyTorch's name. threads: per
+    CPU operation; 0: one per core. sms: number of SMs of a GPU; 0: all. options: further ones of the kind of unit.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitKind:
-    """form: syntax of its units, for messages. parse: unit from its name, which starts with `name`; or UnitError."""
+    """A kind of unit. form: syntax of unit names, for messages. parse: makes a unit from its name; raises UnitError."""
 
     name: str
     form: str
@@ -73,17 +73,18 @@ def _parse_cuda(text: str) -> Unit:
 
 
 def _parse_openvino(text: str) -> Unit:
-    """A processor that OpenVINO computes on, such as an integrated GPU; images and outputs are in host memory."""
+    """A processor used through OpenVINO, such as an integrated GPU; images and outputs are in host memory."""
     match = re.fullmatch(r"openvino:((?:cpu|gpu|npu)(?:\.[0-9]{1,2})?)", text)
     if match is None:
         raise UnitError(f"unit '{text}' is invalid; allowed: {OPENVINO.form}")
-    threads = 0 if text.startswith("openvino:cpu") else 1  # of the host
+    threads = 0 if text.startswith("openvino:cpu") else 1  # host threads
     return Unit(text, text, _TORCH, "cpu", threads, backend="onnxruntime", options=(("providers", (text,)),))
 
 
 def check_installation(unit: Unit) -> None:
-    """Raise UnitError if a library that the unit needs is not installed. Parsing does not check it, because tables may
-    come from another machine.
+    """Raise UnitError if a library that the unit needs is not installed.
+
+    Parsing does not check this, because tables may come from another machine.
     """
     if unit.name.startswith("openvino:") and (problem := _missing_openvino()):
         raise UnitError(f"unit '{unit.name}' cannot be used: {problem}")
@@ -147,9 +148,9 @@ def parse_units(text: str) -> tuple[Unit, ...]:
     """Units separated by commas, in order. Raises UnitError, also for a duplicate."""
     units = [parse_unit(part.strip()) for part in text.split(",")]
     names = [unit.name for unit in units]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UnitError(f"units '{text}' name {', '.join(twice)} twice")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise UnitError(f"units '{text}' name {', '.join(duplicates)} twice")
     return tuple(units)
 
 
@@ -159,6 +160,6 @@ def oversubscription_warning(units: Sequence[Unit], cores: int) -> str:
     if len(threads) < 2 or sum(threads.values()) <= cores:
         return ""
     return (
-        f"{' and '.join(threads)} together have {sum(threads.values())} threads, and there are {cores} cores: they "
-        "slow each other down, which the times of each alone do not show"
+        f"{' and '.join(threads)} together have {sum(threads.values())} threads on {cores} cores: they slow each "
+        "other down, which their separately measured times do not show"
     )

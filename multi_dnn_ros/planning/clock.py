@@ -17,16 +17,16 @@ class Clock(Protocol):
         ...
 
     def mark(self, index: int) -> None:
-        """Take the time stamp, on the calling thread's current stream."""
+        """Take time stamp `index`, on a GPU on the calling thread's current stream."""
         ...
 
     def gaps_ms(self) -> list[float]:
-        """Milliseconds between consecutive marks, once all launched work has finished."""
+        """Milliseconds between consecutive marks; waits until the launched work has finished."""
         ...
 
 
 class HostClock:
-    """For CPUs, where an operation has finished when its call returns. read: clock in nanoseconds."""
+    """Clock for CPUs, where an operation has finished when its call returns. read: reads a clock in nanoseconds."""
 
     def __init__(self, read: Callable[[], int] = time.perf_counter_ns) -> None:
         self._read = read
@@ -43,7 +43,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """CUDA events. They are external events: a captured graph records them again on every replay."""
+    """Clock of CUDA events. They are external events: a captured graph records them again on every replay."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

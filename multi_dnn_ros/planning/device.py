@@ -40,8 +40,8 @@ BUSY = 0.10
 class DeviceLimits(FileModel):
     """Limits of one device at one precision and number of threads.
 
-    flops_per_s: the better of a matrix product and a 3x3 convolution. bytes_per_s: of a copy much larger than the
-    caches, counting bytes read and written.
+    flops_per_s: the faster of a matrix product and a 3x3 convolution. bytes_per_s: bytes read and written per second by
+    a copy much larger than the caches.
     """
 
     name: str
@@ -73,8 +73,9 @@ def measure_limits(
     scale: float = 1.0,
     hold: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> DeviceLimits:
-    """Measure the target's device; takes a second or two. scale: factor on the sizes, for tests. hold: context manager
-    entered around each round.
+    """Measure the target's device, which takes a second or two.
+
+    scale: factor on the problem sizes, for tests. hold: returns a context manager entered around each call.
     """
     device, dtype = target.device, target.dtype
     side, (channels, pixels), mebibytes = _SIZES[device.type]
@@ -104,8 +105,8 @@ def limits_of(
 ) -> DeviceLimits:
     """Read the device's limits from the file at `path`, or measure them and, with `keep`, write them there.
 
-    keep: False while the device is busy, because the measured limits are then too low. A file that is invalid, or
-    cannot be read or written, is logged and ignored. path: None stores nothing.
+    keep: False while the device is busy, because measured limits are then too low. A file that is invalid, or cannot be
+    read or written, is logged and ignored. If `path` is None, nothing is stored.
     """
     known = _read(path) if path is not None and path.exists() else {}
     key = f"{device_name(target)}; torch {torch.__version__}"
@@ -118,14 +119,14 @@ def limits_of(
 
 
 def default_path() -> Path:
-    """File that stores device limits."""
+    """Default file for device limits."""
     return cache_folder() / "devices.json"
 
 
 def foreign_load(device: torch.device, seconds: float = 0.3) -> float | None:
     """Share of the device (0 to 1) that other processes use now; None if unknown.
 
-    Watches for `seconds`, during which this process should be idle.
+    A CPU is observed for `seconds`, during which this process should be idle.
     """
     if device.type == "cpu":
         return _foreign_cpu(seconds)
@@ -156,10 +157,10 @@ def busy_warning(device: torch.device, load: Callable[[torch.device], float | No
 
 
 def _foreign_cpu(seconds: float) -> float:
-    own = psutil.Process()
-    before, own_before, begin = psutil.cpu_times(), own.cpu_times(), time.monotonic()
+    process = psutil.Process()
+    before, own_before, begin = psutil.cpu_times(), process.cpu_times(), time.monotonic()
     time.sleep(seconds)
-    after, own_after, elapsed = psutil.cpu_times(), own.cpu_times(), time.monotonic() - begin
+    after, own_after, elapsed = psutil.cpu_times(), process.cpu_times(), time.monotonic() - begin
     idle = (after.idle - before.idle) + (getattr(after, "iowait", 0.0) - getattr(before, "iowait", 0.0))
     cores = psutil.cpu_count() or 1
     own_s = (own_after.user + own_after.system) - (own_before.user + own_before.system)
@@ -169,7 +170,7 @@ def _foreign_cpu(seconds: float) -> float:
 def fastest_s(
     work: Callable[[], object], clock: Clock, hold: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> float:
-    """Seconds of the fastest of some calls of `work`. hold: as in :func:`measure_limits`."""
+    """Seconds of the fastest of several calls of `work`. hold: as in :func:`measure_limits`."""
     work()
     clock.prepare(2)
     best = float("inf")

@@ -19,26 +19,27 @@ TREE_FEATURES = (
     "input channels", "output channels", "pixels", "SMs", "load level", "oversubscription", "compute load",
     "memory load", "DNN load",
 )  # fmt: skip
-#: Features of the linear model: milliseconds of arithmetic and of memory traffic at the device's limits, and one launch
-#: ...
+#: Base features of the linear model: milliseconds of arithmetic and of memory traffic at the device's limits, and one
+#: launch.
 _BASE = ("arithmetic at peak", "bytes at bandwidth", "launch")
-#: ... each multiplied by 1 and by the pressure of each kind of load.
-_LOADS = ("alone", *(f"{kind} {how}" for kind in LOAD_KINDS[1:] for how in ("beside", "oversubscribed")))
+#: Factors on each base feature: 1, and the two kinds of pressure of each kind of load.
+_LOADS = ("alone", *(f"{kind} {how}" for kind in LOAD_KINDS[1:] for how in ("parallel", "oversubscribed")))
 LINEAR_FEATURES = tuple(f"{base}, {load}" for load in _LOADS for base in _BASE)
-#: Approximate minimum time of any layer; keeps the trees' target finite.
+#: Approximate minimum time of a layer; keeps the trees' target finite.
 _FLOOR_MS = 1e-3
 
 
 def linear_features(questions: Sequence[Question]) -> Matrix:
-    """(len(questions), len(LINEAR_FEATURES)) matrix of milliseconds or shares of milliseconds, all nonnegative."""
+    """(len(questions), len(LINEAR_FEATURES)) matrix, nonnegative: base features times load factors."""
     base = np.array([[*_ideal(counts, setting), 1.0] for counts, setting, _ in questions]).reshape(-1, len(_BASE))
     factors = np.array([_load_factors(setting, load) for _, setting, load in questions]).reshape(-1, len(_LOADS))
     return np.asarray((factors[:, :, None] * base[:, None, :]).reshape(len(questions), -1))
 
 
 def tree_features(questions: Sequence[Question], *, kinds: bool = True) -> Matrix:
-    """(len(questions), len(TREE_FEATURES) + len(KINDS)) matrix; `kinds` False omits the one-hot columns of the layer
-    kinds.
+    """(len(questions), len(TREE_FEATURES) + len(KINDS)) matrix.
+
+    kinds: False omits the one-hot columns of the layer kinds.
     """
     rows = []
     for counts, setting, load in questions:
@@ -61,8 +62,8 @@ def ideal_ms(questions: Sequence[Question]) -> Matrix:
 def pressure(setting: Setting, load: Load) -> tuple[float, float]:
     """(load threads on free cores, load threads in excess of the cores), each divided by the number of cores.
 
-    On a GPU: (1 for the first other stream, number of further streams). The kernels of one stream run one after
-    another, and a layer's launch starts when one of them ends. From the second stream on, another kernel is always
+    On a GPU: (1 if there is another stream, number of streams beyond that one). The kernels of a stream run one after
+    another, and a layer's launch starts when one of them ends. With two or more other streams, another kernel is always
     waiting by then, so each further stream delays every launch by one more kernel: an additive cost, not a factor.
     """
     if not setting.cores:
@@ -77,8 +78,8 @@ def _ideal(counts: LayerCounts, setting: Setting) -> tuple[float, float]:
 
 
 def _load_factors(setting: Setting, load: Load) -> list[float]:
-    beside, over = pressure(setting, load)
+    parallel, oversubscribed = pressure(setting, load)
     factors = [1.0]
     for kind in LOAD_KINDS[1:]:
-        factors += [beside, over] if load.kind == kind else [0.0, 0.0]
+        factors += [parallel, oversubscribed] if load.kind == kind else [0.0, 0.0]
     return factors

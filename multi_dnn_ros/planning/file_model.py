@@ -1,4 +1,4 @@
-"""Base class of data in files."""
+"""Base class for the content of files."""
 
 from __future__ import annotations
 

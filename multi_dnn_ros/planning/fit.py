@@ -1,4 +1,4 @@
-"""Checks whether a set of DNNs, cameras and rates fits a device. Computes only; measures nothing."""
+"""Checks, without measuring, whether a set of DNNs, cameras and rates fits a device."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from dataclasses import dataclass, field
 
 from multi_dnn_ros.common.reporting import three_digits
 
-#: Maximum utilization. The rest is a margin for what mean times do not show: uneven arrivals, work of the system,
+#: Maximum utilization. The rest is a margin for what mean times do not show: uneven arrivals, other processes, and
 #: results that take longer to decode.
 LIMIT = 0.95
 _ITERATIONS = 25
-#: A free share of a worker below this counts as none.
-_NOTHING = 0.01
+#: A smaller free share of a worker counts as none.
+_NEGLIGIBLE = 0.01
 #: Image decoding that takes a smaller share of the workers is not mentioned.
-_MENTIONED = 0.005
+_MIN_MENTIONED = 0.005
 #: Name of the unit that computes one frame at a time, without and with a GPU.
 _UNIT = {False: "worker", True: "stream"}
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Demand of one DNN.
+    """Demand of one DNN. Times are per frame.
 
     cameras: rate in hertz, by camera.
-    alone_ms: time of one frame from mailbox to result while nothing else runs.
+    alone_ms: time from mailbox to result while nothing else runs.
     crowded_ms: the same while all other workers are busy, without waiting for a worker.
-    deadline_ms: from arrival; None: no deadline.
-    priority: when the set does not fit, the DNN of lowest priority is advised to be reduced.
-    shared_ms: time per frame on resources that all DNNs share without waiting for a worker: a GPU's execution units and
-    the GIL.
-    wait_ms: further latency from a frame's arrival to its result while the DNN is idle: image decoding and
-    waiting for the rest of a batch.
-    batch: frames per inference, whose results arrive together. The other times are per frame.
+    deadline_ms: time allowed from arrival to result; None: no deadline.
+    priority: if the set does not fit, the advice is to reduce the DNN of lowest priority.
+    shared_ms: time on resources that all DNNs share even when each has a worker: a GPU's execution units and the GIL.
+    wait_ms: further latency from a frame's arrival to its result while the DNN is idle: image decoding and waiting for
+    the rest of a batch.
+    batch: frames per inference, whose results arrive together.
     """
 
     dnn: str
@@ -52,13 +51,13 @@ class Demand:
         return sum(self.cameras.values())
 
     def latency_ms(self, ms: float) -> float:
-        """Latency from arrival to result, if one frame takes the DNN `ms`."""
+        """Latency from arrival to result if the DNN takes `ms` per frame."""
         return ms * self.batch + self.wait_ms
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """Images of one camera, each decoded once for all DNNs by the camera's thread. ms: per image, on one core."""
+    """Decoding of one camera's images, once for all DNNs, by the camera's thread. ms: per image, on one core."""
 
     camera: str
     hz: float
@@ -72,12 +71,13 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """utilization: required share of all workers' time. needs: required share of one worker's time, by DNN.
+    """Result of the check. utilization: required share of all workers' time. needs: by DNN, the required share of one
+    worker's time.
 
-    breaks: DNNs because of which the set does not fit; none if image decoding alone is the cause. decoding: share of a
-    core's time, by camera. overloaded: cameras whose images one thread cannot decode in time. most_hz: by DNN that
-    breaks the fit, the rate at which it would fit, if any. advice: possible remedies, one sentence each. unpredicted:
-    reasons why times were not predicted.
+    breaks: DNNs because of which the set does not fit; none if image decoding alone is the cause. decoding: by camera,
+    the share of a core's time. overloaded: cameras whose images one thread cannot decode in time. most_hz: by DNN in
+    `breaks`, the rate at which the set would fit, if there is one. advice: possible remedies, one sentence each.
+    unpredicted: reasons why times were not predicted.
     """
 
     fits: bool
@@ -104,13 +104,13 @@ def check_fit(
 ) -> Verdict:
     """Check `demands` on a device with `workers` workers.
 
-    Conditions: each DNN, which processes one frame at a time, needs at most `limit` of one worker; all together need at
-    most `limit` of all workers and of the shared resources; no frame exceeds its deadline. A frame takes between
-    alone_ms and crowded_ms, depending on the utilization of the other workers.
+    Conditions: each DNN, which processes one frame at a time, needs at most `limit` of one worker; all DNNs together
+    need at most `limit` of all workers and of the shared resources; no frame exceeds its deadline. A frame takes
+    between alone_ms and crowded_ms, depending on the utilization of the other workers.
 
-    gpu: advise fp16, and call workers streams, because each DNN has its own. decoding: image decoding beside the DNNs:
-    each camera needs at most `limit` of a core, since one thread decodes its images, and all of them take their share
-    of `cores` from the workers of a CPU. Raises ValueError for no workers, or for a demand out of range.
+    gpu: advise fp16, and call workers streams, because each DNN has its own. decoding: image decoding, for which each
+    camera needs at most `limit` of a core, since one thread decodes its images. On a CPU all decoding takes its share
+    of the `cores` from the workers. Raises ValueError for no workers, or for a demand out of range.
     """
     _check(demands, workers, limit)
     unit = _UNIT[gpu]
@@ -130,7 +130,7 @@ def check_fit(
     heaviest: list[Demand] = []
     # Tolerate rounding: a set reduced exactly to the advised rates must fit.
     overload = utilization > limit * (1.0 + 1e-9)
-    decoding_fills = overload and taken > 0.0 and (limit - taken) * workers <= _NOTHING  # whatever the DNNs need
+    decoding_fills = overload and taken > 0.0 and (limit - taken) * workers <= _NEGLIGIBLE  # nothing is left for DNNs
     if overload and not oversized and not decoding_fills:
         heaviest = [_largest_need(demands, needs, (utilization - limit) * workers)]
     heaviest_shared: list[Demand] = []
@@ -138,7 +138,7 @@ def check_fit(
         heaviest_shared = [_largest_need(demands, shares, shared - limit)]
     breaks = tuple(dict.fromkeys(demand.dnn for demand in (*oversized, *heaviest, *heaviest_shared, *late)))
     ms_of = {demand.dnn: ms for demand, ms in zip(demands, times, strict=True)}
-    mentioned = taken if taken >= _MENTIONED else 0.0
+    mentioned = taken if taken >= _MIN_MENTIONED else 0.0
     text = _text(
         demands, needs, ms_of, utilization, workers, breaks, {demand.dnn for demand in late}, unit, overloaded,
         mentioned, decoding_fills,
@@ -150,24 +150,24 @@ def check_fit(
     reduced = (*oversized, *heaviest)
     others = sum(needs.values()) - sum(needs[demand.dnn] for demand in reduced)
     left = (limit - taken) * workers - others
-    less_decoding = decoding_fills  # would help
+    advise_less_decoding = decoding_fills
     for number, demand in enumerate(reduced):
         free = min(limit, left / (len(reduced) - number))  # the reduced DNNs share the remaining time
         left -= max(0.0, free)
-        if free > _NOTHING:
+        if free > _NEGLIGIBLE:
             most_hz[demand.dnn] = free / ms_of[demand.dnn] * 1e3
-        elif free + taken * workers > _NOTHING:
-            less_decoding = True
-        taken_by_others = _beside(
+        elif free + taken * workers > _NEGLIGIBLE:
+            advise_less_decoding = True
+        taken_by_others = _others_text(
             len(demands) > len(reduced), mentioned, f"{others / workers + taken:.0%} of the {unit}s"
         )
         advice.append(_advice(demand, most_hz.get(demand.dnn), free, ms_of[demand.dnn], taken_by_others, gpu))
     for demand in heaviest_shared:
         free = limit - (shared - shares[demand.dnn])
-        if free > _NOTHING:
+        if free > _NEGLIGIBLE:
             most_hz[demand.dnn] = free / demand.shared_ms * 1e3
         ms = ms_of[demand.dnn]
-        taken_by_others = _beside(True, 0.0, f"{shared - shares[demand.dnn]:.0%} of the shared resources")
+        taken_by_others = _others_text(True, 0.0, f"{shared - shares[demand.dnn]:.0%} of the shared resources")
         advice.append(_advice(demand, most_hz.get(demand.dnn), free * ms / demand.shared_ms, ms, taken_by_others, gpu))
     advice += [
         f"{demand.dnn}: a deadline of at least {math.ceil(demand.latency_ms(ms_of[demand.dnn]))} ms instead of "
@@ -179,7 +179,7 @@ def check_fit(
         f"{three_digits(image.hz)}, or smaller images"
         for image in overloaded
     ]
-    if less_decoding:
+    if advise_less_decoding:
         advice.append("image decoding: lower rates of the cameras, or smaller images")
     return Verdict(
         not breaks and not overloaded and not decoding_fills, utilization, needs, breaks, text, most_hz, tuple(advice),
@@ -189,7 +189,7 @@ def check_fit(
 
 
 def service_ms(demands: Sequence[Demand], workers: int) -> dict[str, float]:
-    """Milliseconds per frame of each DNN among the others, as used by check_fit."""
+    """Milliseconds per frame of each DNN while the others run, as check_fit uses them."""
     return {demand.dnn: ms for demand, ms in zip(demands, _times_ms(demands, workers), strict=True)}
 
 
@@ -198,22 +198,22 @@ def _times_ms(demands: Sequence[Demand], workers: int) -> list[float]:
     times = [demand.alone_ms for demand in demands]
     for _ in range(_ITERATIONS):
         busy = [min(1.0, demand.hz * ms / 1e3) for demand, ms in zip(demands, times, strict=True)]
-        beside = [min(1.0, (sum(busy) - own) / (workers - 1)) if workers > 1 else 0.0 for own in busy]
+        others = [min(1.0, (sum(busy) - share) / (workers - 1)) if workers > 1 else 0.0 for share in busy]
         times = [
-            demand.alone_ms + (max(demand.crowded_ms, demand.alone_ms) - demand.alone_ms) * part
-            for demand, part in zip(demands, beside, strict=True)
+            demand.alone_ms + (max(demand.crowded_ms, demand.alone_ms) - demand.alone_ms) * others_busy
+            for demand, others_busy in zip(demands, others, strict=True)
         ]
     return times
 
 
 def _largest_need(demands: Sequence[Demand], needs: Mapping[str, float], excess: float) -> Demand:
-    """The DNN to reduce. Among those whose removal would make the set fit, the one of lowest priority and, among
-    equals, the highest need; otherwise the one of the highest need.
+    """The DNN to reduce: among those whose removal would make the set fit, the one of lowest priority and then of
+    highest need; without such a DNN, the one of highest need.
     """
-    enough = [demand for demand in demands if needs[demand.dnn] >= excess - 1e-9]
-    if not enough:
+    sufficient = [demand for demand in demands if needs[demand.dnn] >= excess - 1e-9]
+    if not sufficient:
         return max(demands, key=lambda demand: needs[demand.dnn])
-    return min(enough, key=lambda demand: (demand.priority, -needs[demand.dnn]))
+    return min(sufficient, key=lambda demand: (demand.priority, -needs[demand.dnn]))
 
 
 def _text(
@@ -229,7 +229,7 @@ def _text(
     taken: float,
     decoding_fills: bool,
 ) -> str:
-    """taken: share of the workers for image decoding. decoding_fills: it leaves nothing for the DNNs."""
+    """taken: share of the workers for image decoding. decoding_fills: whether decoding leaves nothing for DNNs."""
     count = f"{len(demands)} DNNs need" if len(demands) > 1 else "1 DNN needs"
     total = f"{count} {utilization:.0%} of {workers} {unit}{'s' if workers > 1 else ''}"
     if taken:
@@ -266,8 +266,8 @@ def _advice(demand: Demand, hz: float | None, free: float, ms: float, others: st
     )
 
 
-def _beside(others: bool, taken: float, need: str) -> str:
-    """What a DNN must share the device with. others: other DNNs. taken: share of the workers for image decoding."""
+def _others_text(others: bool, taken: float, need: str) -> str:
+    """What else runs on the device. others: whether there are other DNNs. taken: workers' share for image decoding."""
     if not taken:
         return f"the others, which need {need}"
     return f"the others and image decoding, which need {need}" if others else f"image decoding, which needs {need}"

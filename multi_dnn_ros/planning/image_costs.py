@@ -19,7 +19,7 @@ from multi_dnn_ros.planning.launch_cost import synchronize
 #: (width, height) of the timed images.
 _SMALL, _LARGE = (640, 480), (1280, 720)
 _REPEATS = 5
-#: JPEG quality, 0 to 100: a usual default of camera drivers.
+#: JPEG quality, 0 to 100: a common default of camera drivers.
 _QUALITY = 80
 
 
@@ -41,7 +41,7 @@ def decode_ms(transport: str) -> float:
 
 
 def preprocess_ms(task: DnnTask, device: torch.device) -> float:
-    """Milliseconds per additional megapixel. The DNN must be idle meanwhile."""
+    """Milliseconds of upload and preprocessing per additional megapixel. The DNN must be idle meanwhile."""
     height, width = task.enlarge_to_min(_SMALL[::-1])
     small = (width, height)
     large = _LARGE if small == _SMALL else (2 * width, 2 * height)

@@ -1,7 +1,6 @@
 """Checks the fit for the image sizes that the cameras really deliver.
 
-Plain numbers only: a :class:`Fit` can be sent to another process and evaluated there without measuring and without
-PyTorch.
+A :class:`Fit` contains plain numbers only: another process can evaluate it without measuring and without PyTorch.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from dataclasses import dataclass, field, replace
 
 from multi_dnn_ros.planning.fit import Decoding, Demand, Verdict, check_fit
 
-#: (width, height), pixels.
+#: (width, height) in pixels.
 Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class CameraLoad:
-    """size: of the measured images. known: whether it is the camera's real size, or assumed. decode_ms: per megapixel,
-    on one core.
+    """Images of one camera. size: size for which times were measured. known: whether it is the camera's real size;
+    False: assumed. decode_ms: per megapixel, on one core.
     """
 
     hz: float
@@ -29,9 +28,9 @@ class CameraLoad:
 
 @dataclass(frozen=True)
 class Fit:
-    """Measured figures, to be evaluated for any image sizes.
+    """Measured figures that can be evaluated for any image sizes.
 
-    demands: for images of the cameras' `size`. preprocess_ms: by DNN, upload and preprocessing per additional
+    demands: for images of the cameras' measured `size`. preprocess_ms: by DNN, upload and preprocessing per additional
     megapixel. workers, gpu, unpredicted: see check_fit. cores: number of cores of the machine.
     """
 
@@ -44,15 +43,15 @@ class Fit:
     unpredicted: tuple[str, ...] = field(default=())
 
     def verdict(self, sizes: Mapping[str, Size] | None = None) -> Verdict:
-        """Check the fit. sizes: real image sizes by camera, as far as known; otherwise the measured ones.
+        """Check the fit. sizes: real image sizes by camera; for other cameras the measured sizes count.
 
         The text names assumed sizes.
         """
         real = dict(sizes or {})
-        now = {name: real.get(name, camera.size) for name, camera in self.cameras.items()}
-        decode_ms = {name: camera.decode_ms * megapixels(now[name]) for name, camera in self.cameras.items()}
+        used = {name: real.get(name, camera.size) for name, camera in self.cameras.items()}
+        decode_ms = {name: camera.decode_ms * megapixels(used[name]) for name, camera in self.cameras.items()}
         verdict = check_fit(
-            [self._at(demand, now, decode_ms) for demand in self.demands],
+            [self._at(demand, used, decode_ms) for demand in self.demands],
             self.workers,
             gpu=self.gpu,
             unpredicted=self.unpredicted,
@@ -67,18 +66,19 @@ class Fit:
         return replace(verdict, text=f"{verdict.text} (images of {whose} assumed to be {width} x {height})")
 
     def _at(self, demand: Demand, sizes: Mapping[str, Size], decode_ms: Mapping[str, float]) -> Demand:
-        """The demand for these image sizes: preprocessing weighted by the cameras' rates; the longest decoding of any
-        camera.
+        """The demand for these image sizes.
+
+        Preprocessing is a mean weighted by the cameras' rates; for decoding, the slowest camera counts.
         """
-        more = sum(
+        additional = sum(
             hz * (megapixels(sizes[camera]) - megapixels(self.cameras[camera].size))
             for camera, hz in demand.cameras.items()
         ) / max(demand.hz, 1e-9)  # fmt: skip
-        more_ms = more * self.preprocess_ms[demand.dnn]
+        additional_ms = additional * self.preprocess_ms[demand.dnn]
         return replace(
             demand,
-            alone_ms=max(0.0, demand.alone_ms + more_ms),
-            crowded_ms=max(0.0, demand.crowded_ms + more_ms),
+            alone_ms=max(0.0, demand.alone_ms + additional_ms),
+            crowded_ms=max(0.0, demand.crowded_ms + additional_ms),
             wait_ms=demand.wait_ms + max(decode_ms[camera] for camera in demand.cameras),
         )
 
@@ -86,7 +86,7 @@ class Fit:
 class ObservedSizes:
     """Repeats the check when a camera's images differ in size from the assumption.
 
-    For a camera with several sizes the largest counts.
+    If a camera delivers several sizes, the largest counts.
     """
 
     def __init__(self, fit: Fit) -> None:
@@ -94,7 +94,7 @@ class ObservedSizes:
         self._sizes: dict[str, Size] = {}
 
     def observe(self, camera: str, size: Size) -> Verdict | None:
-        """Report each image's size; returns a new verdict if it changes."""
+        """Report the size of each image; returns a new verdict if the size to count has changed."""
         largest = self._sizes.get(camera)
         if camera not in self._fit.cameras or (largest is not None and megapixels(size) <= megapixels(largest)):
             return None

@@ -1,4 +1,4 @@
-"""Plans how each DNN is cut, by the times of its layers: into equally long jobs, or into jobs of bounded length."""
+"""Plans how each DNN is cut by its layer times: into jobs of equal duration, or into jobs of bounded duration."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class JobPlanner:
     """Plans the cuts of the DNNs of a node.
 
     predictor: predicts layer times; None: layers are measured. source: the predictor's file, for messages. bound_s:
-    maximum duration of a job; 0: none, and the number of jobs is an argument of plan(). keep: read measured times from
-    the cache, and store them there. timed, launch: for tests.
+    maximum duration of a job; 0: none, and plan() gets the number of jobs. keep: read measured times from the cache and
+    store them there. timed, launch: replacements for tests.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class JobPlanner:
             return JobPlan(jobs)
         finally:
             if device.type == "cuda":
-                torch.cuda.empty_cache()  # frees the memory of graphs that were captured for timing
+                torch.cuda.empty_cache()  # frees the memory of graphs captured for timing
 
     def _plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
-        noise = torch.Generator().manual_seed(0)
-        inputs = tuple(torch.rand(example.shape, generator=noise) for example in dnn.example_inputs())
+        generator = torch.Generator().manual_seed(0)
+        inputs = tuple(torch.rand(example.shape, generator=generator) for example in dnn.example_inputs())
         traced = Traced.on(target, trace(dnn.module, inputs, fold_batch_norm=True), inputs)
         make = target.make_backend
         target = replace(target, make_backend=lambda: _OnCopies(make()))
@@ -143,7 +143,7 @@ class JobPlanner:
         launch_s = self._launch(target)
         if not self._bound_s:
             return JobPlan(jobs, costs, launch_s=launch_s, known=known)
-        length = job_length([each / 1e3 for each in ms], self._bound_s, launch_s)
+        length = job_length([layer_ms / 1e3 for layer_ms in ms], self._bound_s, launch_s)
         unmet = _unmet(length, layers, ms, launch_s)
         if unmet:
             log.warning("dnn.%s: blocking_ms %g cannot be met: %s", dnn.name, self._bound_s * 1e3, "; ".join(unmet))
@@ -166,27 +166,27 @@ class JobPlanner:
         return layers, medians, "measured"
 
     def _log_unpredicted(self, dnn: str, reasons: Sequence[str]) -> None:
-        """Log each reason once, with the first DNN that has it."""
-        fresh = [reason for reason in reasons if reason not in self._logged]
-        self._logged.update(fresh)
-        if fresh:
-            more = f"; and {len(fresh) - _MAX_LOGGED_REASONS} more" if len(fresh) > _MAX_LOGGED_REASONS else ""
+        """Log each reason once, for the first DNN to which it applies."""
+        new = [reason for reason in reasons if reason not in self._logged]
+        self._logged.update(new)
+        if new:
+            more = f"; and {len(new) - _MAX_LOGGED_REASONS} more" if len(new) > _MAX_LOGGED_REASONS else ""
             log.warning(
                 "dnn.%s: layers are measured, because the predictor %s does not cover them: %s%s",
-                dnn, self._source, "; ".join(fresh[:_MAX_LOGGED_REASONS]), more,
+                dnn, self._source, "; ".join(new[:_MAX_LOGGED_REASONS]), more,
             )  # fmt: skip
 
 
 def in_precision(layers: Sequence[LayerShape], dtype: torch.dtype) -> list[LayerShape]:
     """Layers that were traced in float32, with their memory traffic converted to that of `dtype`."""
-    part = dtype.itemsize / torch.float32.itemsize
+    ratio = dtype.itemsize / torch.float32.itemsize
     return [
         layer.model_copy(
             update={
                 "work": layer.work.model_copy(
                     update={
-                        "bytes_read": round(layer.work.bytes_read * part),
-                        "bytes_written": round(layer.work.bytes_written * part),
+                        "bytes_read": round(layer.work.bytes_read * ratio),
+                        "bytes_written": round(layer.work.bytes_written * ratio),
                     }
                 )
             }
@@ -204,12 +204,12 @@ class _OnCopies:
     def prepare(
         self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None = None
     ) -> tuple[Stage, ...]:
-        own: Any = copy.deepcopy(list(stages))
-        return self._backend.prepare(own, inputs, device, shared)
+        copies: Any = copy.deepcopy(list(stages))
+        return self._backend.prepare(copies, inputs, device, shared)
 
 
 def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float], launch_s: float) -> list[str]:
-    """For each constraint (bound, launch cost) that cannot be met: the reason and what is done instead."""
+    """For each constraint (bound, launch cost) that cannot be met, the reason and what is done instead."""
     found = []
     if length.too_long:
         worst = max(length.too_long, key=lambda number: ms[number])
@@ -218,7 +218,7 @@ def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float],
         took_ms = ms[worst] + launch_s * 1e3
         found.append(f"layer {name} takes {took_ms:.3g} ms by itself{others} and is kept as one job")
     if length.capped:
-        found.append(f"more than {MAX_JOBS} jobs would be needed, and {MAX_JOBS} are used")
+        found.append(f"more than {MAX_JOBS} jobs would be needed; {MAX_JOBS} are used")
     if not length.launch_pays:
         found.append(
             f"launching {length.jobs} jobs takes {100 * length.launch_share:.1f} % of their time, more than "

@@ -21,7 +21,7 @@ _CALLS = 20
 def launch_cost_s(target: Target, now: Callable[[], float] = time.perf_counter) -> float:
     """Median seconds of host time per call of a job that only applies ReLU to one number.
 
-    On a GPU this is launching a captured graph (or a kernel), on a CPU running a job with almost no work.
+    On a GPU this is the launch of a captured graph (or a kernel), on a CPU the run of a job with almost no work.
     """
     inputs = (torch.zeros(1),)
     (ready,) = target.make_backend().prepare(split(trace(nn.ReLU().eval(), inputs), 1), inputs, target.device)
@@ -39,6 +39,6 @@ def launch_cost_s(target: Target, now: Callable[[], float] = time.perf_counter) 
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the work launched by this thread."""
+    """Wait for the work that this thread has launched."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

@@ -1,4 +1,4 @@
-"""Cache of the layer times that are measured while configuring, so that the next configuration does not measure."""
+"""Cache of layer times that were measured while configuring, so that they need not be measured again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Known = tuple[list[LayerShape], list[float]]
 def read_layer_times(dnn: str, traced: Traced, target: Target) -> Known | None:
     """The times that write_layer_times() stored for this network and target; None if there are none.
 
-    dnn: its name, for the log. What is invalid is logged and ignored.
+    dnn: name of the DNN, for the log. Invalid content is logged and ignored.
     """
     key = _key(dnn, traced, target)
     content = LAYER_TIMES.read(key)
@@ -36,12 +36,12 @@ def read_layer_times(dnn: str, traced: Traced, target: Target) -> Known | None:
         return None
     try:
         layers = [LayerShape.model_validate(layer) for layer in content["layers"]]
-        ms = [float(each) for each in content["ms"]]
-        if len(layers) != len(ms) or not all(0.0 <= each < 1e9 for each in ms):
+        ms = [float(layer_ms) for layer_ms in content["ms"]]
+        if len(layers) != len(ms) or not all(0.0 <= layer_ms < 1e9 for layer_ms in ms):
             raise ValueError("the times do not match the layers")
         names = {node.name for node in traced.graph_module.graph.nodes}
         if not {name for layer in layers for name in layer.nodes} <= names:
-            raise ValueError("its layers are not those of the network")
+            raise ValueError("the layers are not those of the network")
     except (ValidationError, ValueError, TypeError, KeyError) as error:
         log.warning("layer times in %s are not used: %s", LAYER_TIMES.folder / key.name, summarize_error(error))
         return None

@@ -1,4 +1,4 @@
-"""Time marks inside a running network: each layer is timed in place, with its real data and caches."""
+"""Time marks inside a running network, which time each layer with its real data and caches."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.planning.clock import Clock
 from multi_dnn_ros.planning.timing import Target
 
-_EMPTY = 16
-_EMPTY_RUNS = 25
+#: Number of marks or layers, and of runs, by which the cost of a mark or of a stage call is measured.
+_COUNT = 16
+_RUNS = 25
 
 
 class MarkedStage(nn.Module):
-    """A stage that takes mark `first` before its first layer and one after each layer: len(layers) + 1 marks."""
+    """A stage with len(layers) + 1 marks: mark `first` before its first layer and one after each layer.
+
+    marks_after: numbers of operations after which marks are taken instead; -1: at the end.
+    """
 
     def __init__(self, stage: GraphStage, clock: Clock, first: int, marks_after: Sequence[int] | None = None) -> None:
         super().__init__()
@@ -62,8 +66,8 @@ class MarkedStage(nn.Module):
 class MarkedNetwork:
     """A prepared network with time marks; each call returns the milliseconds of its parts.
 
-    parts: number of times per stage. cost_ms: cost of a mark (plus a stage call if each part is a stage), subtracted
-    from each time.
+    parts: number of timed parts per stage. cost_ms: cost of a mark (of a stage call if each part is a stage), which is
+    subtracted from each time. inside: whether the stages take the marks themselves.
     """
 
     def __init__(
@@ -96,7 +100,7 @@ class MarkedNetwork:
 
 
 def jobs_run(stages: Sequence[GraphStage], inputs: Tensors, target: Target, clock: Clock) -> MarkedNetwork:
-    """Marks between the jobs only: the network as it is served."""
+    """The network as it is served, with marks only between the jobs."""
     ready = target.make_backend().prepare(stages, inputs, target.device)
     clock.prepare(len(ready) + 1)
     return MarkedNetwork(ready, inputs, clock, [1] * len(ready), 0.0, inside=False)
@@ -105,9 +109,12 @@ def jobs_run(stages: Sequence[GraphStage], inputs: Tensors, target: Target, cloc
 def layers_run(
     graph_module: fx.GraphModule, stages: Sequence[GraphStage], inputs: Tensors, target: Target, clock: Clock
 ) -> MarkedNetwork:
-    """Marks around each layer of the jobs `stages`; each layer is a stage if the backend compiles stages."""
+    """The network with marks around each layer of the jobs `stages`.
+
+    If the backend compiles the graph of a stage, no marks can be inside it, so each layer is a stage.
+    """
     layers = [len(stage.layers) for stage in stages]
-    if BACKENDS.get(target.backend).timing_marks:  # others compile a stage's graph: there a layer is a stage
+    if BACKENDS.get(target.backend).timing_marks:  # false for backends that compile a stage's graph
         cost_ms = _mark_cost_ms(target, clock)
         clock.prepare(sum(layers) + len(layers))
         first = 0
@@ -118,14 +125,14 @@ def layers_run(
         ready = target.make_backend().prepare(marked, inputs, target.device)
         return MarkedNetwork(ready, inputs, clock, layers, cost_ms, inside=True)
     cost_ms = _call_cost_ms(target, clock)
-    single = split(graph_module, sum(layers))
-    ready = target.make_backend().prepare(single, inputs, target.device)
+    single_layers = split(graph_module, sum(layers))
+    ready = target.make_backend().prepare(single_layers, inputs, target.device)
     clock.prepare(len(ready) + 1)
     return MarkedNetwork(ready, inputs, clock, layers, cost_ms, inside=False)
 
 
 def _ends(stage: GraphStage) -> list[int]:
-    """Number of operations up to the end of each layer."""
+    """For each layer, the number of operations up to its end."""
     ends, count = [], 0
     for layer in stage.layers:
         count += len(layer)
@@ -144,20 +151,20 @@ def _mark_cost_ms(target: Target, clock: Clock) -> float:
     if target.device.type == "cuda":
         return _mark_between_kernels_ms(target, clock)
     stage, inputs = _empty(target)
-    clock.prepare(_EMPTY + 1)
-    marked = MarkedStage(stage, clock, 0, marks_after=[-1] * _EMPTY)
+    clock.prepare(_COUNT + 1)
+    marked = MarkedStage(stage, clock, 0, marks_after=[-1] * _COUNT)
     ready = target.make_backend().prepare([marked], inputs, target.device)
-    return _median_gap_ms(MarkedNetwork(ready, inputs, clock, [_EMPTY], 0.0, inside=True))
+    return _median_gap_ms(MarkedNetwork(ready, inputs, clock, [_COUNT], 0.0, inside=True))
 
 
 def _mark_between_kernels_ms(target: Target, clock: Clock) -> float:
-    """Cost of a mark between kernels: typical layers with marks between them, compared with the same layers without.
+    """Cost of a mark between kernels, from the time of typical layers with and without marks between them.
 
     On a GPU this exceeds the gap between two marks: without a mark, a kernel starts while the previous one ends. The
     layers are chosen so that they stay separate kernels.
     """
     layers = [
-        nn.Conv2d(64, 64, 3, padding=1, bias=False) if index % 2 == 0 else nn.LeakyReLU() for index in range(_EMPTY)
+        nn.Conv2d(64, 64, 3, padding=1, bias=False) if index % 2 == 0 else nn.LeakyReLU() for index in range(_COUNT)
     ]
     values: Tensors = (torch.zeros(1, 64, 28, 28, dtype=target.dtype),)
     graph_module = trace(nn.Sequential(*layers).to(target.dtype).eval(), values)
@@ -165,31 +172,31 @@ def _mark_between_kernels_ms(target: Target, clock: Clock) -> float:
         values = lay_out_channels_last(graph_module, values)
     (stage,) = split(graph_module, 1)
     inputs = tuple(tensor.to(target.device) for tensor in values)
-    clock.prepare(_EMPTY + 1)
+    clock.prepare(_COUNT + 1)
     marked = target.make_backend().prepare([MarkedStage(stage, clock, 0)], inputs, target.device)
-    run = MarkedNetwork(marked, inputs, clock, [_EMPTY], 0.0, inside=True)
-    with_marks = statistics.median(sum(run()[0]) for _ in range(_EMPTY_RUNS))
+    run = MarkedNetwork(marked, inputs, clock, [_COUNT], 0.0, inside=True)
+    with_marks = statistics.median(sum(run()[0]) for _ in range(_RUNS))
     clock.prepare(2)
     run = MarkedNetwork(
         target.make_backend().prepare([stage], inputs, target.device), inputs, clock, [1], 0.0, inside=False
     )
-    without = statistics.median(run()[0][0] for _ in range(_EMPTY_RUNS))
-    return max(0.0, (with_marks - without) / _EMPTY)
+    without = statistics.median(run()[0][0] for _ in range(_RUNS))
+    return max(0.0, (with_marks - without) / _COUNT)
 
 
 def _call_cost_ms(target: Target, clock: Clock) -> float:
-    """Cost of one more stage: small operations as one stage each, compared with all of them in one stage."""
+    """Cost of one more stage, from the time of small operations in one stage each and all in one stage."""
     inputs = (torch.zeros(1, device=target.device),)
-    small = trace(nn.Sequential(*(nn.ReLU() for _ in range(_EMPTY))).eval(), (torch.zeros(1),))
+    small = trace(nn.Sequential(*(nn.ReLU() for _ in range(_COUNT))).eval(), (torch.zeros(1),))
     times = []
-    for stages in (_EMPTY, 1):
+    for stages in (_COUNT, 1):
         ready = target.make_backend().prepare(split(small, stages), inputs, target.device)
         clock.prepare(stages + 1)
         run = MarkedNetwork(ready, inputs, clock, [1] * stages, 0.0, inside=False)
-        times.append(statistics.median(sum(gap for (gap,) in run()) for _ in range(_EMPTY_RUNS)))
-    return max(0.0, (times[0] - times[1]) / (_EMPTY - 1))
+        times.append(statistics.median(sum(gap for (gap,) in run()) for _ in range(_RUNS)))
+    return max(0.0, (times[0] - times[1]) / (_COUNT - 1))
 
 
 def _median_gap_ms(run: MarkedNetwork) -> float:
-    gaps = sorted(gap for _ in range(_EMPTY_RUNS) for part in run() for gap in part)
+    gaps = sorted(gap for _ in range(_RUNS) for part in run() for gap in part)
     return gaps[len(gaps) // 2]

@@ -1,4 +1,4 @@
-"""Runs a network with time marks: as it is served, and layer by layer, in random order."""
+"""Runs a network with time marks, alternately as it is served and layer by layer."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from multi_dnn_ros.planning.timing import Target
 
 ReportProgress = Callable[[int, int], None]
 _WARM_UP_ROUNDS = 2
-#: Preempted rounds are repeated; at most this many times the requested number of rounds is run.
-_MOST_ROUNDS = 4
-#: Time limit for a network, once it has had MIN_ROUNDS.
+#: Preempted rounds are repeated, up to this many times the requested number of rounds in all.
+_MAX_REPETITION = 4
+#: Time limit for a network that has had MIN_ROUNDS.
 _LIMIT_S = 20.0
 MIN_ROUNDS = 5
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A network to be measured. inputs: on the CPU, of the batch and precision that it was traced for.
+    """A network to measure. inputs: on the CPU, with the batch and precision for which it was traced.
 
     fused: names of operations that are fused into another one at run time.
     """
@@ -44,7 +44,7 @@ class Traced:
 
     @classmethod
     def on(cls, target: Target, graph_module: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> Traced:
-        """To be measured on `target`."""
+        """The network as `target` runs it, which decides what is fused."""
         fuses = target.device.type in BACKENDS.get(target.backend).fuses
         return cls(graph_module, inputs, fused_operations(graph_module) if fuses else frozenset())
 
@@ -65,16 +65,16 @@ class Times:
 
 
 def trace_for(module: nn.Module, shape: tuple[int, ...], target: Target, seed: int = 0) -> Traced:
-    """Trace a copy of `module` for the target's batch, precision and memory format, batch norms folded, as served.
+    """Trace a copy of `module` as served: the target's batch, precision and memory format, batch norms folded.
 
-    shape: of the one input, whose batch axis the target replaces; its values are random. Raises TraceError.
+    shape: shape of the only input, with the batch axis to be replaced; its values are random. Raises TraceError.
     """
-    own = copy.deepcopy(module).to(device="cpu", dtype=target.dtype)
-    for part in own.modules():
+    network = copy.deepcopy(module).to(device="cpu", dtype=target.dtype)
+    for part in network.modules():
         part.training = False  # eval() raises for exported programs
     values = torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(seed))
     inputs: tuple[torch.Tensor, ...] = (values.to(target.dtype),)
-    graph_module = trace(own, inputs, fold_batch_norm=True)
+    graph_module = trace(network, inputs, fold_batch_norm=True)
     if target.channels_last:
         inputs = lay_out_channels_last(graph_module, inputs)
     return Traced.on(target, graph_module, inputs)
@@ -95,10 +95,10 @@ def measure(
 ) -> Times:
     """Run the network `target.rounds` times as served, in `jobs` jobs, and as often with its layers marked.
 
-    costs: cost function for the cut. The two kinds of round alternate in random order (`seed`). Rounds in which the
-    operating system preempted the process are repeated, within bounds, so that the medians exclude other processes.
-    hold: context manager entered around each round, see realtime_priority. make_clock, preemptions, now: replacements
-    for tests. Raises what cutting or the backend raises.
+    costs: cost function for the cut. seed: of the random order of each pair of rounds. Rounds in which the operating
+    system preempted the process are repeated, within bounds, so that other processes do not affect the medians. hold:
+    returns a context manager entered around each round, see realtime_priority. make_clock, preemptions, now:
+    replacements for tests. Raises what cutting or the backend raises.
     """
     stages = tuple(split(traced.graph_module, jobs, costs=costs))
     clocks = make_clock or (lambda: clock_for(target.device))
@@ -112,11 +112,11 @@ def measure(
             served()
             layered()
         rounds: dict[MarkedNetwork, list[tuple[int, list[list[float]]]]] = {served: [], layered: []}
-        quiet = {served: 0, layered: 0}
+        undisturbed = {served: 0, layered: 0}
         begin = now()
-        for turn in range(target.rounds * _MOST_ROUNDS):
+        for turn in range(target.rounds * _MAX_REPETITION):
             late = turn >= min(MIN_ROUNDS, target.rounds) and now() - begin > _LIMIT_S
-            if late or min(quiet.values()) >= target.rounds:
+            if late or min(undisturbed.values()) >= target.rounds:
                 break
             for run in order.sample([served, layered], 2):
                 with hold():
@@ -124,8 +124,8 @@ def measure(
                     times = run()
                     disturbance = switches() - before
                 rounds[run].append((disturbance, times))
-                quiet[run] += disturbance == 0
-            progress(min(min(quiet.values()), target.rounds), target.rounds)
+                undisturbed[run] += disturbance == 0
+            progress(min(min(undisturbed.values()), target.rounds), target.rounds)
     of_jobs, of_layers = (_least_preempted(rounds[run], target.rounds) for run in (served, layered))
     return Times(
         stages=stages,

@@ -1,4 +1,4 @@
-"""Distinguishes a lack of memory, on the host or a device, from other errors. Imports PyTorch only if it is in use."""
+"""Distinguishes out-of-memory errors, of the host or a device, from others. Imports PyTorch only if it is in use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TEXTS = ("can't allocate memory", "bad_alloc")
 
 
 def is_memory_error(error: BaseException | None) -> bool:
-    """Whether this error, or one that caused it, is a lack of memory on the host or the device."""
+    """Whether this error, or one that caused it, is an out-of-memory error of the host or the device."""
     first = error
     while error is not None:
         if isinstance(error, MemoryError) or any(text in str(error) for text in _TEXTS):

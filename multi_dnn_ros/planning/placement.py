@@ -4,8 +4,8 @@ Model: a device computes one frame after the other. Its utilization is the sum o
 for at most one frame of each other DNN on the device, so the predicted latency of a DNN is the sum of the times of all
 DNNs there. GPUs overlap kernels, so both are upper estimates.
 
-The baseline is all DNNs on the first device that can hold them. If it can serve the rates, no placement is chosen in
-which the predicted latency of a DNN is larger than there, except to meet more deadlines.
+The baseline has all DNNs on the first device that can hold them. If that device can serve the rates, no DNN gets a
+longer predicted latency than in the baseline, except to meet more deadlines.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class PlacementError(ValueError):
 
 @dataclass(frozen=True)
 class Cost:
-    """ms: time of one frame while nothing else runs. memory_bytes: of the DNN on the device. source: of the figures,
-    "measured", "measured earlier" or "predicted".
+    """Cost of a DNN on a device. ms: time of one frame while nothing else runs. memory_bytes: memory of the DNN there.
+    source: source of the figures, "measured", "measured earlier" or "predicted".
     """
 
     ms: float
@@ -34,9 +34,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class DnnLoad:
-    """One DNN. hz: frames per second of all its cameras. costs: by device on which it can run; at least one.
+    """One DNN. hz: frames per second of all its cameras together. costs: by device on which it can run.
 
-    deadline_ms: None: no deadline. impossible: by device on which it cannot run, the reason.
+    deadline_ms: None means no deadline. impossible: by device on which it cannot run, the reason.
     """
 
     dnn: str
@@ -48,8 +48,9 @@ class DnnLoad:
 
 @dataclass(frozen=True)
 class Placement:
-    """devices: by DNN. utilization: by device, 1.0: always busy. latency_ms: predicted, by DNN. late: DNNs whose
-    latency exceeds their deadline. exact: no better placement exists (in the model); False: the search was cut off.
+    """Devices of all DNNs. devices: by DNN. utilization: by device; 1.0: always busy. latency_ms: predicted, by DNN.
+    late: DNNs whose latency exceeds their deadline. exact: whether no better placement exists in the model; False: the
+    search was cut off.
     """
 
     devices: Mapping[str, str]
@@ -69,8 +70,8 @@ def choose_placement(loads: Sequence[DnnLoad], memory_bytes: Mapping[str, int]) 
     the baseline; the smallest maximum utilization of a device; the smallest sum of utilizations. Deterministic. Exact
     (branch and bound) up to 8 DNNs on 4 devices.
 
-    memory_bytes: by device, in order of preference, what its DNNs may use together. Raises PlacementError if a DNN can
-    run nowhere, or if no placement fits the memory.
+    memory_bytes: by device, in order of preference, the memory for all its DNNs together. Raises PlacementError if a
+    DNN can run nowhere, or if no placement fits the memory.
     """
     for load in loads:
         if not any(device in load.costs for device in memory_bytes):
@@ -93,7 +94,7 @@ def evaluate(
     *,
     exact: bool = True,
 ) -> Placement:
-    """The figures of a given placement. names: of all devices. Raises KeyError if a DNN cannot run on its device."""
+    """The figures of a given placement. names: all devices. Raises KeyError if a DNN cannot run on its device."""
     busy = dict.fromkeys(names, 0.0)
     together_ms = dict.fromkeys(names, 0.0)
     for load in loads:
@@ -101,7 +102,7 @@ def evaluate(
         busy[devices[load.dnn]] += load.hz * ms / 1e3
         together_ms[devices[load.dnn]] += ms
     latency_ms = {load.dnn: together_ms[devices[load.dnn]] for load in loads}
-    late = tuple(it.dnn for it in loads if it.deadline_ms is not None and latency_ms[it.dnn] > it.deadline_ms)
+    late = tuple(load.dnn for load in loads if load.deadline_ms is not None and latency_ms[load.dnn] > load.deadline_ms)
     return Placement(dict(devices), busy, latency_ms, late, exact)
 
 
@@ -111,11 +112,11 @@ class _Search:
     def __init__(self, loads: Sequence[DnnLoad], memory_bytes: Mapping[str, int]) -> None:
         self._loads = loads
         self._memory = memory_bytes
-        least = {load.dnn: min(load.hz * cost.ms / 1e3 for cost in load.costs.values()) for load in loads}
-        self._order = sorted(loads, key=lambda load: -least[load.dnn])
-        self._rest = [0.0]  # least utilization that the remaining DNNs add, by number of remaining DNNs
+        smallest = {load.dnn: min(load.hz * cost.ms / 1e3 for cost in load.costs.values()) for load in loads}
+        self._order = sorted(loads, key=lambda load: -smallest[load.dnn])
+        self._rest = [0.0]  # by number of remaining DNNs, the smallest utilization that they add
         for load in reversed(self._order):
-            self._rest.append(self._rest[-1] + least[load.dnn])
+            self._rest.append(self._rest[-1] + smallest[load.dnn])
         self._slowest_ms = _baseline_ms(loads, memory_bytes) * (1 + 1e-9)  # sums in another order differ by rounding
         self.best: dict[str, str] | None = None
         self._best_key = (len(loads) + 1, True, float("inf"), float("inf"))
@@ -161,7 +162,7 @@ class _Search:
             del chosen[load.dnn]
 
     def _may_be_better(self, chosen: Mapping[str, str], busy: Mapping[str, float]) -> bool:
-        """Whether completing `chosen` may yield a better placement than the best so far. Its figures can only grow."""
+        """Whether completing `chosen`, which only increases its figures, may yield a better placement than the best."""
         total = sum(busy.values()) + self._rest[len(self._order) - len(chosen)]
         largest = max(*busy.values(), total / len(busy)) * (1 - 1e-12)  # sums in another order differ by rounding
         together_ms = self._together_ms(chosen)
@@ -182,15 +183,15 @@ class _Search:
 
 
 def _baseline_ms(loads: Sequence[DnnLoad], memory_bytes: Mapping[str, int]) -> float:
-    """Predicted latency with all DNNs on the first device that can hold them; infinite if it cannot serve the rates, or
-    if there is none.
+    """Predicted latency of the baseline; infinite if its device cannot serve the rates, or if no device can hold all
+    DNNs.
     """
     for device, limit in memory_bytes.items():
         costs = [load.costs.get(device) for load in loads]
-        held = [cost for cost in costs if cost is not None]
-        if len(held) == len(loads) and sum(cost.memory_bytes for cost in held) <= limit:
-            busy = sum(load.hz * cost.ms / 1e3 for load, cost in zip(loads, held, strict=True))
-            return sum(cost.ms for cost in held) if busy <= 1.0 else float("inf")
+        known = [cost for cost in costs if cost is not None]
+        if len(known) == len(loads) and sum(cost.memory_bytes for cost in known) <= limit:
+            busy = sum(load.hz * cost.ms / 1e3 for load, cost in zip(loads, known, strict=True))
+            return sum(cost.ms for cost in known) if busy <= 1.0 else float("inf")
     return float("inf")
 
 
@@ -208,7 +209,7 @@ def _mb(size: int) -> str:
 
 
 def placement_table(loads: Sequence[DnnLoad], memory_bytes: Mapping[str, int], chosen: Placement) -> str:
-    """The figures that the placement was decided from, and the decision; one line per DNN, device and alternative."""
+    """The figures behind the decision, and the decision: one line per DNN, and the utilization with alternatives."""
     devices = list(memory_bytes)
     rows = [["DNN", "Hz", "deadline", *(f"{device}: ms, memory, load" for device in devices), "device", "latency"]]
     for load in loads:

@@ -1,4 +1,4 @@
-"""Predicted time of a whole network from predicted times of its layers; branches at the same time count once."""
+"""Predicts the time of a network from those of its layers; branches that run at the same time count once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from multi_dnn_ros.planning.profile import LayerShape, node_costs
 
 
 def network_ms(traced: Traced, layers: Sequence[LayerShape], ms: Sequence[float], streams: Sequence[int] = ()) -> float:
-    """Milliseconds of one inference. ms: of each of the network's `layers`.
+    """Milliseconds of one inference. ms: predicted times of the network's `layers`.
 
-    streams: for each job, the number of streams on which its branches run at the same time; empty: one. A job takes as
-    long as its operations on these streams, which is at least its critical path.
+    streams: for each job, the number of streams on which its branches run at the same time; empty: one each. A job
+    takes as long as its operations on these streams, and at least as long as its critical path.
     """
     total_ms = sum(ms)
     if max(streams, default=1) == 1:

@@ -33,14 +33,14 @@ from multi_dnn_ros.planning.timing import Target
 
 log = logging.getLogger(__name__)
 
-#: Factor by which a layer may lie outside of the trained range of sizes.
+#: Factor by which a layer may lie outside the trained range of sizes.
 _SLACK = 1.5
 #: Shorter linear predictions are below the clock's resolution and not used as a base.
-_LEAST_MS = 1e-3
+_MIN_BASE_MS = 1e-3
 #: Factor by which a layer may differ, in each size, from the nearest trained layer. The ranges alone would admit
 #: untrained combinations, such as many pixels with many channels.
 _NEAR = 2.0
-#: Sizes that characterize a layer of a kind.
+#: Sizes that characterize a layer, besides its kind.
 _SIZES = ("flops", "bytes_read", "bytes_written", "pixels")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -63,7 +63,7 @@ class Linear(FileModel):
         return self
 
     def predict(self, questions: Sequence[Question]) -> Matrix:
-        """Milliseconds; NaN for an untrained kind."""
+        """Milliseconds of each layer; NaN for an untrained kind."""
         unknown = (float("nan"),) * len(LINEAR_FEATURES)
         weights = np.array([self.weights.get(counts.kind, unknown) for counts, _, _ in questions])
         times: Matrix = (linear_features(questions) * weights.reshape(len(questions), -1)).sum(axis=1)
@@ -71,7 +71,10 @@ class Linear(FileModel):
 
 
 class Tree(FileModel):
-    """A binary tree, nodes in depth-first order. left, right: -1 at leaves. feature <= threshold goes left."""
+    """A binary tree with its nodes in depth-first order. left, right: children, -1 at leaves.
+
+    Rows whose feature is at most the threshold go left.
+    """
 
     feature: tuple[int, ...]
     threshold: tuple[Finite, ...]
@@ -105,9 +108,9 @@ class Tree(FileModel):
 
 
 class Trees(FileModel):
-    """Gradient-boosted trees: the logarithm of the ratio between a layer's time and its time at the device's limits.
+    """Gradient-boosted trees that predict the logarithm of a layer's time divided by its time at the device's limits.
 
-    corrects: the ratio is to this linear model's prediction instead.
+    corrects: linear model whose predictions replace the times at the limits.
     """
 
     regressor: Literal["trees"] = "trees"
@@ -117,7 +120,7 @@ class Trees(FileModel):
     trees: tuple[Tree, ...] = Field(max_length=5000)
 
     def predict(self, questions: Sequence[Question]) -> Matrix:
-        """Milliseconds."""
+        """Milliseconds of each layer."""
         rows = tree_features(questions).astype(np.float32)  # the dtype of training
         logs = self.base + self.rate * sum((tree.predict(rows) for tree in self.trees), np.zeros(len(questions)))
         return np.asarray(base_ms(questions, self.corrects) * np.exp(np.clip(logs, -50.0, 50.0)))
@@ -127,23 +130,23 @@ Model = Annotated[Linear | Trees, Field(discriminator="regressor")]
 
 
 def base_ms(questions: Sequence[Question], linear: Linear | None) -> Matrix:
-    """The base that the trees scale: milliseconds of the linear model; without one, at the device's limits."""
+    """Milliseconds that the trees scale: those of the linear model or, without it, those at the device's limits."""
     ideal = ideal_ms(questions)
     if linear is None:
         return ideal
     found = linear.predict(questions)
-    return np.where(np.isfinite(found) & (found > _LEAST_MS), found, ideal)
+    return np.where(np.isfinite(found) & (found > _MIN_BASE_MS), found, ideal)
 
 
 class TrainedRange(FileModel):
-    """Training data of one kind of layer. sizes: flops, bytes read, bytes written and pixels of each distinct layer."""
+    """Trained layers of one kind. sizes: flops, bytes read, bytes written and pixels of each distinct layer."""
 
     samples: int = Field(ge=1)
     sizes: tuple[tuple[Size, Size, Size, Size], ...] = Field(min_length=1, max_length=100_000)
 
 
 class Scores(FileModel):
-    """Median absolute errors relative to the measured time, by method. held_out: what was held out of training."""
+    """Median absolute errors relative to the measured time, by method. held_out: what training did not see."""
 
     held_out: str
     layer: dict[str, float]
@@ -152,14 +155,14 @@ class Scores(FileModel):
 
 @dataclass(frozen=True)
 class Prediction:
-    """ms: of each layer. unpredicted: reasons not to use them, because the request is outside of the training data."""
+    """ms: time of each layer. unpredicted: reasons not to use them: what training did not cover."""
 
     ms: tuple[float, ...]
     unpredicted: tuple[str, ...]
 
 
 class Slice(FileModel):
-    """The model of a share of a GPU's SMs, treated as a GPU of its own."""
+    """The model for a share of a GPU's SMs, which is treated as another GPU."""
 
     flops_per_s: Positive
     bytes_per_s: Positive
@@ -169,10 +172,10 @@ class Slice(FileModel):
 class Predictor(FileModel):
     """Layer times on one device with one backend and precision.
 
-    loads: highest trained level, by kind. flops_per_s, bytes_per_s, model: of the whole device. slices: by number of
-    SMs, the trained shares.
-    format: 2 since the first other stream of a GPU is distinguished from further ones; files of format 1 are read for
-    CPUs, where that makes no difference.
+    loads: by kind, the highest trained level. flops_per_s, bytes_per_s, model: for the whole device. slices: trained
+    shares, by number of SMs. seen: trained layers, by kind.
+    format: format 2 distinguishes a GPU's first other stream from further ones. Files of format 1 are read for CPUs,
+    where this makes no difference.
     """
 
     format: Literal["multi_dnn_ros predictor 1", "multi_dnn_ros predictor 2"] = "multi_dnn_ros predictor 2"
@@ -201,18 +204,19 @@ class Predictor(FileModel):
     def predict(
         self, layers: Sequence[LayerShape], load: Load | None = None, target: Target | None = None
     ) -> Prediction:
-        """Milliseconds of each layer under `load`; 0 for views. target: where the layers will run, to be checked."""
+        """Milliseconds of each layer under `load`; 0 for views. target: where the layers will run, which is checked."""
         load = load or Load()
         sms = target.sms if target is not None else 0
-        part = self.slices.get(sms, self)
+        share = self.slices.get(sms, self)
         setting = Setting(
-            self.device, self.backend, self.precision, self.threads, self.cores, sms, part.flops_per_s, part.bytes_per_s
-        )
+            self.device, self.backend, self.precision, self.threads, self.cores, sms, share.flops_per_s,
+            share.bytes_per_s,
+        )  # fmt: skip
         counts = [LayerCounts.of(layer) for layer in layers]
         timed = [(index, layer) for index, layer in enumerate(counts) if layer.kind != "view"]
         times = [0.0] * len(layers)
         if timed:
-            found = part.model.predict([(layer, setting, load) for _, layer in timed])
+            found = share.model.predict([(layer, setting, load) for _, layer in timed])
             for (index, _), ms in zip(timed, found, strict=True):
                 times[index] = float(ms) if np.isfinite(ms) else 0.0
         unpredicted = [*self._other_target(target), *self._other_load(load)]
@@ -243,23 +247,23 @@ class Predictor(FileModel):
         seen = self.seen.get(counts.kind)
         if seen is None:
             return [f"it was not trained for {counts.kind} layers"]
-        own = [getattr(counts, name) for name in _SIZES]
-        for name, value, values in zip(_SIZES, own, zip(*seen.sizes, strict=True), strict=True):
+        sizes = [getattr(counts, name) for name in _SIZES]
+        for name, value, values in zip(_SIZES, sizes, zip(*seen.sizes, strict=True), strict=True):
             low, high = min(values), max(values)
             if not low / _SLACK <= value <= high * _SLACK:
                 what = name.replace("_", " ")
                 return [f"{counts.kind} layer of {value:,} {what}; trained range: {low:,} to {high:,}"]
-        apart = np.abs(np.log1p(np.array(own)) - np.log1p(np.array(seen.sizes))).max(axis=1).min()
-        if apart > np.log(_NEAR):
-            listed = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in zip(_SIZES, own, strict=True))
-            return [f"{counts.kind} layer of {listed}; no trained layer is within a factor of {_NEAR:g} of that"]
+        distance = np.abs(np.log1p(np.array(sizes)) - np.log1p(np.array(seen.sizes))).max(axis=1).min()
+        if distance > np.log(_NEAR):
+            listed = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in zip(_SIZES, sizes, strict=True))
+            return [f"{counts.kind} layer of {listed}; no trained layer is within a factor of {_NEAR:g} of this"]
         return []
 
 
 def predicted_costs(
     predictor: Predictor, traced: Traced, target: Target, *, measured: Any, load: Load | None = None
 ) -> tuple[NodeCost, tuple[str, ...]]:
-    """Seconds by operation, for graph.cut, and the reasons why they were measured instead.
+    """Seconds by operation, for graph.cut, and the reasons if they were measured instead of predicted.
 
     measured: called without arguments to measure the costs if they cannot be predicted; the reasons are logged.
     """
@@ -281,15 +285,15 @@ def layers_of(traced: Traced) -> list[LayerShape]:
 
 
 def trained_range(samples: Sequence[Sample]) -> dict[str, TrainedRange]:
-    """The range of layers in a set of samples, by kind of layer; none for views, which are not predicted."""
+    """The layers in a set of samples, by kind; without views, which are not predicted."""
     seen = {}
     for kind in KINDS:
         if kind == "view":
             continue
-        own = [sample.counts for sample in samples if sample.counts.kind == kind]
-        if own:
-            sizes = sorted({tuple(getattr(counts, name) for name in _SIZES) for counts in own})
-            seen[kind] = TrainedRange(samples=len(own), sizes=tuple(sizes))
+        of_kind = [sample.counts for sample in samples if sample.counts.kind == kind]
+        if of_kind:
+            sizes = sorted({tuple(getattr(counts, name) for name in _SIZES) for counts in of_kind})
+            seen[kind] = TrainedRange(samples=len(of_kind), sizes=tuple(sizes))
     return seen
 
 

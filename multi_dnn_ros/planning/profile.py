@@ -1,4 +1,4 @@
-"""A network's profile: for every layer and job its work, its time and the device's lower bound."""
+"""A network's profile: work, time and the device's lower bound of every layer and job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Distribution(FileModel):
 
     @property
     def spread(self) -> float:
-        """Interquartile range over the median."""
+        """Interquartile range divided by the median."""
         return (self.p75 - self.p25) / self.p50 if self.p50 else 0.0
 
 
@@ -71,7 +71,7 @@ class Work(FileModel):
 class LayerShape(FileModel):
     """A layer as found in the graph: one traced operation and the views of its result.
 
-    nodes: names of its operations in the traced graph; the first one is the layer's name. module: qualified name of the
+    nodes: names of its operations in the traced graph; the first is the layer's name. module: qualified name of its
     module. kind: one of graph.operations.KINDS.
     """
 
@@ -91,7 +91,7 @@ class LayerShape(FileModel):
 
 
 class LayerProfile(LayerShape):
-    """A layer with its times. job: number of its job. bound_ms: roofline bound."""
+    """A layer with its times. job: index of its job. bound_ms: roofline bound."""
 
     job: int = Field(ge=0)
     ms: Distribution
@@ -116,8 +116,8 @@ class JobProfile(FileModel):
 class Profile(FileModel):
     """Profile of one network on one device.
 
-    sum_ms: sum of the layers' medians. whole: the same measured without marks inside. target: device, threads,
-    precision, backend, versions. disturbed: rounds in which other processes preempted this one.
+    sum_ms: sum of the layers' medians. whole: the network, measured without marks inside its jobs. target: device,
+    threads, precision, backend, versions. disturbed: rounds in which other processes preempted this one.
     """
 
     format: Literal["multi_dnn_ros profile 1"] = "multi_dnn_ros profile 1"
@@ -137,7 +137,7 @@ class Profile(FileModel):
 
     @property
     def closure(self) -> float:
-        """Sum of the layers' times divided by the whole: 1 if the parts account for all of it."""
+        """Sum of the layers' times divided by the whole network's: 1 if the layers account for all of it."""
         return self.sum_ms / self.whole.p50 if self.whole.p50 else 0.0
 
     @property
@@ -148,7 +148,7 @@ class Profile(FileModel):
 
 
 def node_costs(layers: Iterable[tuple[LayerShape, float]], source: str) -> NodeCost:
-    """Seconds by operation from milliseconds by layer: a layer's first operation carries its time, the rest cost 0."""
+    """Seconds by operation from milliseconds by layer: a layer's first operation has its time, the others cost 0."""
     known: dict[str, float] = {}
     for layer, ms in layers:
         known.update(dict.fromkeys(layer.nodes, 0.0))
@@ -165,7 +165,7 @@ def node_costs(layers: Iterable[tuple[LayerShape, float]], source: str) -> NodeC
 
 
 def describe(traced: Traced, layers: Iterable[Sequence[str]]) -> list[LayerShape]:
-    """Work of each layer, given by the names of its operations; none where another layer does it."""
+    """Describe layers, given by the names of their operations. Operations fused into another layer count no work."""
     nodes = {node.name: node for node in traced.graph_module.graph.nodes}
     counted = counter(traced.graph_module)
 
@@ -188,23 +188,23 @@ def profile(
 ) -> Profile:
     """Combine counted work and measured times. origin: provenance, copied unchanged."""
     shapes = describe(traced, [layer for stage in times.stages for layer in stage.layers])
-    number = [index for index, stage in enumerate(times.stages) for _ in stage.layers]
+    job_of_layer = [index for index, stage in enumerate(times.stages) for _ in stage.layers]
     layers = tuple(
         LayerProfile(
             **dict(shape), job=job, ms=Distribution.of(ms), bound_ms=limits.bound_ms(shape.work.flops, shape.work.moved)
         )
-        for shape, job, ms in zip(shapes, number, times.layers, strict=True)
+        for shape, job, ms in zip(shapes, job_of_layer, times.layers, strict=True)
     )
     jobs = []
     for index, ms in enumerate(times.jobs):
-        own = [layer for layer in layers if layer.job == index]
+        of_job = [layer for layer in layers if layer.job == index]
         jobs.append(
             JobProfile(
-                layers=len(own),
-                work=Work.of(total(Counts(**dict(layer.work)) for layer in own)),
+                layers=len(of_job),
+                work=Work.of(total(Counts(**dict(layer.work)) for layer in of_job)),
                 ms=Distribution.of(ms),
-                layers_ms=sum(layer.ms.p50 for layer in own),
-                bound_ms=sum(layer.bound_ms for layer in own),
+                layers_ms=sum(layer.ms.p50 for layer in of_job),
+                bound_ms=sum(layer.bound_ms for layer in of_job),
             )
         )
     all_warnings = list(warnings)

@@ -18,14 +18,14 @@ from multi_dnn_ros.planning.profile import Distribution, LayerShape, ProfileErro
 
 LoadKind = Literal["none", "compute", "memory", "dnn"]
 LOAD_KINDS: tuple[LoadKind, ...] = ("none", "compute", "memory", "dnn")
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class LayerCounts:
     """The properties of a layer that the predictor uses. kind: one of graph.operations.KINDS.
 
-    channels_in, channels_out: size of axis 1 of its first input and output (0: none). pixels: output positions per
+    channels_in, channels_out: size of axis 1 of the first input and output (0: none). pixels: output positions per
     channel, over all images of the batch.
     """
 
@@ -58,9 +58,9 @@ class LayerCounts:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a layer ran. device: name, threads and precision. cores: of a CPU, 0 for a GPU. sms: of a slice; 0: all.
+    """Where a layer ran. device: name, threads and precision. cores: of a CPU; 0 for a GPU. sms: of a slice; 0: all.
 
-    flops_per_s, bytes_per_s: the device's limits.
+    flops_per_s, bytes_per_s: limits of the device or slice.
     """
 
     device: str
@@ -75,7 +75,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Load:
-    """Background load. level: number of threads on a CPU, of streams on a GPU; 0 if kind is none."""
+    """Background load. level: number of threads on a CPU or of streams on a GPU; 0 if kind is "none"."""
 
     kind: LoadKind = "none"
     level: int = 0
@@ -86,7 +86,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Sample:
-    """One layer of one model under one load. ms: median over `rounds`; ms_mean, ms_p25, ms_p75: of the same rounds."""
+    """One layer of one model under one load. ms, ms_mean, ms_p25, ms_p75: median, mean and quartiles over `rounds`."""
 
     model: str
     layer: str
@@ -113,8 +113,8 @@ def _fields(kind: type, prefix: str = "") -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(types[field.name]):
-            inner = "load_" if types[field.name] is Load else ""
-            columns |= _fields(types[field.name], inner)
+            nested = "load_" if types[field.name] is Load else ""
+            columns |= _fields(types[field.name], nested)
         else:
             columns[prefix + field.name] = types[field.name]
     return columns
@@ -131,17 +131,17 @@ def write_samples(path: Path, samples: Iterable[Sample]) -> None:
     for sample in samples:
         values = {**_flat(sample.counts), **_flat(sample.setting)}
         values |= {"load_kind": sample.load.kind, "load_level": sample.load.level}
-        own = {**_flat(sample), **values}
-        writer.writerow([f"{own[name]:.6g}" if COLUMNS[name] is float else own[name] for name in COLUMNS])
+        row = {**_flat(sample), **values}
+        writer.writerow([f"{row[name]:.6g}" if COLUMNS[name] is float else row[name] for name in COLUMNS])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text.getvalue())
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Read a table. Raises ProfileError that names the file, line, column and error."""
+    """Read a table. Raises ProfileError, which names the file, line, column and error."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ProfileError(f"{path}: larger than {_MOST_BYTES >> 20} MiB; expected a table of layer times")
+        if path.stat().st_size > _MAX_BYTES:
+            raise ProfileError(f"{path}: larger than {_MAX_BYTES >> 20} MiB; expected a table of layer times")
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]

@@ -1,4 +1,4 @@
-"""Measures the cost of a frame for each DNN in the engine, alone and with the others, and the loss at given rates."""
+"""Measures in the engine what a frame costs each DNN, alone and with the others, and how many frames are lost."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ MAX_LOST_SHARE = 0.02
 
 @dataclass(frozen=True)
 class Service:
-    """Milliseconds per frame from mailbox to result, without waiting for a worker. crowded: all DNNs have frames.
-    shared, batch: see fit.Demand.
+    """Milliseconds per frame from mailbox to result, without waiting for a worker.
+
+    crowded_ms: while all DNNs have frames. shared_ms, batch: see fit.Demand.
     """
 
     alone_ms: float
@@ -68,25 +69,25 @@ def measure_services(
     workers: int,
     frames: int = 20,
 ) -> dict[str, Service]:
-    """Measure each DNN alone, then all at once, until each has served `frames` inferences' worth of frames.
+    """Measure each DNN alone, then all together, until each has served the frames of `frames` full inferences.
 
-    images: decoded, by camera, or one for all. All cameras of a DNN have frames, so that it batches if it can.
-    Alone, a frame's cost is the time between consecutive results. With more DNNs than workers, costs are scaled so that
-    the served frames fill the workers; this includes the decoding beside them and other delays. Otherwise the frames
-    served by all at once fill the shared resources.
+    images: decoded images, by camera, or one for all. All cameras of a DNN have frames, so that it batches if it can.
+    For a DNN alone, the cost of a frame is the time between consecutive results. With more DNNs than workers, costs are
+    scaled so that the frames served fill the workers, which includes parallel decoding and other delays. Otherwise the
+    frames that all DNNs together serve are taken to fill the shared resources.
     """
     alone = {task.name: _saturate([task], make_engine, images, frames)[task.name] for task in tasks}
     alone_ms = {name: 1e3 / saturated.hz for name, saturated in alone.items()}
     if len(tasks) == 1:
         return {name: Service(ms, ms, batch=alone[name].batch) for name, ms in alone_ms.items()}
-    all_at_once = _saturate(tasks, make_engine, images, frames)
+    together = _saturate(tasks, make_engine, images, frames)
     if len(tasks) <= workers:
-        utilization = sum(saturated.hz * alone_ms[name] for name, saturated in all_at_once.items()) / 1e3
-        return {name: Service(ms, max(ms, 1e3 / all_at_once[name].hz), ms / utilization, all_at_once[name].batch)
+        utilization = sum(saturated.hz * alone_ms[name] for name, saturated in together.items()) / 1e3
+        return {name: Service(ms, max(ms, 1e3 / together[name].hz), ms / utilization, together[name].batch)
                 for name, ms in alone_ms.items()}  # fmt: skip
-    utilization = sum(saturated.hz * saturated.frame_ms / 1e3 for saturated in all_at_once.values()) / workers
+    utilization = sum(saturated.hz * saturated.frame_ms / 1e3 for saturated in together.values()) / workers
     return {name: Service(alone_ms[name], saturated.frame_ms / utilization, batch=saturated.batch)
-            for name, saturated in all_at_once.items()}  # fmt: skip
+            for name, saturated in together.items()}  # fmt: skip
 
 
 def _saturate(
@@ -94,16 +95,16 @@ def _saturate(
 ) -> dict[str, _Saturated]:
     """Run the DNNs with more frames than they can serve, with nothing else on the device.
 
-    DNNs do not share cameras here. Every camera always has a further frame waiting, so that the next inference runs
+    Each DNN gets cameras of its own. Every camera always has another frame waiting, so that the next inference runs
     while the last results are decoded.
     """
     times: dict[str, list[float]] = {task.name: [] for task in tasks}
     ends_ns: dict[str, list[int]] = {task.name: [] for task in tasks}
     batches: dict[str, list[int]] = {task.name: [] for task in tasks}
     first: dict[str, tuple[int, int]] = {}  # start and end of the first inference
-    most = {task.name: frames * task.max_batch for task in tasks}
+    needed = {task.name: frames * task.max_batch for task in tasks}
     cameras = {f"{task.name}/{camera}": camera for task in tasks for camera in task.cameras}
-    free: queue.SimpleQueue[str] = queue.SimpleQueue()  # cameras for which this thread offers another frame
+    free: queue.SimpleQueue[str] = queue.SimpleQueue()  # cameras that need another frame from this thread
 
     def on_result(result: Result) -> None:
         timing = result.timing
@@ -119,9 +120,9 @@ def _saturate(
         image = images[cameras[name]] if isinstance(images, Mapping) else images
         return Frame(name, 0, image)
 
-    own = [replace(task, cameras=tuple(f"{task.name}/{camera}" for camera in task.cameras), max_age_ns=None)
-           for task in tasks]  # fmt: skip
-    engine = make_engine(own, on_result)
+    separate = [replace(task, cameras=tuple(f"{task.name}/{camera}" for camera in task.cameras), max_age_ns=None)
+                for task in tasks]  # fmt: skip
+    engine = make_engine(separate, on_result)
     engine.start()
     try:
         end = time.monotonic() + _TIMEOUT_S
@@ -129,7 +130,7 @@ def _saturate(
             engine.submit(frame(name), _TIMEOUT_S)
             engine.submit(frame(name), _TIMEOUT_S)  # returns once the first has started
         next_check = time.monotonic() + _CHECK_INTERVAL_S
-        while any(len(samples) <= most[name] for name, samples in times.items()):
+        while any(len(samples) <= needed[name] for name, samples in times.items()):
             with contextlib.suppress(queue.Empty):
                 engine.offer(frame(free.get(timeout=_CHECK_INTERVAL_S)))
             if time.monotonic() < next_check:
@@ -142,10 +143,10 @@ def _saturate(
             if time.monotonic() > end:
                 raise ProfileError(f"{frames} frames of {', '.join(times)} were not served within {_TIMEOUT_S:g} s")
             for name in cameras:
-                engine.offer(frame(name))  # a failed frame triggered no next one
+                engine.offer(frame(name))  # no result of a failed frame triggers the next one
     finally:
         engine.stop(10.0)
-    # Only while all DNNs were active: from the latest first result to the earliest last result.
+    # Count only while all DNNs were active: from the latest first result to the earliest last result.
     begin_ns, end_ns = max(end for _, end in first.values()), min(ends[-1] for ends in ends_ns.values())
     found = {}
     for name, ends in ends_ns.items():
@@ -168,8 +169,9 @@ def lost_frames(
 ) -> dict[str, float]:
     """Offer frames at the given rates for `seconds`; returns the share of frames that each DNN lost.
 
-    cameras: hertz by DNN and camera; DNNs with equal rates of a camera get the same frames. images: decoded, by camera,
-    or one for all. late: results after their deadline count as lost. The first half second is not counted.
+    cameras: rate in hertz, by DNN and camera; DNNs with equal rates for a camera get the same frames. images: decoded
+    images, by camera, or one for all. late: whether results after their deadline count as lost. The first half second
+    is not counted.
     """
     wanted = [replace(task, cameras=tuple(cameras[task.name])) for task in tasks if cameras.get(task.name)]
     receivers: dict[tuple[str, float], list[str]] = {}  # DNNs by camera and rate
@@ -208,22 +210,22 @@ def lost_frames(
 
 
 def random_demands(services: Mapping[str, Service], workers: int, count: int, seed: int = 0) -> list[list[Demand]]:
-    """Random sets of DNNs and rates around the capacity of `workers`: 0.6 to 1.4 of it, evenly spaced, excluding 0.95
-    to 1.05.
+    """Random sets of DNNs and rates that need 0.6 to 1.4 of the capacity of `workers`, evenly spaced, without 0.95 to
+    1.05.
 
-    Each set has one to all of the DNNs, each on its own camera, with random shares of the load.
+    Each set has at least one of the DNNs, each with its own camera and a random share of the load.
     """
     order = random.Random(seed)
     found = []
     for number in range(count):
-        part = 0.6 + 0.8 * number / max(1, count - 1)
-        part = part if abs(part - 1.0) >= 0.05 else part + (0.05 if part >= 1.0 else -0.05)
+        fill = 0.6 + 0.8 * number / max(1, count - 1)
+        fill = fill if abs(fill - 1.0) >= 0.05 else fill + (0.05 if fill >= 1.0 else -0.05)
         names = order.sample(sorted(services), order.randint(1, len(services)))
         shares = [order.uniform(0.5, 1.5) for _ in names]
         capacity = min(len(names), workers)
         # No DNN can use more than one worker: the excess goes to the others.
         shares = _cap_shares([share / sum(shares) * capacity for share in shares])
-        found.append(_at(names, shares, part, services, workers))
+        found.append(_at(names, shares, fill, services, workers))
     return found
 
 
@@ -238,10 +240,10 @@ def _cap_shares(shares: list[float]) -> list[float]:
 
 
 def _at(
-    names: Sequence[str], shares: Sequence[float], part: float, services: Mapping[str, Service], workers: int
+    names: Sequence[str], shares: Sequence[float], fill: float, services: Mapping[str, Service], workers: int
 ) -> list[Demand]:
-    """The rates at which each DNN needs `part` of its share of a worker, among the others."""
-    rates = [share * part * 1e3 / services[name].crowded_ms for name, share in zip(names, shares, strict=True)]
+    """Demands at which each DNN, running with the others, needs `fill` times its share of a worker."""
+    rates = [share * fill * 1e3 / services[name].crowded_ms for name, share in zip(names, shares, strict=True)]
     demands: list[Demand] = []
     for _ in range(25):
         demands = [
@@ -249,10 +251,12 @@ def _at(
             for name, hz, service in zip(names, rates, (services[name] for name in names), strict=True)
         ]
         times = service_ms(demands, workers)
-        rates = [share * part * 1e3 / times[name] for name, share in zip(names, shares, strict=True)]
+        rates = [share * fill * 1e3 / times[name] for name, share in zip(names, shares, strict=True)]
     # If the shared resources are the bottleneck, scale to them.
-    less = min(1.0, part / max(1e-9, sum(demand.hz * demand.shared_ms / 1e3 for demand in demands)))
-    return [replace(demand, cameras={camera: hz * less for camera, hz in demand.cameras.items()}) for demand in demands]
+    factor = min(1.0, fill / max(1e-9, sum(demand.hz * demand.shared_ms / 1e3 for demand in demands)))
+    return [
+        replace(demand, cameras={camera: hz * factor for camera, hz in demand.cameras.items()}) for demand in demands
+    ]
 
 
 def predicted_services(
@@ -263,11 +267,12 @@ def predicted_services(
     images: Mapping[str, Image],
     streams: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[dict[str, Service], tuple[str, ...]]:
-    """Service times from `predictor`, with preprocessing and decoding measured; and the reasons why times could not be
+    """Service times from `predictor`, with measured preprocessing and decoding, and the reasons why times could not be
     predicted.
 
-    targets: device, backend and precision, by DNN. images: one per DNN. streams: by DNN and job, on which branches run
-    at the same time; None: one each. Crowded: a DNN on every other worker. For one image at a time.
+    targets: device, backend and precision, by DNN. images: one per DNN. streams: by DNN and job, the number of streams
+    on which branches run at the same time; None: one each. Crowded times are for a DNN on every other worker. All times
+    are for one image at a time.
     """
     services: dict[str, Service] = {}
     unpredicted: list[str] = []
@@ -276,17 +281,17 @@ def predicted_services(
         target = replace(targets[name], batch=dnn.view.tiles)  # the tiles of an image are one batch
         traced = trace_for(dnn.module, tuple(dnn.example_inputs()[0].shape), target)
         layers = layers_of(traced)
-        alone, crowded = (predictor.predict(layers, beside, target) for beside in (Load(), load))
-        around_ms = _pre_and_postprocess_ms(dnn, images[name], target.device)
+        alone, crowded = (predictor.predict(layers, level, target) for level in (Load(), load))
+        processing_ms = _pre_and_postprocess_ms(dnn, images[name], target.device)
         counts = (streams or {}).get(name, ())
-        alone_ms, crowded_ms = (network_ms(traced, layers, of.ms, counts) for of in (alone, crowded))
-        services[name] = Service(alone_ms + around_ms, max(alone_ms, crowded_ms) + around_ms)
+        alone_ms, crowded_ms = (network_ms(traced, layers, times.ms, counts) for times in (alone, crowded))
+        services[name] = Service(alone_ms + processing_ms, max(alone_ms, crowded_ms) + processing_ms)
         unpredicted += [f"{name}: {reason}" for reason in crowded.unpredicted]
     return services, tuple(unpredicted)
 
 
 def _pre_and_postprocess_ms(dnn: Dnn, image: Image, device: torch.device) -> float:
-    """Preprocessing on the device and decoding of the outputs on the CPU."""
+    """Time of preprocessing on the device and of decoding the outputs on the CPU."""
     source = torch.from_numpy(image).to(device)
     module = copy.deepcopy(dnn.module).to(device)  # its jobs may have moved parts of it to other devices
     times = []

@@ -1,4 +1,4 @@
-"""Times modules on the target through the backend that will run them, alone or several at once."""
+"""Times modules on the target through the backend that will run them, alone or several at the same time."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from multi_dnn_ros.models.decomposed import SvdLinear, TuckerConv2d
 log = logging.getLogger(__name__)
 
 _ROUNDS = 15
-#: Duration of one module in one round; long compared with clock resolution and thread wake-up.
+#: Duration of one module's calls in one round, long compared with clock resolution and thread wake-up.
 _BLOCK_S = 0.004
-_MOST_CALLS = 200
+_MAX_CALLS = 200
 _THREAD_TIMEOUT_S = 600.0
 #: Modules that become a job without tracing.
 _LAYERS = (nn.Conv2d, nn.Linear, TuckerConv2d, SvdLinear)
@@ -40,7 +40,7 @@ _LAYERS = (nn.Conv2d, nn.Linear, TuckerConv2d, SvdLinear)
 class Target:
     """Where modules are timed.
 
-    make_backend: returns a new backend, precision included. backend, precision: names, as in the node's parameters.
+    make_backend: returns a new backend with the precision. backend, precision: names, as in the node's parameters.
     batch: images per inference. rounds: timed rounds per module; the median counts. sms: number of SMs of the GPU to
     use; 0: all. served_by: the backend that will run the modules, if not the one used for timing.
     """
@@ -56,7 +56,7 @@ class Target:
 
     @property
     def dtype(self) -> torch.dtype:
-        """dtype of the layers' computations."""
+        """dtype in which the layers compute."""
         return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
 
     @property
@@ -82,18 +82,18 @@ class Target:
 def compare(
     modules: Sequence[nn.Module], shape: tuple[int, ...], target: Target, counts: Sequence[int] = (1,)
 ) -> dict[int, list[float]]:
-    """Milliseconds of one inference of each module: median over rounds that alternate between the modules, per count.
+    """By count, the milliseconds of one inference of each module: medians over rounds that alternate between modules.
 
-    shape: of the single input; its batch axis is replaced by the target's. counts: numbers of copies of a module that
-    run at once, one thread each (on a GPU one CUDA stream each); the time is until all have finished. The modules are
-    not changed. Raises what cutting or the backend raises.
+    shape: shape of the only input, with the batch axis to be replaced by the target's. counts: numbers of copies of a
+    module that run at the same time, each in its own thread (on a GPU in its own CUDA stream); the time lasts until all
+    have finished. The modules are not changed. Raises what cutting or the backend raises.
     """
     values = torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(0))
-    cut_up = [_one_job(module, (values,)) for module in modules]
-    return {count: _side_by_side(cut_up, (values,), target, count) for count in dict.fromkeys(counts)}
+    prepared_jobs = [_one_job(module, (values,)) for module in modules]
+    return {count: _compare_instances(prepared_jobs, (values,), target, count) for count in dict.fromkeys(counts)}
 
 
-def _side_by_side(
+def _compare_instances(
     modules: Sequence[nn.Module], inputs: tuple[torch.Tensor, ...], target: Target, instances: int
 ) -> list[float]:
     threads = torch.get_num_threads()
@@ -138,10 +138,10 @@ class _Instances:
             thread.start()
 
     def calibrate(self) -> None:
-        """Choose the number of calls per block so that the clock resolves it."""
+        """Choose the number of calls per block so that a block is long enough for the clock."""
         self.seconds()
-        once = min(self.seconds() for _ in range(3))
-        self.calls = max(1, min(_MOST_CALLS, round(_BLOCK_S / max(once, 1e-9))))
+        call_s = min(self.seconds() for _ in range(3))
+        self.calls = max(1, min(_MAX_CALLS, round(_BLOCK_S / max(call_s, 1e-9))))
 
     def seconds(self) -> float:
         """Seconds of one inference of all instances, averaged over a block of calls."""
@@ -194,14 +194,14 @@ def _ready(job: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> 
 def _one_job(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> nn.Module:
     """A copy of a CPU module as the node serves it in one job, batch norms folded. Raises what cutting raises.
 
-    A single layer is used untraced: tracing takes longer than timing it.
+    A single layer is not traced, because tracing would take longer than timing it.
     """
-    own = copy.deepcopy(module)
-    if isinstance(own, _LAYERS):
-        return untraced_stage(own.eval())
-    for part in own.modules():
+    copied = copy.deepcopy(module)
+    if isinstance(copied, _LAYERS):
+        return untraced_stage(copied.eval())
+    for part in copied.modules():
         part.training = False  # eval() raises for exported programs
-    (job,) = cut(own, inputs, 1, fold_batch_norm=True)
+    (job,) = cut(copied, inputs, 1, fold_batch_norm=True)
     return job
 
 
@@ -214,7 +214,7 @@ class TimingCache:
     _FORMAT = "multi_dnn_ros timings 1"
 
     def __init__(self, path: Path | None) -> None:
-        """path: None keeps the times in memory alone."""
+        """path: None keeps the times in memory only."""
         self._path = path
         self._times: dict[str, float] = _read(path, self._FORMAT) if path is not None and path.exists() else {}
 
@@ -222,7 +222,7 @@ class TimingCache:
         return self._times.get(key)
 
     def put(self, times: dict[str, float]) -> None:
-        """Store and write. If the file cannot be written, logs a warning and continues without it."""
+        """Add times and write the file. If it cannot be written, logs a warning and keeps the times in memory."""
         self._times.update(times)
         if self._path is None:
             return
@@ -234,7 +234,7 @@ class TimingCache:
 
 
 def default_cache() -> Path:
-    """File that stores timings."""
+    """Default file for timings."""
     return cache_folder() / "timings.json"
 
 

@@ -96,7 +96,7 @@ def test_the_automatic_backend_of_a_cpu_computes_on_the_provider_of_the_node(mon
 
 
 def test_cpu_units_with_more_threads_than_cores_are_warned_about() -> None:
-    assert "3 threads, and there are 2 cores" in oversubscription_warning(parse_units("cpu:1,cpu:2"), 2)
+    assert "3 threads on 2 cores" in oversubscription_warning(parse_units("cpu:1,cpu:2"), 2)
     assert "4 threads" in oversubscription_warning(parse_units("cpu,cpu:2"), 2)
     assert oversubscription_warning(parse_units("cpu:1,cuda:0"), 1) == ""
     assert oversubscription_warning(parse_units("cpu:1,cpu:1/torchscript"), 2) == ""

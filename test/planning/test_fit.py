@@ -1,4 +1,4 @@
-"""Checking whether DNNs and rates fit, and measuring a frame's time in the engine."""
+"""The check whether DNNs and rates fit, and measured frame times in the engine."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_services_are_measured_in_the_engine() -> None:
     failed = r"^DNN lane failed while it was measured: disabled after \d+ failures in a row, .*sofa$"
     with pytest.raises(ProfileError, match=failed):
         measure_services([dataclasses.replace(task, stages=(broken,))], engine, IMAGE, 2, frames=5)
-    # Also while another one goes on.
+    # Also while another DNN continues.
     pair = tasks(("lane", 0.0), ("object", 1.0))
     calls = iter(range(1000))
 
@@ -255,7 +255,7 @@ def test_a_result_after_its_deadline_counts_as_lost(monkeypatch: pytest.MonkeyPa
     tight = dataclasses.replace(task, deadline_ns=1_000_000)
     wanted = {"lane": {"front": 8.0}}
     assert lost_frames([tight], wanted, time.make, IMAGE, seconds=1.0) == {"lane": 0.0}
-    assert lost_frames([tight], wanted, time.make, IMAGE, seconds=1.0, late=True)["lane"] > 0.8  # the last is under way
+    assert lost_frames([tight], wanted, time.make, IMAGE, seconds=1.0, late=True)["lane"] > 0.8  # the last one is still running
 
 
 def test_dnns_of_a_camera_get_frames_at_their_own_rates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,9 +293,9 @@ def test_random_demands_lie_below_and_above_the_capacity() -> None:
     verdicts = [check_fit(demands, 2, limit=1.0) for demands in cases]
     assert [verdict.fits for verdict in verdicts] == [True] * 5 + [False] * 5
     assert cases == random_demands(services, 2, 10, seed=1)
-    most = [max(verdict.utilization, *verdict.needs.values()) for verdict in verdicts]
-    assert most[0] == pytest.approx(0.6, abs=0.25)
-    assert most[-1] == pytest.approx(1.4, abs=0.25)
+    highest = [max(verdict.utilization, *verdict.needs.values()) for verdict in verdicts]
+    assert highest[0] == pytest.approx(0.6, abs=0.25)
+    assert highest[-1] == pytest.approx(1.4, abs=0.25)
     narrow = {name: dataclasses.replace(of, shared_ms=of.alone_ms) for name, of in services.items()}
     cases = random_demands(narrow, 3, 10, seed=1)
     assert [check_fit(demands, 3, limit=1.0).fits for demands in cases] == [True] * 5 + [False] * 5
@@ -311,7 +311,7 @@ def lanes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fit_of(lanes: Path, folder: Path, of_node: Sequence[str] = ("front",), **lane: object) -> list[str]:
-    """The command for a DNN `lane` with these parameters. of_node: all cameras."""
+    """The command for a DNN `lane` with these parameters. of_node: all cameras of the node."""
     own = {"role": "lane", "model": str(lanes), "decoder": "lane", "backend": "eager", "jobs": 1, **lane}
     params = {"cameras": [*of_node], "dnns": ["lane"], "dnn": {"lane": own}}
     path = folder / "fit_of.yaml"

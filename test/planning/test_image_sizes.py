@@ -30,7 +30,7 @@ VGA, HD, FULL_HD = (640, 480), (1280, 720), (1920, 1080)
 
 
 def fit(*, hz: float = 10.0, gpu: bool = False, known: bool = False, **demand: float) -> Fit:
-    """A DNN of 20 ms with VGA images, and 10 ms for each megapixel more; a JPEG takes 5 ms per megapixel."""
+    """A DNN that takes 20 ms for VGA images plus 10 ms per additional megapixel; a JPEG takes 5 ms per megapixel."""
     return Fit(
         (Demand("lane", {"front": hz}, 20.0, 20.0, **demand),),  # type: ignore[arg-type]
         {"front": CameraLoad(hz, VGA, known, 5.0)},
@@ -56,7 +56,7 @@ def test_assumed_sizes_are_named_until_an_image_arrives() -> None:
 
 
 def test_decoding_beyond_one_core_does_not_fit() -> None:
-    """A megapixel of 5 ms is 10.4 ms for 1080p: at most 91.6 Hz."""
+    """5 ms per megapixel are 10.4 ms for 1080p: at most 91.6 Hz."""
     for gpu in (False, True):
         verdict = replace(fit(hz=100.0, gpu=gpu), demands=(Demand("lane", {"front": 100.0}, 1.0, 1.0),)).verdict(
             {"front": FULL_HD}
@@ -90,7 +90,7 @@ def test_decoding_that_fills_the_cpu_is_named_and_not_a_dnn() -> None:
     assert verdict.advice == ("image decoding: lower rates of the cameras, or smaller images",)
 
 
-def test_advice_counts_decoding_among_what_a_dnn_runs_beside() -> None:
+def test_advice_counts_decoding_in_addition_to_the_other_dnns() -> None:
     demands = [Demand("lane", {"front": 10.0}, 30.0, 30.0), Demand("object", {"front": 10.0}, 25.0, 25.0, priority=1)]
     decoding = [Decoding("front", 10.0, 70.0)]
     verdict = check_fit(demands, 1, decoding=decoding, cores=1)
@@ -106,7 +106,7 @@ def test_advice_counts_decoding_among_what_a_dnn_runs_beside() -> None:
     assert small.text == "fits: 1 DNN needs 30% of 1 worker"
 
 
-def test_a_deadline_counts_from_the_arrival_on_and_for_the_whole_batch() -> None:
+def test_a_deadline_counts_from_the_arrival_and_for_the_whole_batch() -> None:
     assert fit(deadline_ms=30.0).verdict().fits
     assert not fit(deadline_ms=30.0).verdict({"front": FULL_HD}).fits  # 10.4 ms of decoding, 17.7 of preprocessing
     late = fit(deadline_ms=30.0, batch=2.0).verdict()
@@ -139,7 +139,7 @@ def test_the_first_image_of_a_camera_changes_the_verdict_and_smaller_ones_do_not
     assert ObservedSizes(fit(known=True)).observe("front", VGA) is None
 
 
-# -- what is measured
+# -- measurements
 
 
 def slow_stage(carried: Tensors) -> Tensors:
@@ -152,7 +152,7 @@ def stage_for(images: int) -> Stage:
 
 
 def sleeping(image: torch.Tensor) -> Tensors:
-    """20 ms for a megapixel."""
+    """Take 20 ms per megapixel."""
     time.sleep(image.shape[0] * image.shape[1] / 1e6 * 0.02)
     return (torch.zeros(1, 3),)
 
@@ -168,7 +168,7 @@ def engine(tasks, on_result) -> Engine:
     return Engine(tasks, on_result=on_result, workers=1)
 
 
-#: Measurements of times: a preempted process can spoil one or two of them.
+#: Number of attempts at a measurement, because a preempted process can spoil one or two.
 _ATTEMPTS = 5
 
 
@@ -201,7 +201,7 @@ def test_costs_per_megapixel(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
 
     def preprocess(image: torch.Tensor) -> Tensors:
-        """1 ms, and 20 ms for a megapixel, of a clock of its own."""
+        """Advance a fake clock by 1 ms plus 20 ms per megapixel."""
         nonlocal now_s
         now_s += 1e-3 + 0.02 * megapixels((image.shape[1], image.shape[0]))
         return (torch.zeros(1, 3),)

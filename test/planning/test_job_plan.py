@@ -1,4 +1,4 @@
-"""Cutting DNNs by their layers' times, from parameters to tasks: predicted, measured, or estimated."""
+"""Cutting DNNs by predicted, measured or estimated layer times, from parameters to tasks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LAYERS = 7  # of Small
 
 
 def dnn(module: nn.Module | None = None, name: str = "object") -> SimpleNamespace:
-    """The part of a Dnn that a plan uses."""
+    """The part of a Dnn that planning uses."""
     return SimpleNamespace(
         name=name, module=module or Small(), example_inputs=lambda: (torch.zeros(SHAPE),), inputs=lambda image: (),
         view=WHOLE,
@@ -55,11 +55,11 @@ def taught(shape: tuple[int, ...] = SHAPE, module: nn.Module | None = None, **de
     weights = [0.0] * len(LINEAR_FEATURES)
     weights[LINEAR_FEATURES.index("launch, alone")] = 2.0
     seen = trained_range(rows)
-    made = Predictor(
+    predictor = Predictor(
         device=device_name(target()), backend="eager", precision="auto", threads=1, cores=2, flops_per_s=1e9,
         bytes_per_s=1e9, seen=seen, loads={"dnn": 8}, model=Linear(weights=dict.fromkeys(seen, tuple(weights))),
     )  # fmt: skip
-    return made.model_copy(update=device)
+    return predictor.model_copy(update=device)
 
 
 def measured(*ms: float):
@@ -79,7 +79,7 @@ def planner(predictor: Predictor | None, bound_ms: float = 0.0, ms=(1.0,) * LAYE
     )
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list:
+def log_messages(caplog: pytest.LogCaptureFixture) -> list:
     """Log messages of this package, without PyTorch's."""
     return [record for record in caplog.records if record.name.startswith("multi_dnn_ros")]
 
@@ -108,7 +108,7 @@ def test_jobs_of_equal_predicted_time_and_their_remaining_times() -> None:
 
 
 class Forked(nn.Module):
-    """Two branches of an input."""
+    """Two branches from the same input."""
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         return value.exp() + value.tanh()
@@ -117,20 +117,20 @@ class Forked(nn.Module):
 def test_the_remaining_time_counts_branches_on_several_streams_once() -> None:
     stages = cut(Forked().eval(), (torch.zeros(4),), 1)
     plan = JobPlan(1, costs=lambda node: 10e-3)
-    stages[0].cost_s = 35e-3  # with 5 ms that no operation of the graph has, such as preprocessing
+    stages[0].cost_s = 35e-3  # 5 ms more than all operations, such as preprocessing
     assert plan.remaining_ns(stages) == plan.remaining_ns(stages, [1]) == (35_000_000,)
     assert plan.remaining_ns(stages, [2]) == (pytest.approx(25e6, rel=0.01),)
 
 
 class Block(nn.Module):
-    """A fork into a branch of three operations and one of a single operation, a join, and two operations more."""
+    """A fork into branches of three operations and of one, a join, and two more operations."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return (image.exp().tanh().sigmoid() + image.sin()).relu().cos()
 
 
 def test_the_predicted_time_of_a_job_with_branches_is_its_critical_path() -> None:
-    """By the layer times of a predictor: 2 ms for each of the seven operations, six of them in the longest chain."""
+    """With predicted layer times: 2 ms for each of the seven operations, six of them in the longest chain."""
     module, predictor = Block(), taught(SHAPE, Block())
     plan = planner(predictor, ms=(), launch_ms=1.0).plan(dnn(module), 1, target())
     assert plan.known == "predicted"
@@ -157,13 +157,13 @@ def test_fewest_jobs_for_a_bound_and_their_summary(caplog: pytest.LogCaptureFixt
     assert plan.summary("object", plan.remaining_ns(stages)) == (
         "object: 3 jobs, longest 3.1 ms of 3.3 allowed, launch cost 4.1 %, by measured layer times"
     )
-    assert not told(caplog)
+    assert not log_messages(caplog)
 
 
 def test_unmet_bounds_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     plan = planner(None, 2.2, (1.0, 1.0, 5.0, 0.5, 0.5, 0.5, 0.5), launch_ms=0.5).plan(dnn(), 1, target())
     assert max(stage.cost_s for stage in stages_of(plan)) == pytest.approx(5e-3)
-    (record,) = told(caplog)
+    (record,) = log_messages(caplog)
     text = record.getMessage()
     assert text.startswith("dnn.object: blocking_ms 2.2 cannot be met: layer ")
     assert "takes 5.5 ms by itself and is kept as one job; launching 5 jobs takes 21.7 % of " in text
@@ -171,16 +171,16 @@ def test_unmet_bounds_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_untrained_layers_are_logged_once_and_measured(caplog: pytest.LogCaptureFixture) -> None:
-    own = planner(taught(device="Orin, 16 SMs; auto"), ms=(1.0,))
-    plans = [own.plan(dnn(nn.ReLU(), name), 2, target()) for name in ("lane", "object")]
+    other = planner(taught(device="Orin, 16 SMs; auto"), ms=(1.0,))
+    plans = [other.plan(dnn(nn.ReLU(), name), 2, target()) for name in ("lane", "object")]
     assert [plan.known for plan in plans] == ["measured", "measured"]
-    (record,) = told(caplog)
+    (record,) = log_messages(caplog)
     assert "dnn.lane: layers are measured, because the predictor p.json does not cover them: " in record.getMessage()
     assert "it was trained on 'Orin, 16 SMs; auto'; this is '" in record.getMessage()
     caplog.clear()
     unseen = planner(taught(module=nn.Conv2d(3, 4, 3, padding=1)))
     assert unseen.plan(dnn(), 2, replace(target(), served_by="inductor")).known == "measured"
-    (record,) = told(caplog)
+    (record,) = log_messages(caplog)
     assert "with backend eager; this is inductor; it was not trained for element-wise layers" in record.getMessage()
 
 
@@ -265,7 +265,7 @@ def test_the_predictor_parameter_is_used_for_cutting_and_the_fit_check(
     (line,) = [line for line in lines if line.startswith("lane: ")]
     assert line.startswith("lane: 2 jobs, longest ")
     assert line.endswith("by predicted layer times")
-    assert 6e6 <= task.remaining_ns[0] < 100e6  # and preprocessing, which is measured
+    assert 6e6 <= task.remaining_ns[0] < 100e6  # plus preprocessing, which is measured
     verdict = measure_fit(config, pipeline, {"front": (16, 16)}, {"front": 10.0}, pipeline.predictor).verdict()
     assert not verdict.unpredicted
     assert 0.06 <= verdict.needs["lane"] < 1.0

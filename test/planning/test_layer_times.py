@@ -1,4 +1,4 @@
-"""Layer times of `blocking_ms`: measured once, read again, and not on another machine or from a damaged file."""
+"""Layer times for `blocking_ms`: measured once and reused, but not on another machine or from a damaged file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def plan(
     ms: float | None, keep: bool = True, module: torch.nn.Module | None = None, bound_s: float = 0.0025
 ) -> JobPlan:
-    """A plan with this time for every layer; None: measuring is an error, which plan() logs."""
+    """A plan with this time for every layer. None: measuring raises an error, which plan() logs."""
 
     def timed(traced, target, *, jobs: int) -> Times:
         if ms is None:

@@ -1,4 +1,4 @@
-"""A lack of memory is found, also behind the error that it causes."""
+"""Out-of-memory errors are recognized, also as the cause of another error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHORTAGES = [
 
 
 def read_data(shortage: Exception, *, named: bool) -> None:
-    """Raise an error that another one has caused. named: with `from`."""
+    """Raise an error that another one has caused. named: with `raise ... from`."""
     try:
         raise shortage
     except Exception as error:
@@ -28,14 +28,14 @@ def read_data(shortage: Exception, *, named: bool) -> None:
 
 @pytest.mark.parametrize("shortage", SHORTAGES)
 @pytest.mark.parametrize("named", [True, False])
-def test_a_lack_of_memory_is_found_behind_the_error_that_it_causes(shortage: Exception, named: bool) -> None:
+def test_an_out_of_memory_error_is_recognized_as_the_cause_of_another_error(shortage: Exception, named: bool) -> None:
     assert is_memory_error(shortage)
     with pytest.raises(ValueError, match="the data cannot be read") as raised:
         read_data(shortage, named=named)
     assert is_memory_error(raised.value)
 
 
-def test_other_errors_are_no_lack_of_memory() -> None:
+def test_other_errors_are_not_out_of_memory_errors() -> None:
     assert not is_memory_error(None)
     assert not is_memory_error(ValueError("memory"))
     assert not is_memory_error(RuntimeError("CUDA error: an illegal memory access was encountered"))

@@ -44,7 +44,7 @@ def problems(draw: st.DrawFn, dnns: int = 4, devices: int = 3) -> tuple[list[Dnn
 
 
 def all_placements(loads: list[DnnLoad], memory: dict[str, int]) -> list[Placement]:
-    """Every possible one."""
+    """Every possible placement."""
     found = []
     for choice in itertools.product(memory, repeat=len(loads)):
         devices = {load.dnn: device for load, device in zip(loads, choice, strict=True)}
@@ -74,19 +74,19 @@ def baseline_ms(loads: list[DnnLoad], memory: dict[str, int]) -> float:
 @settings(max_examples=150, deadline=None)
 def test_no_other_placement_is_better(problem: tuple[list[DnnLoad], dict[str, int]]) -> None:
     loads, memory = problem
-    every = all_placements(loads, memory)
-    if not every:
+    possible = all_placements(loads, memory)
+    if not possible:
         with pytest.raises(PlacementError, match="do not fit the memory"):
             choose_placement(loads, memory)
         return
     chosen = choose_placement(loads, memory)
     assert fits(loads, dict(chosen.devices), memory)
-    fewest = min(len(placement.late) for placement in every)
+    fewest = min(len(placement.late) for placement in possible)
     assert len(chosen.late) == fewest
-    most_ms = baseline_ms(loads, memory)
-    among = [placement for placement in every if len(placement.late) == fewest]
-    fast = [placement for placement in among if max(placement.latency_ms.values()) <= most_ms * (1 + 1e-9)]
-    best = min(placement.largest for placement in fast or among)
+    limit_ms = baseline_ms(loads, memory)
+    candidates = [placement for placement in possible if len(placement.late) == fewest]
+    fast = [placement for placement in candidates if max(placement.latency_ms.values()) <= limit_ms * (1 + 1e-9)]
+    best = min(placement.largest for placement in fast or candidates)
     assert chosen.largest == pytest.approx(best)
     assert choose_placement(loads, memory) == chosen
     assert chosen.exact
@@ -118,7 +118,7 @@ def test_no_dnn_is_predicted_slower_than_on_the_first_device_except_to_meet_dead
 
 
 def test_a_lower_utilization_is_no_reason_to_be_slower_than_on_the_first_gpu() -> None:
-    """With a on the CPU, no device would be used for more than 15 % instead of 20 %, but a would take 12 ms, not 10."""
+    """With `a` on the CPU, no device would be used above 15 % instead of 20 %, but `a` would take 12 ms, not 10."""
     loads = [
         DnnLoad("a", 10.0, {"cuda:0": Cost(5.0), "cpu": Cost(12.0)}),
         DnnLoad("b", 30.0, {"cuda:0": Cost(5.0), "cpu": Cost(36.0)}),
@@ -161,7 +161,7 @@ def test_errors_name_the_dnn_and_the_reason() -> None:
         choose_placement([DnnLoad("a", 1.0, {"cpu": Cost(1.0, 2_000_000)})], {"cpu": 1_000_000})
 
 
-def test_the_table_has_the_figures_the_decision_and_the_alternatives() -> None:
+def test_the_table_shows_figures_decision_and_alternatives() -> None:
     loads = [
         DnnLoad("lane", 30.0, {"cuda:0": Cost(2.0, 10**8), "cpu": Cost(20.0)}, 40.0),
         DnnLoad("object", 30.0, {"cuda:0": Cost(25.0, 10**8)}, impossible={"cpu": "precision fp16"}),

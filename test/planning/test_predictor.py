@@ -82,7 +82,7 @@ def test_the_predictor_reports_untrained_layers(taught: Predictor) -> None:
     assert "trained on 'Orin, 16 SMs; fp16'; this is '" in other.predict(layers, None, target()).unpredicted[0]
 
 
-def test_cutting_by_prediction_and_measuring_what_is_not_predicted(
+def test_cutting_by_predicted_times_or_by_measured_ones_if_there_is_no_prediction(
     caplog: pytest.LogCaptureFixture, taught: Predictor
 ) -> None:
     predictor = taught
@@ -143,7 +143,7 @@ def test_files_of_format_1_are_read_for_cpus_only(tmp_path: Path, taught: Predic
 
 
 def test_a_slice_is_predicted_by_its_own_limits(few_trees: None) -> None:
-    """On half of the SMs layers take twice as long; an untrained share is named."""
+    """On half of the SMs, layers take twice as long; an untrained share is named."""
     half = dataclasses.replace(
         SETTING, sms=66, flops_per_s=SETTING.flops_per_s / 2, bytes_per_s=SETTING.bytes_per_s / 2
     )
@@ -154,11 +154,11 @@ def test_a_slice_is_predicted_by_its_own_limits(few_trees: None) -> None:
     assert predictor.slices[66].flops_per_s == half.flops_per_s == predictor.flops_per_s / 2
     assert {"models, without load", "models, without load, on 66 SMs"} < {of.held_out for of in predictor.scores}
     layers = layers_of(trace_for(Small(8), SHAPE, target()))
-    alone, beside, other = (
+    whole, sliced_half, other = (
         predictor.predict(layers, target=dataclasses.replace(target(), sms=sms)) for sms in (0, 66, 16)
     )
-    assert sum(beside.ms) == pytest.approx(2 * sum(alone.ms), rel=0.2)
-    assert (alone.unpredicted, beside.unpredicted) == ((), ())
+    assert sum(sliced_half.ms) == pytest.approx(2 * sum(whole.ms), rel=0.2)
+    assert (whole.unpredicted, sliced_half.unpredicted) == ((), ())
     assert other.unpredicted == ("it was not trained for 16 SMs; trained shares: 66",)
 
 
@@ -182,4 +182,4 @@ def test_the_time_of_a_tiled_dnn_is_that_of_all_tiles_of_an_image() -> None:
 
     one = sum(LayerCounts.of(layer).flops for layer in layers_of(trace_for(Small(), SHAPE, target()))) / 1e3
     assert alone_ms(1) >= one
-    assert alone_ms(4) >= 4 * one  # with preprocessing and decoding, which are measured
+    assert alone_ms(4) >= 4 * one  # plus preprocessing and decoding, which are measured

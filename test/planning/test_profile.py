@@ -83,7 +83,7 @@ def test_fused_operations_count_no_work() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_numbers_of_two_bytes_are_timed_on_a_gpu_in_channels_last(precision: str) -> None:
+def test_half_precision_is_timed_on_a_gpu_in_channels_last(precision: str) -> None:
     """As the node runs them. Without a GPU, only what would run is checked."""
     flat = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 2)).eval()
     for processor, layout in ((torch.device("cuda", 0), torch.channels_last), (CPU, torch.contiguous_format)):
@@ -115,9 +115,9 @@ def test_a_fused_operations_time_counts_for_its_first_layer() -> None:
     traced = trace_for(Small(), SHAPE, target())
     (stage,) = split(traced.graph_module, 1)
     clock.prepare(LAYERS + 1)
-    own = fuse(MarkedStage(stage, clock, 0))
+    marked = fuse(MarkedStage(stage, clock, 0))
     with torch.no_grad(), Calls():
-        results = own(traced.inputs)
+        results = marked(traced.inputs)
     assert order == [0, "convolution with ReLU", *range(1, LAYERS + 1)]
     with torch.no_grad():
         torch.testing.assert_close(results, stage(traced.inputs))
@@ -153,7 +153,7 @@ def test_times_are_gaps_between_marks_minus_the_cost_of_a_mark() -> None:
 
 def test_a_layer_is_a_stage_where_the_backend_compiles_stages() -> None:
     traced = trace_for(NETWORK.module, SHAPE, target())
-    empty = {EMPTY: [0.5] * 16, 2: [0.5]}  # 16 stages against one: half a millisecond for each of the 15 more
+    empty = {EMPTY: [0.5] * 16, 2: [0.5]}  # 16 stages against one: half a millisecond for each of the other 15
     clocks = iter([FakeClock({3: [10.0, 11.0]}), FakeClock({**empty, LAYERS + 1: [1.0] * LAYERS})])
     times = measure(
         traced, target("torchscript"), jobs=2, make_clock=lambda: next(clocks), preemptions=lambda: 0
@@ -165,8 +165,8 @@ def test_marks_do_not_change_results_and_the_host_clock_counts_nanoseconds() -> 
     reading = itertools.count(0, 1_000_000)
     clock = HostClock(lambda: next(reading))
     clock.prepare(3)
-    for place in range(3):
-        clock.mark(place)
+    for index in range(3):
+        clock.mark(index)
     assert clock.gaps_ms() == [1.0, 1.0]
 
     from multi_dnn_ros.planning.marks import MarkedStage

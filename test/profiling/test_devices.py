@@ -45,7 +45,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two that PyTorch sees: one before Ampere, one after it."""
+    """PyTorch sees two GPUs: one older than Ampere, one newer."""
     known = [
         SimpleNamespace(name="Xavier", total_memory=8 << 30, multi_processor_count=8, major=7, minor=2),
         SimpleNamespace(name="H200", total_memory=140 << 30, multi_processor_count=132, major=9, minor=0),
@@ -138,7 +138,7 @@ def test_a_gpu_says_which_precisions_it_is_too_old_for(two_gpus: None) -> None:
 def test_memory_that_does_not_suffice_is_a_reason_and_the_rest_is_measured(
     two_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With fake measurements, as there is no GPU: which are made, in which order, and what a failure leaves."""
+    """With fake measurements, which show what is measured, in which order, and what remains after a failure."""
     measured: list[tuple[str, str]] = []
 
     def limits(target, scale: float) -> SimpleNamespace:

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module", autouse=True)
 def _forks(forked_spawns: None) -> None:
-    """Processes of a group are forks; those of test_processes_end_with_their_parent are new interpreters."""
+    """Fork the processes of a group, except in test_processes_end_with_their_parent, which starts new interpreters."""
 
 
 def quiet(done: int, total: int) -> None:
@@ -36,7 +36,7 @@ def quiet(done: int, total: int) -> None:
 
 
 def children() -> list[psutil.Process]:
-    """Python processes that this one has started and that still run, without multiprocessing's own tracker."""
+    """Running Python processes that this process has started, without multiprocessing's resource tracker."""
     found = psutil.Process().children(recursive=True)
     return [each for each in found if each.is_running() and "spawn_main" in " ".join(each.cmdline())]
 
@@ -57,16 +57,16 @@ def test_gradients_are_those_of_one_process_on_the_whole_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ("killed", "process 1 of 2 was killed by SIGKILL"),
         ("error", "process 1 of 2 failed: TypeError: unexpected"),
     ],
 )
-def test_a_process_that_fails_ends_all_with_one_line(how: str, said: str) -> None:
+def test_a_process_that_fails_ends_all_with_one_line(how: str, message: str) -> None:
     with pytest.raises(CommandError) as error:
         run_processes(training_processes.fails, how, 2, CPU, quiet)
-    assert str(error.value) == said
+    assert str(error.value) == message
     assert children() == []
 
 

@@ -1,4 +1,4 @@
-"""Operations and bytes of layers in training, against hand counts; fits and predictions, as properties."""
+"""Operations and bytes of layers in training, against hand counts; property tests of fits and predictions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ F32 = 4
 
 
 class Between(nn.Module):
-    """A layer after a convolution, which needs its gradient, and before a sum of squares, whose gradient has memory."""
+    """A layer between a convolution, which needs a gradient, and a sum of squares, whose gradient occupies memory."""
 
     def __init__(self, layer: nn.Module, *, tokens: bool = False) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_linear() -> None:
 
 def test_batch_normalization() -> None:
     work = counted(nn.BatchNorm2d(C))
-    # 4 for mean and variance, 2 to normalize, 2 for scale and shift, of which the counter of batches is one more
+    # 4 for mean and variance, 2 to normalize, 2 for scale and shift, and 1 for the counter of batches
     forward = work["forward"]
     assert forward.flops == 8 * N + 1
     # input and output; weight, bias, running mean and variance read; saved mean and deviation written; the counter
@@ -112,7 +112,7 @@ def test_layer_normalization() -> None:
 def test_maximum_pooling() -> None:
     work = counted(nn.MaxPool2d(2))
     out = N // 4
-    assert work["forward"] == Work(4 * out, F32 * (N + out) + 8 * out)  # the places of the maxima have 8 bytes
+    assert work["forward"] == Work(4 * out, F32 * (N + out) + 8 * out)  # the indices of the maxima have 8 bytes each
     assert work["backward"] == Work(out, F32 * (out + 2 * N) + 8 * out)
 
 
@@ -135,7 +135,7 @@ def test_attention() -> None:
 
 
 def test_the_work_is_that_of_pytorchs_counter() -> None:
-    """For a network without groups, whose backward pass that counter overestimates."""
+    """For a network without grouped convolutions, whose backward pass PyTorch's counter overestimates."""
     from torch.utils.flop_counter import FlopCounterMode
 
     network = nn.Sequential(nn.Conv2d(3, C, 3), nn.Flatten(), nn.Linear(C * 36, 5))
@@ -156,7 +156,7 @@ LAYERS = st.lists(st.builds(LayerTimes, SECONDS, SECONDS, SECONDS, st.integers(0
 
 
 @given(link=LINKS, processes=st.integers(2, 64))
-def test_a_fit_gives_back_the_link_that_its_samples_are_of(link: Link, processes: int) -> None:
+def test_a_fit_recovers_the_link_of_its_samples(link: Link, processes: int) -> None:
     sizes = message_sizes(1 << 28)
     assert (sizes[0], sizes[-1], len(sizes)) == (4096, 1 << 28, 9)
     samples = [Sample(size, processes, link.seconds(size, processes)) for size in sizes]
@@ -192,7 +192,7 @@ def test_a_fit_needs_two_sizes_and_two_processes() -> None:
 def test_a_step_is_within_its_bounds_and_monotone(
     layers: list[LayerTimes], link: Link, processes: int, slower: float, longer: float
 ) -> None:
-    buckets = tuple((place,) for place, layer in enumerate(layers) if layer.gradient_bytes)
+    buckets = tuple((index,) for index, layer in enumerate(layers) if layer.gradient_bytes)
     model = StepModel(tuple(layers), buckets, Overlap(slower, longer))
     topology = Topology(link)
     communication = sum(link.seconds(layer.gradient_bytes, processes) for layer in layers)
@@ -204,7 +204,7 @@ def test_a_step_is_within_its_bounds_and_monotone(
         worse = Topology(Link(link.latency_s * 2, link.bytes_per_s / 2))
         assert step(worse, processes) >= seconds * (1 - 1e-9)
         assert step(topology, processes + 1) >= seconds * (1 - 1e-9)
-    # without disturbance, layers that are updated as soon as they can be are never later than buckets of one layer
+    # without mutual slowdown, updating each layer as early as possible is never slower than buckets of one layer
     calm = dataclasses.replace(model, overlap=Overlap())
     assert calm.layers_s(topology, processes) <= calm.ddp_s(topology, processes) * (1 + 1e-9)
 
@@ -239,8 +239,8 @@ def test_exposed_time_is_shared_by_the_messages_that_end_one_after_another() -> 
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.lists(st.integers(0, 39), max_size=5))
-def test_a_step_that_is_stamped_in_parts_is_put_together(count: int, size: int, messages: list[int]) -> None:
-    """With a clock that is read once per change; every part begins at another time."""
+def test_a_step_with_time_stamps_in_parts_is_joined(count: int, size: int, messages: list[int]) -> None:
+    """With a fake clock whose base differs for every part."""
     ticks = itertools.count()
 
     def recorded(window: range | None) -> Recorder:
@@ -267,7 +267,7 @@ def test_a_step_that_is_stamped_in_parts_is_put_together(count: int, size: int, 
         assert (ours.start_s, ours.end_s) == pytest.approx((expected.start_s, expected.end_s))
 
 
-def test_steps_that_differ_are_not_put_together() -> None:
+def test_different_steps_are_not_joined() -> None:
     recorders = [Recorder(torch.device("cpu"), window) for window in (range(1), range(1, 2))]
     for layer, recorder in enumerate(recorders):
         recorder.switch(0, "forward")

@@ -47,7 +47,15 @@ class Bench:
         )
         self.host.accounts = self.accounts
         self.bad: list[FrameError] = []
-        self.decoder = CameraDecoder("front", self.host, self.accounts, self.bad.append, self.clock, admission)  # type: ignore[arg-type]
+        self.on_bad_image: Callable[[FrameError], None] = self.bad.append
+        self.decoder = CameraDecoder(
+            "front",
+            self.host,  # type: ignore[arg-type]
+            self.accounts,
+            lambda error: self.on_bad_image(error),
+            self.clock,
+            admission,
+        )
         self.decoded: list[object] = []
         self.decoding = threading.Semaphore(0)
         self.permits = threading.Semaphore(0 if gate else 1000)
@@ -240,18 +248,22 @@ def test_a_bad_image_is_reported_once_and_dropped_for_every_dnn(make: Callable[.
 def test_a_raising_callback_has_no_other_effect(make: Callable[..., Bench]) -> None:
     bench = make()
 
+    raised: list[FrameError] = []
+
     def raises(error: FrameError) -> None:
+        raised.append(error)
         raise KeyError("front")
 
     def fail(allocate: Allocate) -> npt.NDArray[np.uint8]:
         raise FrameError("no image")
 
-    bench.decoder._on_bad = raises
+    bench.on_bad_image = raises
     bench.send(1, fail)
     bench.ends.wait(lambda: bench.ends.drops)
     bench.send(2)
     bench.host.wait_offered(1)
     assert bench.decoder.is_alive()
+    assert [str(error) for error in raised] == ["no image"]
 
 
 def test_while_no_dnn_has_an_engine_the_newest_image_waits_undecoded(make: Callable[..., Bench]) -> None:

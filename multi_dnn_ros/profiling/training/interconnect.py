@@ -1,9 +1,9 @@
-"""The interconnect of training processes: its all-reduce measured over message sizes, and latency and bandwidth fitted.
+"""The interconnect of training processes: all-reduces measured over message sizes, with a fit of latency and bandwidth.
 
 Model: a ring all-reduce of n bytes between N processes takes 2 (N - 1) steps of latency a, and moves 2 (N - 1) / N n
-bytes at bandwidth b (Hockney 1994; Thakur, Rabenseifner, Gropp 2005). Between GPUs of a host the latency is that of
-one all-reduce instead, because most of it is the launch of NCCL's kernel (46 us for 4 kB on two H200s, and on four).
-Between K hosts of G processes each, the ring runs inside each host, and between the hosts on one G-th per process; the
+bytes at bandwidth b (Hockney 1994; Thakur, Rabenseifner, Gropp 2005). Between GPUs of a host, one latency counts per
+all-reduce instead, because most of it is the launch of NCCL's kernel (46 us for 4 kB on two H200s, and on four).
+With K hosts of G processes each, a ring runs inside each host, and one between the hosts on one G-th per process; the
 processes of a host share its link.
 """
 
@@ -22,15 +22,15 @@ from multi_dnn_ros.training.distributed import wait_for_all
 
 _REPEATS = 5
 _BLOCK_BYTES = 1 << 22
-_MOST_CALLS = 16
+_MAX_CALLS = 16
 _SMALLEST = 4 << 10
-#: Runs each of the computation, the messages and both at once, and the limits of the messages and their buffers.
-_OVERLAPS, _MOST_MESSAGES, _BUFFERS = 7, 512, 64
+#: To measure the overlap: runs of each combination, and maximum numbers of messages and of their buffers.
+_OVERLAP_RUNS, _MAX_MESSAGES, _MAX_BUFFERS = 7, 512, 64
 
 
 @dataclass(frozen=True)
 class Sample:
-    """All-reduce of `bytes` between `processes`, in seconds (median)."""
+    """An all-reduce of `bytes` between `processes`. seconds: median duration."""
 
     bytes: int
     processes: int
@@ -39,7 +39,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Link:
-    """latency_s: of one step of the ring, or of an all-reduce. bytes_per_s: in one direction, of one process."""
+    """latency_s: of one step of the ring or, if not per_step, of an all-reduce. bytes_per_s: sent by one process."""
 
     latency_s: float
     bytes_per_s: float
@@ -55,7 +55,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Topology:
-    """inside: the link between the `per_host` processes of a host. between: that of the hosts; None: only one host."""
+    """inside: the link between the `per_host` processes of a host. between: the link between hosts, None if unknown."""
 
     inside: Link
     between: Link | None = None
@@ -73,14 +73,14 @@ class Topology:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How much longer computation and communication take while both are under way; at least 1 each."""
+    """Factors, at least 1, by which computation and communication take longer while they run at the same time."""
 
     compute: float = 1.0
     communication: float = 1.0
 
 
 def message_sizes(largest: int) -> list[int]:
-    """4 kB to `largest` bytes, each four times the one before it."""
+    """4 kB to at most `largest` bytes, each size four times the previous one."""
     sizes = [_SMALLEST]
     while sizes[-1] * 4 <= largest:
         sizes.append(sizes[-1] * 4)
@@ -88,11 +88,14 @@ def message_sizes(largest: int) -> list[int]:
 
 
 def measure_all_reduce(sizes: Sequence[int], device: torch.device, progress: Callable[[], None]) -> list[Sample]:
-    """Called by all processes; each gets its own times. progress: called after each size."""
+    """Time all-reduces of these sizes in bytes. All processes call it, and each gets its own times.
+
+    progress: called after each size.
+    """
     samples = []
     for size in sizes:
         buffer = torch.zeros(max(1, size // 4), device=device)
-        calls = max(1, min(_MOST_CALLS, _BLOCK_BYTES // size))
+        calls = max(1, min(_MAX_CALLS, _BLOCK_BYTES // size))
         times = []
         for _ in range(_REPEATS + 1):
             wait_for_all()
@@ -108,19 +111,19 @@ def measure_all_reduce(sizes: Sequence[int], device: torch.device, progress: Cal
 
 
 def fit_link(samples: Sequence[Sample], *, per_step: bool = True) -> Link:
-    """Least squares of the relative error; latency and bandwidth are not negative. Exact for samples of one Link.
+    """Fit a link by least squares of the relative errors; exact for samples computed from a Link.
 
-    per_step: of the link, see there. Raises ValueError for fewer than two sizes or one process.
+    per_step: see Link. The latency is never negative. Raises ValueError for fewer than two sizes, or for one process.
     """
     if len({sample.bytes for sample in samples}) < 2 or any(sample.processes < 2 for sample in samples):
         raise ValueError("latency and bandwidth need all-reduces of two sizes between at least two processes")
     # seconds = latency * (steps or 1) + inverse bandwidth * moved; each equation divided by its seconds
     rows = [
         (
-            (2 * (of.processes - 1) if per_step else 1) / of.seconds,
-            2 * (of.processes - 1) / of.processes * of.bytes / of.seconds,
+            (2 * (sample.processes - 1) if per_step else 1) / sample.seconds,
+            2 * (sample.processes - 1) / sample.processes * sample.bytes / sample.seconds,
         )
-        for of in samples
+        for sample in samples
     ]
     aa, bb = sum(a * a for a, _ in rows), sum(b * b for _, b in rows)
     ab, a1, b1 = sum(a * b for a, b in rows), sum(a for a, _ in rows), sum(b for _, b in rows)
@@ -135,40 +138,40 @@ def fit_link(samples: Sequence[Sample], *, per_step: bool = True) -> Link:
 def measure_overlap(
     compute: Callable[[], object], device: torch.device, samples: Sequence[Sample], message: int = 1 << 22
 ) -> Overlap:
-    """Run `compute` alone, messages alone, and both at once. Called by all processes.
+    """Run `compute` alone, messages alone, and both at the same time. All processes call it.
 
-    compute: launches the computation, longer than the messages. samples: of the all-reduce; they give the number of
-    messages, which take about a third of the computation.
+    compute: launches a computation that takes longer than the messages. samples: all-reduces from which the number of
+    messages is derived, so that they take about a third of the computation. message: size of each in bytes.
     """
     size = min(message, max(sample.bytes for sample in samples))
-    once = min(sample.seconds for sample in samples if sample.bytes >= size)
+    message_s = min(sample.seconds for sample in samples if sample.bytes >= size)
     run = _GpuRun(device) if device.type == "cuda" else _run_on_cpu
     alone_s = _medians(lambda: run(compute, []))[1]
-    box = torch.tensor([max(1.0, alone_s / 3 / once)], device=device)
+    box = torch.tensor([max(1.0, alone_s / 3 / message_s)], device=device)
     dist.broadcast(box, src=0)
-    count = min(_MOST_MESSAGES, int(box))
-    buffers = [torch.zeros(max(1, size // 4), device=device) for _ in range(min(_BUFFERS, count))]
+    count = min(_MAX_MESSAGES, int(box))
+    buffers = [torch.zeros(max(1, size // 4), device=device) for _ in range(min(_MAX_BUFFERS, count))]
     messages = [buffers[number % len(buffers)] for number in range(count)]
     communication_s = _medians(lambda: run(None, messages))[0]
     together_s, whole_s = _medians(lambda: run(compute, messages))
     together_s = min(together_s, whole_s)
-    # The computation advanced by together_s / slow-down while the messages were under way, then at its own speed.
+    # The computation was slower while the messages were under way, and then went on at full speed.
     advanced = max(alone_s - (whole_s - together_s), together_s / 100)
     slower = max(1.0, together_s / advanced)
     longer = max(1.0, together_s / communication_s)
-    # At worst one waits for the other.
+    # At worst computation and communication take turns.
     if 1 / slower + 1 / longer < 1.0:
         longer = slower / (slower - 1.0)
     return Overlap(slower, longer)
 
 
 def _medians(run: Callable[[], tuple[float, float]]) -> tuple[float, float]:
-    """Of :data:`_OVERLAPS` runs after one for warming up, each begun by all processes at once."""
+    """Medians of both times over :data:`_OVERLAP_RUNS` runs after a warm-up; all processes begin each run together."""
     found = []
-    for _ in range(1 + _OVERLAPS):
+    for _ in range(1 + _OVERLAP_RUNS):
         wait_for_all()
         found.append(run())
-    return statistics.median(each for each, _ in found[1:]), statistics.median(each for _, each in found[1:])
+    return statistics.median(first for first, _ in found[1:]), statistics.median(second for _, second in found[1:])
 
 
 def _begin(messages: Sequence[torch.Tensor]) -> list[dist.Work]:
@@ -178,7 +181,7 @@ def _begin(messages: Sequence[torch.Tensor]) -> list[dist.Work]:
 
 
 def _run_on_cpu(compute: Callable[[], object] | None, messages: Sequence[torch.Tensor]) -> tuple[float, float]:
-    """Seconds until the messages, and until the computation is done."""
+    """Seconds until the messages are done, and until the computation is done."""
     ended: list[float] = []
     started = time.perf_counter()
     works = _begin(messages)
@@ -193,8 +196,10 @@ def _run_on_cpu(compute: Callable[[], object] | None, messages: Sequence[torch.T
 
 
 class _GpuRun:
-    """As :func:`_run_on_cpu`, by the GPU's clock. The GPU begins both after the host has launched them: otherwise short
-    messages would have ended before the computation is launched.
+    """Like :func:`_run_on_cpu`, but timed by the GPU.
+
+    The GPU begins only after the host has launched everything: otherwise short messages would end before the
+    computation is launched.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -211,7 +216,7 @@ class _GpuRun:
             with torch.cuda.stream(self._side):
                 self._side.wait_event(begun)
                 for work in works:
-                    work.wait()  # on the GPU, by this stream
+                    work.wait()  # makes this stream wait, not the host
                 communicated.record()
             if compute is not None:
                 compute()

@@ -1,4 +1,4 @@
-"""Delays the GPU until the host has launched a whole step, so that time stamps measure only computation."""
+"""Delays the GPU until the host has launched a whole step, so that time stamps contain no launch times."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from contextlib import contextmanager
 
 import torch
 
-#: GPU clock cycles of the first and the longest delay: about 20 ms and 0.3 s.
-_FIRST_CYCLES, _MOST_CYCLES = 1 << 25, 1 << 29
+#: Initial and maximum delay in GPU clock cycles: about 20 ms and 0.3 s.
+_FIRST_CYCLES, _MAX_CYCLES = 1 << 25, 1 << 29
 
 
 class LaunchDelay:
-    """Adapts the delay to the time that launching takes.
+    """A delay that grows until it covers the time that launching takes.
 
-    A GPU accepts about a thousand launches before it blocks the host. The host launches the rest of a longer step while
-    the GPU computes, which leaves no gaps unless launching takes twice as long as computing.
+    A GPU queues about a thousand launches before it blocks the host. The rest of a longer step is launched while it
+    computes, which leaves no gaps unless launching takes twice as long as computing.
     """
 
     def __init__(self) -> None:
@@ -28,5 +28,5 @@ class LaunchDelay:
         begun = torch.cuda.Event()
         begun.record()
         yield
-        if begun.query():  # the GPU began before all was launched
-            self._cycles = min(4 * self._cycles, _MOST_CYCLES)
+        if begun.query():  # the GPU began before everything was launched
+            self._cycles = min(4 * self._cycles, _MAX_CYCLES)

@@ -1,7 +1,7 @@
 """The layers of a network in training: which of them is computing, in the forward and in the backward pass.
 
-A layer is a module. What a module computes between the calls of its submodules is its own. In the backward pass the
-autograd nodes are told apart by their sequence numbers: those made during a module's forward pass belong to it.
+A layer is a module. What a module computes between the calls of its submodules counts as its own work. In the backward
+pass an autograd node belongs to the module in whose forward pass it was created, which its sequence number tells.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import Tensor, nn
 
 from multi_dnn_ros.models.errors import ModelError
 
-#: reduce: what launching a reduction costs the backward pass. wait: for its end.
+#: reduce: the backward pass launches a reduction. wait: the step waits for the end of a reduction.
 Phase = Literal["forward", "backward", "reduce", "wait", "optimizer"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "reduce", "wait", "optimizer")
-#: Called when another layer or phase begins; None: our own bookkeeping.
+#: Called when another layer or phase begins. None: bookkeeping of the profiler.
 Switch = Callable[[int, Phase | None], None]
 
 
 class Layers:
     """The modules of a network, numbered in the order of `named_modules`; the last number is the loss.
 
-    names: qualified; "(network)" is the network itself. kinds: names of classes. parameters: per layer those that are
-    trained, without those of its submodules; a parameter that several modules share belongs to the first.
+    names: qualified; "(network)" is the network itself. kinds: class names. parameters: the trained parameters of each
+    layer without its submodules; a parameter that several modules share belongs to the first of them.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -38,13 +38,13 @@ class Layers:
         self.parameters: list[list[nn.Parameter]] = []
         self._owner: dict[int, int] = {}
         for number, module in enumerate((*self._modules, nn.Identity())):
-            own = [
+            trained = [
                 parameter
                 for parameter in module.parameters(recurse=False)
                 if parameter.requires_grad and id(parameter) not in self._owner
             ]
-            self._owner.update((id(parameter), number) for parameter in own)
-            self.parameters.append(own)
+            self._owner.update((id(parameter), number) for parameter in trained)
+            self.parameters.append(trained)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -59,9 +59,10 @@ class Layers:
 
     @contextmanager
     def followed(self, switch: Switch) -> Iterator[Callable[[Tensor], None]]:
-        """Context that calls `switch` in a forward pass; it yields a function of the loss that adds the backward pass.
+        """Context that calls `switch` in forward and backward passes.
 
-        Any number of passes may run inside, each forward pass followed by the function and its backward pass.
+        It yields a function to call with the loss after each forward pass, which prepares the backward pass. Any number
+        of passes may run inside.
         """
         followed = _Followed(self, switch)
         handles = []
@@ -88,18 +89,18 @@ class _Followed:
             if not self._stack:
                 self._begins.clear()
             self._stack.append(number)
-            self._to(number)
+            self._begin(number)
 
         return hook
 
     def leave(self, number: int) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             self._stack.pop()
-            self._to(self._stack[-1] if self._stack else self._layers.loss)
+            self._begin(self._stack[-1] if self._stack else self._layers.loss)
 
         return hook
 
-    def _to(self, layer: int) -> None:
+    def _begin(self, layer: int) -> None:
         self._begins.append((torch._C._autograd._get_sequence_nr(), layer))
         self._switch(layer, "forward")
 
@@ -127,8 +128,8 @@ class _Followed:
         parameter = getattr(node, "variable", None)
         if parameter is not None:  # accumulates a gradient; has no sequence number of its own
             return self._layers._owner.get(id(parameter))
-        place = bisect_right(firsts, node._sequence_nr())
-        return self._begins[place - 1][1] if place else self._layers.loss
+        count = bisect_right(firsts, node._sequence_nr())
+        return self._begins[count - 1][1] if count else self._layers.loss
 
     def _hook(self, layer: int) -> Callable[[Any], None]:
         def hook(gradients: Any) -> None:
@@ -138,13 +139,13 @@ class _Followed:
 
 
 def check_trainable(name: str, network: nn.Module, step: Callable[[], Tensor]) -> list[str]:
-    """Exclude parameters that get no gradient from training, and return their names.
+    """Stop training parameters that get no gradient, and return their names.
 
     step: runs a forward pass and returns the loss. Raises ModelError, which names the network, if it cannot be trained.
     """
     trained = {key: parameter for key, parameter in network.named_parameters() if parameter.requires_grad}
     if not trained:
-        raise ModelError(f"{name} cannot be trained: it has no parameters of floating point")
+        raise ModelError(f"{name} cannot be trained: it has no floating-point parameters")
     try:
         loss = step()
         if loss.grad_fn is None:
@@ -164,6 +165,6 @@ def check_trainable(name: str, network: nn.Module, step: Callable[[], Tensor]) -
         trained[key].requires_grad_(False)
     for parameter in trained.values():
         if parameter.grad is not None and parameter.grad.is_sparse:
-            raise ModelError(f"{name} cannot be profiled: it has sparse gradients, which are not reduced by layers")
+            raise ModelError(f"{name} cannot be profiled: its sparse gradients cannot be reduced layer by layer")
         parameter.grad = None
     return unused

@@ -38,9 +38,9 @@ _Step = TypeVar("_Step")
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure. batch: images per process. threads: of one CPU operation. sweep_bytes: largest message.
+    """What to measure. batch: images per process. threads: PyTorch threads per process. repeats: measured rounds.
 
-    limits: file of measured device limits; None: measured, not stored.
+    sweep_bytes: size of the largest message. limits: file of measured device limits; None: measured and not stored.
     """
 
     model: str
@@ -59,9 +59,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Times:
-    """Of one method. steps_s: without time stamps, on a GPU without gaps for launching; walls_s: by the host's clock,
-    with them. traced: with time stamps, of median length. seconds: by layer and phase; exposed_s: by layer; both means
-    of the faster half of the traced steps, so that they add up to those.
+    """Times of one method. steps_s: steps without time stamps, on a GPU without gaps for launching. walls_s: steps with
+    these gaps, by the host's clock. traced: the step of median duration among those with time stamps. seconds: by layer
+    and phase. exposed_s: by layer. The last two are means of the faster half of the traced steps, so that they add up.
     """
 
     steps_s: tuple[float, ...]
@@ -72,20 +72,21 @@ class Times:
 
     @property
     def step_s(self) -> float:
-        """Mean of the faster half: other work on the machine only makes steps longer."""
+        """Mean of the faster half of steps_s, because other work on the machine only makes steps longer."""
         return statistics.fmean(_faster_half(self.steps_s, float))
 
     @property
     def wall_s(self) -> float:
-        """Likewise, by the host's clock."""
+        """Mean of the faster half of walls_s."""
         return statistics.fmean(_faster_half(self.walls_s, float))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one process. work: by layer and phase. order: layers as their backward passes end. buckets: of DDP.
+    """Measurements of one process. work: by layer and phase. order: layers in the order in which their backward passes
+    end. buckets: (layers, bytes) of each bucket of DDP.
 
-    messages: all-reduces of the sweep; layer_messages: of the sizes of the layers' gradients.
+    messages: all-reduces of the sweep. layer_messages: all-reduces of the sizes of the layers' gradients.
     """
 
     names: tuple[str, ...]
@@ -108,7 +109,7 @@ class Measured:
 
 
 def measure_training(member: Member, argument: Any, report: Report) -> list[Measured] | None:
-    """All processes' measurements, on rank 0. argument: a Request. Raises ModelError for a network without training."""
+    """All processes' measurements, on rank 0. argument: a Request. Raises ModelError if training is impossible."""
     request: Request = argument
     with torch_threads(request.threads):
         return _measure(member, request, report)
@@ -138,8 +139,8 @@ def _measure(member: Member, request: Request, report: Report) -> list[Measured]
     limits = _limits(target, request, member)
     step()
     samples = measure_all_reduce(sweep, device, step)
-    own = replicas["layers"].layers
-    sizes = sorted({own.gradient_bytes(number) for number in range(len(own)) if own.parameters[number]})
+    layers = replicas["layers"].layers
+    sizes = sorted({layers.gradient_bytes(number) for number in range(len(layers)) if layers.parameters[number]})
     layer_samples = measure_all_reduce(sizes, device, lambda: None) if several else []
     times = measure_steps(replicas, batch, methods, request.repeats, step)
     overlap = Overlap()
@@ -148,8 +149,9 @@ def _measure(member: Member, request: Request, report: Report) -> list[Measured]
         overlap = measure_overlap(lambda: alone.launch(batch), device, samples)
     step()
     measured = Measured(
-        own.names, own.kinds, tuple(sum(p.numel() for p in each) for each in own.parameters),
-        tuple(own.gradient_bytes(number) for number in range(len(own))), tuple(unused), shape, limits, target.name(),
+        layers.names, layers.kinds, tuple(sum(p.numel() for p in each) for each in layers.parameters),
+        tuple(layers.gradient_bytes(number) for number in range(len(layers))),
+        tuple(unused), shape, limits, target.name(),
         member.processes, member.per_host, work, times, tuple(replicas["layers"].order),
         tuple(replicas["ddp"].buckets) if several else (), tuple(samples), tuple(layer_samples), overlap,
     )  # fmt: skip
@@ -180,7 +182,7 @@ def _network(request: Request, member: Member) -> tuple[nn.Module, tuple[int, ..
 
 
 def _limits(target: Target, request: Request, member: Member) -> DeviceLimits:
-    """Measured by rank 0 while the others wait."""
+    """Limits of the device, measured by rank 0 while the other processes wait."""
     box: list[Any] = [limits_of(target, request.limits) if member.rank == 0 else None]
     if member.processes > 1:
         dist.broadcast_object_list(box, src=0)
@@ -205,9 +207,9 @@ def count_work(replica: Replica, batch: Batch) -> dict[tuple[int, str], Work]:
 def measure_steps(
     replicas: dict[str, Replica], batch: Batch, methods: Sequence[Method], repeats: int, progress: Callable[[], None]
 ) -> dict[Method, Times]:
-    """Rounds of a plain and a traced step of each method, in turn, so that a disturbance meets all alike.
+    """Measure rounds, each with a plain and a traced step of every method, so that a disturbance affects all alike.
 
-    On a GPU each round has one more plain step, by the host's clock.
+    On a GPU each round also has a plain step that is timed by the host's clock.
     """
     plain: dict[Method, list[float]] = {method: [] for method in methods}
     walls: dict[Method, list[float]] = {method: [] for method in methods}
@@ -234,7 +236,7 @@ def _times(plain: Sequence[float], walls: Sequence[float], traced: Sequence[Time
     fast = _faster_half(traced, lambda timeline: timeline.total_s)
     sums = [timeline.seconds() for timeline in fast]
     keys = {key for each in sums for key in each}
-    # Means, not medians: those of layers that are disturbed in different steps would add up to too little.
+    # Means, because medians of layers that are disturbed in different steps would add up to too little.
     seconds = {key: statistics.fmean(each.get(key, 0.0) for each in sums) for key in keys}
     exposed: dict[int, float] = {}
     if method == "layers":
@@ -243,8 +245,8 @@ def _times(plain: Sequence[float], walls: Sequence[float], traced: Sequence[Time
         found = [_exposed_by_layer(timeline) for timeline in fast]
         layers = {layer for each in found for layer in each}
         exposed = {layer: statistics.fmean(each.get(layer, 0.0) for each in found) for layer in layers}
-    middle = sorted(traced, key=lambda timeline: timeline.total_s)[len(traced) // 2]
-    return Times(tuple(plain), tuple(walls), middle, seconds, exposed)
+    median = sorted(traced, key=lambda timeline: timeline.total_s)[len(traced) // 2]
+    return Times(tuple(plain), tuple(walls), median, seconds, exposed)
 
 
 def _faster_half(steps: Sequence[_Step], seconds: Callable[[_Step], float]) -> list[_Step]:
@@ -252,7 +254,7 @@ def _faster_half(steps: Sequence[_Step], seconds: Callable[[_Step], float]) -> l
 
 
 def _exposed_by_layer(timeline: Timeline) -> dict[int, float]:
-    """Of a step with DDP, whose backward pass waits for its last bucket; a bucket's delay is shared by its layers."""
+    """Exposed seconds of a DDP step, whose backward pass waits for the last bucket; layers share a bucket's delay."""
     if not timeline.messages:
         return {}
     since = max(message.start_s for message in timeline.messages)

@@ -1,4 +1,4 @@
-"""Pictures of a distributed training profile: what communication hides behind, and predicted scaling."""
+"""Plots of a distributed training profile: overlap of computation and communication, and predicted scaling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TITLES = {"alone": "no communication", "layers": "each layer reduces its gradie
 
 
 def plot_timeline(path: Path, profile: TrainingProfile) -> None:
-    """The step of median duration of process 0, per method: computation above, all-reduces below."""
+    """Plot the step of median duration of process 0 for each method: computation above, all-reduces below."""
     with optional("a picture"):
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
@@ -40,9 +40,10 @@ def plot_timeline(path: Path, profile: TrainingProfile) -> None:
     axes = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
     for axis, name in zip(axes, names, strict=True):
         _draw(axis, profile.timelines[name])
-        of = profile.methods[name]
-        axis.set_title(f"{_TITLES[name]}: step {of.step_ms:.4g} ms, exposed {of.exposed_ms:.3g} ms", fontsize=9)
-    axes[-1].set_xlabel("ms since the step began (bookkeeping of the profiler left out)")
+        method = profile.methods[name]
+        title = f"{_TITLES[name]}: step {method.step_ms:.4g} ms, exposed {method.exposed_ms:.3g} ms"
+        axis.set_title(title, fontsize=9)
+    axes[-1].set_xlabel("ms since the step began (without bookkeeping of the profiler)")
     figure.suptitle(f"{profile.model}, batch {profile.batch} per process, {profile.processes} processes", fontsize=10)
     handles = [Patch(color=color, label=_LABELS[phase]) for phase, color in _COLORS.items()]
     handles += [Patch(color=_HIDDEN, label="all-reduce, hidden"), Patch(color=_EXPOSED, label="all-reduce, exposed")]
@@ -58,7 +59,7 @@ def _draw(axis: Any, timeline: Timeline) -> None:
             if segment.phase == phase
         ]
         axis.broken_barh(spans, (2.1, 0.8), facecolors=color, linewidth=0.0)
-    # Processes run their messages side by side: two rows, so that neighbours can be told apart.
+    # Messages may overlap in time: two rows, so that successive ones can be told apart.
     for number, message in enumerate(timeline.messages):
         row = 1.1 if number % 2 == 0 else 0.1
         for start, end, exposed in exposure(timeline, message):
@@ -71,14 +72,14 @@ def _draw(axis: Any, timeline: Timeline) -> None:
 
 
 def exposure(timeline: Timeline, message: Message) -> list[tuple[float, float, bool]]:
-    """(start, end, exposed) of the parts of a message: hidden while layers compute, exposed while the step waits.
+    """(start, end, exposed) of each part of a message: hidden while layers compute, exposed while the step waits.
 
     DDP waits at the end of its backward pass, after the launch of its last bucket.
     """
     waits = [(segment.start_s, segment.end_s) for segment in timeline.segments if segment.phase == "wait"]
     if not waits:
         end = max(segment.end_s for segment in timeline.segments if segment.phase == "backward")
-        waits = [(max(of.start_s for of in timeline.messages), end)]
+        waits = [(max(other.start_s for other in timeline.messages), end)]
     cuts = {message.start_s, message.end_s}
     cuts |= {time for wait in waits for time in wait if message.start_s < time < message.end_s}
     times = sorted(cuts)
@@ -88,25 +89,25 @@ def exposure(timeline: Timeline, message: Message) -> list[tuple[float, float, b
 
 
 def _shown(timeline: Timeline, time_s: float) -> float:
-    """The time without the profiler's own bookkeeping before it."""
-    own = sum(
+    """The time without the bookkeeping of the profiler up to then."""
+    bookkeeping_s = sum(
         max(0.0, min(segment.end_s, time_s) - segment.start_s) for segment in timeline.segments if segment.phase is None
     )
-    return time_s - own
+    return time_s - bookkeeping_s
 
 
 def plot_scaling(path: Path, profile: TrainingProfile) -> None:
-    """Predicted images per second against the number of processes, and what was measured."""
+    """Plot predicted images per second over the number of processes, with the measured values."""
     with optional("a picture"):
         from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.add_subplot()
-    counts = [of.processes for of in profile.scaling]
-    one = profile.batch / profile.scaling[0].layers_s
-    axis.plot(counts, [one * count for count in counts], color="#999999", linewidth=1.0, label="ideal")
+    counts = [row.processes for row in profile.scaling]
+    single_rate = profile.batch / profile.scaling[0].layers_s
+    axis.plot(counts, [single_rate * count for count in counts], color="#999999", linewidth=1.0, label="ideal")
     for name, color, style in (("layers", "#f58518", "o--"), ("ddp", "#4c78a8", "s--")):
-        seconds = [of.layers_s if name == "layers" else of.ddp_s for of in profile.scaling]
+        seconds = [row.layers_s if name == "layers" else row.ddp_s for row in profile.scaling]
         rates = [profile.batch * count / time for count, time in zip(counts, seconds, strict=True)]
         axis.plot(counts, rates, style, color=color, markersize=3, label=f"predicted: {_TITLES[name]}")
         if name in profile.methods:

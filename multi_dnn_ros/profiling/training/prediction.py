@@ -1,7 +1,8 @@
-"""Predicts the duration of a distributed training step from layer times, interconnect, and mutual disturbance.
+"""Predicts the duration of a distributed training step from layer times, interconnect, and mutual slowdown.
 
-A step is simulated: the computation runs in order, reductions one at a time in the order of their launches. While both
-are under way, each takes longer by its factor (:class:`multi_dnn_ros.profiling.training.interconnect.Overlap`).
+A step is simulated: the computation runs in order, reductions one at a time in the order of their launches. While a
+reduction and the computation run at the same time, each takes longer by its factor in
+:class:`multi_dnn_ros.profiling.training.interconnect.Overlap`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class LayerTimes:
 
 @dataclass(frozen=True)
 class Task:
-    """A part of the computation. after: number of the message that must have ended. releases: messages launched at its
-    end.
+    """A part of the computation. after: index of the message that must end before it, if any. releases: number of
+    messages launched at its end.
     """
 
     seconds: float
@@ -36,7 +37,7 @@ class Task:
 
 
 def simulate(tasks: Sequence[Task], messages: Sequence[float], overlap: Overlap) -> float:
-    """Seconds until all tasks, in order, and all messages, in order, are done. messages: seconds of each.
+    """Seconds until all tasks and all messages are done, each in their order. messages: seconds of each message.
 
     Raises ValueError if a task waits for a message that no earlier task launches.
     """
@@ -70,9 +71,10 @@ def simulate(tasks: Sequence[Task], messages: Sequence[float], overlap: Overlap)
 
 @dataclass(frozen=True)
 class StepModel:
-    """layers: in the order in which their backward passes end. buckets: their places in `layers`, per message of DDP.
+    """Model of a step. layers: in the order in which their backward passes end. buckets: for each message of DDP, the
+    indices of its layers in `layers`.
 
-    launch_s: what launching one all-reduce costs the computation.
+    launch_s: time by which launching an all-reduce delays the computation.
     """
 
     layers: tuple[LayerTimes, ...]
@@ -81,11 +83,11 @@ class StepModel:
     launch_s: float = 0.0
 
     def alone_s(self) -> float:
-        """Step of one process."""
+        """Duration of a step of one process."""
         return sum(layer.forward_s + layer.backward_s + layer.optimizer_s for layer in self.layers)
 
     def layers_s(self, topology: Topology, processes: int) -> float:
-        """Step in which each layer reduces its own gradients."""
+        """Duration of a step in which each layer reduces its own gradients."""
         if processes < 2:
             return self.alone_s()
         tasks = [Task(sum(layer.forward_s for layer in self.layers))]
@@ -100,18 +102,18 @@ class StepModel:
         return simulate([*tasks, *updates], messages, self.overlap)
 
     def ddp_s(self, topology: Topology, processes: int) -> float:
-        """Step with DDP's buckets, after which all layers are updated."""
+        """Duration of a step with DDP, which updates all layers after the last bucket."""
         if processes < 2:
             return self.alone_s()
-        sizes = [sum(self.layers[place].gradient_bytes for place in bucket) for bucket in self.buckets]
-        # A bucket is launched with its last gradient, and not before the buckets ahead of it.
+        sizes = [sum(self.layers[index].gradient_bytes for index in bucket) for bucket in self.buckets]
+        # A bucket is launched once its last gradient is computed and all buckets before it have been launched.
         last, ends = -1, []
         for bucket in self.buckets:
             last = max(last, *bucket)
             ends.append(last)
         tasks = [Task(sum(layer.forward_s for layer in self.layers))]
-        for place, layer in enumerate(self.layers):
-            count = ends.count(place)
+        for index, layer in enumerate(self.layers):
+            count = ends.count(index)
             tasks.append(Task(layer.backward_s + count * self.launch_s, releases=count))
         update_s = sum(layer.optimizer_s for layer in self.layers)
         tasks.append(Task(update_s, after=len(sizes) - 1 if sizes else None))
@@ -120,7 +122,7 @@ class StepModel:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Predicted for `processes`, each with its own batch. efficiency: images per second per process against one."""
+    """Prediction for `processes`, each with its own batch. efficiency: images/s per process, relative to one."""
 
     processes: int
     hosts: int

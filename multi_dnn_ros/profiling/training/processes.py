@@ -22,7 +22,7 @@ from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.training.distributed import PROCESS_LOST, wait_for_all
 
 _TIMEOUT = timedelta(minutes=10)
-#: After the first failure the others are given this long to end by themselves: the cause may be one of them.
+#: After the first failure, wait this long for others: the process that fails first need not be the cause.
 _GRACE_S = 1.0
 _JOIN_S = 5.0
 
@@ -32,7 +32,7 @@ _Store: Any = dist.TCPStore  # type: ignore[attr-defined]
 
 @dataclass(frozen=True)
 class Member:
-    """A process of the group. per_host: number of processes on its host. device: its own."""
+    """A process of the group. per_host: number of processes on its host. device: the device that it computes on."""
 
     rank: int
     processes: int
@@ -41,7 +41,10 @@ class Member:
 
 
 class Work(Protocol):
-    """What every process runs. Module-level, so that it can be imported; what rank 0 returns is the group's result."""
+    """The function that every process runs. It must be at module level, because new processes import it.
+
+    The result of rank 0 is that of the group.
+    """
 
     def __call__(self, member: Member, argument: Any, report: Report) -> Any: ...
 
@@ -57,25 +60,25 @@ class _Process:
 
 
 def check_processes(count: int, device: torch.device, option: str = "--processes") -> None:
-    """UsageError if the machine has fewer GPUs than `count`: two processes on one GPU would measure their conflict."""
+    """Raise UsageError if there are fewer GPUs than `count`, because processes on the same GPU disturb each other."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and count > gpus:
         raise UsageError(f"{option} is {count}, but PyTorch sees {gpus} GPUs here; at most one process per GPU")
 
 
 def local_processes() -> int:
-    """Number of processes that torchrun has started on this host, with this one; 0 without torchrun."""
-    several = "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return int(os.environ["LOCAL_WORLD_SIZE"]) if several else 0
+    """Number of processes that torchrun has started on this host, this one included; 0 without torchrun."""
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if by_torchrun else 0
 
 
 def run_here(work: Work, argument: Any, device: torch.device, report: Report) -> Any:
-    """`work` in this process: as one of torchrun's, or alone. The result of rank 0; None on others."""
+    """Run `work` in this process, as one of torchrun's or alone. Returns the result of `work` in this process."""
     per_host = local_processes()
     if not per_host:
         return work(Member(0, 1, 1, device), argument, report)
-    local = int(os.environ["LOCAL_RANK"])
-    device = _own_device(device, local)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = _device_of(device, local_rank)
     dist.init_process_group(_backend(device), timeout=_TIMEOUT)
     try:
         quiet: Report = report if dist.get_rank() == 0 else lambda done, total: None
@@ -85,24 +88,24 @@ def run_here(work: Work, argument: Any, device: torch.device, report: Report) ->
 
 
 def run_processes(work: Work, argument: Any, count: int, device: torch.device, report: Report) -> Any:
-    """`work` in `count` new processes of this machine; the result of rank 0. argument: can be pickled.
+    """Run `work` in `count` new processes on this machine, and return the result of rank 0.
 
-    report: called with the progress of rank 0. Raises CommandError, in one line, if a process fails or is killed. No
-    process is left behind, also if this one is killed.
+    argument: must be picklable. report: called with the progress of rank 0. Raises CommandError, in one line, if a
+    process fails or is killed. No process is left behind, even if this one is killed.
     """
     store = _Store("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
     context = multiprocessing.get_context("spawn")
     group: list[_Process] = []
     try:
         for rank in range(count):
-            ours, theirs = context.Pipe(duplex=False)
-            member = Member(rank, count, count, _own_device(device, rank))
+            receiver, sender = context.Pipe(duplex=False)
+            member = Member(rank, count, count, _device_of(device, rank))
             process = context.Process(
-                target=_serve, args=(work, argument, member, store.port, theirs), name=f"training {rank}", daemon=True
+                target=_serve, args=(work, argument, member, store.port, sender), name=f"training {rank}", daemon=True
             )
             process.start()
-            theirs.close()
-            group.append(_Process(rank, process, ours))
+            sender.close()
+            group.append(_Process(rank, process, receiver))
         _wait(group, report)
         return group[0].result
     finally:
@@ -132,7 +135,7 @@ def _wait(group: list[_Process], report: Report) -> None:
         if failed_at is not None and (killed or time.monotonic() - failed_at > _GRACE_S):
             break
     failures = [each for each in group if each.failure is not None]
-    # A killed process is the cause of the errors of the others, which lose their connection to it.
+    # A killed process comes first: it causes errors in the others, which lose their connection to it.
     order = ("killed", "model", "error", "lost")
     for kind in order:
         for each in failures:
@@ -162,8 +165,8 @@ def _receive(each: _Process, report: Report) -> None:
         each.failure, each.done = ("killed", how), True
 
 
-def _own_device(device: torch.device, local: int) -> torch.device:
-    return torch.device("cuda", local) if device.type == "cuda" else device
+def _device_of(device: torch.device, local_rank: int) -> torch.device:
+    return torch.device("cuda", local_rank) if device.type == "cuda" else device
 
 
 def _backend(device: torch.device) -> str:
@@ -172,7 +175,7 @@ def _backend(device: torch.device) -> str:
 
 def _serve(work: Work, argument: Any, member: Member, port: int, pipe: Any) -> None:
     """The main function of a process of the group."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
     end_with_parent()
     try:
         if member.device.type == "cuda":
@@ -193,8 +196,8 @@ def _serve(work: Work, argument: Any, member: Member, port: int, pipe: Any) -> N
     except Exception as error:
         if os.environ.get("MULTI_DNN_DEBUG", "") not in ("", "0"):
             traceback.print_exc()
-        named = isinstance(error, (ValueError, CommandError, UsageError, OSError))
-        kind = "model" if named else "lost" if PROCESS_LOST.search(str(error)) else "error"
-        text = summarize_error(error) if named else f"failed: {type(error).__name__}: {summarize_error(error)}"
+        explained = isinstance(error, (ValueError, CommandError, UsageError, OSError))
+        kind = "model" if explained else "lost" if PROCESS_LOST.search(str(error)) else "error"
+        text = summarize_error(error) if explained else f"failed: {type(error).__name__}: {summarize_error(error)}"
         pipe.send((kind, text))
-        os._exit(1)  # another thread of gloo or NCCL may still wait
+        os._exit(1)  # a thread of gloo or NCCL may still be waiting

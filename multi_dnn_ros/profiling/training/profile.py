@@ -1,4 +1,4 @@
-"""The result of a distributed training profile: layers, methods, interconnect and prediction, from measurements."""
+"""A distributed training profile, made from measurements: layers, methods, interconnect and predictions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from multi_dnn_ros.profiling.training.work import Work
 
 @dataclass(frozen=True)
 class PhaseProfile:
-    """ms: measured in the step with reduction by layers. bound_ms: of the roofline, or of the link's fit."""
+    """One phase of a layer. ms: measured in the listed method. bound_ms: from the roofline, or from the fitted link."""
 
     ms: float
     flops: int
@@ -30,9 +30,11 @@ class PhaseProfile:
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """all_reduce.ms: alone, nothing else running; its bytes are those sent by each process. launch_ms: in the backward
-    pass. in_flight_ms: from launch to end, in the step. exposed_ms, ddp_exposed_ms: part of the step in which nothing
-    but this layer's reduction (its share of its bucket) was waited for.
+    """One layer. all_reduce: ms was measured with nothing else running; bytes are those that each process sends.
+
+    launch_ms: launch of the reduction in the backward pass. in_flight_ms: from the launch to the end of the reduction
+    in the step. exposed_ms, ddp_exposed_ms: time for which the step waited only for the reduction of this layer; with
+    DDP, the layer's share of the wait for its bucket.
     """
 
     name: str
@@ -50,14 +52,15 @@ class LayerProfile:
 
     @property
     def ms(self) -> float:
-        """Its part of the step."""
+        """The layer's part of the step."""
         return self.forward.ms + self.backward.ms + self.optimizer.ms + self.launch_ms + self.exposed_ms
 
 
 @dataclass(frozen=True)
 class MethodProfile:
-    """step_ms: measured, mean of the processes; on a GPU without gaps for launching. wall_ms: the same by the host's
-    clock, with them. sum_ms: of the layers. predicted_ms: from the layers' times without communication and the fit.
+    """One method. step_ms: measured, mean over the processes; on a GPU without gaps for launching. wall_ms: the same
+    with these gaps, by the host's clock. sum_ms: sum over the layers. predicted_ms: predicted from the layers' times
+    without communication and the fitted link.
     """
 
     step_ms: float
@@ -69,13 +72,13 @@ class MethodProfile:
 
     @property
     def closure(self) -> float:
-        """Sum of the layers over the measured step."""
+        """Sum of the layers divided by the measured step."""
         return self.sum_ms / self.step_ms
 
 
 @dataclass(frozen=True)
 class TrainingProfile:
-    """link: None for one process without a given link. given: links that were given, not measured."""
+    """The profile. link: None for one process without a given link. given: links that were given, not measured."""
 
     model: str
     target: str
@@ -101,12 +104,14 @@ class TrainingProfile:
         return "layers" if "layers" in self.methods else "alone"
 
     def fit_errors(self) -> list[float]:
-        """Relative error of the fit for each message size."""
+        """Relative error of the link for each measured message size."""
         link = self.link
-        return [link.seconds(of.bytes, of.processes) / of.seconds - 1 for of in self.messages] if link else []
+        if link is None:
+            return []
+        return [link.seconds(message.bytes, message.processes) / message.seconds - 1 for message in self.messages]
 
     def for_json(self) -> dict[str, Any]:
-        """Without the timelines."""
+        """The profile without its timelines, for JSON."""
         content = {key: value for key, value in vars(self).items() if key not in ("timelines", "limits", "layers")}
         for key in ("link", "between", "overlap"):
             content[key] = asdict(content[key]) if content[key] is not None else None
@@ -130,11 +135,11 @@ def make_profile(
     bucket_mib: float = 25.0,
     progress: Callable[[], None] = lambda: None,
 ) -> TrainingProfile:
-    """measured: of all processes. inside, between: links to predict with, in place of the measured one. per_step: of
-    the measured one, see Link.
+    """Make the profile. measured: measurements of all processes. inside, between: links to predict with; without
+    `inside`, the measured link is used. per_step: kind of latency of the measured link, see Link.
 
-    The measured link is that between hosts if the processes ran on several, where `inside` must be given to predict
-    more processes per host; without `between`, predictions are for one host.
+    If the processes ran on several hosts, the measured link is the one between them, and `inside` must be given to
+    predict more processes per host. Without `between`, predictions are for one host.
     """
     first = measured[0]
     fitted = fit_link(first.messages, per_step=per_step) if first.messages else None
@@ -174,19 +179,19 @@ def make_profile(
 
 
 def _step_model(measured: Sequence[Measured], bucket_mib: float) -> StepModel:
-    """From the steps without communication. bucket_mib: size of DDP's buckets, if it did not run."""
+    """Model of the step, from steps without communication. bucket_mib: size of the buckets if DDP did not run."""
     first = measured[0]
 
     def seconds(layer: int, phase: Phase) -> float:
         return _mean(of.times["alone"].seconds.get((layer, phase), 0.0) for of in measured)
 
-    # Layers without parameters take their places by name: a module's number grows in the order of its definition.
+    # Insert layers without parameters by number: modules are numbered in the order of their definition.
     order = list(first.order)
     for number in range(len(first.names)):
         if number not in first.order:
-            after = [place for place, other in enumerate(order) if other > number]
+            after = [index for index, other in enumerate(order) if other > number]
             order.insert(max(after) + 1 if after else 0, number)
-    place_of = {number: place for place, number in enumerate(order)}
+    index_of = {number: index for index, number in enumerate(order)}
     layers = tuple(
         LayerTimes(
             seconds(number, "forward"), seconds(number, "backward"), seconds(number, "optimizer"),
@@ -194,14 +199,14 @@ def _step_model(measured: Sequence[Measured], bucket_mib: float) -> StepModel:
         )
         for number in order
     )  # fmt: skip
-    # A layer whose parameters are in two buckets is complete with the later one.
+    # A layer whose parameters are in two buckets is complete after the later one.
     bucket_of = {layer: number for number, (bucket, _) in enumerate(first.buckets) for layer in bucket}
     buckets = tuple(
-        tuple(place_of[layer] for layer, own in bucket_of.items() if own == number)
+        tuple(index_of[layer] for layer, last in bucket_of.items() if last == number)
         for number in range(len(first.buckets))
     )
     buckets = tuple(bucket for bucket in buckets if bucket)
-    buckets = buckets or _as_ddp_would([layer.gradient_bytes for layer in layers], bucket_mib)
+    buckets = buckets or _buckets_of_ddp([layer.gradient_bytes for layer in layers], bucket_mib)
     launches = [
         value for (_, phase), value in (first.times["layers"].seconds.items() if "layers" in first.times else ())
         if phase == "reduce"
@@ -209,13 +214,13 @@ def _step_model(measured: Sequence[Measured], bucket_mib: float) -> StepModel:
     return StepModel(layers, buckets, first.overlap, statistics.median(launches) if launches else 0.0)
 
 
-def _as_ddp_would(sizes: Sequence[int], bucket_mib: float) -> tuple[tuple[int, ...], ...]:
-    """Places of layers by bucket: a bucket is closed as soon as it has the size, the first with 1 MiB."""
+def _buckets_of_ddp(sizes: Sequence[int], bucket_mib: float) -> tuple[tuple[int, ...], ...]:
+    """Indices of the layers in each bucket. As in DDP, a bucket is full at `bucket_mib`, the first one at 1 MiB."""
     buckets: list[list[int]] = [[]]
     held = 0
-    for place, size in enumerate(sizes):
+    for index, size in enumerate(sizes):
         if size:
-            buckets[-1].append(place)
+            buckets[-1].append(index)
             held += size
         if held >= (bucket_mib if len(buckets) > 1 else min(1.0, bucket_mib)) * 2**20:
             buckets.append([])
@@ -234,11 +239,11 @@ def _layer(measured: Sequence[Measured], number: int, main: Method, link: Link |
         bound = first.limits.bound_ms(work.flops, work.bytes)
         return PhaseProfile(ms(name), work.flops, work.bytes, work.intensity, bound)
 
-    count, several = first.gradient_bytes[number], first.processes
-    sent = 2 * count * (several - 1) // several
-    adds = first.parameters[number] * (several - 1) // several
+    count, processes = first.gradient_bytes[number], first.processes
+    sent = 2 * count * (processes - 1) // processes
+    adds = first.parameters[number] * (processes - 1) // processes
     alone_s = [_nearest(of.layer_messages, count) for of in measured if count and of.layer_messages]
-    bound_ms = 1e3 * link.seconds(count, several) if link is not None else 0.0
+    bound_ms = 1e3 * link.seconds(count, processes) if link is not None else 0.0
     flights = [message for message in first.times[main].traced.messages if number in message.layers]
     return LayerProfile(
         first.names[number], first.kinds[number], first.parameters[number], count,

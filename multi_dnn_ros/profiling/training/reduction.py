@@ -1,7 +1,7 @@
 """Averages gradients over the processes layer by layer: each layer's all-reduce begins as soon as its backward ends.
 
-This is the method of Kim (2020): communication is part of the layer, like its forward and backward pass. There are no
-buckets, which wait for several layers, and no other component takes part in the reduction.
+This is the method of Kim (2020): communication is part of the layer, like its forward and backward pass. No bucket
+waits for several layers, and no other component takes part in the reduction.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from multi_dnn_ros.profiling.training.trace import Recorder
 
 
 class LayerReduction:
-    """All-reduce of the gradients of each layer. Equal on all processes: layers, shapes, order of the backward pass.
+    """All-reduce of the gradients of each layer.
 
-    layers: trained parameters per layer; each gets a gradient in every step. Usage, per step: :meth:`begin`, the
-    backward pass, then :meth:`wait` for each layer of :attr:`order`.
+    layers: trained parameters of each layer; every one must get a gradient in every step. Layers, shapes and the order
+    of the backward pass must be equal on all processes. In each step, call :meth:`begin`, run the backward pass, then
+    call :meth:`wait` for each layer of :attr:`order`.
     """
 
     def __init__(self, layers: Sequence[Sequence[nn.Parameter]]) -> None:
         self._layers = layers
-        self._names: list[int] = [number for number, own in enumerate(layers) if own]
-        self._missing = {number: len(layers[number]) for number in self._names}
+        self._trained: list[int] = [number for number, parameters in enumerate(layers) if parameters]
+        self._missing = {number: len(layers[number]) for number in self._trained}
         self._pending: dict[int, _Flight] = {}
         self._recorder: Recorder | None = None
         self._enabled = False
@@ -35,29 +36,29 @@ class LayerReduction:
         self.order: list[int] = []
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._hook(number))
-            for number in self._names
+            for number in self._trained
             for parameter in layers[number]
         ]
 
     def begin(self, recorder: Recorder | None = None, *, enabled: bool = True) -> None:
-        """Before a backward pass. recorder: gets the messages. enabled: False keeps the process's own gradients."""
+        """Prepare a backward pass. recorder: records the messages. enabled: False leaves the gradients unreduced."""
         self._recorder, self._enabled = recorder, enabled
-        self._missing = {number: len(self._layers[number]) for number in self._names}
+        self._missing = {number: len(self._layers[number]) for number in self._trained}
         self.order = []
 
     def wait(self, layer: int) -> None:
-        """Until the layer's gradients (`.grad`) are the mean over the processes; on a GPU its stream waits instead."""
+        """Wait until the layer's gradients (`.grad`) are the mean over the processes; on a GPU, the stream waits."""
         if (flight := self._pending.pop(layer, None)) is not None:
             flight.wait()
 
     def check(self) -> None:
-        """After a backward pass: RuntimeError if a layer got no gradient, because the others wait for it."""
-        late = [number for number, count in self._missing.items() if count]
-        if late:
-            raise RuntimeError(f"{len(late)} layers got no gradient in this step, the first is number {late[0]}")
+        """Raise RuntimeError if a layer got no gradient in the backward pass: other processes would wait for it."""
+        missing = [number for number, count in self._missing.items() if count]
+        if missing:
+            raise RuntimeError(f"{len(missing)} layers got no gradient in this step; the first is number {missing[0]}")
 
     def close(self) -> None:
-        """Stop reducing."""
+        """Remove the hooks from the parameters."""
         for handle in self._handles:
             handle.remove()
 
@@ -111,14 +112,14 @@ class _Flight:
 
 
 def append_end(future: Any, recorder: Recorder, stamps: list[Any]) -> None:
-    """Stamp the end of the operation that `future` stands for."""
+    """Append a time stamp once the operation of `future` ends."""
     future.add_done_callback(lambda _: stamps.append(recorder.stamp()))
 
 
 def _one_buffer(gradients: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """The gradients divided by the number of processes, in one buffer, and views of it in place of them.
+    """Copy the gradients, divided by the number of processes, into one buffer; returns it and a view per gradient.
 
-    A single gradient is its own buffer. Layouts in memory are kept.
+    A single dense gradient is divided in place and is its own buffer. Memory layouts are kept.
     """
     share = 1.0 / dist.get_world_size()
     if len(gradients) == 1 and _is_dense(gradients[0]):

@@ -1,4 +1,4 @@
-"""A distributed training profile as text, CSV, JSON and pictures."""
+"""A distributed training profile as text, CSV, JSON and plots."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from multi_dnn_ros.profiling.training.plots import plot_scaling, plot_timeline
 from multi_dnn_ros.profiling.training.profile import LayerProfile, PhaseProfile, TrainingProfile
 
 _PHASES = ("forward", "backward", "all_reduce", "optimizer")
-#: Launching limits a step if it takes this much longer by the host's clock than on the GPU.
+#: Launching limits a step if the host's clock shows more than this times the GPU's time.
 _LAUNCH_BOUND = 1.1
 _METHODS = {"alone": "no communication", "layers": "reduction by layers", "ddp": "DDP with buckets"}
 
 
-def layer_table(profile: TrainingProfile, most: int) -> str:
-    """The `most` longest layers, in the order of the network."""
-    longest = set(sorted(profile.layers, key=lambda layer: -layer.ms)[:most])
+def layer_table(profile: TrainingProfile, count: int) -> str:
+    """The `count` slowest layers, in the order of the network."""
+    longest = set(sorted(profile.layers, key=lambda layer: -layer.ms)[:count])
     rows = [_row(layer) for layer in profile.layers if layer in longest]
     header = (
         "layer", "kind", "forward ms", "backward ms", "all-reduce ms", "optimizer ms", "exposed ms", "DDP exposed ms",
@@ -30,12 +30,12 @@ def layer_table(profile: TrainingProfile, most: int) -> str:
 
 def _row(layer: LayerProfile) -> list[str]:
     local = (layer.forward, layer.backward, layer.optimizer)
-    flops, moved = sum(of.flops for of in local), sum(of.bytes for of in local)
+    flops, moved = sum(phase.flops for phase in local), sum(phase.bytes for phase in local)
     times = [getattr(layer, phase).ms for phase in _PHASES]
     return [
         layer.name, layer.kind, *map(three_digits, (*times, layer.exposed_ms, layer.ddp_exposed_ms)),
         three_digits(flops / 1e9), three_digits(moved / 1e6), three_digits(flops / moved if moved else 0.0),
-        three_digits(sum(of.bound_ms for of in local)),
+        three_digits(sum(phase.bound_ms for phase in local)),
     ]  # fmt: skip
 
 
@@ -44,23 +44,23 @@ def method_table(profile: TrainingProfile) -> str:
     header = ("method", "step ms", "sum of the layers", "exposed ms", "messages", "predicted ms", "images/s")
     rows = [
         [
-            _METHODS[name], three_digits(of.step_ms), f"{three_digits(of.sum_ms)} ({of.closure - 1:+.1%})",
-            three_digits(of.exposed_ms), str(of.messages),
-            f"{three_digits(of.predicted_ms)} ({of.predicted_ms / of.step_ms - 1:+.1%})",
-            three_digits(profile.processes * profile.batch / of.wall_ms * 1e3),
+            _METHODS[name], three_digits(method.step_ms), f"{three_digits(method.sum_ms)} ({method.closure - 1:+.1%})",
+            three_digits(method.exposed_ms), str(method.messages),
+            f"{three_digits(method.predicted_ms)} ({method.predicted_ms / method.step_ms - 1:+.1%})",
+            three_digits(profile.processes * profile.batch / method.wall_ms * 1e3),
         ]
-        for name, of in profile.methods.items()
+        for name, method in profile.methods.items()
     ]  # fmt: skip
     return table(header, rows)
 
 
 def scaling_table(profile: TrainingProfile) -> str:
-    """Predicted steps by number of processes."""
+    """Predicted step times by number of processes."""
     header = ("processes", "hosts", "layers ms", "efficiency", "DDP ms", "efficiency")
     rows = [
-        [str(of.processes), str(of.hosts), three_digits(1e3 * of.layers_s), f"{of.layers_efficiency:.1%}",
-         three_digits(1e3 * of.ddp_s), f"{of.ddp_efficiency:.1%}"]
-        for of in profile.scaling
+        [str(row.processes), str(row.hosts), three_digits(1e3 * row.layers_s), f"{row.layers_efficiency:.1%}",
+         three_digits(1e3 * row.ddp_s), f"{row.ddp_efficiency:.1%}"]
+        for row in profile.scaling
     ]  # fmt: skip
     return table(header, rows)
 
@@ -84,8 +84,8 @@ def closing_lines(profile: TrainingProfile) -> list[str]:
     if profile.processes > 1:
         overlap = profile.overlap
         lines.append(
-            f"at the same time, computation takes {overlap.compute:.2f} times as long, communication "
-            f"{overlap.communication:.2f} times"
+            f"while they overlap, computation takes {overlap.compute:.2f} times and communication "
+            f"{overlap.communication:.2f} times as long"
         )
         layers, ddp = profile.methods["layers"], profile.methods["ddp"]
         faster = "reduction by layers" if layers.step_ms < ddp.step_ms else "DDP"
@@ -93,24 +93,26 @@ def closing_lines(profile: TrainingProfile) -> list[str]:
         fewer = [layer for layer in reduced if layer.exposed_ms < layer.ddp_exposed_ms]
         lines.append(
             f"{faster} is faster by {abs(ddp.step_ms / layers.step_ms - 1):.1%}; {len(fewer)} of {len(reduced)} layers "
-            "are waited for less with reduction by layers"
+            "delay the step less with reduction by layers"
         )
     main = profile.methods[profile.main]
     if main.wall_ms > _LAUNCH_BOUND * main.step_ms:
         lines.append(
             f"launching limits this step: the GPU computes for {three_digits(main.step_ms)} of "
-            f"{three_digits(main.wall_ms)} ms and waits in the rest; a larger batch uses it better"
+            f"{three_digits(main.wall_ms)} ms and waits for the rest; a larger batch uses it better"
         )
-    off = main.closure - 1
-    if abs(off) > 0.10:
-        lines.append(f"warning: the layers' sum differs from the step by {off:+.1%}; repeat on an idle machine")
+    difference = main.closure - 1
+    if abs(difference) > 0.10:
+        lines.append(
+            f"warning: the sum of the layers differs from the step by {difference:+.1%}; repeat on an idle machine"
+        )
     if profile.unused:
         lines.append(f"warning: {len(profile.unused)} parameters get no gradient, such as {profile.unused[0]}")
     return lines
 
 
 def write_profile(folder: Path, profile: TrainingProfile, **origin: Any) -> None:
-    """training.json, layers.csv, timeline.png and, if scaling was predicted, scaling.png."""
+    """Write training.json, layers.csv, timeline.png and, if scaling was predicted, scaling.png."""
     write_json(folder / "training.json", {**origin, **profile.for_json()})
     _write_csv(folder / "layers.csv", profile)
     plot_timeline(folder / "timeline.png", profile)

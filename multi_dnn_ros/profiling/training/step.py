@@ -1,4 +1,4 @@
-"""One training step of a network, alone or with one of the two ways to average gradients."""
+"""One training step of a network, without communication or with one of two ways to average gradients."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Batch:
 
 def make_batch(shape: Sequence[int], count: int, seed: int, device: torch.device) -> Batch:
     """Random images and labels (modulo the number of classes)."""
-    dice = torch.Generator().manual_seed(seed)
-    images = torch.randn(count, *shape[1:], generator=dice).to(device)
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(count, *shape[1:], generator=generator).to(device)
     if images.is_cuda:
         images = images.to(memory_format=torch.channels_last)
-    return Batch(images, torch.randint(0, 1 << 30, (count,), generator=dice).to(device))
+    return Batch(images, torch.randint(0, 1 << 30, (count,), generator=generator).to(device))
 
 
 def loss_of(outputs: Any, batch: Batch) -> Tensor:
@@ -54,29 +54,29 @@ def loss_of(outputs: Any, batch: Batch) -> Tensor:
 
 
 def loss_in(network: nn.Module, batch: Batch, precision: str) -> Tensor:
-    """The loss of a forward pass; on a GPU in mixed precision."""
+    """The loss of a forward pass, with autocast to `precision`."""
     with autocast(batch.images.device, precision):
         outputs = network(batch.images)
     return loss_of(outputs, batch)
 
 
 class Replica:
-    """A network with an optimizer per layer (SGD with momentum, as in the layers' own update of Kim 2020).
+    """A network with one optimizer per layer (SGD with momentum: in Kim 2020 each layer updates itself).
 
-    A step forgets the old gradients, runs forward and backward, and updates layer by layer, in the order in which the
-    gradients were computed. With method `layers` a layer is updated as soon as its own reduction ends.
+    A step discards the old gradients, runs the forward and the backward pass, and updates layer by layer, in the order
+    in which the gradients were computed. With method `layers`, the update of a layer waits only for its own reduction.
     """
 
     def __init__(self, network: nn.Module, precision: str = "fp32", bucket_mib: float | None = None) -> None:
-        """bucket_mib: wraps the network with DDP, with buckets of this size; None: methods `alone` and `layers`."""
+        """bucket_mib: size of the buckets of DDP, which then wraps the network; None: methods `alone` and `layers`."""
         self.network = network
         self.layers = Layers(network)
         self._precision = precision
-        self._parameters = [parameter for own in self.layers.parameters for parameter in own]
+        self._parameters = [parameter for parameters in self.layers.parameters for parameter in parameters]
         self._optimizers = {
-            number: torch.optim.SGD(own, lr=_LEARNING_RATE, momentum=0.9)
-            for number, own in enumerate(self.layers.parameters)
-            if own
+            number: torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=0.9)
+            for number, parameters in enumerate(self.layers.parameters)
+            if parameters
         }
         self.device = self._parameters[0].device
         self._launch_delay = LaunchDelay() if self.device.type == "cuda" else None
@@ -86,11 +86,11 @@ class Replica:
         self._stamps: dict[Method, int] = {}  # time stamps of a whole step
         #: Layers in the order in which their gradients are complete, after the first step.
         self.order: list[int] = [number for number in reversed(range(len(self.layers))) if number in self._optimizers]
-        #: Layers of each bucket of DDP, in the order of their reductions, and bytes; of the last step.
+        #: Layers and bytes of each bucket of DDP in the last step, in the order of the reductions.
         self.buckets: list[tuple[tuple[int, ...], int]] = []
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss."""
+        """Run a forward pass and return the loss."""
         return loss_in(self._ddp or self.network, batch, self._precision)
 
     def wall_step(self, batch: Batch, method: Method) -> float:
@@ -98,12 +98,12 @@ class Replica:
         self._recorder = None
         self._synchronize()
         started = time.perf_counter()
-        self.run(batch, method, _nowhere, lambda loss: None)
+        self.run(batch, method, _ignore_switch, lambda loss: None)
         self._synchronize()
         return time.perf_counter() - started
 
     def step(self, batch: Batch, method: Method) -> float:
-        """Seconds of one step: on a GPU its computation without gaps for launching, otherwise as :meth:`wall_step`."""
+        """Seconds of one step; on a GPU without gaps for launching, otherwise the same as :meth:`wall_step`."""
         if self._launch_delay is None:
             return self.wall_step(batch, method)
         self._recorder = None
@@ -111,15 +111,15 @@ class Replica:
         self._synchronize()
         with self._launch_delay.applied():
             recorder.switch(0, "forward")
-            self.run(batch, method, _nowhere, lambda loss: None)
+            self.run(batch, method, _ignore_switch, lambda loss: None)
             recorder.finish()
         return recorder.timeline().total_s
 
     def traced_step(self, batch: Batch, method: Method) -> Timeline:
-        """As :meth:`step`, with time stamps at every change of layer or phase.
+        """A step like :meth:`step`, with time stamps at every change of layer or phase.
 
-        On a GPU several steps, of which each stamps a part: launching with all time stamps would take longer than
-        computing.
+        On a GPU it joins several steps, each with time stamps for a part, because launching with all time stamps would
+        take longer than computing.
         """
         if self._launch_delay is None:
             return self._recorded(batch, method, None).timeline()
@@ -129,7 +129,7 @@ class Replica:
         return joined([self._recorded(batch, method, window) for window in windows(count, _STAMPS)])
 
     def _recorded(self, batch: Batch, method: Method, window: range | None) -> Recorder:
-        """One step. window: see :class:`Recorder`."""
+        """Run one step with time stamps. window: see :class:`Recorder`."""
         recorder = self._recorder = Recorder(self.device, window)
         with self.layers.followed(recorder.switch) as add_backward:
             self._synchronize()
@@ -142,7 +142,7 @@ class Replica:
 
     def gradients(self, batch: Batch, method: Method) -> list[Tensor]:
         """Gradients of one step, without an update, in the order of the layers."""
-        self._backward(batch, method, _nowhere, lambda loss: None, None)
+        self._backward(batch, method, _ignore_switch, lambda loss: None, None)
         if method == "layers":
             assert self._reduction is not None
             for layer in self._reduction.order:
@@ -150,8 +150,8 @@ class Replica:
         return [parameter.grad.clone() for parameter in self._parameters if parameter.grad is not None]
 
     def launch(self, batch: Batch) -> None:
-        """A step without communication, which may still be running on a GPU afterwards."""
-        self.run(batch, "alone", _nowhere, lambda loss: None)
+        """Launch a step without communication; on a GPU it may still be running on return."""
+        self.run(batch, "alone", _ignore_switch, lambda loss: None)
 
     def run(
         self,
@@ -161,7 +161,7 @@ class Replica:
         add_backward: Callable[[Tensor], None],
         recorder: Recorder | None = None,
     ) -> None:
-        """One step. switch, add_backward: as of :meth:`Layers.followed`. recorder: gets the messages."""
+        """Run one step. switch, add_backward: see :meth:`Layers.followed`. recorder: records the messages."""
         switch(0, "optimizer")
         self._backward(batch, method, switch, add_backward, recorder)
         for layer in self.order:
@@ -211,7 +211,7 @@ class Replica:
         )
 
         def reduce(state: object, bucket: Any) -> Any:
-            """What DDP does by itself, with time stamps."""
+            """DDP's default reduction, with time stamps."""
             layers = tuple(dict.fromkeys(self.layers.owner(parameter) for parameter in bucket.parameters()))
             buffer = bucket.buffer().div_(dist.get_world_size())
             count = buffer.numel() * buffer.element_size()
@@ -225,7 +225,7 @@ class Replica:
                 append_end(future, recorder, stamps)
             return future.then(lambda done: done.value()[0])
 
-        reduce.__annotations__.clear()  # DDP compares them with its own types, and here they are strings
+        reduce.__annotations__.clear()  # DDP compares annotations with types, but here they are strings
         ddp.register_comm_hook(None, reduce)
         return ddp
 
@@ -234,5 +234,5 @@ class Replica:
             torch.cuda.synchronize(self.device)
 
 
-def _nowhere(layer: int, phase: Phase | None) -> None:
-    """For steps without time stamps."""
+def _ignore_switch(layer: int, phase: Phase | None) -> None:
+    """A switch for steps without time stamps."""

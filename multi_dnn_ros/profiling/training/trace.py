@@ -1,4 +1,4 @@
-"""What happened when in one training step: segments of computation, and messages between the processes."""
+"""The timeline of one training step: segments of computation, and messages between the processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from multi_dnn_ros.profiling.training.layers import Phase
 
 @dataclass(frozen=True)
 class Segment:
-    """A span of the computing thread (CPU) or stream (GPU), in seconds since the step began. phase: None: our own."""
+    """A span of the computing thread (CPU) or stream (GPU), in seconds since the step began.
+
+    phase: None is bookkeeping of the profiler.
+    """
 
     layer: int
     phase: Phase | None
@@ -24,7 +27,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Message:
-    """One all-reduce. layers: whose gradients it carries. In seconds since the step began, from launch to end."""
+    """One all-reduce, from launch to end in seconds since the step began. layers: those whose gradients it reduces."""
 
     layers: tuple[int, ...]
     bytes: int
@@ -34,18 +37,18 @@ class Message:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One step. segments: one after another, without gaps."""
+    """The timeline of one step. segments: consecutive, without gaps."""
 
     segments: tuple[Segment, ...]
     messages: tuple[Message, ...]
 
     @property
     def total_s(self) -> float:
-        """Duration of the step without our own bookkeeping."""
+        """Duration of the step without bookkeeping of the profiler."""
         return sum(segment.end_s - segment.start_s for segment in self.segments if segment.phase is not None)
 
     def seconds(self) -> dict[tuple[int, Phase], float]:
-        """Sum by layer and phase."""
+        """Total seconds by layer and phase."""
         found: dict[tuple[int, Phase], float] = {}
         for segment in self.segments:
             if segment.phase is not None:
@@ -55,9 +58,9 @@ class Timeline:
 
 
 class Recorder:
-    """Takes time stamps of one step: of the host for a CPU, CUDA events for a GPU.
+    """Takes time stamps of one step: the host's clock for a CPU, CUDA events for a GPU.
 
-    window: numbers of the changes of layer or phase to stamp, one after another; None: all.
+    window: range of the changes of layer or phase that get a time stamp; None: all of them.
     """
 
     def __init__(self, device: torch.device, window: range | None = None) -> None:
@@ -70,11 +73,11 @@ class Recorder:
 
     @property
     def count(self) -> int:
-        """Number of changes of layer or phase until now."""
+        """Number of changes of layer or phase so far."""
         return len(self._marks)
 
     def stamp(self) -> Any:
-        """Now, on the calling thread's current stream."""
+        """A time stamp of now; on a GPU, on the calling thread's current stream."""
         if not self._cuda:
             return time.perf_counter_ns()
         event = torch.cuda.Event(enable_timing=True)
@@ -82,13 +85,13 @@ class Recorder:
         return event
 
     def switch(self, layer: int, phase: Phase | None) -> None:
-        """From here on `layer` is in `phase`."""
+        """Record that `layer` enters `phase`."""
         self._marks.append((self._mark(), layer, phase))
 
     def launch(self, layers: Sequence[int], count: int) -> list[Any] | None:
-        """A message of `count` bytes begins; its end is appended to the returned list, on any thread.
+        """Record that a message of `count` bytes begins.
 
-        None: no time stamp is wanted.
+        The caller appends a time stamp of its end, on any thread, to the returned list. None: no time stamp is needed.
         """
         before = self.count - 1
         wanted = self._window is None or before in self._window
@@ -97,16 +100,16 @@ class Recorder:
         return stamps
 
     def finish(self) -> None:
-        """The step ends."""
+        """Record the end of the step."""
         self._end = self._mark()
 
     def timeline(self) -> Timeline:
-        """All of it, once launched work has finished."""
+        """The timeline, after the launched work has finished."""
         return joined([self])
 
     def _mark(self) -> Any:
         window, number = self._window, self.count
-        # The last one of the window ends with the stamp behind it.
+        # The last segment of the window ends at the stamp after it.
         return self.stamp() if window is None or window.start <= number <= window.stop else None
 
     def _since(self, first: Any, stamp: Any) -> float:
@@ -115,8 +118,8 @@ class Recorder:
 
 @dataclass(frozen=True)
 class _Flight:
-    """A message. before: number of the last change of layer or phase before it. stamps: its start and, when known, its
-    end; None: not taken.
+    """A message. before: index of the last change of layer or phase before it. stamps: time stamps of its start and, if
+    known, of its end; None: not taken.
     """
 
     layers: tuple[int, ...]
@@ -126,44 +129,45 @@ class _Flight:
 
 
 def windows(count: int, size: int) -> list[range]:
-    """The numbers 0 to count - 1 in parts of at most `size`."""
+    """The numbers 0 to `count` - 1, divided into ranges of at most `size`."""
     return [range(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
 
 def joined(recorders: Sequence[Recorder]) -> Timeline:
-    """The timeline of several equal steps, whose windows follow one another and cover the step.
+    """Join equal steps, whose windows follow one another and cover the whole step, into one timeline.
 
-    RuntimeError if the steps differ in their layers.
+    Raises RuntimeError if the steps ran their layers in different order.
     """
     first = recorders[0]
     if first._cuda:
         torch.cuda.synchronize(first._device)
-    passed = [(layer, phase) for _, layer, phase in first._marks]
-    at = [0.0] * (len(passed) + 1)
+    changes = [(layer, phase) for _, layer, phase in first._marks]
+    at = [0.0] * (len(changes) + 1)
     found: list[Message] = []
     for recorder in recorders:
-        if [(layer, phase) for _, layer, phase in recorder._marks] != passed:
+        if [(layer, phase) for _, layer, phase in recorder._marks] != changes:
             raise RuntimeError("two steps of the same network and method ran their layers in different order")
         stamps = [stamp for stamp, _, _ in recorder._marks] + [recorder._end]
-        for number in recorder._window if recorder._window is not None else range(len(passed)):
+        for number in recorder._window if recorder._window is not None else range(len(changes)):
             at[number + 1] = at[number] + recorder._since(stamps[number], stamps[number + 1])
         for flight in recorder._messages:
             if flight.stamps is not None and len(flight.stamps) > 1:
-                start, end = (at[flight.before] + recorder._since(stamps[flight.before], of) for of in flight.stamps)
+                before_s, before = at[flight.before], stamps[flight.before]
+                start, end = (before_s + recorder._since(before, stamp) for stamp in flight.stamps)
                 found.append(Message(flight.layers, flight.bytes, start, end))
     segments = [
         Segment(layer, phase, start, end)
-        for (layer, phase), start, end in zip(passed, at, at[1:], strict=False)
+        for (layer, phase), start, end in zip(changes, at, at[1:], strict=False)
         if end > start
     ]
     return Timeline(tuple(segments), tuple(found))
 
 
 def exposed_by_message(timeline: Timeline, since_s: float, until_s: float) -> list[float]:
-    """Seconds between `since_s` and `until_s` in which nothing but each message delayed the step, in order of ends."""
+    """Seconds by which each message delayed the step between `since_s` and `until_s`, after the previous one ended."""
     found, end = [0.0] * len(timeline.messages), since_s
-    for place in sorted(range(len(found)), key=lambda place: timeline.messages[place].end_s):
-        at = min(timeline.messages[place].end_s, until_s)
-        found[place] = max(0.0, at - end)
+    for index in sorted(range(len(found)), key=lambda index: timeline.messages[index].end_s):
+        at = min(timeline.messages[index].end_s, until_s)
+        found[index] = max(0.0, at - end)
         end = max(end, at)
     return found

@@ -3,7 +3,7 @@
 Conventions. Products (convolution, linear, attention): two operations per multiply-accumulate; additions of biases are
 not counted. Normalization with batch statistics: 4 per element for mean and variance, 2 to normalize, 2 for scale and
 shift; 9 per element in the backward pass. Pooling: one per element of each window. Copies: none. Any other operation:
-one per element of its largest tensor. Bytes: each tensor that an operation takes once, each result once; views none.
+one per element of its largest tensor. Bytes: each argument is read once and each result written once; views cost none.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 _CONVOLUTIONS = {"convolution", "_convolution", "cudnn_convolution", "convolution_overrideable"}
-#: PyTorch counts the fused attention of GPUs only.
+#: Fused attention on a CPU, for which PyTorch has no count.
 _ATTENTION = {
     "_scaled_dot_product_flash_attention_for_cpu": sdpa_flop,
     "_scaled_dot_product_flash_attention_for_cpu_backward": sdpa_backward_flop,
 }
-#: Place of the argument `training` of batch normalizations, forward and backward.
+#: Index of the argument `training` of batch normalizations, forward and backward.
 _TRAINING_AT = {
     "native_batch_norm": 5,
     "_native_batch_norm_legit": 5,
@@ -60,7 +60,7 @@ class Work:
 
 
 class WorkCounter(TorchDispatchMode):
-    """Context that counts every operation, also those of backward passes, under the key that `where` returns then."""
+    """Context that counts every operation, backward passes included, under the key that `where` returns then."""
 
     def __init__(self, where: Callable[[], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -75,7 +75,7 @@ class WorkCounter(TorchDispatchMode):
 
 
 def work_of(func: Any, args: Any, kwargs: Any, result: Any) -> Work:
-    """The work of one ATen operation that has run. func: its overload."""
+    """The work of one ATen operation that has run. func: overload of the operation."""
     name = func.overloadpacket.__name__
     taken, given = list(_tensors((args, kwargs))), list(_tensors(result))
     if name in _ALLOCATIONS:
@@ -116,8 +116,8 @@ def _convolution(image: Tensor, weight: Tensor, output: Tensor, transposed: bool
 
 def _normalization(name: str, args: Any, tensors: list[Tensor]) -> int:
     elements = max(tensor.numel() for tensor in tensors)
-    place = _TRAINING_AT.get(name)
-    batch_statistics = "no_training" not in name and (place is None or bool(args[place]))
+    index = _TRAINING_AT.get(name)
+    batch_statistics = "no_training" not in name and (index is None or bool(args[index]))
     if "backward" in name:
         return elements * (9 if batch_statistics else 6)
     weight = args[2] if "layer" in name else args[1]  # native_layer_norm takes the shape before it
@@ -128,7 +128,7 @@ def _pooling(name: str, args: Any, given: list[Tensor], largest: int) -> int:
     if "adaptive" in name:
         return largest
     if "backward" in name:
-        window = 1 if "max" in name else _window(args[2], args[1].dim() - 2)  # of the maximum only one gets it
+        window = 1 if "max" in name else _window(args[2], args[1].dim() - 2)  # only the maximum gets the gradient
         return int(args[0].numel()) * window
     return given[0].numel() * _window(args[1], args[0].dim() - 2)
 
@@ -141,9 +141,9 @@ def _window(sides: Any, axes: int) -> int:
 def _changed(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """Tensors that the operation changes in place."""
     found: list[Tensor] = []
-    for place, argument in enumerate(func._schema.arguments):
+    for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found += _tensors(args[place] if place < len(args) else kwargs.get(argument.name))
+            found += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
     return found
 
 
@@ -152,5 +152,5 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """An expanded tensor repeats its elements without occupying memory for them."""
+    """Size in memory: an expanded tensor repeats its elements without occupying memory for the copies."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
