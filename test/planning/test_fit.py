@@ -255,7 +255,7 @@ def test_a_result_after_its_deadline_counts_as_lost(monkeypatch: pytest.MonkeyPa
     tight = dataclasses.replace(task, deadline_ns=1_000_000)
     wanted = {"lane": {"front": 8.0}}
     assert lost_frames([tight], wanted, time.make, IMAGE, seconds=1.0) == {"lane": 0.0}
-    assert lost_frames([tight], wanted, time.make, IMAGE, seconds=1.0, late=True)["lane"] > 0.8  # the last one is still running
+    assert lost_frames([tight], wanted, time.make, IMAGE, seconds=1.0, late=True)["lane"] > 0.8  # the last still runs
 
 
 def test_dnns_of_a_camera_get_frames_at_their_own_rates(monkeypatch: pytest.MonkeyPatch) -> None:
