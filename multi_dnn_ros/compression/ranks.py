@@ -219,7 +219,7 @@ def tail_energy(groups: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return lost
 
 
-#: Kept energy is raised to this value before the logarithm; smaller values are rounding errors.
+#: Minimum kept energy, used for smaller values before the logarithm is taken; they are rounding errors.
 _MIN_KEPT = 1e-12
 
 

@@ -116,7 +116,8 @@ class JobQueue:
         return True
 
     def may_run_successor(self, job: Job) -> bool:
-        """Whether the caller, which ran the previous job of the inference, runs `job`, too: `exchange` would return it.
+        """Whether the caller, which ran the previous job of the inference, may run `job`, too: whether `exchange` would
+        return it.
 
         Sets `job.queued_ns`.
         """
@@ -157,7 +158,8 @@ class JobQueue:
     def precedes_all_queued(self, job: Job) -> bool:
         """Whether `job` and all later jobs of its inference have smaller keys than every queued job.
 
-        Assumes that these jobs are queued now, as `exchange` would. Like `may_continue`, it reads without the lock.
+        Assumes that these jobs are queued now, as `exchange` would queue them. Like `may_continue`, it reads without
+        the lock.
         """
         if self._paused or self._closed:
             return False
@@ -194,7 +196,7 @@ class JobQueue:
         job.queued_ns = self._clock()
         key = self._policy.key(job)
         with self._lock:
-            if self._paused and not self._closed:  # not queued, else close() would return `job` a second time
+            if self._paused and not self._closed:  # `job` is not queued: close() would return it, too
                 self.job_done()
                 self._resuming += 1
                 self._filled.wait_for(lambda: self._closed or not self._paused)

@@ -46,7 +46,7 @@ def by_largest_remainder(weights: Sequence[float], total: int = TENTHS) -> Share
 
 
 def even(units: Collection[int], count: int) -> Shares:
-    """Equal shares on `units`, at most the first ten of them, of `count` units in all."""
+    """Equal shares on `units`, or on the first ten of them if there are more. count: the number of all units."""
     chosen = sorted(units)[:TENTHS]
     parts = by_largest_remainder([1.0] * len(chosen))
     tenths = dict(zip(chosen, parts, strict=True))
@@ -139,12 +139,13 @@ def own_units(allocation: Mapping[str, Shares], slow_downs: Mapping[str, float],
 
 
 def fill_idle(allocation: Mapping[str, Shares], slow_downs: Mapping[str, float]) -> Allocation:
-    """Move the shares that a job has on units of several jobs to a unit without shares; unchanged without such a unit
-    or job.
+    """Move the tenths of one job from the units that it has in common with other jobs to a unit without shares. Nothing
+    changes if every unit has shares, or if no unit is used by several jobs.
 
-    The job is the one with the largest slow-down that shares a unit. No other unit loses its only job, so the number
-    of idle units falls by one. Not in the paper, whose condition on the slow-down is not met when all jobs are
-    slowed down alike: the jobs of a lost unit would stay where they are after it has returned.
+    Of the jobs that have a unit in common with another one, it is the job with the largest slow-down. No unit loses
+    its only job, so the number of idle units falls by one. Not in the paper, whose condition on the slow-down is
+    not met when all jobs are slowed down alike: the jobs of a lost unit would stay where they are after it has
+    returned.
     """
     holders = [sum(1 for shares in allocation.values() if shares[unit]) for unit in range(_count(allocation))]
     sharing = [job for job, shares in allocation.items() if any(holders[unit] > 1 for unit in used(shares))]
@@ -175,8 +176,8 @@ def by_slow_down(job: str, allocation: Mapping[str, Shares], slow_downs: Mapping
     """Algorithm 2, by slow-down: move tenths from the unit of the job's largest share to the unit with the smallest
     mean slow-down of the jobs that use it (0 for an idle unit).
 
-    The number of tenths grows with the distance of the job's slow-down from the middle of all: it is the share times
-    (SD - middle) / middle, rounded, at least one tenth.
+    The number of tenths is the share times (slow-down - middle) / middle, rounded, at least one. The middle is halfway
+    between the smallest and the largest slow-down of all jobs.
     """
     shares = allocation[job]
     source = max(range(len(shares)), key=lambda unit: shares[unit])
@@ -208,8 +209,8 @@ def mean_slow_downs(allocation: Mapping[str, Shares], slow_downs: Mapping[str, f
 
 
 def within(shares: Shares, limits: Shares) -> Shares | None:
-    """The shares after what exceeds `limits` (tenths per unit) has moved to units with room, those in use first; None
-    if all limits together are below ten tenths.
+    """The shares, with the tenths above `limits` (by unit) moved to units with room, those with the largest shares
+    first; None if the sum of the limits is below ten.
     """
     if sum(limits) < TENTHS:
         return None

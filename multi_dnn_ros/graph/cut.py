@@ -22,7 +22,8 @@ _OPERATION_S = 5e-6
 _KNOWN_SLACK = 0.03
 
 Tensors = tuple[torch.Tensor, ...]
-#: Seconds of one operation of the traced graph; fx.Node names are stable for one torch release and model.
+#: Seconds of one operation of the traced graph. Measured times may be looked up by the name of the fx.Node, which is
+#: the same in every trace of a model with one torch release.
 NodeCost = Callable[[fx.Node], float]
 
 
@@ -72,9 +73,9 @@ def cut(
     """Cut `module` (eval mode) into `jobs` stages of about equal cost that, run in sequence, compute the same results.
 
     example_inputs: positional inputs of the final shapes and types; the first stage takes them as its carried tensors.
-    The last stage returns the module's output tensors as a flat tuple, in the order of tuples and dicts. A DNN with
-    fewer layers than `jobs` is cut into one stage per layer. A layer is one traced operation and the views of its
-    result.
+    The last stage returns the module's output tensors as a flat tuple, in the order in which its tuples and dicts
+    contain them. A DNN with fewer layers than `jobs` is cut into one stage per layer. A layer is one traced operation
+    and the views of its result.
     costs: seconds per node; by default estimated from operation counts and memory traffic. limit_s: maximum cost of a
     stage with several layers; it is exceeded if `jobs` is too small.
     Cuts are placed where few bytes are carried, and preferably before a convolution or matrix product instead of
@@ -129,8 +130,8 @@ def _results(graph_module: fx.GraphModule) -> list[fx.Node]:
 
 
 def _layers(graph_module: fx.GraphModule, costs: NodeCost) -> list[_Layer]:
-    """Group the operations into layers: only tensors cross a cut before a layer, and a view of a result is in the layer
-    of the operation that produces the result.
+    """Group the operations into layers, so that all values that cross a cut are tensors (not tuples of them), and a
+    view of a result is in the layer of the operation that produces the result.
     """
     operations = [node for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     position = {node: index for index, node in enumerate(operations)}

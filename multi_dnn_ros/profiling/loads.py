@@ -15,7 +15,8 @@ from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.planning.samples import LOAD_KINDS, Load
 from multi_dnn_ros.planning.timing import Target
 
-#: Load `compute`: side of the multiplied matrices (all three fit into a core's cache), and products per call.
+#: Load `compute`: side of the matrices (on a CPU both factors and the product fit into a core's cache), and products
+#: per call.
 _SIDE, _PRODUCTS = {"cpu": 256, "cuda": 2048}, {"cpu": 16, "cuda": 4}
 #: Load `memory`: MiB copied per call, much more than the caches hold.
 _MEBIBYTES = {"cpu": 64, "cuda": 512}

@@ -26,7 +26,7 @@ _PAUSE_PERIODS = 20
 _JUMP = 4
 #: Maximum distance from a multiple of the period, in periods, that is taken for jitter.
 _JITTER = 0.25
-#: Maximum number of missing images that early images can offset.
+#: Images that come early or out of order reduce the number of missing images to at most this much below its maximum.
 _MAX_EARLY = 20
 #: Images between a failed attempt to learn the period and the next attempt.
 _RETRY_AFTER = 16
@@ -66,13 +66,14 @@ class StampGaps:
 
     @property
     def can_learn_period(self) -> bool:
-        """Whether enough gaps are known to have found the period of a regular camera."""
+        """Whether there are enough gaps to find the period of a regular camera."""
         return len(self._gaps) >= MIN_SPARSE
 
     def add(self, now_ns: int, stamp_ns: int, *, single_publisher: bool, late: bool) -> None:
         """Count an image.
 
-        single_publisher: the topic has one publisher. late: an image sent after this one has arrived.
+        single_publisher: the topic has one publisher. late: an image that was sent later has already
+        arrived.
         """
         self._received += 1
         self._last_arrival_ns = now_ns
@@ -101,8 +102,8 @@ class StampGaps:
     def missing(self, now_ns: int, *, reliable: bool) -> int | None:
         """Estimated number of missing images; None: the period is not known, or no image has arrived.
 
-        reliable: lost data is sent again. Then losses reported after the last image are not counted: a reliable writer
-        repeats data, and the kernel drops it, long after the camera has stopped.
+        reliable: lost data is sent again. Then losses reported after the last image are not counted, because long after
+        the camera has stopped, its writer may still repeat data and the kernel drop it.
         """
         period_ns = self._expected_ns if self._expected_ns is not None else self._learn(now_ns)
         if period_ns is None or not self._received:
@@ -143,7 +144,8 @@ class StampGaps:
         if period is None or known is None:
             self._adopt(period)
         elif self._gaps[0][0] <= self._learned_since_ns:
-            # The new period also fits the gaps that the known one was learned from: correct what was counted by it.
+            # The new period was also learned from gaps from which the known one was learned: correct what was counted
+            # with the known one.
             if period > 1.5 * known or (period < known / 1.5 and not self._steady):
                 counted = self._compared + self._missing - self._missing_before
                 self._missing = self._missing_before + max(0, round(counted * known / period) - self._compared)

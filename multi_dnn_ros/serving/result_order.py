@@ -35,7 +35,8 @@ class _Frames:
 
 
 class ResultOrder:
-    """Thread-safe; results are passed on by the thread that reports one, or by the thread that checks the bound.
+    """Thread-safe; results are passed on by the thread that reports one, or by the thread that checks
+    how long they have waited.
 
     accounts: receive the results. hold_ns: how long a result waits for earlier frames, which are then dropped as
     out_of_order. clock: nanoseconds, monotonic.
@@ -53,7 +54,7 @@ class ResultOrder:
         self._thread.start()
 
     def expect(self, number: int, dnn: str, camera: str) -> None:
-        """A frame is handed to a device; call it in the order of the frames of a camera."""
+        """A frame is being handed to a device. Call this for the frames of a camera in their order."""
         entry = _Entry(number, (dnn, camera))
         with self._changed:
             self._entries[number, dnn] = entry
@@ -138,7 +139,10 @@ class ResultOrder:
                 self.drop(entry.number, entry.dnn_camera[0], DropReason.OUT_OF_ORDER, message)
 
     def _overdue(self) -> tuple[list[_Entry], int | None]:
-        """The frames that results have waited for too long, and when the next one is due; the caller holds the lock."""
+        """The frames for which later results have waited too long, and the time when the next wait becomes too long.
+
+        The caller holds the lock.
+        """
         now_ns, late, due = self._clock(), [], []
         for frames in self._frames.values():
             missing: list[_Entry] = []

@@ -54,7 +54,7 @@ class Inputs:
 
 
 class _Batches:
-    """Order, the process's share, and augmentation, independent of the source of the rows."""
+    """Base of all sources of rows: the order of the rows, this process's share of each batch, and augmentation."""
 
     def __init__(
         self, rows: Tensor, batch_size: int, seed: int, augment: Augment | None, inputs: Inputs | None
@@ -93,7 +93,7 @@ class _Batches:
             yield {**batch, "image": inputs(batch["image"])}
 
     def tenths(self, number: int, step: int, first: int, last: int) -> Iterator[Batch]:
-        """The tenths `first` to `last` (0..10, exclusive) of each batch of an epoch, from batch `step` on.
+        """The tenths from `first` up to but not including `last` (both 0..10) of each batch, from batch `step` on.
 
         Every tenth is augmented with random numbers of its own, so that a batch is the same however its tenths are
         divided over processes. A tenth has batch_size / 10 images, rounded up or down.
@@ -245,8 +245,8 @@ def augment_lanes(batch: Batch, rng: torch.Generator) -> Batch:
 
 
 def augment_classes(batch: Batch, rng: torch.Generator, mix: float = 0.0) -> Batch:
-    """Mirror half of the images, shift by up to an eighth (reflected), blank a square of a quarter of the side (DeVries
-    and Taylor 2017).
+    """Mirror half of the images, shift by up to an eighth (reflected), blank a square with a quarter of the image's
+    side length (DeVries and Taylor 2017).
 
     mix: share of the images that then get a rectangle of another image of the batch (CutMix, Yun et al. 2019). The
     batch then also has "other", the (B,) int64 label of that image, and "share", the (B,) 0..1 share of the original

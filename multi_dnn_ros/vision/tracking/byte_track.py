@@ -15,8 +15,9 @@ Indices = npt.NDArray[np.int64]
 
 #: Only this many boxes, those with the best scores, are tracked. Bounds the time and memory of a frame.
 MAX_BOXES = 1000
-#: Minimum similarity of a pair: overlap times score for boxes of high score with tracks, and with new tracks; overlap
-#: for boxes of low score. Values of the ByteTrack authors (match_thresh 0.8, 0.7 and 0.5 of the distance).
+#: Minimum similarity of a pair. For boxes of high score: overlap times score, with confirmed and with new tracks; for
+#: boxes of low score: overlap. The values of the ByteTrack authors, who limit the distance (1 - similarity) to 0.8
+#: (match_thresh), 0.7 and 0.5.
 _MIN_SIMILARITY, _MIN_SIMILARITY_NEW, _MIN_OVERLAP_LOW = 0.2, 0.3, 0.5
 #: A lost and a present track that overlap more than this are the same object.
 _DUPLICATE_OVERLAP = 0.85
@@ -68,9 +69,10 @@ class _Tracks:
 class ByteTracker:
     """Tracks the boxes of one DNN on one camera. Not thread-safe.
 
-    Boxes are associated in two steps: those of high score with all tracks, then those of low score, which are often
-    occluded or blurred objects, with the tracks that are left. An identity is a positive number that is used once.
-    A new track gets its identity with its second box, except in the first frame.
+    Boxes are associated in three steps: those of high score with the confirmed tracks; those of low score, which are
+    often occluded or blurred objects, with the confirmed tracks that are left and had a box in the last frame; the
+    remaining ones of high score with the new tracks. An identity is a positive number that is used once. A new track
+    gets its identity with its second box, except in the first frame.
     """
 
     def __init__(self, settings: TrackerSettings) -> None:
