@@ -146,7 +146,7 @@ def _graph_key(stage: nn.Module) -> tuple[str, ...]:
 
 
 def _call(chain: Sequence[Stage], inputs: Tensors) -> Callable[[], Any]:
-    """A call of one inference as it is served while no other frame waits: in one launch, if prepared."""
+    """Return a function that runs one inference as served while no other frame waits: in one launch, if prepared."""
     whole = single_launches({1: chain}).get(1)
     return lambda: run_stages(chain if whole is None else (whole,), inputs)
 

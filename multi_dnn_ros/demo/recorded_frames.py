@@ -49,7 +49,7 @@ class CameraTopics:
 
 @dataclass(frozen=True)
 class Answer:
-    """Result of a DNN for a frame. output: as its kind defines it. latency_ms: from the header's stamp to receipt."""
+    """Result of a DNN for a frame. output: type as its result kind defines. latency_ms: from stamp to receipt."""
 
     output: Any
     latency_ms: float

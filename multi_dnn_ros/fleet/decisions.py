@@ -21,18 +21,17 @@ class Decisions:
         self.entries: list[dict[str, Any]] = []
         self.use = [0.0] * len(launcher.units)
         self._launcher = launcher
-        self._policy = file.policy  # fixed at the start: later changes in the file have no effect
         self._made_at = time.monotonic()
-        self.discard_trials(file)
+        self._sharing = Sharing(file.thresholds, file.gain, policy=file.policy)
 
     @property
     def policy(self) -> Policy:
-        """The policy in force."""
-        return self._policy
+        """The policy in force; a later change of it in the file has no effect."""
+        return self._sharing.policy
 
     def discard_trials(self, file: JobsFile) -> None:
         """Discard the results of trials, which are valid only for the former units; use the thresholds of the file."""
-        self._sharing = Sharing(file.thresholds, file.gain, policy=self._policy)
+        self._sharing = Sharing(file.thresholds, file.gain, policy=self.policy)
 
     def change_thresholds(self, file: JobsFile) -> None:
         """Continue with the thresholds of the file."""

@@ -30,6 +30,7 @@ from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.ros.tracking import tracking_problems
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
+from multi_dnn_ros.serving.hanging_threads import hanging_threads
 from multi_dnn_ros.serving.host import Build, Cancelled, Changes, Description, DnnDescription, Host
 from multi_dnn_ros.settings.dnn_parameters import assign
 from multi_dnn_ros.settings.flat_parameters import ParsedParameters
@@ -128,10 +129,7 @@ class MultiDnnNode(LifecycleNode):
     @property
     def hung(self) -> list[str]:
         """Names of threads that did not end in time and still run."""
-        for session in tuple(self._hanging):  # the thread of a transition may append to the list meanwhile
-            if not session.running_threads():
-                self._hanging.remove(session)
-        threads = [name for session in tuple(self._hanging) for name in session.running_threads()]
+        threads = hanging_threads(self._hanging)
         return [*threads, "transition"] if self._transitions.hangs else threads
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from multi_dnn_ros.engine.observer import NullObserver
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving.hanging_threads import hanging_threads
 from multi_dnn_ros.serving.host import (
     Buffer,
     Build,
@@ -154,11 +155,8 @@ class LocalHost:
         pipeline, engine = self._pipeline, self._engine
         if pipeline is None:
             return []
-        for stopped in tuple(self._hanging):  # stop() may append to the list meanwhile, in another thread
-            if not stopped.running_threads():
-                self._hanging.remove(stopped)
         name = f"engine {pipeline.device}"
-        hanging = [thread for stopped in tuple(self._hanging) for thread in stopped.running_threads()]
+        hanging = hanging_threads(self._hanging)
         ended = engine.failed_threads() if engine is not None else []
         if self._device.failure:
             text = f"the device failed and can no longer be used by this process: {self._device.failure}"

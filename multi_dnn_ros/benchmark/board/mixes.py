@@ -164,8 +164,8 @@ def mix_config(mix: Mix, device: str | None, resolved: torch.device, folder: Pat
             role="object", model=str(paths[network]), decoder="yolo", labels=["nothing"], resize="stretch",
             precision=_precision(resolved), capture_preprocess=resolved.type == "cuda",
         )  # fmt: skip
-    return NodeConfig.model_validate({**config_of(BUILTIN, None, folder).model_dump(), "dnns": {
-        name: dnn.model_dump() for name, dnn in dnns.items()}, "device": device or str(resolved)})  # fmt: skip
+    return NodeConfig.model_validate({**config_of(BUILTIN, device or str(resolved), folder).model_dump(), "dnns": {
+        name: dnn.model_dump() for name, dnn in dnns.items()}})  # fmt: skip
 
 
 def dnn_texts(mix: Mix, config: NodeConfig) -> dict[str, str]:
