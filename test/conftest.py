@@ -18,6 +18,8 @@ from multi_dnn_ros.common.processes import reserved_domain
 
 # What an example takes says more about the computer than about the code.
 settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples in every run: CI judges the change, and `make test` of everybody else looks for new examples.
+settings.register_profile("ci", settings.get_profile("no clock"), derandomize=True)
 settings.load_profile("no clock")
 # Read when PyTorch is loaded, also in processes that tests start: a pipeline sets as many threads as there are cores,
 # and threads that spin while they wait for one another take the cores from the tests beside them.

@@ -58,7 +58,8 @@ def _close(one: np.ndarray, other: np.ndarray) -> bool:
     ends = [
         int(start + row[5] * 71 - 1 + 0.5 - (row[5] * 71 < 1)) for start, row in zip(starts, (one, other), strict=True)
     ]
-    first, last = max(starts), min(*ends, 71)
+    # A line that starts below the image shares no strip there. The original reads the six header values as columns.
+    first, last = max(0, *starts), min(*ends, 71)
     if last < first:
         return False
     total = sum(abs(float(one[6 + k]) - float(other[6 + k])) * 799 for k in range(first, last + 1))
