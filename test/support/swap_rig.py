@@ -80,6 +80,7 @@ class Rig:
 
     def pid(self) -> int:
         """Of the process that serves; 0: there is none."""
+        self.bench.until(lambda: "pid" in self.bench.status("engine cpu").by_key, "the status of the engine process")
         pid = self.bench.status("engine cpu").by_key["pid"]
         return 0 if pid == "none" else int(pid)
 
