@@ -123,6 +123,25 @@ def test_the_terminal_shows_the_same() -> None:
     assert "Power is not readable on this computer" in board_table(record())
 
 
+@pytest.mark.parametrize("idle_w", [None, 12.0])
+def test_power_is_missing_only_where_it_was_measured_in_vain(idle_w: float | None) -> None:
+    content = record({"heavy_gpu": mix(None)})
+    assert "Power is not readable" not in board_table(content)  # nothing was measured
+    content = record({"builtin": mix(), "heavy_gpu": mix(None)})
+    assert content.idle is not None
+    content.idle.power_w = idle_w
+    assert ("Power is not readable" in board_table(content)) == (idle_w is None)
+
+
+@pytest.mark.parametrize("status", ["measured", "failed", "interrupted"])
+def test_a_search_that_ended_early_gives_no_reason_that_may_be_wrong(status: str) -> None:
+    mixes = {"small": mix(24.0, status=status, failing_hz=None), "mixed": mix(24.0, status=status, failing_hz=30.0)}
+    text = board_table(record(mixes))
+    assert "small: higher rates were not tried.\n" in text
+    assert "mixed: the highest rate is between 24 and 30 Hz; the search ended before it was narrowed down." in text
+    assert "no time" not in text
+
+
 def test_a_page_without_figures_says_so() -> None:
     page = board_page(record({"heavy_gpu": mix(None)}))
     assert "No mix has figures." in page

@@ -96,24 +96,26 @@ def remarks(record: BoardRecord) -> list[str]:
         if mix.highest_hz >= record.settings.max_rate_hz:
             found.append(f"{name}: {mix.highest_hz:g} Hz is the highest rate that was tried; --max-rate raises it.")
         elif mix.failing_hz is None:
-            found.append(f"{name}: higher rates were not tried, as there was no time.")
+            found.append(f"{name}: higher rates were not tried.")
         elif mix.failing_hz > 1.1 * mix.highest_hz:
             found.append(
-                f"{name}: the highest rate is between {mix.highest_hz:.3g} and {mix.failing_hz:.3g} Hz; there was no "
-                "time to search further."
+                f"{name}: the highest rate is between {mix.highest_hz:.3g} and {mix.failing_hz:.3g} Hz; the search ended "
+                "before it was narrowed down."
             )
         if not trial.decided:
             found.append(
-                f"{name}: the share of missing results is too close to {DROP_LIMIT:.0%} to be decided at "
-                f"{CONFIDENCE:.0%} confidence."
+                f"{name}: {trial.frames:.0f} frames are too few to decide at {CONFIDENCE:.0%} confidence whether less "
+                f"than {DROP_LIMIT:.0%} of the results are missing."
             )
         if mix.long is None:
             found.append(f"{name}: the figures are from a trial of {trial.seconds:.0f} s; no long run passed.")
         if mix.status != "measured":
             found.append(f"{name}: not completed ({status_text(mix)}); the figures are those measured until then.")
-        for sensor, reason in trial.throttled.items():
-            found.append(f"{name}: {sensor} was throttled: {reason}.")
-    if all(mix.at_highest is None or mix.at_highest.power_w is None for mix in record.mixes.values()):
+        for component, reason in trial.throttled.items():
+            found.append(f"{name}: {component} was throttled: {reason}.")
+    trials = [mix.at_highest for mix in record.mixes.values() if mix.at_highest is not None]
+    idle_w = record.idle.power_w if record.idle is not None else None
+    if trials and idle_w is None and all(trial.power_w is None for trial in trials):
         found.append("Power is not readable on this computer, so there is no energy per result.")
     return found
 
