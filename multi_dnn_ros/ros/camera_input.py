@@ -82,7 +82,7 @@ class CameraInput:
         drops: datagrams that the kernel dropped at the sockets of this process since the last call.
         """
         now_ns = self._clock()
-        self.record.estimator.dropped(now_ns, drops, connected=self._publisher_state is PublisherState.FITS)
+        self.record.estimator.add_dropped_datagrams(now_ns, drops, connected=self._publisher_state is PublisherState.FITS)
         self._subscription.tick(now_ns)
         self._publishers = image_sources.publishers_of(self._node, self._topic)
         gids = frozenset(publisher.gid for publisher in self._publishers if publisher.type == self._type)
@@ -163,7 +163,7 @@ class CameraInput:
             self._check.first_image(self._camera, shape, size, self._is_reliable(), self._config.transport)
 
     def _on_lost(self, count: int) -> None:
-        self.record.estimator.reported(self._clock(), count)
+        self.record.estimator.add_reported_losses(self._clock(), count)
 
     def _pass_on(self, message: Image | CompressedImage, decode: Callable, late: bool) -> None:
         frame = Frame(self._camera, _stamp_ns(message), context=message.header)

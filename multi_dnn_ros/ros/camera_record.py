@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import InitVar, dataclass, field
 
 from multi_dnn_ros.engine.statistics import Percentiles
-from multi_dnn_ros.ros.losses import NO_LOSSES, Losses, LossEstimator
+from multi_dnn_ros.ros.losses import UNKNOWN_LOSSES, Losses, LossEstimator
 
 #: Rates and percentiles cover this time.
 WINDOW_NS = 10_000_000_000
@@ -30,7 +30,7 @@ class CameraRecord:
     qos: str = ""
     error: str = ""
     loss_cause: str = ""
-    losses: Losses = NO_LOSSES
+    losses: Losses = UNKNOWN_LOSSES
     image_bytes: int = 0
     received: int = 0
     last_ns: int | None = None
@@ -60,7 +60,7 @@ class CameraRecord:
         """
         self.received += 1
         self.image_bytes = image_bytes
-        self.estimator.arrived(now_ns, stamp_ns, sequence, single_publisher=single_publisher, late=late)
+        self.estimator.add_image(now_ns, stamp_ns, sequence, single_publisher=single_publisher, late=late)
         self.last_ns = now_ns
         self.shape = shape
         self.arrivals.append(now_ns)

@@ -6,8 +6,9 @@ Sources, the most exact first:
 2. message-lost events, which Fast DDS raises for best-effort subscriptions (exact except for the first and last image);
 3. gaps between the stamps, compared with the parameter ``camera.<camera>.rate_hz`` if it is set;
 4. gaps between the stamps, compared with a period learned from them (:mod:`.stamp_gaps`);
-5. datagrams that the kernel dropped at the sockets of this process, if too few images arrive to learn a period. The
-   kernel counts per process, so the datagrams of several cameras cannot be told apart.
+5. datagrams that the kernel dropped at the sockets of this process, if no period is known: too few images have arrived,
+   the topic has several publishers, or a raw camera is irregular. The kernel counts per process, so the datagrams of
+   several cameras cannot be told apart.
 
 Nothing here needs ROS. Times are nanoseconds of a monotonic clock; stamps are the sender's.
 """
@@ -29,8 +30,8 @@ _MIN_IMAGES = 5
 #: Payload of a datagram at Cyclone DDS's default MaxMessageSize. Other middlewares send fewer, larger datagrams, so the
 #: estimate is a lower bound.
 _DATAGRAM_BYTES = 14_720
-#: If at least this many datagrams were dropped in 10 s, a camera from which no image has arrived is assumed to lose all
-#: its images.
+#: If at least this many datagrams were dropped in 10 s, a raw camera from which no image has arrived is assumed to lose
+#: all its images.
 _MIN_DROPS = 30
 
 
@@ -55,8 +56,8 @@ class Losses:
 
 
 NO_DATA = "no data yet"
-#: Before anything is known.
-NO_LOSSES = Losses(0, None, 0.0, NO_DATA, 0)
+#: Before there is an estimate.
+UNKNOWN_LOSSES = Losses(0, None, 0.0, NO_DATA, 0)
 
 
 class LossEstimator:
@@ -74,7 +75,7 @@ class LossEstimator:
         self._stamps = StampGaps(_SECOND_NS / rate_hz if rate_hz > 0 else None)
         self._events = 0
         self._drops = 0
-        self._own_drops = 0  # since the last restart, while the camera had a publisher
+        self._drops_while_connected = 0  # since the last restart
         self._recent_drops: deque[tuple[int, int]] = deque()  # (time, datagrams) of the last 10 s
         # Losses before the last restart, and their source.
         self._former_lost = 0
@@ -82,9 +83,9 @@ class LossEstimator:
         # Arguments of the last call of losses().
         self._image_bytes = 0
         self._reliable = False
-        self._history: deque[tuple[int, int, int]] = deque(maxlen=1024)  # time, received, lost
+        self._history: deque[tuple[int, int, int | None]] = deque(maxlen=1024)  # time, received, lost
 
-    def arrived(
+    def add_image(
         self,
         now_ns: int,
         stamp_ns: int,
@@ -103,13 +104,13 @@ class LossEstimator:
         self._numbers.add(sequence)
         self._stamps.add(now_ns, stamp_ns, single_publisher=single_publisher, late=late)
 
-    def reported(self, now_ns: int, count: int) -> None:
+    def add_reported_losses(self, now_ns: int, count: int) -> None:
         """The middleware has reported `count` lost images."""
         if count > 0:
             self._events += count
             self._stamps.loss_reported(now_ns)
 
-    def dropped(self, now_ns: int, datagrams: int, connected: bool = True) -> None:
+    def add_dropped_datagrams(self, now_ns: int, datagrams: int, connected: bool = True) -> None:
         """The kernel has dropped datagrams at the sockets of this process.
 
         connected: the camera has a compatible publisher; otherwise the datagrams were not from this camera.
@@ -118,7 +119,7 @@ class LossEstimator:
             return
         self._drops += datagrams
         if connected:
-            self._own_drops += datagrams
+            self._drops_while_connected += datagrams
             self._recent_drops.append((now_ns, datagrams))
             self._forget_old_drops(now_ns)
             self._stamps.loss_reported(now_ns)
@@ -131,7 +132,7 @@ class LossEstimator:
             self._former_source = source
         self._numbers = SequenceGaps()
         self._stamps.restart()
-        self._events = self._own_drops = 0
+        self._events = self._drops_while_connected = 0
 
     def losses(self, now_ns: int, image_bytes: int = 0, reliable: bool = False) -> Losses:
         """The losses so far; to be called about once a second.
@@ -145,9 +146,8 @@ class LossEstimator:
             lost += self._former_lost
         elif self._former_lost:
             lost, source = self._former_lost, self._former_source
-        if lost is not None:
-            self._history.append((now_ns, self._received, lost))
-        return Losses(self._received, lost, self._share(now_ns, lost), source, self._drops)
+        self._history.append((now_ns, self._received, lost))
+        return Losses(self._received, lost, self._share(now_ns, lost, source), source, self._drops)
 
     def _lost(self, now_ns: int, image_bytes: int, reliable: bool) -> tuple[int | None, str]:
         """Lost images since the last restart, and the source of the number."""
@@ -159,25 +159,31 @@ class LossEstimator:
             missing = self._stamps.missing(now_ns, reliable=reliable)
             if missing is not None:
                 return missing, self._stamps.source
-        # Without a period, dropped datagrams are the only hint. If many small compressed images of an irregular camera
-        # have arrived, they were probably not the ones dropped; raw images may be lost almost completely all the same.
-        if self._own_drops and image_bytes and (self._raw or not self._stamps.can_learn_period):
-            return math.ceil(self._own_drops * _DATAGRAM_BYTES / image_bytes), "datagrams that the kernel dropped"
+        # Without a period, dropped datagrams are the only evidence. For compressed images they count only until enough
+        # images have arrived to learn a period: after that they were probably another camera's. For raw images they
+        # always count, because most may be lost although some arrive.
+        if self._drops_while_connected and image_bytes and (self._raw or not self._stamps.can_learn_period):
+            lost = math.ceil(self._drops_while_connected * _DATAGRAM_BYTES / image_bytes)
+            return lost, "datagrams that the kernel dropped"
         return None, NO_DATA
 
     def _forget_old_drops(self, now_ns: int) -> None:
         while self._recent_drops and now_ns - self._recent_drops[0][0] > RECENT_NS:
             self._recent_drops.popleft()
 
-    def _share(self, now_ns: int, lost: int | None) -> float:
+    def _share(self, now_ns: int, lost: int | None, source: str) -> float:
         if lost is None:
             self._forget_old_drops(now_ns)
             drops = sum(datagrams for _, datagrams in self._recent_drops)
             return 1.0 if self._raw and not self._received and drops >= _MIN_DROPS else 0.0
         while len(self._history) > 1 and now_ns - self._history[1][0] >= RECENT_NS:
             self._history.popleft()
-        _, received_before, lost_before = self._history[0]
-        if len(self._history) == 1 or now_ns - self._history[0][0] < RECENT_NS // 2:
-            received_before, lost_before = 0, 0  # too short a history: use all images so far
+        begin_ns, received_before, lost_before = self._history[0]
+        if lost_before is None and source != self._stamps.source:
+            lost_before = 0  # events and dropped datagrams are counted when they occur
+        if lost_before is None or now_ns - begin_ns < RECENT_NS // 2:
+            # Too short a history, or a period was learned in these 10 s, which revealed all earlier losses at once: use
+            # all images so far.
+            received_before, lost_before = 0, 0
         arrived, missing = self._received - received_before, max(0, lost - lost_before)
         return missing / (arrived + missing) if arrived + missing >= _MIN_IMAGES else 0.0

@@ -41,9 +41,9 @@ class Camera:
             if self.random.random() >= loss:
                 self.received += 1
                 stamp = round(self.now + self.stamp_offset + late)
-                self.estimator.arrived(round(self.now + late) + LATENCY, stamp, self.sent if numbered else None)
+                self.estimator.add_image(round(self.now + late) + LATENCY, stamp, self.sent if numbered else None)
             else:
-                self.estimator.dropped(round(self.now) + LATENCY, drops_per_image)
+                self.estimator.add_dropped_datagrams(round(self.now) + LATENCY, drops_per_image)
             self.wait(self.period / SECOND)
 
     def wait(self, seconds: float) -> None:
@@ -107,8 +107,8 @@ def test_sequence_numbers_are_exact(loss: float, seed: int) -> None:
 def test_events_are_used_without_sequence_numbers() -> None:
     estimator = LossEstimator()
     for index in range(10):
-        estimator.arrived(index * SECOND, index * SECOND)
-        estimator.reported(index * SECOND + 1, 9)
+        estimator.add_image(index * SECOND, index * SECOND)
+        estimator.add_reported_losses(index * SECOND + 1, 9)
     found = estimator.losses(10 * SECOND)
     assert (found.lost, found.sent, found.source) == (90, 100, "message-lost events")
     assert found.share == pytest.approx(0.9)
@@ -179,14 +179,14 @@ def test_drops_after_the_end_of_the_camera_are_not_counted() -> None:
     before = camera.estimator.losses(round(camera.now), 2_764_800, reliable=True).lost
     for _ in range(30):  # a reliable writer repeats data that no reader acknowledges
         camera.wait(1.0)
-        camera.estimator.dropped(round(camera.now), 100)
+        camera.estimator.add_dropped_datagrams(round(camera.now), 100)
     assert camera.estimator.losses(round(camera.now), 2_764_800, reliable=True).lost == before
 
 
 def test_constant_stamps_give_no_estimate() -> None:
     estimator = LossEstimator()
     for index in range(100):
-        estimator.arrived(index * SECOND, 0)
+        estimator.add_image(index * SECOND, 0)
     assert estimator.losses(100 * SECOND).lost is None
     assert estimator.losses(100 * SECOND).share == 0.0
 
@@ -194,10 +194,10 @@ def test_constant_stamps_give_no_estimate() -> None:
 def test_sequence_numbers_of_two_publishers_are_not_compared() -> None:
     estimator = LossEstimator()
     for number in (1, 2, 3):
-        estimator.arrived(number, number, number)
+        estimator.add_image(number, number, number)
     estimator.restart()
     for number in (500, 501):
-        estimator.arrived(number, number, number)
+        estimator.add_image(number, number, number)
     assert estimator.losses(600).lost == 0
 
 
@@ -205,7 +205,7 @@ def test_a_camera_that_is_delayed_and_catches_up_hides_no_loss() -> None:
     estimator, now_ms = LossEstimator(10.0), 0
     for index, gap_ms in enumerate([100] * 40 + [133, 148, 19, 200] * 20):  # one image in each group is lost
         now_ms += gap_ms
-        estimator.arrived(now_ms * 1_000_000, now_ms * 1_000_000)
+        estimator.add_image(now_ms * 1_000_000, now_ms * 1_000_000)
         if index % 8 == 7:
             estimator.losses(now_ms * 1_000_000)
     assert estimator.losses(now_ms * 1_000_000).lost == pytest.approx(20, abs=2)
@@ -226,11 +226,37 @@ def test_any_gaps_have_a_plausible_period_or_none(gaps: list[int]) -> None:
     assert period is None or 0 < period <= 1.3 * max(gaps)
 
 
+@pytest.mark.parametrize("source", ["datagrams", "events"])
+def test_the_share_covers_10_s_if_nothing_was_lost_before(source: str) -> None:
+    estimator, now = LossEstimator(), 0
+    for _ in range(3600):  # of several publishers, so that no period is known
+        now += SECOND
+        estimator.add_image(now, now, single_publisher=False)
+        assert estimator.losses(now, 1_000_000).share == 0.0
+    if source == "events":
+        estimator.add_reported_losses(now, 148)
+    else:
+        estimator.add_dropped_datagrams(now, 10_000)  # of 148 images
+    found = estimator.losses(now, 1_000_000)
+    assert (found.lost, found.share) == (148, pytest.approx(148 / 158, abs=0.01))
+
+
+def test_losses_of_unknown_times_are_not_all_of_the_last_10_s() -> None:
+    """All losses so far become known at once when a period is learned."""
+    camera = Camera(1.0, seed=2)
+    while camera.losses().lost is None:
+        camera.run(1.0, 0.4)
+    assert camera.sent > 15
+    found = camera.losses()
+    assert found.lost > 5
+    assert found.share == pytest.approx(found.lost / found.sent)
+
+
 def test_few_dropped_datagrams_are_no_loss_of_a_camera_without_images() -> None:
     estimator = LossEstimator()
-    estimator.dropped(SECOND, 1)
+    estimator.add_dropped_datagrams(SECOND, 1)
     assert estimator.losses(SECOND).share == 0.0
-    estimator.dropped(2 * SECOND, 100)
+    estimator.add_dropped_datagrams(2 * SECOND, 100)
     assert estimator.losses(2 * SECOND).share == 1.0
     assert estimator.losses(20 * SECOND).share == 0.0  # of the last 10 s
 
@@ -238,7 +264,7 @@ def test_few_dropped_datagrams_are_no_loss_of_a_camera_without_images() -> None:
 @pytest.mark.parametrize(("raw", "connected"), [(False, True), (True, False)])
 def test_datagrams_of_other_cameras_are_no_loss_of_a_camera_without_images(raw: bool, connected: bool) -> None:
     estimator = LossEstimator(raw=raw)
-    estimator.dropped(SECOND, 1000, connected=connected)
+    estimator.add_dropped_datagrams(SECOND, 1000, connected=connected)
     found = estimator.losses(SECOND)
     assert (found.share, found.lost, found.drops) == (0.0, None, 1000)
 
@@ -247,8 +273,8 @@ def test_datagrams_of_other_cameras_are_no_loss_of_an_irregular_compressed_camer
     estimator, now, random_ = LossEstimator(raw=False), 0, random.Random(1)
     for _ in range(196):
         now += random_.randint(SECOND // 100, SECOND // 5)
-        estimator.arrived(now, now)
-        estimator.dropped(now, 34)
+        estimator.add_image(now, now)
+        estimator.add_dropped_datagrams(now, 34)
     assert estimator.losses(now, 60_000).lost is None
 
 
@@ -256,7 +282,7 @@ def test_gaps_between_images_of_two_publishers_give_no_estimate() -> None:
     estimator = LossEstimator()
     for index in range(400):  # two cameras of 10 Hz, 5 ms apart
         stamp = index // 2 * SECOND // 10 + index % 2 * 5_000_000
-        estimator.arrived(stamp, stamp, single_publisher=False)
+        estimator.add_image(stamp, stamp, single_publisher=False)
         if index % 20 == 19:
             assert estimator.losses(stamp, 60_000).lost is None
 
@@ -292,14 +318,14 @@ def test_an_image_that_arrives_after_a_later_one_is_not_lost(numbered: bool) -> 
     estimator = LossEstimator(10.0)
     for number in (5, 7, 6, 8, 10):
         stamp = number * SECOND // 10
-        estimator.arrived(stamp, stamp, number if numbered else None, late=number == 6)
+        estimator.add_image(stamp, stamp, number if numbered else None, late=number == 6)
     assert estimator.losses(2 * SECOND).lost == 1  # 9
 
 
 def test_sequence_numbers_that_restart_are_not_late() -> None:
     estimator = LossEstimator()
     for number in (5, 9, 1, 2, 4):
-        estimator.arrived(number, number, number)
+        estimator.add_image(number, number, number)
     assert estimator.losses(SECOND).lost == 4
 
 
@@ -314,10 +340,10 @@ def test_the_period_of_irregular_stamps_is_not_learned_at_each_report(monkeypatc
     estimator, now, random_ = LossEstimator(), 0, random.Random(1)
     for _ in range(64):
         now += random_.randint(SECOND // 100, SECOND)
-        estimator.arrived(now, now)
+        estimator.add_image(now, now)
     for _ in range(160):
         now += random_.randint(SECOND // 100, SECOND)
-        estimator.arrived(now, now)
+        estimator.add_image(now, now)
         estimator.losses(now)
     assert len(calls) <= 2 * (160 // 16 + 1)
 
