@@ -222,6 +222,18 @@ def test_the_second_input_of_rt_detr_and_paddle_is_the_size(tmp_path: Path) -> N
             np.testing.assert_allclose(module(torch.ones(1, 3, 8, 10)).numpy(), [expected], rtol=1e-6)
 
 
+def test_a_known_input_with_free_axes_is_no_second_image(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Add", ["image", "input_mask"], ["sum"]),
+        helper.make_node("Relu", ["sum"], ["out"]),
+    ]
+    proto = model(nodes, ["out"], opset=13)
+    proto.graph.input.append(helper.make_tensor_value_info("input_mask", TensorProto.FLOAT, [1, "c", "h", "w"]))
+    module = load_source("x", DnnConfig(role="object", model=str(written(tmp_path / "m.onnx", proto)))).module
+    with torch.inference_mode():
+        assert module(torch.ones(1, 3, 8, 10)).sum() == 240
+
+
 def test_external_data_is_read_from_the_models_folder(tmp_path: Path) -> None:
     nodes, constants = head_nodes()
     path = tmp_path / "net.onnx"
@@ -497,7 +509,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "grey": (
         lambda: model([helper.make_node("Relu", ["image"], ["a"])], ["a"], opset=13, shape=[1, 1, 8, 8]),
-        r"takes inputs of shapes \[\(1, 1, 8, 8\)\]; allowed: one image",
+        r"takes inputs of shapes \[\(1, 1, 8, 8\)\] \(0: free\); allowed: one image .* and inputs named orig_target_",
     ),
     "training": (
         lambda: model(

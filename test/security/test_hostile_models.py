@@ -180,7 +180,7 @@ def test_onnx_sizes_are_not_believed(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"lie\.onnx: cannot be read as ONNX"):
         load(onnx_file(tmp_path / "lie.onnx", weight=lie))
     weight = helper.make_tensor("w", TensorProto.FLOAT, [6, 3, 3, 3], np.zeros(162))
-    with pytest.raises(ModelError, match=r"big\.onnx: takes images of 40000 x 30000; allowed: at most 8192 x 8192"):
+    with pytest.raises(ModelError, match=r"big\.onnx: takes images of 40000 x 30000 .*; allowed: at most 8192 x 8192"):
         load(onnx_file(tmp_path / "big.onnx", weight=weight, size=(30_000, 40_000)))
 
 

@@ -1,4 +1,6 @@
-"""The inputs of an ONNX network: one image, fixed in size; everything else becomes a constant."""
+"""The inputs of an ONNX network: one image, whose sides are fixed where they are known; other known inputs become
+constants.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,13 @@ KNOWN_INPUTS: dict[str, Callable[[int, int], npt.ArrayLike]] = {
 class ImageInput:
     """The image input of the file.
 
-    name: its name in the graph. size: (width, height); None: free and not given elsewhere. stored: (width, height) in
-    the file, 0 for a free side. channels_last: whether its shape is (1, height, width, 3). integers: whether it takes
-    uint8, that is, values from 0 to 255.
+    name: its name in the graph. size: (width, height); None: at least one side is free and not given elsewhere.
+    channels_last: whether its shape is (1, height, width, 3). integers: whether it takes uint8, that is, values from 0
+    to 255.
     """
 
     name: str
     size: tuple[int, int] | None
-    stored: tuple[int, int]
     channels_last: bool
     integers: bool
 
@@ -43,32 +44,41 @@ def fix_inputs(model: Any, requested: tuple[int, int]) -> ImageInput:
     """Fix, in place, the image input to (1, 3, height, width) float32, and turn other known inputs into constants.
 
     requested: (width, height) for sides that the file leaves free; 0: unknown. A side that stays free makes all
-    shapes that depend on it free. Raises Refusal, which lists the inputs, unless there is one image.
+    shapes that depend on it free. Raises Refusal unless the inputs are one image, with sides of at most MAX_SIDE, and
+    optionally some of KNOWN_INPUTS; and if there are such inputs and the size of the image is unknown.
     """
     constants = {tensor.name for tensor in model.graph.initializer}
     given = [value for value in model.graph.input if value.name not in constants]
-    images = [value for value in given if _is_image(value)]
+    images = [value for value in given if value.name not in KNOWN_INPUTS and _is_image(value)]
     others = [value for value in given if value not in images]
     unknown = [value.name for value in others if value.name not in KNOWN_INPUTS]
     if len(images) != 1 or unknown:
         shapes = [_shape(value) for value in given]
-        named = f" (unknown: {', '.join(name[:60] for name in unknown[:5])})" if images and unknown else ""
-        raise Refusal(f"takes inputs of shapes {shapes[:8]}{named}; allowed: one image (1, 3, height, width)")
+        named = f"; unknown: {', '.join(name[:60] for name in unknown[:5])}" if images and unknown else ""
+        raise Refusal(
+            f"takes inputs of shapes {shapes[:8]} (0: free{named}); allowed: one image (1, 3, height, width) or "
+            f"(1, height, width, 3), and inputs named {', '.join(KNOWN_INPUTS)}"
+        )
     (image,) = images
     shape = _shape(image)
     channels_last = shape[3] == 3 and shape[1] != 3
     height, width = shape[1:3] if channels_last else shape[2:]
     if max(width, height) > MAX_SIDE:
-        raise Refusal(f"takes images of {width} x {height}; allowed: at most {MAX_SIDE} x {MAX_SIDE}")
+        raise Refusal(
+            f"takes images of {width or 'any'} x {height or 'any'} (width x height); allowed: at most "
+            f"{MAX_SIDE} x {MAX_SIDE}"
+        )
     chosen = (width or requested[0], height or requested[1])
     size = chosen if all(chosen) else None
     if others and size is None:
-        raise Refusal(f"has a free image size and the input {others[0].name}; set input_width and input_height")
+        raise Refusal(
+            f"has the input {others[0].name}, for which the image size must be known; set input_width and input_height"
+        )
     integers = element_type(image) == _uint8()
     for value in others:
         _make_constant(model, value, chosen)
     _fix_image(model, image, chosen, channels_last)
-    return ImageInput(image.name, size, (width, height), channels_last, integers)
+    return ImageInput(image.name, size, channels_last, integers)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
