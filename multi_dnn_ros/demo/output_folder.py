@@ -28,7 +28,7 @@ def check_output(output: Path, video: Path | None = None) -> None:
             continue
         if video is not None and _holds(path, video):
             raise UsageError(f"--video {video}: {path} would be deleted first; choose another --output")
-        if name not in _LOGS and not (path / MARK if name == _BAG else output / MARK).is_file():
+        if not (path / MARK if name == _BAG else output / MARK).is_file():
             what = "a recording" if name == _BAG else "a file"
             raise UsageError(
                 f"{path} exists and is not {what} of a demo; nothing is overwritten: choose another --output"

@@ -119,7 +119,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("name", ["bag", "overlay.mp4", "summary.json"])
+@pytest.mark.parametrize("name", ["bag", "overlay.mp4", "summary.json", "node.log"])
 def test_files_that_no_demo_wrote_are_not_deleted(
     name: str, video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
