@@ -78,7 +78,8 @@ def with_change(value: float | None, first: float | None, digits: int = 3) -> st
     """
     if value is None:
         return "-"
-    return f"{value:.{digits}f}" + (f" ({value / first - 1:+.1%})" if first else "")
+    change = f" ({round(value / first - 1, 3) + 0.0:+.1%})" if first else ""  # + 0.0: not -0.0
+    return f"{value:.{digits}f}{change}"
 
 
 def three_digits(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from multi_dnn_ros.settings.params_file import read_params_file
 #: The package's sets of DNNs -> their parameter files.
 SETS = {"original": "multi_dnn.yaml", "decomposed": "multi_dnn_small.yaml"}
 _SCORES = {"lane_f1": "lane F1", "map50": "mAP@0.5"}
+#: If a larger share of the images has no result, the machine is overloaded.
+_MAX_MISSING = 0.05
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,12 @@ def run_both(demo: Demo, run: Callable[[Demo], Outcome] = Demo.run) -> int:
         **{name: {dnn: vars(each) for dnn, each in of_set.items()} for name, of_set in figures.items()},
     }
     write_json(demo.output / "comparison.json", content)
-    print(f"\nboth on the same road, {demo.seconds:g} s each; in brackets: change from the original:")
+    print(
+        f"\nboth sets of DNNs on the same road, {demo.seconds:g} s each; the change from the original is in brackets:"
+    )
     print(comparison_table(figures["original"], figures["decomposed"]))
+    for line in _overload(demo, [outcome.summary for outcome in outcomes]):
+        print(line)
     print(f"written to {demo.output / 'comparison.json'}")
     return max(outcome.exit_code for outcome in outcomes)
 
@@ -115,11 +121,29 @@ def comparison_table(originals: Mapping[str, Figures], others: Mapping[str, Figu
     return table(["DNN", "model", "vs ground truth", "million MACs", "p50 ms", "p95 ms", "file MB"], rows)
 
 
+def _overload(demo: Demo, summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A warning if a DNN has no result for more than _MAX_MISSING of the images of a drive."""
+    images = demo.images
+    found = []
+    for dnn in summaries[0]["dnns"]:
+        results = [summary["dnns"][dnn]["frames"] for summary in summaries]
+        if min(results) < (1.0 - _MAX_MISSING) * images:
+            counts = ", ".join(f"{count} ({name})" for count, name in zip(results, SETS, strict=True))
+            found.append(f"warning: of {images} images, DNN {dnn} has a result for {counts}")
+    if found:
+        found.append(
+            "If this machine is overloaded, the latencies say little about the DNNs: repeat with a lower --rate."
+        )
+    return found
+
+
 def _score(figures: Figures, first: Figures, compared: bool) -> str:
     for score, name in _SCORES.items():
         if score in figures.scores:
-            difference = figures.scores[score] - first.scores[score] if score in first.scores else None
-            shown = f" ({difference:+.3f})" if compared and difference is not None else ""
+            shown = ""
+            if compared and score in first.scores:
+                difference = round(figures.scores[score] - first.scores[score], 3) + 0.0  # not -0.0
+                shown = f" ({difference:+.3f})"
             return f"{name} {figures.scores[score]:.3f}{shown}"
     return "nothing to compare"
 

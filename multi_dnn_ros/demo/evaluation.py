@@ -35,15 +35,15 @@ class DnnFigures:
     lanes: LaneScore = field(default_factory=LaneScore)
 
     def add(self, dnn: str, frame: RecordedFrame) -> None:
-        answer = frame.answers.get(dnn)
-        if answer is None:
+        result = frame.results.get(dnn)
+        if result is None:
             return
-        self.latencies_ms.append(answer.latency_ms)
+        self.latencies_ms.append(result.latency_ms)
         self.stamps_ns.append(frame.stamp_ns)
         if self.kind.truth == "lanes" and frame.lane_mask is not None:
-            self.lanes.add(answer.output.mask, frame.lane_mask)
+            self.lanes.add(result.output.mask, frame.lane_mask)
         elif self.kind.truth == "boxes" and frame.truth is not None:
-            self.found.append(answer.output)
+            self.found.append(result.output)
             self.truths.append(_of_classes(frame.truth, self.labels))
 
     def summary(self) -> dict[str, Any]:
@@ -67,11 +67,11 @@ def quality(frame: RecordedFrame, streams: Sequence[Stream]) -> float:
 
     streams: those of all DNNs. 0 unless every DNN has a result.
     """
-    if frame.truth is None or any(stream.dnn not in frame.answers for stream in streams):
+    if frame.truth is None or any(stream.dnn not in frame.results for stream in streams):
         return 0.0
     score = 0.0
     for stream in streams:
-        output = frame.answers[stream.dnn].output
+        output = frame.results[stream.dnn].output
         if stream.kind.truth == "lanes":
             score += 0.5 * len(output.lanes)
         elif stream.kind.truth == "boxes":
@@ -98,7 +98,7 @@ def last_statuses(messages: Iterable[Any], node: str) -> dict[str, dict[str, Any
     return statuses
 
 
-def accounts(status: Mapping[str, Any]) -> dict[str, Any]:
+def frame_counts(status: Mapping[str, Any]) -> dict[str, Any]:
     """Offered, published, pending and drops by reason, from a stream's diagnostics."""
     values = status["values"]
     dropped = {

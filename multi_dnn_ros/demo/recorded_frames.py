@@ -48,7 +48,7 @@ class CameraTopics:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RecordedResult:
     """Result of a DNN for a frame. output: type as its result kind defines. latency_ms: from stamp to receipt."""
 
     output: Any
@@ -57,13 +57,13 @@ class Answer:
 
 @dataclass
 class RecordedFrame:
-    """One frame. image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8. answers: by DNN; some may be missing."""
+    """One frame. image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8. results: by DNN; some may be missing."""
 
     stamp_ns: int
     image: npt.NDArray[np.uint8] | None = None
     truth: Detections | None = None
     lane_mask: npt.NDArray[np.uint8] | None = None
-    answers: dict[str, Answer] = field(default_factory=dict)
+    results: dict[str, RecordedResult] = field(default_factory=dict)
 
 
 def recorded_frames(
@@ -103,7 +103,7 @@ def recorded_frames(
                 else:
                     output = lanes(*((message, other) if name == "mask" else (other, message)))
             if output is not None:
-                frame.answers[stream.dnn] = Answer(output, (recorded.stamp_ns - stamp_ns) / 1e6)
+                frame.results[stream.dnn] = RecordedResult(output, (recorded.stamp_ns - stamp_ns) / 1e6)
         if len(pending) > window:
             oldest = pending.pop(min(pending))
             if oldest.image is not None:

@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.common.reporting import provenance, table, write_json
-from multi_dnn_ros.demo.evaluation import DnnFigures, accounts, last_statuses, quality
-from multi_dnn_ros.demo.recorded_frames import Answer, CameraTopics, RecordedFrame, Stream, recorded_frames
+from multi_dnn_ros.demo.evaluation import DnnFigures, frame_counts, last_statuses, quality
+from multi_dnn_ros.demo.recorded_frames import CameraTopics, RecordedFrame, RecordedResult, Stream, recorded_frames
 from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
 from multi_dnn_ros.vision.result_kind import Layer, ResultKind
@@ -27,7 +27,12 @@ _LAST_RESULT_NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class RecordedDrive:
-    """The recording of one drive: its topics, and its folder. settings: those of the drive, for the summary."""
+    """The recording of one drive.
+
+    output: folder of the recording, to which the report is written. node: the node's name. camera: the camera's name.
+    topics: those of images and ground truth. streams: the DNNs. diagnostics: topic. settings: those of the drive, for
+    the summary.
+    """
 
     output: Path
     node: str
@@ -50,30 +55,33 @@ class Outcome:
         return 1 if self.silent else 0
 
 
-def report(recorded: RecordedDrive, peak_memory_bytes: int, *, ended_cleanly: bool) -> Outcome:
-    """Write all files of a drive and print its table."""
+def report(recorded: RecordedDrive, peak_memory_bytes: int, *, ended_in_time: bool) -> Outcome:
+    """Score the recording, write overlay.mp4, overlay.png, diagnostics.json and summary.json, and print the table.
+
+    Returns the summary and the DNNs without a result.
+    """
     figures = _score_and_draw(recorded)
-    messages, counts = _diagnostics(recorded)
+    messages, last, counts = _diagnostics(recorded)
     streams = {}
     for stream in recorded.streams:
-        status = messages[1].get(f"{stream.dnn} on {recorded.camera}")
+        status = last.get(f"{stream.dnn} on {recorded.camera}")
         streams[stream.dnn] = {
             **figures[stream.dnn].summary(),
-            "accounts": accounts(status) if status is not None else None,
+            "accounts": frame_counts(status) if status is not None else None,
         }
-    write_json(recorded.output / "diagnostics.json", {"messages": messages[0], "last": messages[1]})
+    write_json(recorded.output / "diagnostics.json", {"messages": messages, "last": last})
     summary = {
         **provenance(),
         "drive": dict(recorded.settings),
         "recorded_messages": counts,
         "dnns": streams,
         "node_peak_memory_bytes": peak_memory_bytes,
-        "node_ended_cleanly": ended_cleanly,
+        "node_ended_cleanly": ended_in_time,
     }
     write_json(recorded.output / "summary.json", summary)
     print(_table(streams))
-    print(f"peak resident memory of the node: {peak_memory_bytes / 2**20:.0f} MiB")
-    if not ended_cleanly:
+    print(f"peak resident memory of the node and its engine processes: {peak_memory_bytes / 2**20:.0f} MiB")
+    if not ended_in_time:
         print("warning: the node did not end within 10 s of SIGINT and was killed")
     print(f"written to {recorded.output}: overlay.mp4, overlay.png, summary.json, diagnostics.json, bag/")
     silent = tuple(stream.dnn for stream in recorded.streams if not figures[stream.dnn].stamps_ns)
@@ -87,7 +95,7 @@ def _score_and_draw(recorded: RecordedDrive) -> dict[str, DnnFigures]:
     figures = {stream.dnn: DnnFigures(stream.kind, stream.labels) for stream in recorded.streams}
     kinds = {stream.dnn: stream.kind for stream in recorded.streams}
     best: tuple[float, npt.NDArray[np.uint8]] | None = None
-    last: dict[str, tuple[int, Answer]] = {}
+    last: dict[str, tuple[int, RecordedResult]] = {}
     with BagReader(recorded.output / "bag") as bag, OverlayFiles(recorded.output / "overlay.mp4") as video:
         frames = recorded_frames(bag, recorded.topics, recorded.streams)
         for frame in tqdm(frames, unit="frame", desc="scoring", leave=False, disable=None):
@@ -104,24 +112,24 @@ def _score_and_draw(recorded: RecordedDrive) -> dict[str, DnnFigures]:
 
 
 def _drawn(
-    frame: RecordedFrame, last: dict[str, tuple[int, Answer]], kinds: Mapping[str, ResultKind]
+    frame: RecordedFrame, last: dict[str, tuple[int, RecordedResult]], kinds: Mapping[str, ResultKind]
 ) -> npt.NDArray[np.uint8]:
     """The image with its results. last: time in ns and last result of each DNN; updated."""
     assert frame.image is not None
     layers = []
-    for dnn, answer in frame.answers.items():
-        layers.append(Layer(dnn, kinds[dnn], answer.output, answer.latency_ms))
-        last[dnn] = frame.stamp_ns, answer
-    for dnn, (stamp_ns, answer) in last.items():
-        if dnn not in frame.answers and frame.stamp_ns - stamp_ns <= _LAST_RESULT_NS:
-            layers.append(Layer(dnn, kinds[dnn], answer.output, answer.latency_ms, stale=True))
+    for dnn, result in frame.results.items():
+        layers.append(Layer(dnn, kinds[dnn], result.output, result.latency_ms))
+        last[dnn] = frame.stamp_ns, result
+    for dnn, (stamp_ns, result) in last.items():
+        if dnn not in frame.results and frame.stamp_ns - stamp_ns <= _LAST_RESULT_NS:
+            layers.append(Layer(dnn, kinds[dnn], result.output, result.latency_ms, stale=True))
     return draw(frame.image, layers)
 
 
 def _diagnostics(
     recorded: RecordedDrive,
-) -> tuple[tuple[list[dict[str, Any]], dict[str, dict[str, Any]]], dict[str, int]]:
-    """All diagnostics of the node, and the last of each task; and the number of messages per topic."""
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]], dict[str, int]]:
+    """The node's diagnostics messages and the last status of each name; and the number of messages by topic."""
     with BagReader(recorded.output / "bag") as bag:
         counts = {name: topic.count for name, topic in bag.topics.items()}
         messages = [deserialize_message(m.data, DiagnosticArray) for m in bag.messages([recorded.diagnostics])]
@@ -131,7 +139,7 @@ def _diagnostics(
         if statuses:
             stamp = message.header.stamp
             listed.append({"stamp": {"sec": stamp.sec, "nanosec": stamp.nanosec}, "status": statuses})
-    return (listed, last_statuses(messages, recorded.node)), counts
+    return listed, last_statuses(messages, recorded.node), counts
 
 
 def _table(streams: Mapping[str, Mapping[str, Any]]) -> str:

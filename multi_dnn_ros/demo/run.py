@@ -58,6 +58,11 @@ class Demo:
     seed: int = 8
     domain_id: int | None = None
 
+    @property
+    def images(self) -> int:
+        """Number of images that the camera publishes."""
+        return max(1, round(self.seconds * self.rate_hz))
+
     def run(self) -> Outcome:
         """Record the drive, score the results and write the report.
 
@@ -95,15 +100,15 @@ class Demo:
             diagnostics=DIAGNOSTICS,
             settings={"seconds": self.seconds, "rate_hz": self.rate_hz, "size": list(self.size), "seed": self.seed},
         )
-        peak_memory, clean = self._record(camera, image, topics, streams)
-        return report(recorded, peak_memory, ended_cleanly=clean)
+        peak_memory, ended_in_time = self._record(camera, image, topics, streams)
+        return report(recorded, peak_memory, ended_in_time=ended_in_time)
 
     def _record(self, camera: str, image: str, topics: dict[str, str], streams: Sequence[Stream]) -> tuple[int, bool]:
         """Run both processes to the end of the drive.
 
-        Returns the node's peak resident memory in bytes, and whether it ended in time.
+        Returns the peak resident memory of the node and its engine processes in bytes, and whether they ended in time.
         """
-        frames = max(1, round(self.seconds * self.rate_hz))
+        frames = self.images
         drive = [
             *("camera", "scenes", "--camera", camera, "--topic", image, "--truth", "--prepare"),
             *("--count", str(frames), "--rate", str(self.rate_hz), "--size", f"{self.size[0]}x{self.size[1]}"),

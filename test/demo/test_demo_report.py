@@ -17,7 +17,7 @@ from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_mes
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.demo.comparison import SETS, Figures, comparison_table, run_both
-from multi_dnn_ros.demo.evaluation import accounts, quality
+from multi_dnn_ros.demo.evaluation import frame_counts, quality
 from multi_dnn_ros.demo.recorded_frames import CameraTopics, RecordedFrame, Stream, recorded_frames
 from multi_dnn_ros.demo.report import Outcome, RecordedDrive, report
 from multi_dnn_ros.demo.run import Demo
@@ -109,7 +109,7 @@ def record(folder: Path, *, silent: tuple[str, ...] = (), skip: int = 0) -> Reco
 
 def test_perfect_results_score_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded = record(tmp_path / "demo", skip=3)
-    assert report(recorded, 512 << 20, ended_cleanly=True).exit_code == 0
+    assert report(recorded, 512 << 20, ended_in_time=True).exit_code == 0
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
     dnns = summary["dnns"]
     assert dnns["lane"]["lane_f1"] == pytest.approx(1.0)
@@ -136,7 +136,7 @@ def test_perfect_results_score_one(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_dnn_without_results_is_named_as_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded = record(tmp_path / "demo", silent=("pedestrian",))
-    assert report(recorded, 0, ended_cleanly=False).exit_code == 1
+    assert report(recorded, 0, ended_in_time=False).exit_code == 1
     out = capsys.readouterr().out
     assert "FAILED: no result from pedestrian" in out
     assert "was killed" in out
@@ -148,8 +148,8 @@ def test_frames_come_once_in_order_whatever_the_window(tmp_path: Path) -> None:
         for window in (3, 50):
             seen = list(recorded_frames(bag, recorded.topics, recorded.streams, window))
             assert [frame.stamp_ns for frame in seen] == [(1000 + k * 100) * MS for k in range(FRAMES)]
-            assert all(set(frame.answers) == {"lane", "object", "pedestrian"} for frame in seen)
-            lane = seen[0].answers["lane"].output
+            assert all(set(frame.results) == {"lane", "object", "pedestrian"} for frame in seen)
+            lane = seen[0].results["lane"].output
             assert isinstance(lane, Lanes)
             np.testing.assert_allclose(lane.lanes[0].points, [[10, 200], [20, 100]])
 
@@ -164,17 +164,17 @@ def test_quality_prefers_true_boxes_over_false_and_missed_ones() -> None:
     stream = Stream("object", RESULT_KINDS.get("detections"), {}, labels)
 
     def value(found: Detections) -> float:
-        from multi_dnn_ros.demo.recorded_frames import Answer
+        from multi_dnn_ros.demo.recorded_frames import RecordedResult
 
-        return quality(RecordedFrame(0, truth=one, answers={"object": Answer(found, 1.0)}), [stream])
+        return quality(RecordedFrame(0, truth=one, results={"object": RecordedResult(found, 1.0)}), [stream])
 
     assert value(one) > value(none) > value(elsewhere)
     assert quality(RecordedFrame(0, truth=one), [stream]) == 0.0
 
 
-def test_accounts_keep_only_reasons_that_occurred() -> None:
+def test_counts_keep_only_reasons_that_occurred() -> None:
     status = {"values": {"offered": "5", "published": "3", "pending": "1", "dropped: too_old": "1", "dropped: x": "0"}}
-    assert accounts(status) == {"offered": 5, "published": 3, "pending": 1, "dropped": {"too_old": 1}}
+    assert frame_counts(status) == {"offered": 5, "published": 3, "pending": 1, "dropped": {"too_old": 1}}
 
 
 def test_sets_of_dnns_differ_in_nothing_but_the_networks() -> None:
@@ -192,9 +192,9 @@ def test_both_sets_are_run_and_listed_in_one_table(tmp_path: Path, capsys: pytes
         late = len(driven) * 10.0
         latency = {"p50": 20.0 + late, "p95": 40.0 + late}
         dnns = {
-            "lane": {"lane_f1": 0.99, "latency_ms": latency},
-            "object": {"map50": 0.9 - late / 1000, "latency_ms": latency},
-            "pedestrian": {},
+            "lane": {"frames": 20, "lane_f1": 0.99, "latency_ms": latency},
+            "object": {"frames": 19, "map50": 0.9 - late / 1000, "latency_ms": latency},
+            "pedestrian": {"frames": 18 + len(driven)},
         }
         return Outcome({"drive": {"seed": 8}, "dnns": dnns}, ("pedestrian",) if len(driven) == 2 else ())
 
@@ -208,6 +208,7 @@ def test_both_sets_are_run_and_listed_in_one_table(tmp_path: Path, capsys: pytes
     out = capsys.readouterr().out
     for text in ("builtin:lane_small", "mAP@0.5 0.880 (-0.010)", "40.0 (+33.3%)", "nothing to compare"):
         assert text in out
+    assert "warning" not in out
 
 
 def test_changes_refer_to_the_original() -> None:
@@ -216,6 +217,33 @@ def test_changes_refer_to_the_original() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in comparison_table(first, other).splitlines()]
     assert rows[2] == ["lane", "a", "lane F1 0.900", "2.0", "10.0", "-", "1.00"]
     assert rows[3] == ["", "b", "lane F1 0.950 (+0.050)", "1.0 (-50.0%)", "8.0 (-20.0%)", "9.0", "-"]
+
+
+def test_an_unchanged_figure_has_no_negative_change() -> None:
+    first = {"lane": Figures("a", 2_000_000, 1_000_000, {"lane_f1": 0.90004}, 10.0004, 20.0)}
+    other = {"lane": Figures("b", 2_000_000, 999_990, {"lane_f1": 0.9}, 10.0, 20.0)}
+    table = comparison_table(first, other)
+    assert "lane F1 0.900 (+0.000)" in table
+    assert "10.0 (+0.0%)" in table
+    assert "-0.0" not in table
+
+
+@pytest.mark.parametrize(("results", "warned"), [((47, 50), True), ((150, 120), True), ((150, 145), False)])
+def test_latencies_of_an_overloaded_machine_are_marked(
+    results: tuple[int, int], warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = list(results)
+
+    def run(demo: Demo) -> Outcome:
+        demo.output.mkdir(parents=True)
+        dnns = {name: {"frames": 150} for name in ("object", "pedestrian")}
+        return Outcome({"drive": {"seed": 8}, "dnns": {"lane": {"frames": left.pop(0)}, **dnns}}, ())
+
+    assert run_both(Demo(tmp_path / "out", tmp_path), run) == 0
+    out = capsys.readouterr().out
+    assert ("repeat with a lower --rate" in out) == warned
+    if warned:
+        assert f"of 150 images, DNN lane has a result for {results[0]} (original), {results[1]} (decomposed)" in out
 
 
 def test_the_folder_of_the_second_drive_is_checked_before_the_first_drive(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from sensor_msgs.msg import Image, PointCloud2
 from vision_msgs.msg import Detection2DArray, LabelInfo
 
 from multi_dnn_ros.common.processes import Child, loopback_environment, reserved_domain
-from multi_dnn_ros.demo.evaluation import accounts, last_statuses
+from multi_dnn_ros.demo.evaluation import frame_counts, last_statuses
 from multi_dnn_ros.ros.qos import LATCHED
 
 OUTPUTS = {
@@ -51,7 +51,7 @@ class LiveSession:
 
     def accounts(self, dnn: str) -> dict[str, Any]:
         """The node's own count of the frames of a DNN."""
-        return accounts(self.statuses[f"{dnn} on front"])
+        return frame_counts(self.statuses[f"{dnn} on front"])
 
     def run(self, camera: Sequence[str], node: Sequence[str], folder: Path) -> LiveSession:
         """Run `multi-dnn camera ...` and `multi-dnn run ...` until the camera has ended and every frame is counted."""
