@@ -300,17 +300,17 @@ def road_frames(folder: Path, part: str) -> list[RoadFrame]:
     NAME.png.
 
     part: "train": all videos but the last by name, "video": the last; a single video is divided into its first and its
-    second half. "photos": all photos, "apart": the photos that are not frames of a video in the folder. Raises
-    DatasetError if there is nothing, or if an image cannot be read.
+    second half. "photos": all photos, "other_photos": the photos that are not frames of a video in the folder.
+    Raises DatasetError if there is nothing, or if an image cannot be read.
     """
-    if part not in ("train", "video", "photos", "apart"):
-        raise ValueError(f"part {part!r}: not one of train, video, photos, apart")
+    if part not in ("train", "video", "photos", "other_photos"):
+        raise ValueError(f"part {part!r}: not one of train, video, photos, other_photos")
     masks = sorted((folder / "lane_masks").glob("*.png"))
     if not masks:
         raise DatasetError(f"{folder}: no lane_masks/*.png")
     videos = sorted(folder.glob("*.mp4"))
-    if part in ("photos", "apart"):
-        frames = _photos(folder, masks, videos if part == "apart" else [])
+    if part in ("photos", "other_photos"):
+        frames = _photos(folder, masks, videos if part == "other_photos" else [])
     else:
         frames = []
         share = (0.0, 1.0)

@@ -1,4 +1,6 @@
-"""Score the package's three DNNs, loaded and decoded as in the node, and write the figures."""
+"""Scores the package's three DNNs, loaded as in the node and decoded with the thresholds that average precision needs,
+and writes the figures.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,24 @@ from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precis
 from multi_dnn_ros.training.recipes import versions
 from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
 
-if TYPE_CHECKING:  # needs pydantic, which the training machine lacks
+if TYPE_CHECKING:
     from multi_dnn_ros.models.dnn import Dnn
 
 
 def add_parser(verbs: Any) -> None:
-    verb = verbs.add_parser("evaluate", help="score the built-in DNNs on unseen scenes and on real road")
+    verb = verbs.add_parser("evaluate", help="score the built-in DNNs on unseen scenes and on real roads")
     verb.add_argument("--count", type=int, default=500, help="unseen scenes, 640x480")
     verb.add_argument("--drive", type=int, default=300, help="frames of an unseen drive at 10 Hz, 640x480")
     verb.add_argument(
         "--seed", type=int, default=SEEDS["test"], help="seed of scenes and drive; 1 and 2 were used in training"
     )
-    verb.add_argument("--road", type=Path, help="folder of real road with lane_masks/")
+    verb.add_argument(
+        "--road",
+        type=Path,
+        metavar="DIR",
+        help="folder with lane_masks/, at least one NAME.mp4, and photos NAME.jpg, some of which are not frames of the "
+        "videos",
+    )
     verb.add_argument(
         "--lane",
         type=Path,
@@ -59,41 +67,46 @@ def builtin_dnns(suffix: str = "") -> dict[str, Dnn]:
 
 
 class Evaluator:
-    """Runs a lane, an object and a pedestrian DNN on images and collects their outputs with the truth."""
+    """Scores a lane, an object and a pedestrian DNN. Changes the thresholds of the given decoders."""
 
     def __init__(self, dnns: Mapping[str, Dnn]) -> None:
         self.dnns = dnns
         for role in ("object", "pedestrian"):
-            # Average precision needs the whole curve, not only what the node would publish.
+            # Average precision needs the whole precision-recall curve, also below the score threshold of the node. The
+            # IoU threshold of NMS is that of YOLOv5's scores (val.py), so that boxes of close objects are kept.
             self.dnns[role].decoder.score_threshold = 0.01
             self.dnns[role].decoder.iou_threshold = 0.6
 
     @torch.no_grad()
-    def decode(self, role: str, image: npt.NDArray[np.uint8]) -> Any:
+    def infer(self, role: str, image: npt.NDArray[np.uint8]) -> Any:
         """Detections or Lanes of an image (H, W, 3) uint8."""
         dnn = self.dnns[role]
         output = dnn.module(*dnn.preprocess(torch.from_numpy(image)))
         return dnn.decoder((output,), (image.shape[0], image.shape[1]))
 
     def scenes(self, scenes: Iterable[Scene], count: int, name: str) -> dict[str, Any]:
-        """Scores of all three DNNs on generated scenes."""
+        """Scores by role on generated scenes: F1, precision and recall for `lane`; mAP and `true_boxes` for the others.
+
+        count, name: length and title of the progress bar. map50_ignoring_uncounted: map50 if detections on ignored
+        boxes are not counted as false positives.
+        """
         lanes = LaneScore()
         found: dict[str, list[Any]] = {"object": [], "pedestrian": []}
         truths: dict[str, list[Truth]] = {"object": [], "pedestrian": []}
         for scene in tqdm(scenes, name, count, unit="scene"):
-            lanes.add(self.decode("lane", scene.image).mask, scene.lane_mask)
+            lanes.add(self.infer("lane", scene.image).mask, scene.lane_mask)
             for role, rows in found.items():
-                rows.append(self.decode(role, scene.image))
+                rows.append(self.infer(role, scene.image))
                 labels = self.dnns[role].labels
                 truths[role].append(Truth.among(labels, scene.boxes, scene.class_ids, LABELS, scene.ignored))
         result: dict[str, Any] = {"lane": rounded(lanes.scores())}
         for role, rows in found.items():
             labels = self.dnns[role].labels
             plain = mean_average_precision(rows, truths[role], labels)
-            crowd = mean_average_precision(rows, truths[role], labels, ignore=True)
+            lenient = mean_average_precision(rows, truths[role], labels, ignore=True)
             result[role] = {
                 **rounded(plain),
-                "map50_ignoring_uncounted": round(crowd["map50"], 4),
+                "map50_ignoring_uncounted": round(lenient["map50"], 4),
                 "true_boxes": sum(len(truth.boxes) for truth in truths[role]),
             }
         return result
@@ -102,7 +115,7 @@ class Evaluator:
         """Lane scores on real frames, in total and per frame."""
         total, by_frame = LaneScore(), {}
         for frame in frames:
-            mask = self.decode("lane", frame.image).mask
+            mask = self.infer("lane", frame.image).mask
             single = LaneScore()
             for score in (total, single):
                 score.add(mask, frame.mask)
@@ -110,29 +123,34 @@ class Evaluator:
         return {**rounded(total.scores()), "frames": len(frames), "f1_by_frame": by_frame}
 
     def costs(self) -> dict[str, Any]:
-        """Size of each network, and its CPU time on one thread, eager: median of 20 runs after 3 warm-up runs."""
-        from torch.utils.flop_counter import FlopCounterMode
-
+        """By role: input (width, height), number of parameters, MACs, and CPU time in ms on one thread in eager mode
+        (median of 20 runs after 3 warm-up runs).
+        """
         before = torch.get_num_threads()
         torch.set_num_threads(1)
-        result = {}
-        for role, dnn in self.dnns.items():
-            times = []
-            with torch.inference_mode():
-                with FlopCounterMode(display=False) as counter:
-                    dnn.module(*dnn.example_inputs())
-                for _ in range(23):
-                    start = time.process_time()
-                    dnn.module(*dnn.example_inputs())
-                    times.append(time.process_time() - start)
-            result[role] = {
-                "input": [dnn.preprocess.width, dnn.preprocess.height],
-                "parameters": sum(p.numel() for p in dnn.module.parameters()),
-                "macs": counter.get_total_flops() // 2,
-                "cpu_ms": round(float(np.median(times[3:])) * 1e3, 1),
-            }
-        torch.set_num_threads(before)
-        return result
+        try:
+            return {role: _cost_of(dnn) for role, dnn in self.dnns.items()}
+        finally:
+            torch.set_num_threads(before)
+
+
+def _cost_of(dnn: Dnn) -> dict[str, Any]:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    times = []
+    with torch.inference_mode():
+        with FlopCounterMode(display=False) as counter:
+            dnn.module(*dnn.example_inputs())
+        for _ in range(23):
+            start = time.process_time()
+            dnn.module(*dnn.example_inputs())
+            times.append(time.process_time() - start)
+    return {
+        "input": [dnn.preprocess.width, dnn.preprocess.height],
+        "parameters": sum(p.numel() for p in dnn.module.parameters()),
+        "macs": counter.get_total_flops() // 2,
+        "cpu_ms": round(float(np.median(times[3:])) * 1e3, 1),
+    }
 
 
 def rounded(scores: Mapping[str, float]) -> dict[str, float]:
@@ -140,7 +158,7 @@ def rounded(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def run(args: argparse.Namespace) -> int:
-    parts = ("video", "photos", "apart") if args.road is not None else ()
+    parts = ("video", "photos", "other_photos") if args.road is not None else ()
     road = {part: road_frames(args.road, part) for part in parts}  # before scoring, which takes minutes
     dnns = builtin_dnns()
     if args.lane is not None:
@@ -154,7 +172,8 @@ def run(args: argparse.Namespace) -> int:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": versions(),
         "seed": args.seed,
-        "metric": "mAP by pycocotools; lane F1 of pixels, 3 px tolerance at 320 px wide, summed over all images",
+        "metric": "mAP by pycocotools; lane F1 of pixels, 3 px tolerance at 320 px width, from pixel counts summed "
+        "over all images",
     }
     result["networks"] = evaluator.costs()
     scenes = evaluator.scenes(map(generator.scene, range(args.count)), args.count, "unseen scenes")

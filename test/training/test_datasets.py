@@ -326,12 +326,14 @@ def road(folder: Path) -> None:
 
 def test_road_frames_are_split_in_the_middle_of_the_video(tmp_path: Path) -> None:
     road(tmp_path)
-    names = {part: [f.name for f in road_frames(tmp_path, part)] for part in ("train", "video", "photos", "apart")}
+    names = {
+        part: [f.name for f in road_frames(tmp_path, part)] for part in ("train", "video", "photos", "other_photos")
+    }
     assert names["train"] == ["way_0000", "way_0004"]
     assert names["video"] == ["way_0006"]
     assert names["photos"] == ["other", "same"]
-    assert names["apart"] == ["other"]
-    (other,) = road_frames(tmp_path, "apart")
+    assert names["other_photos"] == ["other"]
+    (other,) = road_frames(tmp_path, "other_photos")
     assert other.image.shape == (48, 64, 3)
     assert np.abs(other.image[0, 0].astype(int) - (120, 10, 250)).max() < 12  # RGB
     assert other.mask.shape == (24, 32)
@@ -379,7 +381,9 @@ class LongVideo:
         pass
 
 
-@pytest.mark.parametrize(("part", "names"), [("train", ["way_0000", "way_0004", "way_0006"]), ("apart", ["other"])])
+@pytest.mark.parametrize(
+    ("part", "names"), [("train", ["way_0000", "way_0004", "way_0006"]), ("other_photos", ["other"])]
+)
 def test_frames_of_a_video_without_masks_are_not_kept(
     part: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,7 @@ def test_decomposed_dnns_score_as_well(small: Evaluator, scores: dict[str, Any])
 
 @pytest.mark.long  # generated roads above
 @pytest.mark.skipif(not ROAD.exists(), reason="needs ../shared/data/road")
-@pytest.mark.parametrize(("part", "f1"), [("video", 0.9), ("photos", 0.8), ("apart", 0.75)])
+@pytest.mark.parametrize(("part", "f1"), [("video", 0.9), ("photos", 0.8), ("other_photos", 0.75)])
 def test_real_road(evaluator: Evaluator, part: str, f1: float) -> None:
     assert evaluator.road(road_frames(ROAD, part))["f1"] >= f1
 
