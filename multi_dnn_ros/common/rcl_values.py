@@ -1,7 +1,8 @@
 """Values of ROS 2 parameters in YAML, by the rules of rcl's parser.
 
-PyYAML follows YAML 1.1, where `1e5` is a string, `1_0` and `1:30` are numbers and dates are dates. rcl treats a plain
-scalar as a bool, int or float if C's strtoll or strtod accepts all of it, otherwise as a string (also `null`).
+PyYAML follows YAML 1.1, where `1e5` is a string, `1_0` and `1:30` are ints, and `2024-01-01` is a date. rcl reads a
+plain scalar as a bool if it is a word such as `yes` or `off`, as an int if C's strtoll accepts all of it, as a float if
+strtod does or it is `.inf` or `.nan`, otherwise as a string, `null` included.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FALSE: Final = frozenset(("N", "n", "no", "No", "NO", "false", "False", "FALSE"
 _INTEGER: Final = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]{0,18})")
 _FLOAT: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _HEX_FLOAT: Final = re.compile(r"[-+]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][-+]?[0-9]+)?")
-_SPECIAL: Final = re.compile(r"(?P<sign>[-+]?)(?:(?P<dotted>\.(?:inf|Inf|INF))|(?i:inf|infinity|(?P<nan>nan)))")
+_SPECIAL: Final = re.compile(r"(?P<sign>[-+]?)(?:\.(?:inf|Inf|INF)|(?i:inf|infinity|(?P<nan>nan)))")
 _DOTTED_NAN: Final = frozenset((".nan", ".NaN", ".NAN"))
 
 
@@ -37,10 +38,10 @@ def plain_value(text: str) -> bool | int | float | str:
 
 def list_problem(values: Iterable[object]) -> str:
     """What is wrong with a list of scalars; empty if nothing is. A ROS list cannot even mix ints and floats."""
-    kinds = sorted({type(value).__name__ for value in values})
+    kinds = sorted({"string" if isinstance(value, str) else type(value).__name__ for value in values})
     if len(kinds) <= 1:
         return ""
-    return f"a list must hold bools, ints, floats or strings of one type, not {', '.join(kinds)}"
+    return f"all elements of a list must have one type (bool, int, float or string); found: {', '.join(kinds)}"
 
 
 def _integer(text: str) -> int:
@@ -50,7 +51,10 @@ def _integer(text: str) -> int:
 
 
 def _float(text: str) -> float | None:
-    """The value that C's strtod gives for the whole text; None if it is not accepted or out of range."""
+    """The value that rcl reads as a float: `.inf`, `.nan`, or what C's strtod accepts except `nan(...)`.
+
+    None if it is not accepted or out of range.
+    """
     special = _SPECIAL.fullmatch(text)
     if text in _DOTTED_NAN or (special and special["nan"]):
         return math.nan
@@ -65,7 +69,8 @@ def _float(text: str) -> float | None:
             return None
     except OverflowError:
         return None
-    # strtod reports overflow, and underflow with loss of precision.
+    # strtod reports overflow and underflow. It accepts subnormal numbers without loss of precision, such as 0x1p-1074;
+    # here no subnormal number is accepted.
     too_small = abs(number) < sys.float_info.min and any(digit in "123456789abcdef" for digit in _mantissa(text))
     return None if math.isinf(number) or too_small else number
 

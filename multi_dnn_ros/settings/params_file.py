@@ -103,7 +103,7 @@ class _RosLoader(StrictLoader):
             raise _error_at(node, f"a list must hold bools, ints, floats or strings, not a nested {nested}")
         values = super().construct_sequence(node, deep)
         if problem := list_problem(values):
-            raise _error_at(node, f"{problem}: {', '.join(item.value for item in node.value)}")
+            raise _error_at(node, f"{problem} in [{', '.join(item.value for item in node.value)}]")
         return values
 
 

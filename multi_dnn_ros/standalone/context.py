@@ -229,7 +229,8 @@ def _configuration() -> tuple[str | None, str, bool, str]:
     uri = os.environ.get("CYCLONEDDS_URI")
     if uri:
         return None, f"configured by CYCLONEDDS_URI ({uri:.200})", False, ""
-    wanted = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").strip().upper() or "LOCALHOST"
+    given = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").strip().upper()
+    wanted = given or "LOCALHOST"
     if wanted == "OFF":
         raise UnsupportedError(
             "the standalone runtime cannot turn discovery off (ROS_AUTOMATIC_DISCOVERY_RANGE=OFF): two processes of "
@@ -238,10 +239,8 @@ def _configuration() -> tuple[str | None, str, bool, str]:
     if wanted not in _RANGES:
         raise ValueError(f"ROS_AUTOMATIC_DISCOVERY_RANGE must be one of {', '.join(_RANGES)}, not {wanted!r}")
     loopback = wanted == "LOCALHOST"
-    network = (
-        "loopback only (lo); set ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET to use the local network"
-        if loopback
-        else "loopback (lo) and the local network's interface"
-    )
+    network = "loopback only (lo)" if loopback else "loopback (lo) and the local network's interface"
+    if not given:
+        network += "; set ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET to use the local network"
     buffer = transport.receive_buffer()
     return transport.configuration(buffer, subnet=not loopback), network, loopback, buffer.description()

@@ -44,8 +44,8 @@ class ReceiveBuffer:
         else:
             reason = f"receive buffer {self.granted_bytes} bytes, twice net.core.rmem_max, the kernel's limit"
         return (
-            f"messages over {self.granted_bytes * 2 // 3} bytes are sent over UDP in several bursts and need reliable "
-            f"subscriptions ({reason})"
+            f"messages larger than {self.granted_bytes * 2 // 3} bytes are sent over UDP in several bursts; "
+            f"best-effort subscriptions may lose them ({reason})"
         )
 
 

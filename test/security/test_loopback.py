@@ -59,6 +59,12 @@ def test_the_local_network_is_used_on_request_and_logged(domain: int) -> None:
     assert f"ROS domain {domain}, network: loopback (lo) and the local network's interface" in done.stderr
 
 
+def test_a_range_that_is_set_is_not_questioned(domain: int) -> None:
+    assert f"ROS domain {domain}, network: loopback only (lo)\n" in (
+        node(domain, ROS_AUTOMATIC_DISCOVERY_RANGE="LOCALHOST").stderr
+    )
+
+
 def test_sockets_that_cannot_be_bound_to_loopback_are_reported(
     domain: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,7 +41,7 @@ def test_a_complete_command_line(tmp_path: Path) -> None:
     [
         (["--bogus", "x"], errors.UnknownROSArgsError, "--bogus x; known are -p"),
         (["-p", "rate"], ValueError, "name:=value, not 'rate'"),
-        (["-p", "rate:=[1, a]"], ParameterFileError, "-p rate: .*one type, not int, str"),
+        (["-p", "rate:=[1, a]"], ParameterFileError, "-p rate: .*found: int, string"),
         (["-p", "rate:={"], ParameterFileError, "not valid YAML"),
         (["-p"], ValueError, "-p needs a value"),
         (["-p", "rate:="], ParameterFileError, "-p rate: no value"),
@@ -71,7 +71,7 @@ def test_invalid_arguments_are_named(argv: list[str], error: type[Exception], te
         ("node: {ros__parameters: {a: &x {b: 1}, c: *x}}", "aliases"),
         ("node: {ros__parameters: {a: }}", "no value at line 1"),
         ("node: {ros__parameters: {a: [[1], [2]]}}", "parameter 'a'.*nested sequence"),
-        ("node: {ros__parameters: {a: [1, 2.0]}}", "one type, not float, int"),
+        ("node: {ros__parameters: {a: [1, 2.0]}}", "found: float, int"),
         ("node: {ros__parameters: {[a]: 1}}", "a key that is not a name"),
         ("node: {ros__parameters: {a: 1, a: 2}}", "'a' is given twice"),
         ("no-de: {ros__parameters: {a: 1}}", "'no-de' is not a valid node name.*alphanumerics"),
