@@ -82,7 +82,9 @@ class CameraInput:
         drops: datagrams that the kernel dropped at the sockets of this process since the last call.
         """
         now_ns = self._clock()
-        self.record.estimator.add_dropped_datagrams(now_ns, drops, connected=self._publisher_state is PublisherState.FITS)
+        self.record.estimator.add_dropped_datagrams(
+            now_ns, drops, connected=self._publisher_state is PublisherState.FITS
+        )
         self._subscription.tick(now_ns)
         self._publishers = image_sources.publishers_of(self._node, self._topic)
         gids = frozenset(publisher.gid for publisher in self._publishers if publisher.type == self._type)

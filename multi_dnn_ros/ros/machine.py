@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
@@ -34,6 +35,17 @@ def versions() -> dict[str, str]:
 def resident_memory() -> dict[str, int]:
     """Memory of this process by key, in bytes."""
     return {"resident memory (bytes)": psutil.Process().memory_info().rss}
+
+
+def memory_text(memory: Mapping[str, int]) -> str:
+    """`resident memory: node 110 MiB, engine processes 895 MiB`. memory: bytes by key, as in the diagnostics."""
+    by_kind: dict[str, list[str]] = {}
+    for key, value in memory.items():
+        name = key.removesuffix(" (bytes)")
+        kind = name.removeprefix("engine processes ")
+        owner = "node" if kind == name else "engine processes"
+        by_kind.setdefault(kind, []).append(f"{owner} {value / 2**20:,.0f} MiB")
+    return "; ".join(f"{kind}: {', '.join(values)}" for kind, values in by_kind.items())
 
 
 def _installed(package: str) -> str:

@@ -16,7 +16,7 @@ from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
 from multi_dnn_ros.ros.enable_services import EnableServices
 from multi_dnn_ros.ros.engine_host import MakeHost, make_host
 from multi_dnn_ros.ros.failure_text import failure_text
-from multi_dnn_ros.ros.machine import hardware_id, resident_memory
+from multi_dnn_ros.ros.machine import hardware_id, memory_text, resident_memory
 from multi_dnn_ros.ros.middleware import Middleware, detect
 from multi_dnn_ros.ros.model_swap import ModelSwaps, SwapHooks
 from multi_dnn_ros.ros.node_diagnostics import NodeDiagnostics
@@ -247,7 +247,8 @@ class MultiDnnNode(LifecycleNode):
         self._log_capacity(self._capacity.current)
         self.get_logger().info(
             f"configured: DNNs {', '.join(config.dnns)}; cameras {', '.join(config.cameras)}; "
-            f"workers {description.workers} on {description.device}; policy {config.policy}; {self._memory_text()}"
+            f"workers {description.workers} on {description.device}; policy {config.policy}; "
+            f"{memory_text(self._memory())}"
         )
 
     def _activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -294,12 +295,13 @@ class MultiDnnNode(LifecycleNode):
     def _release(self) -> None:
         """End the engine, free everything that configuring created, and log the memory before and after."""
         self._stop_serving()
-        host, served, before = self._host, self._served, self._memory_text()
+        host, served, before = self._host, self._served, memory_text(self._memory())
         if host is not None:
             host.close()
         self._transitions.in_executor(self._clear_configuration)
         if served is not None:
-            self.get_logger().info(f"unconfigured; memory before: {before}; after: {self._memory_text()}")
+            (after,) = resident_memory().values()
+            self.get_logger().info(f"unconfigured; {before}; afterwards: node {after / 2**20:,.0f} MiB")
 
     def _clear_configuration(self) -> None:
         if self._outputs is not None:
@@ -390,7 +392,3 @@ class MultiDnnNode(LifecycleNode):
 
     def _memory(self) -> dict[str, int]:
         return {**resident_memory(), **(self._host.memory() if self._host is not None else {})}
-
-    def _memory_text(self) -> str:
-        values = self._memory().items()
-        return ", ".join(f"{name.removesuffix(' (bytes)')} {value / 1e6:,.0f} MB" for name, value in values)
