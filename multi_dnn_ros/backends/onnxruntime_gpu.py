@@ -150,33 +150,33 @@ class BoundStage:
 
         self.single_launch: BoundStage | None = None
         self._device, self._stream = device, stream
-        self._takes, self._gives, self._guards = part.takes, part.gives, part.guards
+        self._input_names, self._output_names, self._guards = part.takes, part.gives, part.guards
         self._constants = {name: to_tensor(tensor).to(device) for name, tensor in part.constants.items()}
         self._session: Any = None
-        self._reads: frozenset[str] = frozenset()
-        self._makes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        self._session_inputs: frozenset[str] = frozenset()
+        self._session_outputs: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         if part.model is not None:
             import onnxruntime
 
             self._session = make_session(part.model)
-            self._reads = frozenset(value.name for value in self._session.get_inputs())
-            self._makes = {value.name: _form(value) for value in self._session.get_outputs()}
+            self._session_inputs = frozenset(value.name for value in self._session.get_inputs())
+            self._session_outputs = {value.name: _form(value) for value in self._session.get_outputs()}
             self._options = onnxruntime.RunOptions()
             if stream is not None:  # the stream orders what follows; waiting for it would break a capture
                 self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def __call__(self, carried: Tensors) -> Tensors:
-        values = {**self._constants, **dict(zip(self._takes, carried, strict=True))}
+        values = {**self._constants, **dict(zip(self._input_names, carried, strict=True))}
         if self._session is not None:
-            read = {name: tensor.contiguous() for name, tensor in values.items() if name in self._reads}
+            read = {name: tensor.contiguous() for name, tensor in values.items() if name in self._session_inputs}
             made = {
                 name: torch.empty(shape, dtype=dtype, device=self._device)
-                for name, (shape, dtype) in self._makes.items()
+                for name, (shape, dtype) in self._session_outputs.items()
             }
             self._run(read, made)
             self._mark_nan(made)
             values.update(made)
-        return tuple(values[name] for name in self._gives)
+        return tuple(values[name] for name in self._output_names)
 
     def _run(self, read: dict[str, torch.Tensor], made: dict[str, torch.Tensor]) -> None:
         binding = self._session.io_binding()

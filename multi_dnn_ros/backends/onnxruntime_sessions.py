@@ -49,9 +49,10 @@ def make_sessions(
     """One session per stage (eval mode, on the CPU).
 
     tolerance: largest error of the results relative to their scale. shared: stores equal weights once for all sessions
-    of the CPU's provider, also those for other numbers of images. single_launch: make a session of all stages, too, the
-    first one's `single_launch`. choice: the execution provider. dnn: the DNN's name, for messages. Raises ExportError,
-    ValueError for results that differ, ProviderError, and what ONNX Runtime raises.
+    of the CPU's provider, also those for other numbers of images. single_launch: if there are several stages, also
+    create one session of the whole DNN and store it in attribute `single_launch` of the first stage. choice: the
+    execution provider. dnn: the DNN's name, for messages. Raises ExportError, ValueError for results that differ,
+    ProviderError, and what ONNX Runtime raises.
     """
     shared = shared or Shared()
     ready = _sessions(export_chain(stages, inputs), shared, single_launch, choice, dnn)
@@ -92,7 +93,7 @@ def make_int8_sessions(
     try:
         return ready(heads=True)
     except ValueError as error:
-        log.info("%s in int8: the last layers before the outputs stay float32, because in int8 %s", dnn, error)
+        log.info("%s: the last layers before the outputs stay float32; with all layers in int8, %s", dnn, error)
     return ready(heads=False)
 
 
@@ -134,38 +135,38 @@ class SessionStage:
     floating-point results are filled with NaN, as some of PyTorch's would be; FloatingPointError if there are none.
     """
 
-    #: Whether no call writes to its inputs: several DNNs may then read the same tensors.
-    keeps_inputs = True
+    #: No call writes to its inputs, so several DNNs may read the same tensors.
+    preserves_inputs = True
 
     def __init__(self, part: Part, shared: Shared, choice: Choice = _ON_CPU, dnn: str = "") -> None:
         self.choice = choice
         self.single_launch: SessionStage | None = None
         self.weights: list[Any] = []
-        self._takes, self._gives, self._guards = part.takes, part.gives, part.guards
+        self._input_names, self._output_names, self._guards = part.takes, part.gives, part.guards
         self._constants = {name: to_tensor(tensor) for name, tensor in part.constants.items()}
         self._session: Any = None
-        self._reads: frozenset[str] = frozenset()
-        self._makes: list[str] = []
+        self._session_inputs: frozenset[str] = frozenset()
+        self._session_outputs: list[str] = []
         self.operators: frozenset[str] = frozenset()
         if part.model is not None:
             self.operators = frozenset(node.op_type for node in part.model.graph.node)
-            self._reads = frozenset(value.name for value in part.model.graph.input)
-            self._makes = [value.name for value in part.model.graph.output]
+            self._session_inputs = frozenset(value.name for value in part.model.graph.input)
+            self._session_outputs = [value.name for value in part.model.graph.output]
             if choice.provider is CPU:
                 self.weights, self._session = _session(part.model, shared)
             else:
                 self._session = provider_session(part.model, choice, torch.device("cpu"), dnn=dnn)
 
     def __call__(self, carried: Tensors) -> Tensors:
-        values = {**self._constants, **dict(zip(self._takes, carried, strict=True))}
+        values = {**self._constants, **dict(zip(self._input_names, carried, strict=True))}
         if self._session is not None:
-            fed = {name: tensor.contiguous().numpy() for name, tensor in values.items() if name in self._reads}
-            made = self._session.run(self._makes, fed)
-            results = dict(zip(self._makes, made, strict=True))
+            fed = {name: tensor.contiguous().numpy() for name, tensor in values.items() if name in self._session_inputs}
+            made = self._session.run(self._session_outputs, fed)
+            results = dict(zip(self._session_outputs, made, strict=True))
             if any(np.isnan(results[name]).any() for name in self._guards):
-                _fill_with_nan([array for name, array in results.items() if name in self._gives])
+                _fill_with_nan([array for name, array in results.items() if name in self._output_names])
             values.update((name, torch.from_numpy(array)) for name, array in results.items())
-        return tuple(values[name] for name in self._gives)
+        return tuple(values[name] for name in self._output_names)
 
 
 def _fill_with_nan(arrays: Sequence[Any]) -> None:
@@ -203,9 +204,10 @@ def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
     """(weights that must stay alive, session) for a model that was optimized for this CPU."""
     options = _session_options(optimize=False)
     # Idle threads that spin would take the core from another worker. Each session has its own pool for the same reason:
-    # the Python API cannot stop the threads of ONNX Runtime's global pool from spinning. On two cores with two threads
-    # per operation, the global pool took 0.93 of the time with one worker, 1.10 with two, and 1.5 under other load. A
-    # worker runs one session at a time, so at most workers * cpu_threads threads compute.
+    # the Python API cannot stop the threads of ONNX Runtime's global pool from spinning. With two cores and two threads
+    # per operation, the global pool took 0.93 times as long as one pool per session with one worker, 1.10 times with
+    # two, and 1.5 times beside other load. A worker runs one session at a time, so at most workers * cpu_threads
+    # threads compute.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     _register_arena()
     options.add_session_config_entry("session.use_env_allocators", "1")

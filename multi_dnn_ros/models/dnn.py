@@ -14,7 +14,7 @@ from multi_dnn_ros.vision.decoders.anchor import DetectorCore
 from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
-from multi_dnn_ros.vision.several import SelectedOutputs, SeveralDecoders
+from multi_dnn_ros.vision.several import SelectedOutputsDecoder, SeveralDecoders
 from multi_dnn_ros.vision.view import WHOLE, View, Window
 from multi_dnn_ros.vision.windowed import ResultDecoder, WindowDecoder, WindowPreprocess
 
@@ -91,7 +91,7 @@ class Output:
         """All raw outputs for an image of which the DNN sees `view` -> the result in pixels of the image."""
         decoder: ResultDecoder = self.decoder
         if self.raw_outputs is not None:
-            decoder = SelectedOutputs(decoder, self.raw_outputs)
+            decoder = SelectedOutputsDecoder(decoder, self.raw_outputs)
         if view.is_whole:
             return decoder
         kind, own = RESULT_KINDS.get(self.result_kind), self.decoder

@@ -40,7 +40,7 @@ def write_gantt(path: Path, title: str, groups: Mapping[str, Sequence[Bar]]) -> 
     axes.set_yticks(range(len(lines)), [f"{bar[0]} ({group})" for group, _, bar in lines])
     axes.invert_yaxis()
     axes.set_xlabel("ms")
-    axes.set_title(f"{title}: images of each unit")
+    axes.set_title(f"{title}: time and number of images of each unit")
     write_figure(path, figure)
 
 

@@ -19,7 +19,7 @@ def share_inputs(tasks: Sequence[DnnTask], dnns: Mapping[str, Dnn], device: torc
     sharing = {
         task.name: dnns[task.name].input_key
         for task in tasks
-        if device.type == "cpu" and all(getattr(stage, "keeps_inputs", False) for stage in task.stages)
+        if device.type == "cpu" and all(getattr(stage, "preserves_inputs", False) for stage in task.stages)
     }
     counts = Counter(sharing.values())
     return tuple(

@@ -1,4 +1,4 @@
-"""Makes a pipeline that is ready to serve from the parameters, and describes it for the node's process."""
+"""Builds a pipeline from the parameters, ready to serve, and describes it for the node's process."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ def configure(
     measure_capacity: bool = True,
     timed: Sequence[str] = (),
 ) -> tuple[Pipeline, Description]:
-    """Load, cut and warm up the DNNs `dnns` of `config`.
+    """Load, cut and warm up the DNNs `dnns` of `config`. Returns the pipeline and its description.
 
-    timed: DNNs whose time per frame is measured.
-    report: called with each step. Raises what `build` raises (ValueError or OSError because of parameters and files),
-    and RuntimeError for a DNN that fails on a black image. Always call it from the same thread of a process, because
-    torch.export crashes in a second one.
+    build: makes the pipeline from the parameters. report: called with each step. measure_capacity: also measure whether
+    the DNNs fit the device; see `_measure_fit`. timed: DNNs whose time per frame is measured.
+    Raises what `build` raises (ValueError or OSError because of parameters and files), and RuntimeError for a DNN that
+    fails on a black image. Call this function from one thread per process only, because torch.export crashes in a
+    second thread.
     """
     part = config.model_copy(update={"dnns": {name: config.dnns[name] for name in dnns}})
     file = durations_file(part, library_versions())
@@ -42,10 +43,10 @@ def configure(
     pipeline: Pipeline = build(part, progress)
     warm_up(pipeline.tasks, pipeline.device, progress)
     fit = _measure_fit(part, pipeline, progress) if measure_capacity else None
-    services = {task.name: time_on_black_ms(task, pipeline.device) for task in pipeline.tasks if task.name in timed}
+    service_ms = {task.name: time_on_black_ms(task, pipeline.device) for task in pipeline.tasks if task.name in timed}
     freeze_heap()
     keep_durations(file, progress.finished())
-    return pipeline, _describe(pipeline, fit, services)
+    return pipeline, _describe(pipeline, fit, service_ms)
 
 
 def describe_failure(error: Exception) -> tuple[str, bool]:
@@ -65,9 +66,10 @@ def library_versions() -> dict[str, str]:
 
 
 def _measure_fit(config: NodeConfig, pipeline: Pipeline, progress: Callable[[str], None]) -> Fit | None:
-    """Measure each DNN alone and together with the others, for a second or two; None unless every camera has a rate.
+    """Measure each DNN alone and together with the others, for a second or two.
 
-    With a predictor, the times of the layers that it knows are predicted instead.
+    None if a camera has no rate, or if the measurement raises ValueError. With a predictor that knows all layers,
+    network times are predicted; only preprocessing and decoding are measured.
     """
     rates = {name: camera.rate_hz for name, camera in config.cameras.items()}
     if not all(rates.values()):
@@ -81,7 +83,7 @@ def _measure_fit(config: NodeConfig, pipeline: Pipeline, progress: Callable[[str
         return None
 
 
-def _describe(pipeline: Pipeline, fit: Fit | None, services: Mapping[str, float]) -> Description:
+def _describe(pipeline: Pipeline, fit: Fit | None, service_ms: Mapping[str, float]) -> Description:
     device = pipeline.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
     return Description(
@@ -100,5 +102,5 @@ def _describe(pipeline: Pipeline, fit: Fit | None, services: Mapping[str, float]
         },
         {} if fit is None else {str(device): fit},
         library_versions(),
-        services,
+        service_ms,
     )

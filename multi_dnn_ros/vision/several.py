@@ -12,7 +12,7 @@ from multi_dnn_ros.vision.results import SeveralResults
 from multi_dnn_ros.vision.windowed import ResultDecoder
 
 
-class SelectedOutputs:
+class SelectedOutputsDecoder:
     """A decoder that reads only the raw outputs `numbers`, in this order."""
 
     def __init__(self, decoder: ResultDecoder, numbers: Sequence[int]) -> None:
@@ -50,13 +50,20 @@ class SeveralDecoders:
         return SeveralResults({name: decoder(outputs, source_size) for name, decoder in self._decoders.items()})
 
     def in_two_parts(self) -> TwoParts | None:
-        """Split in two if one of the decoders is; the others then get the raw outputs, which are copied only once."""
+        """The two parts if at least one decoder has them, otherwise None.
+
+        The other decoders read the raw outputs, which condense() returns once.
+        """
         parts = {name: decoder.in_two_parts() for name, decoder in self._decoders.items()}
         return _SeveralParts(self._decoders, parts) if any(parts.values()) else None
 
 
 class _SeveralParts:
-    """The raw outputs, if a decoder needs them, then the condensed outputs of each decoder that is split."""
+    """The two parts of SeveralDecoders.
+
+    condense() returns the raw outputs, if a decoder without parts needs them, then the condensed outputs of each
+    decoder that has parts.
+    """
 
     def __init__(self, decoders: Mapping[str, ResultDecoder], parts: Mapping[str, TwoParts | None]) -> None:
         self._decoders = decoders
