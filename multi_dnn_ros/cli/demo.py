@@ -18,7 +18,8 @@ interface. The results are recorded and compared with the ground truth. The firs
 the second the same DNNs decomposed and retrained, on the same road.
 
 Prints rate, latency (from the image's stamp to the receipt of the result), scores and drops of every DNN, and what
-decomposition changed: scores, MACs, latency, file size. Exit code 1 if a DNN published nothing.
+decomposition changed: scores, MACs, latency, file size. Exit code 1 if a DNN published nothing or, with --video, if the
+video is damaged.
 
 Written to the output folder, and for the decomposed DNNs to its subfolder `decomposed`:
   overlay.mp4, overlay.png   the results drawn on the images
@@ -28,13 +29,14 @@ Written to the output folder, and for the decomposed DNNs to its subfolder `deco
   node.log, camera.log       output of the two processes
   comparison.json            figures of both drives (in the output folder only)
 
-Files of an earlier demo are replaced. A recording or results of any other origin with these names are an error.
+Files of an earlier demo are replaced. If a recording, result or log file with one of these names is not from a demo,
+the command fails.
 
 With --video every frame of a video goes through the DNNs of --model, each as NAME=MODEL; a NAME of lane, object or
-pedestrian is also its role. MODEL is builtin:<name> or a file; a network of torchvision, which needs parameter
-`weights`, runs with --params-file. Without both options the package's DNNs run. As there is no ground truth, the table
-and summary.json contain the number of results by class and the times per frame. overlay.mp4, overlay.png, summary.json
-and bag/ are written.
+pedestrian is also its role. MODEL is builtin:<name> or a file; torchvision networks need the parameter `weights`: name
+them in a --params-file. With neither --model nor --params-file, the package's DNNs run. As there is no ground truth,
+the table and summary.json contain the number of results by class and the times per frame. overlay.mp4, overlay.png,
+summary.json and bag/ are written.
 """
 _EXAMPLES = """\
 multi-dnn demo
@@ -76,7 +78,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo. Returns 1 if a DNN published nothing."""
+    """Run the demo. Returns 1 if a DNN published nothing or, with --video, if the video is damaged."""
     if args.video is not None:
         if args.model and args.params_file is not None:
             raise UsageError("--model and --params-file both name the DNNs; give only one of them")

@@ -99,8 +99,8 @@ def remarks(record: BoardRecord) -> list[str]:
             found.append(f"{name}: higher rates were not tried.")
         elif mix.failing_hz > 1.1 * mix.highest_hz:
             found.append(
-                f"{name}: the highest rate is between {mix.highest_hz:.3g} and {mix.failing_hz:.3g} Hz; the search ended "
-                "before it was narrowed down."
+                f"{name}: the highest rate is between {mix.highest_hz:.3g} and {mix.failing_hz:.3g} Hz; the search "
+                "ended before it was narrowed down."
             )
         if not trial.decided:
             found.append(
