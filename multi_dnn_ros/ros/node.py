@@ -238,7 +238,7 @@ class MultiDnnNode(LifecycleNode):
         )
         self._enable_services = EnableServices(self, dnns)
         self._diagnostics.configured(hardware_id(description.device_name))
-        self._receive_check.configured([name for name, it in config.cameras.items() if it.transport == "raw"])
+        self._receive_check.log_limit([name for name, it in config.cameras.items() if it.transport == "raw"])
         self._served = Served(config, description, self._host, self._outputs)
         for (dnn, field), value in self._changed.items():
             self._host.update(dnn, field, value)

@@ -106,7 +106,7 @@ class ServingSession:
             time.monotonic_ns,
             self._log.warning,
         )
-        self._drops = SocketDrops()
+        self._socket_drops = SocketDrops()
         # On the steady clock, because simulated time may be paused.
         self._check_timer = node.create_timer(
             _CHECK_PERIOD_S, self._check_cameras, clock=Clock(clock_type=ClockType.STEADY_TIME)
@@ -195,9 +195,9 @@ class ServingSession:
         return [thread.name for thread in threads if thread.is_alive()]
 
     def _check_cameras(self) -> None:
-        drops = self._drops.poll()
+        dropped_datagrams = self._socket_drops.poll()
         for source in self._inputs.values():
-            source.update(drops)
+            source.update(dropped_datagrams)
         self._ground.update(self._outputs.wanted_on_ground())
 
     # -- called in threads of the host and in decoding threads
