@@ -20,7 +20,7 @@ from multi_dnn_ros.ros.machine import hardware_id, resident_memory
 from multi_dnn_ros.ros.middleware import Middleware, detect
 from multi_dnn_ros.ros.model_swap import ModelSwaps, SwapHooks
 from multi_dnn_ros.ros.node_diagnostics import NodeDiagnostics
-from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, host_statuses, node_status, status_text
+from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, engine_statuses, node_status, status_text
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
@@ -183,10 +183,12 @@ class MultiDnnNode(LifecycleNode):
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         result = super().on_cleanup(state)
         self._release()
+        self._failure = ""
         return result
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         self._release()
+        self._failure = ""
         self._finalized = True
         return SUCCESS
 
@@ -345,7 +347,7 @@ class MultiDnnNode(LifecycleNode):
         host, served, session = self._host, self._served, self._session  # a transition may change them
         yield node_status(report, self._view(self._memory()))
         yield from capacity_statuses(report, self._capacity.current if served is not None else None)
-        yield from host_statuses(report, host.statuses() if host is not None else ())
+        yield from engine_statuses(report, host.statuses() if host is not None else ())
         yield from self._swaps.statuses(report)
         reading = self._board.latest()
         energy_j = self._energy.update(reading.total_w, sum(self.published().values()))
