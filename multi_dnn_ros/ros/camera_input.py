@@ -109,7 +109,9 @@ class CameraInput:
             # Otherwise nothing indicates that the receive buffers are too small.
             if losses.dropped_datagrams or not reliable:
                 self._check.check_after_losses(self._camera, record.shape, record.image_bytes, transport)
-            record.loss_cause = self._check.explain_losses(losses, record.image_bytes, reliable, self._camera, transport)
+            record.loss_cause = self._check.explain_losses(
+                losses, record.image_bytes, reliable, self._camera, transport
+            )
 
     def _is_reliable(self) -> bool:
         return bool(self._subscription.qos.reliability == ReliabilityPolicy.RELIABLE)

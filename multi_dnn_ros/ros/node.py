@@ -31,7 +31,7 @@ from multi_dnn_ros.ros.tracking import tracking_problems
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
 from multi_dnn_ros.serving.hanging_threads import hanging_threads
-from multi_dnn_ros.serving.host import Build, Cancelled, Changes, Description, DnnDescription, Host
+from multi_dnn_ros.serving.host import Build, Cancelled, Changes, DnnDescription, EngineDescription, Host
 from multi_dnn_ros.settings.dnn_parameters import assign
 from multi_dnn_ros.settings.flat_parameters import ParsedParameters
 from multi_dnn_ros.settings.parameter_fields import ParameterError
@@ -220,7 +220,7 @@ class MultiDnnNode(LifecycleNode):
         self._config = parsed.config  # runtime parameters change it from now on
         return self._host, parsed
 
-    def _end_configuring(self, config: NodeConfig, description: Description) -> None:
+    def _end_configuring(self, config: NodeConfig, description: EngineDescription) -> None:
         assert self._host is not None
         dnns = description.dnns
         RESULT_KINDS.report_broken(self.get_logger().warning)

@@ -85,7 +85,9 @@ class ReceiveCheck:
                 f"{', '.join(raw_cameras)}); see docs/cameras.md"
             )
 
-    def check_first_image(self, camera: str, image: str, image_bytes: int, reliable: bool, transport: str = "raw") -> None:
+    def check_first_image(
+        self, camera: str, image: str, image_bytes: int, reliable: bool, transport: str = "raw"
+    ) -> None:
         """Check the size of a camera's first image. image: size and encoding as text, such as `1280 x 720 bgr8`.
 
         reliable: whether the subscription is. A reliable camera may send as much as the buffer holds and the rest on
@@ -99,11 +101,17 @@ class ReceiveCheck:
         """Check a camera whose images are being lost. image_bytes: size of the last image; 0: none yet."""
         self._check(camera, image, image_bytes, transport)
 
-    def explain_losses(self, losses: Losses, image_bytes: int, reliable: bool, camera: str, transport: str = "raw") -> str:
+    def explain_losses(
+        self, losses: Losses, image_bytes: int, reliable: bool, camera: str, transport: str = "raw"
+    ) -> str:
         """The most likely reason for missing images, and what helps; for the status of the camera."""
         buffer, limit = self._buffer(), self._limit()
         needed = needed_rmem_max(image_bytes or _EXAMPLE[1])
-        if buffer is not None and not self._fits(image_bytes or _EXAMPLE[1], buffer) and (losses.dropped_datagrams or not reliable):
+        if (
+            buffer is not None
+            and not self._fits(image_bytes or _EXAMPLE[1], buffer)
+            and (losses.dropped_datagrams or not reliable)
+        ):
             if limit is not None and limit < needed:
                 return (
                     f"net.core.rmem_max is {limit}, an image needs {needed}: "

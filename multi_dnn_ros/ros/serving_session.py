@@ -28,7 +28,7 @@ from multi_dnn_ros.ros.tracking import Tracks
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.admission import Admission
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
-from multi_dnn_ros.serving.host import Description, Host
+from multi_dnn_ros.serving.host import EngineDescription, Host
 from multi_dnn_ros.settings.schema import NodeConfig
 
 #: Reasons of drops that are logged as errors; others are counted, and logged at level debug. BAD_IMAGE, which affects
@@ -55,7 +55,7 @@ class ServingSession:
         node: LifecycleNode,
         config: NodeConfig,
         host: Host,
-        description: Description,
+        description: EngineDescription,
         outputs: ResultPublishers,
         check: ReceiveCheck,
         tracks: Tracks,

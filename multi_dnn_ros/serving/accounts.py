@@ -81,7 +81,7 @@ class Accounts:
             self._dnns[camera] = (*self._dnns.get(camera, ()), dnn)
 
     def dnns_of(self, camera: str) -> tuple[str, ...]:
-        """The DNNs that serve the camera."""
+        """The DNNs that process the frames of the camera."""
         return self._dnns.get(camera, ())
 
     # -- arriving frames
