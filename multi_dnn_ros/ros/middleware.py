@@ -24,11 +24,11 @@ _FAST_VARIABLES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_F
 _FAST_USER_VARIABLES = (*_FAST_VARIABLES, "FASTDDS_BUILTIN_TRANSPORTS")
 #: Files that Fast DDS reads from the working directory.
 _FAST_USER_FILES = ("DEFAULT_FASTRTPS_PROFILES.xml", "DEFAULT_FASTDDS_PROFILES.xml")
-#: Smallest net.core.rmem_max with which Fast DDS is configured to receive images by UDP; an image of 1280x720 bgr8 needs
-#: 1.6 MB (docs/cameras.md).
+#: Smallest net.core.rmem_max with which Fast DDS is configured to receive images by UDP; an image of 1280x720 bgr8
+#: needs 1.6 MB (docs/cameras.md).
 FAST_UDP_MIN_BYTES = 2_000_000
-#: Free space in /dev/shm that the segment of our files needs (measured: 70,258,688 bytes). Docker gives a container 64 MB
-#: by default.
+#: Free space in /dev/shm that the segment of our files needs (measured: 70,258,688 bytes). Docker gives a container
+#: 64 MB by default.
 _MIN_FREE_SHM_BYTES = 72_000_000
 _SHARED_MEMORY = Path("/dev/shm")
 _RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
@@ -39,8 +39,8 @@ _MAPS = Path("/proc/self/maps")
 class Middleware:
     """The result of :func:`configure`. name: RMW implementation; empty for the standalone runtime.
 
-    text: one line for the log. package_file: the settings file, if it is one of this package; None: settings of the user
-    or defaults.
+    text: one line for the log. package_file: the settings file, if it is one of this package; None: settings of the
+    user or defaults.
     """
 
     name: str

@@ -30,7 +30,9 @@ def needed_rmem_max(image_bytes: int) -> int:
 
 
 def recommended_rmem_max(image_bytes: int) -> int:
-    """The ``net.core.rmem_max`` to recommend: 10 MiB or, if that is more, twice what the image needs, rounded up to MiB."""
+    """The ``net.core.rmem_max`` to recommend: 10 MiB or, if that is more, twice what the image needs, rounded up to
+    whole MiB.
+    """
     return max(_MIN_RECOMMENDED, math.ceil(2 * needed_rmem_max(image_bytes) / 2**20) * 2**20)
 
 

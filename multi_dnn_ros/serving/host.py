@@ -63,8 +63,8 @@ class ResultDescription:
 
 @dataclass(frozen=True)
 class DnnDescription:
-    """cameras: cameras whose frames the DNN processes. results: by name of the output, see parameter `outputs`; without that
-    parameter, the key is "".
+    """cameras: cameras whose frames the DNN processes. results: by name of the output, see parameter `outputs`; without
+    that parameter, the key is "".
     """
 
     cameras: tuple[str, ...]
