@@ -17,7 +17,7 @@ from multi_dnn_ros.benchmark.branch_threads import ThreadedStage
 from multi_dnn_ros.benchmark.cyclic_windows import EQUAL, MergedHeads, SeparateHeads, WindowHead
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.graph.cut import GraphStage, cut
+from multi_dnn_ros.graph.cut import GraphStage, cut_module
 
 COMMAND = ["benchmark", "branches", "--device", "cpu", "--size", "64x64", "--rounds", "2"]
 
@@ -49,7 +49,7 @@ EXAMPLE = (torch.zeros(1, 3, 64, 64),)
 
 def stage_of(module: nn.Module) -> GraphStage:
     torch.manual_seed(0)
-    (stage,) = cut(module.eval(), EXAMPLE, 1)
+    (stage,) = cut_module(module.eval(), EXAMPLE, 1)
     return stage
 
 
