@@ -134,7 +134,7 @@ class Accounts:
             self._count_drop(drop)
         else:
             with self._lock:
-                self._recorders[dnn_camera].publish(timing, self._clock(), self._deadlines_ns.get(dnn))
+                self._recorders[dnn_camera].record_published(timing, self._clock(), self._deadlines_ns.get(dnn))
         self._release(entry)
 
     def drop(self, number: int, dnn: str, reason: DropReason, message: str) -> None:
