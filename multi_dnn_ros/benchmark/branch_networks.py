@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.benchmark.cyclic_windows import EQUAL, STRIDE, WIDTH, WINDOWS, Encoder, Tracker
+from multi_dnn_ros.benchmark.cyclic_windows import SINGLE_FEATURE_WINDOWS, STRIDE, WIDTH, WINDOWS, Encoder, Tracker
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.graph.balance import balance, random_image
 from multi_dnn_ros.models.sources import load_network
@@ -16,9 +16,9 @@ from multi_dnn_ros.models.sources import load_network
 #: The networks of this package: (whether with a backbone, window sizes of the heads).
 TRACKERS = {
     "encoder-windows": (False, WINDOWS),
-    "encoder-equal": (False, EQUAL),
+    "encoder-equal": (False, SINGLE_FEATURE_WINDOWS),
     "tracker-windows": (True, WINDOWS),
-    "tracker-equal": (True, EQUAL),
+    "tracker-equal": (True, SINGLE_FEATURE_WINDOWS),
 }
 #: The networks that are measured by default, with their input sizes (width, height).
 SIZES = {
@@ -83,7 +83,7 @@ def _tracker(name: str, size: tuple[int, int], seed: int) -> BranchNetwork:
         return network
 
     merged = None
-    if windows == EQUAL:
+    if windows == SINGLE_FEATURE_WINDOWS:
         merged = build()
         encoder = merged.encoder if isinstance(merged, Tracker) else merged
         assert isinstance(encoder, Encoder)

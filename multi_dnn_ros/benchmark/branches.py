@@ -26,7 +26,7 @@ from multi_dnn_ros.benchmark.branch_threads import ThreadedStage
 from multi_dnn_ros.common.reporting import cpu_count, distribution
 from multi_dnn_ros.common.torch_threads import torch_threads
 from multi_dnn_ros.graph.branches import branches, critical_path, device_operations
-from multi_dnn_ros.graph.cut import GraphStage, cut
+from multi_dnn_ros.graph.cut import GraphStage, cut_module
 from multi_dnn_ros.graph.stream_plan import plan_streams
 from multi_dnn_ros.pipeline.choices import choose_backend
 
@@ -120,7 +120,7 @@ def _structure(network: BranchNetwork, streams: Sequence[int]) -> dict[str, Any]
 
 
 def _stage(module: nn.Module, inputs: Tensors) -> GraphStage:
-    (stage,) = cut(module, inputs, 1, fold_batch_norm=True)
+    (stage,) = cut_module(module, inputs, 1, fold_batch_norm=True)
     return stage
 
 

@@ -15,9 +15,10 @@ from torch.nn import functional
 from torchvision.models import resnet50
 
 WIDTH = 256
-#: Window size of each head, in features: different ones, or all of one feature.
+#: Side of each head's windows, in features.
 WINDOWS = (1, 1, 2, 2, 4, 4, 8, 8)
-EQUAL = (1,) * len(WINDOWS)
+#: The same number of heads, each with windows of one feature.
+SINGLE_FEATURE_WINDOWS = (1,) * len(WINDOWS)
 LAYERS = 4
 #: Pixels of the image per feature.
 STRIDE = 8
@@ -57,6 +58,7 @@ class SeparateHeads(nn.Module):
 
     def __init__(self, windows: Sequence[int]) -> None:
         super().__init__()
+        self.windows = tuple(windows)
         self.heads = nn.ModuleList(WindowHead(WIDTH, WIDTH // len(windows), side) for side in windows)
 
     def forward(self, search: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
@@ -65,10 +67,15 @@ class SeparateHeads(nn.Module):
 
 
 class MergedHeads(nn.Module):
-    """Heads with windows of one feature, as one product and one fused attention, with the weights of `heads`."""
+    """Heads with windows of one feature, as one linear layer each for query, key and value and one fused attention,
+    with the weights of `heads`. Raises ValueError for larger windows.
+    """
 
     def __init__(self, heads: SeparateHeads) -> None:
         super().__init__()
+        if any(side != 1 for side in heads.windows):
+            sides = ", ".join(map(str, heads.windows))
+            raise ValueError(f"heads with windows of {sides} features cannot be merged; allowed: 1 for each head")
         self.count = len(heads.heads)
         self.query, self.key, self.value = (
             _stacked([head.get_submodule(name) for head in heads.heads]) for name in ("query", "key", "value")
@@ -93,14 +100,14 @@ class EncoderLayer(nn.Module):
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
         self.attention = attention
-        self.join = nn.Linear(WIDTH, WIDTH)
-        self.feed = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.out_proj = nn.Linear(WIDTH, WIDTH)
+        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH))
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
 
     def forward(self, search: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
         """(1, H, W, WIDTH) -> the same shape."""
-        search = self.norms[0](search + self.join(self.attention(search, template)))
-        result: torch.Tensor = self.norms[1](search + self.feed(search))
+        search = self.norms[0](search + self.out_proj(self.attention(search, template)))
+        result: torch.Tensor = self.norms[1](search + self.feed_forward(search))
         return result
 
 
@@ -118,7 +125,10 @@ class Encoder(nn.Module):
         return search
 
     def merge(self) -> None:
-        """Replace separate heads with windows of one feature by merged ones with the same weights."""
+        """Replace the separate heads by merged ones with the same weights.
+
+        Raises ValueError for windows of more than one feature.
+        """
         for layer in self.layers:
             assert isinstance(layer, EncoderLayer)
             assert isinstance(layer.attention, SeparateHeads)
@@ -126,7 +136,8 @@ class Encoder(nn.Module):
 
 
 class Tracker(nn.Module):
-    """Backbone (ResNet50 up to its third block, stride 8), encoder, and a head for the score and the box.
+    """Backbone (ResNet50 up to `layer3`, dilated so that the stride is 8), encoder, and one convolutional tower each
+    for the score and the box.
 
     forward(search image (1, 3, 8 H, 8 W), template map (1, h, w, WIDTH)): the template is computed once per track.
     """

@@ -21,17 +21,18 @@ class GpuWatch:
     """
 
     def __init__(self, index: int = 0) -> None:
-        self._index = index
+        self._tool = shutil.which("nvidia-smi")
+        # Not in __enter__, because it may import PyTorch, which takes seconds.
+        self._id = nvidia_smi_id(index) if self._tool is not None else ""
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
 
     def __enter__(self) -> GpuWatch:
-        tool = shutil.which("nvidia-smi")
-        if tool is not None:
+        if self._tool is not None:
             self._output = tempfile.TemporaryFile()
             command = [
-                tool,
-                f"--id={nvidia_smi_id(self._index)}",
+                self._tool,
+                f"--id={self._id}",
                 f"--query-gpu={_QUERY}",
                 "--format=csv,noheader,nounits",
                 "-l",

@@ -17,7 +17,7 @@ from multi_dnn_ros.engine.statistics import DnnCameraStatistics
 from multi_dnn_ros.engine.task import Drop, Result, Timing
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.camera_decoder import Allocate, CameraDecoder
-from multi_dnn_ros.serving.host import Description, Host
+from multi_dnn_ros.serving.host import EngineDescription, Host
 
 #: (camera, index of the image) -> image, (H, W, 3) uint8.
 Picture = Callable[[str, int], npt.NDArray[np.uint8]]
@@ -41,7 +41,7 @@ class HostTraffic:
     def __init__(
         self,
         host: Host,
-        description: Description,
+        description: EngineDescription,
         rates_hz: Mapping[str, float],
         picture: Picture,
         stop_timeout_s: float = 2.0,

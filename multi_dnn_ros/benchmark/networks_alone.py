@@ -22,7 +22,7 @@ from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.benchmark.plain_export import export_network
 from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.common.torch_threads import torch_threads
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.pipeline.choices import choose_backend
 
@@ -93,7 +93,7 @@ def _conditions(network: nn.Module, inputs: Tensors, jobs: int) -> dict[str, Cal
 
 def _prepared(backend: str, network: nn.Module, inputs: Tensors, jobs: int) -> Sequence[Stage]:
     cpu = torch.device("cpu")
-    return choose_backend(backend, cpu).prepare(cut(network, inputs, jobs, fold_batch_norm=True), inputs, cpu)
+    return choose_backend(backend, cpu).prepare(cut_module(network, inputs, jobs, fold_batch_norm=True), inputs, cpu)
 
 
 def _run_directly(network: nn.Module, inputs: Tensors) -> Callable[[Tensors], Tensors]:

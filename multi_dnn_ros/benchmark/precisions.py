@@ -19,7 +19,7 @@ from multi_dnn_ros.common.captured_warnings import CapturedWarnings
 from multi_dnn_ros.common.cpu_features import has_bf16_products
 from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.common.torch_threads import torch_threads
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.pipeline.calibration import calibration_inputs
@@ -93,4 +93,4 @@ def _prepared(source: Source, model: str, precision: str, folder: str, inputs: T
     normalization = {key: source.preprocess[key] for key in ("mean", "std") if key in source.preprocess}
     images = partial(calibration_inputs, folder, Preprocess(width, height, **normalization))
     backend = choose_backend("auto", _CPU, precision, dnn=model, calibration=images)
-    return backend.prepare(cut(source.network, inputs, 1, fold_batch_norm=True), inputs, _CPU)
+    return backend.prepare(cut_module(source.network, inputs, 1, fold_batch_norm=True), inputs, _CPU)

@@ -20,7 +20,7 @@ from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.benchmark.branch_networks import make_network
 from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.common.torch_threads import torch_threads
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.graph.siblings import find_siblings
 from multi_dnn_ros.pipeline.choices import choose_backend
 
@@ -55,7 +55,7 @@ def _measure(
 ) -> dict[str, Any]:  # fmt: skip
     load = os.getloadavg()[0]
     network = make_network(name, size, seed)
-    (stage,) = cut(network.module, network.inputs, 1, fold_batch_norm=True)
+    (stage,) = cut_module(network.module, network.inputs, 1, fold_batch_norm=True)
     groups = [len(each.operations) for each in find_siblings(stage.graph)]
     if not groups:
         raise ValueError(f"{name} has no sibling operations that can be merged")

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from multi_dnn_ros.benchmark.board.record import BoardRecord, Settings
 
 _DETAILS = """\
-For each mix of DNNs a node is started, and the highest rate is searched at which less than 5 % of the results are
-missing. At this rate latency, CPU, GPU, memory, power, temperature and throttling are measured for the rest of the
-mix's time. A mix that does not fit or fails is reported with the reason. --output has all figures, and an HTML page of
-the same name shows them; `multi-dnn benchmark compare` compares two such files. Run nothing else during the
+For each mix of DNNs, a node is started, and the command searches for the highest rate at which less than 5 % of the
+results are missing. At this rate latency, CPU, GPU, memory, power, temperature and throttling are measured for the rest
+of the mix's time. A mix that does not fit or fails is reported with the reason. --output has all figures, and an HTML
+page of the same name shows them; `multi-dnn benchmark compare` compares two such files. Run nothing else during the
 measurement.
 
 mixes:
@@ -42,15 +42,16 @@ _OUTPUT = Path("board.json")
 def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     """Declare board."""
     parser = add_command(
-        scenarios, "board", "find the highest camera rate of standard DNNs on this computer, and what they need",
+        scenarios, "board",
+        "find the highest camera rate at which standard DNNs keep up on this computer, and the resources that they use",
         details=_DETAILS, examples=_EXAMPLES, run=_run,
     )  # fmt: skip
     add = parser.add_argument
     add("--minutes", type=minutes, default=15.0, metavar="MIN",
         help="planned length of the run in minutes, at least 0.1 (default: %(default)g)")  # fmt: skip
     add("--mixes", nargs="+", default=[], metavar="MIX",
-        help="what to measure, see above, the most important first (default: all of them except FILE, as far as "
-        "they fit)")  # fmt: skip
+        help="what to measure, see above, the most important first (default: all of them except FILE; "
+        "those that need a GPU, more memory, disk space or time than there is are left out)")  # fmt: skip
     add("--cameras", type=positive, default=1, metavar="N", help="number of cameras (default: %(default)s)")
     add("--size", type=size, default=(640, 480), metavar="WxH",
         help="size of the images in pixels (default: 640x480)")  # fmt: skip

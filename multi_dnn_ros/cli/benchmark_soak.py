@@ -19,8 +19,6 @@ from multi_dnn_ros.cli.options import (
 )
 from multi_dnn_ros.common.errors import UsageError
 
-#: A round has about twenty events.
-_SHORTEST_ROUND_S = 5.0
 _DETAILS = """\
 Three cameras (raw, JPEG, and one that is killed and started again) send images to a node over loopback DDS. During the
 run the overlay is subscribed to at times, parameters are changed, DNNs are switched off and on, a model is swapped, the
@@ -45,9 +43,9 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add("--minutes", type=soak_minutes, default=60.0, metavar="MIN",
         help="length of the run in minutes, at least 0.25 (default: %(default)g)")  # fmt: skip
     add("--kill-every", type=not_negative, default=300.0, metavar="S",
-        help="time between two kills of the engine process in seconds, rounded so that the compared windows have whole "
-        "rounds; at least 5, or 0 for neither kills nor model swaps, so that one process serves for the whole run "
-        "(default: %(default)g)")  # fmt: skip
+        help="time between two kills of the engine process in seconds, adjusted so that each compared window contains "
+        "a whole number of these periods; at least 5. 0: neither kills nor model swaps, so that one process serves for "
+        "the whole run (default: %(default)g)")  # fmt: skip
     add("--rate", type=positive_float, default=4.0, metavar="HZ",
         help="images per second and camera (default: %(default)g)")  # fmt: skip
     add_seed(parser, "the order of the events, their values and the images")
@@ -59,12 +57,12 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
 def _run(args: argparse.Namespace) -> int:
     check_files(args, "output", "plot")
     import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
-    from multi_dnn_ros.benchmark.soak.plan import SoakPlan
+    from multi_dnn_ros.benchmark.soak.plan import MIN_ROUND_S, SoakPlan
     from multi_dnn_ros.benchmark.soak.report import soak_table
     from multi_dnn_ros.benchmark.soak.run import measure_soak
 
-    if 0.0 < args.kill_every < _SHORTEST_ROUND_S:
-        raise UsageError(f"--kill-every is {args.kill_every:g}; allowed: 0, or at least {_SHORTEST_ROUND_S:g} seconds")
+    if 0.0 < args.kill_every < MIN_ROUND_S:
+        raise UsageError(f"--kill-every is {args.kill_every:g}; allowed: 0, or at least {MIN_ROUND_S:g} seconds")
     config = read_config(args)
     if config.isolation != "process":
         raise UsageError(f"parameter isolation is {config.isolation}; this scenario needs process")

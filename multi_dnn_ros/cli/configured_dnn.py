@@ -13,6 +13,17 @@ from multi_dnn_ros.common.errors import CommandError, UsageError
 if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
 
+#: Options of MODEL that have a parameter in dnn.<dnn>.
+_PARAMETERS = {
+    **{
+        option: f"parameter {option.replace('-', '_')}"
+        for option in ("weights", "num-classes", "decoder", "labels", "keep", "backend", "precision", "sms")
+    },
+    "calibration-images": "parameter calibration_images",
+    "size": "parameters input_width and input_height",
+    "threshold": "parameter score_threshold",
+}
+
 
 def add_configured_dnn(parser: argparse._ActionsContainer) -> None:
     """--params-file and --dnn."""
@@ -23,10 +34,11 @@ def add_configured_dnn(parser: argparse._ActionsContainer) -> None:
     add("--dnn", metavar="NAME", help="the DNN of --params-file (default: its only one)")
 
 
-def check_configured(args: argparse.Namespace, by_model: Mapping[str, object]) -> None:
-    """Check --params-file and --dnn against the options that they replace.
+def check_configured(args: argparse.Namespace, model_options: Mapping[str, object]) -> None:
+    """Check that no option for MODEL is given with --params-file, and --dnn only with it.
 
-    by_model: options of MODEL, with their defaults. Raises UsageError; CommandError for a file that does not exist.
+    model_options: options that are allowed only with MODEL, with their defaults. Raises UsageError; CommandError for a
+    parameter file that does not exist.
     """
     if args.params_file is None:
         if args.dnn is not None:
@@ -34,9 +46,12 @@ def check_configured(args: argparse.Namespace, by_model: Mapping[str, object]) -
         return
     if not args.params_file.is_file():
         raise CommandError(f"--params-file is {args.params_file}, and there is no such file")
-    for option, default in by_model.items():
-        if getattr(args, option.replace("-", "_")) != default:
-            raise UsageError(f"--{option} is for MODEL; with --params-file, set it there")
+    for option, default in model_options.items():
+        if getattr(args, option.replace("-", "_")) == default:
+            continue
+        if option in _PARAMETERS:
+            raise UsageError(f"--{option} is for MODEL; with --params-file, set {_PARAMETERS[option]} there")
+        raise UsageError(f"--{option} is for MODEL; it cannot be used with --params-file")
 
 
 def read_configured(args: argparse.Namespace) -> tuple[str, NodeConfig]:

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from multi_dnn_ros.planning.timing import Target
 
 _DETAILS = """\
-Each convolution larger than 1x1 is replaced by three smaller ones, 1x1 -> core -> 1x1 (Tucker-2 decomposition of the
-channel modes). The result is one file that the node loads (parameter dnn.<dnn>.model: FILE): a .safetensors file for
-built-in and torchvision networks, a .pt2 file for others.
+Each plain 2D convolution larger than 1x1, except depthwise ones and those with one input channel, is replaced by up to
+three smaller ones, 1x1 -> core -> 1x1 (Tucker-2 decomposition of the channel modes). The result is one file that the
+node loads (parameter dnn.<dnn>.model: FILE): a .safetensors file for built-in and torchvision networks, a .pt2 file for
+others.
 
 Lower ranks cost accuracy. Recover it with `multi-dnn retrain`, and check the result with `multi-dnn evaluate`.
 
@@ -44,8 +45,9 @@ How the ranks are chosen (--ranks):
   evbmf     the ranks that variational Bayesian matrix factorization finds above the noise; no option to set
   budget    a given reduction of the network's MACs (--macs-cut), distributed so that the error is smallest
   measured  the ranks of --base or larger ones, whichever are fastest when each layer is timed on --device with
-            --backend; layers that become slower stay as they are. The whole network is then timed against the
-            original, alone and --instances at once; until it is faster, layers are restored one after another.
+            --backend; layers that do not become faster stay as they are. The whole network is then timed against the
+            original, alone and --instances at once; while it is not faster, the half of the decomposed layers with the
+            smallest gains is restored.
 """
 _EXAMPLES = """\
 multi-dnn decompose builtin:object --output object.safetensors --ratio 0.5
@@ -59,7 +61,7 @@ _POLICIES = ("ratio", "energy", "evbmf", "budget", "measured")
 def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
     parser = add_command(
-        subparsers, "decompose", "reduce the operations of a DNN by Tucker decomposition", details=_DETAILS,
+        subparsers, "decompose", "reduce the MACs of a DNN by Tucker decomposition", details=_DETAILS,
         examples=_EXAMPLES, run=run, libraries=("scipy", "tensorly"),
     )  # fmt: skip
     add_model(parser)
@@ -75,7 +77,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--macs-cut", type=positive_fraction, default=0.4, metavar="X",
         help="for budget: fraction of the MACs to remove, 0..1 (default: %(default)s)")  # fmt: skip
     add("--base", choices=_POLICIES[:-1], default="ratio",
-        help="for measured: the policy that gives the smallest ranks to try (default: %(default)s)")  # fmt: skip
+        help="for measured: policy whose ranks are the lower bound of those tried (default: %(default)s)")  # fmt: skip
     add("--alignment", type=positive, default=8, metavar="N",
         help="ranks are multiples of N (default: %(default)s)")  # fmt: skip
     add("--floor", type=positive, default=8, metavar="N", help="smallest rank (default: %(default)s)")

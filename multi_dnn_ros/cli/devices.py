@@ -94,7 +94,7 @@ def _tables(devices: Sequence[Device], links: Sequence[Link]) -> str:
                 device.id,
                 device.name,
                 f"{device.memory_bytes / 2**30:.1f}",
-                str(device.units),
+                str(device.cores_or_sms),
                 ", ".join(device.features),
             ]
             for device in devices

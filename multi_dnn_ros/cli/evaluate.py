@@ -93,7 +93,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="add a row per network with its scores as the node serves it: batch norms folded, one image per "
         "inference, with --backend at --precision on --device")  # fmt: skip
     add("--latency", action="store_true", help="time the networks in turn")
-    add_target(serving)
+    add_target(serving, int8=True)
     add_calibration(serving)
     several = parser.add_argument_group("several processors")
     add_units(several, required=False, default="do not use several")

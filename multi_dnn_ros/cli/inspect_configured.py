@@ -14,15 +14,17 @@ if TYPE_CHECKING:
     from multi_dnn_ros.models.dnn import Dnn
     from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Options that the parameter file replaces, with their defaults.
-_BY_MODEL: dict[str, object] = {
+#: Options that are allowed only with MODEL, with their defaults.
+_MODEL_OPTIONS: dict[str, object] = {
     "weights": "default", "size": None, "decoder": "auto", "labels": [], "keep": [], "threshold": 0.0, "compile": False,
 }  # fmt: skip
 
 
 def inspect_configured(args: argparse.Namespace) -> int:
-    """Print the results that `--dnn` of `--params-file` gives, and draw them. Raises UsageError, ParameterError,
-    ModelError; ConfigError for a network that cannot process its tiles.
+    """Print the results of the DNN `--dnn` of `--params-file` and how each is decoded; with `--image`, also draw them.
+
+    Returns 0. Raises UsageError, ParameterError, ModelError; ConfigError for a network that cannot process its tiles;
+    CommandError for an image that does not exist.
     """
     from multi_dnn_ros.models.load import load_dnn
     from multi_dnn_ros.pipeline.tiles_check import check_tiles
@@ -81,8 +83,10 @@ def _text(content: dict[str, Any]) -> str:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise UsageError unless the arguments name either MODEL or a DNN of --params-file."""
-    check_configured(args, _BY_MODEL)
+    """Raise UsageError unless the arguments name either MODEL or a DNN of --params-file; CommandError for a parameter
+    file that does not exist.
+    """
+    check_configured(args, _MODEL_OPTIONS)
     if args.params_file is not None and args.model is not None:
         raise UsageError("MODEL and --params-file both name a model; give only one of them")
     if args.params_file is None and args.model is None:

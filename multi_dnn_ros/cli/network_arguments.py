@@ -25,8 +25,14 @@ if TYPE_CHECKING:
 PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16", "int8")
 #: What an argument that names a network can be.
 MODEL_HELP = ", ".join(extensions.model_forms())
-_WEIGHTS = "weights of a torchvision network: a file, a name such as COCO_V1, or random"
-WEIGHTS_HELP = f"{_WEIGHTS} (default: %(default)s, those inside the model; torchvision networks need the option)"
+WEIGHTS_HELP = (
+    "weights of a torchvision network, which needs this option: a file, a name such as COCO_V1, or random; other "
+    "models contain their weights (default: %(default)s)"
+)
+_TIMING_WEIGHTS_HELP = (
+    "weights of a torchvision network: a file, a name such as COCO_V1, or random (default: random, which does not "
+    "change the times)"
+)
 DATA_HELP = """\
 data (KIND:PATH):
   cifar10:PATH   CIFAR-10: its archive, or a folder or archive with train/<class>/*.jpg and test/<class>/*.jpg
@@ -69,7 +75,7 @@ def add_loading(parser: argparse._ActionsContainer, weights: str = "default") ->
         "--weights",
         default=weights,
         metavar="WEIGHTS",
-        help=WEIGHTS_HELP if weights else f"{_WEIGHTS} (default: random, which does not change the times)",
+        help=WEIGHTS_HELP if weights else _TIMING_WEIGHTS_HELP,
     )
     add("--num-classes", type=natural, default=0, metavar="N",
         help="classes of a torchvision network (default: those of its weights)")  # fmt: skip
@@ -167,13 +173,13 @@ def check_weights(args: argparse.Namespace, models: Sequence[str]) -> None:
         raise UsageError(f"--weights is for {forms}; {', '.join(models)} comes with its own weights")
 
 
-def add_target(parser: argparse._ActionsContainer) -> None:
-    """How networks are timed: --backend, --precision, --sms, --instances."""
+def add_target(parser: argparse._ActionsContainer, *, int8: bool = False) -> None:
+    """How networks are timed: --backend, --precision, --sms, --instances. int8: whether the command calibrates it."""
     add = parser.add_argument
     backends = ", ".join(("auto", *extensions.names(extensions.BACKENDS)))
     add("--backend", default="auto", metavar="NAME",
         help=f"backend that the node will use: {backends} (default: %(default)s)")  # fmt: skip
-    add("--precision", choices=PRECISIONS, default="auto",
+    add("--precision", choices=[name for name in PRECISIONS if int8 or name != "int8"], default="auto",
         help="precision that the node will use (default: %(default)s)")  # fmt: skip
     add("--sms", type=positive, metavar="N",
         help="use only N SMs of the GPU, by a CUDA green context (default: all)")  # fmt: skip
@@ -193,12 +199,8 @@ def read_target(
 ) -> Target:
     """What networks are timed on: --device, --sms, --backend and --precision.
 
-    calibration: makes the inputs on which int8 is calibrated. Raises UsageError for int8 without it.
+    calibration: makes the inputs on which int8 is calibrated; needed only for that precision.
     """
-    if args.precision == "int8" and calibration is None:
-        raise UsageError(
-            "--precision int8 needs images to calibrate the network with; use `multi-dnn evaluate --served`"
-        )
     from multi_dnn_ros.benchmark.paper.partition import check_partition
     from multi_dnn_ros.pipeline import choices
     from multi_dnn_ros.planning.timing import Target

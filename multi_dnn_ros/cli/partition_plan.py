@@ -11,8 +11,8 @@ from multi_dnn_ros.cli.partition_arguments import add_model, add_search, add_uni
 from multi_dnn_ros.cli.partition_report import plan_json, plan_table, subset_table
 
 _DETAILS = """\
-The batch is divided so that the last unit finishes as early as possible, by the tables of `multi-dnn partition
-profile`. Times between two measured batch sizes are interpolated linearly.
+The batch is divided so that the last unit finishes as early as possible, according to the times in the tables of
+`multi-dnn partition profile`. Times between two measured batch sizes are interpolated linearly.
 """
 
 

@@ -46,7 +46,7 @@ partition run`, instead of frame by frame by an engine. This is meant for long r
 
 With --cluster, IN_BAG is a folder: every recording in it is replayed, each as a task of a Ray cluster or in a process
 of this machine. OUT_BAG gets a recording of the same name for each, its log, and manifest.json with the outcome and
-checksums. A recording that fails does not stop the others. Given again, the command replays only what is missing, has
+checksums. A recording that fails does not stop the others. If run again, the command replays only what is missing, has
 failed or has changed. On several hosts the folders must have the same paths everywhere.
 
 With --live the frames go through a running node, which must have been started with parameter `autostart` false. The
@@ -54,8 +54,8 @@ replay sets its cameras to reliable QoS, configures and activates it, and publis
 each when all results of the previous one have arrived. At the end the node is unconfigured again. The new recording is
 the same as without --live; the last line printed is `N of M frames`, the frames with results of every DNN.
 
-Exit codes: 0 every frame was replayed; 1 a recording is damaged or, with --cluster, failed or, with --live, N is less
-than M; 2 wrong usage.
+Exit codes: 0 success, also if frames were dropped with an error (see the counts); 1 an error, a damaged recording or,
+with --cluster, a failed one or, with --live, N is less than M; 2 wrong usage.
 """
 _EXAMPLES = """\
 multi-dnn replay drive/ results/

@@ -83,7 +83,7 @@ def with_change(value: float | None, first: float | None, digits: int = 3) -> st
 
 
 def three_digits(value: float) -> str:
-    """Format with three significant digits: 0.0123, 4.56, 789, 12346."""
+    """Format with three significant digits, from 999.5 on as a whole number: 0.0123, 4.56, 789, 12346."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
@@ -102,8 +102,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def between_markers(document: str, begin: str, end: str, text: str) -> str:
-    """`document` with `text` between the two markers. Raises ValueError if a marker is missing."""
+def replace_between_markers(document: str, begin: str, end: str, text: str) -> str:
+    """Return `document` with the text between the two markers replaced by `text`.
+
+    Raises ValueError if a marker is missing.
+    """
     head, found_begin, rest = document.partition(begin)
     _, found_end, tail = rest.partition(end)
     if not found_begin or not found_end:
@@ -127,9 +130,17 @@ def cpu_count() -> int:
 
 
 def nvidia_smi_id(index: int = 0) -> str:
-    """nvidia-smi's identifier of PyTorch's device cuda:<index>, which CUDA_VISIBLE_DEVICES may have renumbered."""
+    """nvidia-smi's identifier of PyTorch's device cuda:<index>: `GPU-<UUID>`, or an index if the UUID is unknown.
+
+    The indices differ: CUDA_VISIBLE_DEVICES selects and renumbers GPUs, and CUDA numbers the fastest GPU first unless
+    CUDA_DEVICE_ORDER is PCI_BUS_ID; nvidia-smi numbers by bus address.
+    """
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return visible[index] if index < len(visible) else str(index)
+    named = visible[index] if index < len(visible) else str(index)
+    if named.startswith("MIG-"):
+        return named
+    uuid = _gpu_uuid(index)
+    return f"GPU-{uuid}" if uuid else named
 
 
 def cpu_model() -> str:
@@ -141,6 +152,17 @@ def cpu_model() -> str:
     except OSError:
         pass  # not Linux
     return platform.processor() or platform.machine()
+
+
+def _gpu_uuid(index: int) -> str:
+    """Empty if there is no such GPU, or this release of PyTorch has no UUIDs."""
+    import torch
+
+    try:
+        properties: Any = torch.cuda.get_device_properties(index)
+    except (AssertionError, RuntimeError):  # PyTorch without CUDA; no driver
+        return ""
+    return str(getattr(properties, "uuid", ""))
 
 
 def _gpu() -> str | None:

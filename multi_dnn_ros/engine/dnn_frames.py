@@ -114,7 +114,7 @@ class DnnFrames:
             item, timing, published_ns, deadline_ns = self._unrecorded.popleft()
             if item in self._in_progress:  # otherwise abandoned before it was recorded
                 self._in_progress.discard(item)
-                self._recorders[item.frame.camera].publish(timing, published_ns, deadline_ns)
+                self._recorders[item.frame.camera].record_published(timing, published_ns, deadline_ns)
                 self._health.succeeded()
         return True
 

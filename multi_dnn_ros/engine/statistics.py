@@ -44,7 +44,8 @@ class DnnCameraStatistics:
 
     latencies: end_to_end: arrival to end of publishing; decode: decoding the image, on arrival; mailbox: waiting for
     decoding and for the DNN; pre: upload and preprocessing; queue: waiting in the shared queue; compute: the layers;
-    post: outputs to result; publish: the on_result callback.
+    post: outputs to result; publish: from the decoded result to the end of publishing, in the node's process including
+    the transfer from the engine process.
     rate_hz: results per second over the window. batch: mean frames per inference over the window.
     """
 
@@ -86,7 +87,11 @@ class DnnCameraRecorder:
     def pending(self) -> int:
         return self.offered - self.published - self.dropped.total()
 
-    def publish(self, timing: Timing, published_ns: int, deadline_ns: int | None) -> None:
+    def record_published(self, timing: Timing, published_ns: int, deadline_ns: int | None) -> None:
+        """Count a published result.
+
+        published_ns: when publishing ended. deadline_ns: from arrival; None: no deadline.
+        """
         self.published += 1
         if deadline_ns is not None and published_ns - timing.received_ns > deadline_ns:
             self.deadline_misses += 1

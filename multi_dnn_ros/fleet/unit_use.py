@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
@@ -25,6 +26,7 @@ class UnitUse:
         self._since = self._sampled = time.monotonic()
         self._gpu: list[list[float]] = [[] for _ in units]
         self._smi = shutil.which("nvidia-smi") if any(unit.device.startswith("cuda") for unit in units) else None
+        self._smi_ids: list[str] = []  # of each unit; from the first sample on
 
     def sample(self, pids: Sequence[Sequence[int]]) -> None:
         """Add the use since the last call. pids: ids of the processes on each unit."""
@@ -64,15 +66,25 @@ class UnitUse:
         return 0.0 if before is None else total - before
 
     def _gpu_use(self, smi: str) -> Mapping[int, float]:
-        ids = {k: nvidia_smi_id(int(unit.device.partition(":")[2])) for k, unit in enumerate(self._units)}
+        if not self._smi_ids:
+            self._smi_ids = [nvidia_smi_id(int(unit.device.partition(":")[2])) for unit in self._units]
         command = [
             smi,
-            f"--id={','.join(ids.values())}",
-            "--query-gpu=utilization.gpu",
+            f"--id={','.join(self._smi_ids)}",
+            "--query-gpu=index,uuid,utilization.gpu",
             "--format=csv,noheader,nounits",
         ]
         try:
-            lines = subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.split()
-            return {unit: float(line) / 100.0 for unit, line in zip(ids, lines, strict=True)}
-        except (OSError, ValueError, subprocess.TimeoutExpired):
-            return {}  # a GPU without this figure counts as free
+            use = parse_use(subprocess.run(command, capture_output=True, text=True, timeout=5).stdout)
+        except (OSError, subprocess.TimeoutExpired):
+            return {}
+        # A GPU without this figure counts as free.
+        return {unit: use[name] for unit, name in enumerate(self._smi_ids) if name in use}
+
+
+def parse_use(text: str) -> dict[str, float]:
+    """Use 0..1 in lines such as `0, GPU-8d1b..., 37`, by index and by UUID. Lines without a number are skipped."""
+    use = {}
+    for index, uuid, percent in re.findall(r"^(\d+), *(\S+), *(\d+)$", text, re.M):
+        use[index] = use[uuid] = float(percent) / 100.0
+    return use

@@ -1,4 +1,4 @@
-"""Cuts any DNN into jobs: runs of consecutive layers, each of which passes on the tensors that later runs need."""
+"""Cuts any DNN into stages: runs of consecutive layers, each of which passes on the tensors that later runs need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from multi_dnn_ros.graph.partition import SLACK, partition
 from multi_dnn_ros.graph.trace import trace
 
 # Rates of a nominal machine, to estimate the time of an operation from its arithmetic, its memory traffic and a fixed
-# cost. For balance only their ratios matter. Not used if the caller passes measured times as `costs`.
+# cost. For balance only their ratios matter. If the caller passes measured times as `costs`, only _BYTES_PER_S is used,
+# for the cost of a cut.
 _FLOPS_PER_S = 100e9
 _BYTES_PER_S = 10e9
 _OPERATION_S = 5e-6
@@ -28,7 +29,7 @@ NodeCost = Callable[[fx.Node], float]
 
 
 class GraphStage(nn.Module):
-    """One job of a DNN: forward(carried tensors) -> carried tensors of the next stage, or the flat raw outputs.
+    """One stage of a DNN: forward(carried tensors) -> carried tensors of the next stage, or the flat raw outputs.
 
     graph: the operations as a GraphModule whose placeholders are the carried tensors. layers: for each layer, in order,
     the names of its traced operations. cost_s: their estimated or measured seconds. Parameters are shared with the
@@ -61,34 +62,35 @@ class _Layer:
     cut_cost_s: float
 
 
-def cut(
+def cut_module(
     module: nn.Module,
     example_inputs: Tensors,
-    jobs: int,
+    stages: int,
     *,
     costs: NodeCost | None = None,
     limit_s: float = float("inf"),
     fold_batch_norm: bool = False,
 ) -> list[GraphStage]:
-    """Cut `module` (eval mode) into `jobs` stages of about equal cost that, run in sequence, compute the same results.
+    """Cut `module` (eval mode) into stages of about equal cost that, run in sequence, compute the same results.
 
     example_inputs: positional inputs of the final shapes and types; the first stage takes them as its carried tensors.
     The last stage returns the module's output tensors as a flat tuple, in the order in which its tuples and dicts
-    contain them. A DNN with fewer layers than `jobs` is cut into one stage per layer. A layer is one traced operation
-    and the views of its result.
+    contain them. stages: their number; a DNN with fewer layers is cut into one stage per layer. A layer is one traced
+    operation and the views, selections and in-place writes that directly follow it.
     costs: seconds per node; by default estimated from operation counts and memory traffic. limit_s: maximum cost of a
-    stage with several layers; it is exceeded if `jobs` is too small.
+    stage with several layers; it is exceeded if `stages` is too small.
     Cuts are placed where few bytes are carried, and preferably before a convolution or matrix product instead of
     between it and its activation.
     Parameters and buffers are shared with `module`, except those of batch norms that `fold_batch_norm` folds into the
     preceding convolution. Values that depend on neither inputs nor parameters are computed here, once. Every stage can
     be moved to any device.
 
-    Raises ValueError in training mode or for jobs < 1, TraceError if the module cannot be traced.
+    Raises ValueError in training mode or for stages < 1, TraceError if the module cannot be traced.
     """
     if module.training:
         raise ValueError(f"{type(module).__name__} is in training mode; call .eval() first")
-    return split(trace(module, example_inputs, fold_batch_norm=fold_batch_norm), jobs, costs=costs, limit_s=limit_s)
+    traced = trace(module, example_inputs, fold_batch_norm=fold_batch_norm)
+    return cut_graph(traced, stages, costs=costs, limit_s=limit_s)
 
 
 def untraced_stage(layer: nn.Module) -> GraphStage:
@@ -100,23 +102,24 @@ def untraced_stage(layer: nn.Module) -> GraphStage:
     return GraphStage(fx.GraphModule(parts, graph, class_name="StageGraph"), (("layer",),), 0.0)
 
 
-def split(
-    graph_module: fx.GraphModule, jobs: int, *, costs: NodeCost | None = None, limit_s: float = float("inf")
+def cut_graph(
+    graph_module: fx.GraphModule, stages: int, *, costs: NodeCost | None = None, limit_s: float = float("inf")
 ) -> list[GraphStage]:
-    """Cut a graph made by :func:`multi_dnn_ros.graph.trace.trace`; otherwise as :func:`cut`."""
-    if jobs < 1:
-        raise ValueError(f"jobs = {jobs}: must be at least 1")
+    """Cut a graph made by :func:`multi_dnn_ros.graph.trace.trace`; otherwise as :func:`cut_module`."""
+    if stages < 1:
+        raise ValueError(f"stages = {stages}: must be at least 1")
     layers = _layers(graph_module, costs or _estimate(graph_module))
     if not layers:
         return [_stage(graph_module, [], _inputs(graph_module), _results(graph_module))]
     slack = SLACK if costs is None else _KNOWN_SLACK
-    starts = partition([layer.cost_s for layer in layers], [layer.cut_cost_s for layer in layers], jobs, slack, limit_s)
-    stages = []
+    costs_s, cut_costs_s = [layer.cost_s for layer in layers], [layer.cut_cost_s for layer in layers]
+    starts = partition(costs_s, cut_costs_s, stages, slack, limit_s)
+    result = []
     for begin, end in zip(starts, [*starts[1:], len(layers)], strict=True):
         carried_out = layers[end].carried if end < len(layers) else _results(graph_module)
         carried_in = layers[begin].carried if begin else _inputs(graph_module)
-        stages.append(_stage(graph_module, layers[begin:end], carried_in, carried_out))
-    return stages
+        result.append(_stage(graph_module, layers[begin:end], carried_in, carried_out))
+    return result
 
 
 def _inputs(graph_module: fx.GraphModule) -> list[fx.Node]:
@@ -130,8 +133,10 @@ def _results(graph_module: fx.GraphModule) -> list[fx.Node]:
 
 
 def _layers(graph_module: fx.GraphModule, costs: NodeCost) -> list[_Layer]:
-    """Group the operations into layers, so that all values that cross a cut are tensors (not tuples of them), and a
-    view of a result is in the layer of the operation that produces the result.
+    """Group the operations into layers, so that all values that cross a cut are tensors (not tuples of them).
+
+    A layer is one operation and the views, selections and in-place writes that directly follow it. A view of the result
+    of an earlier layer therefore belongs to the layer before it.
     """
     operations = [node for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     position = {node: index for index, node in enumerate(operations)}
@@ -194,7 +199,9 @@ def _is_elementwise(node: fx.Node) -> bool:
 
 
 def _estimate(graph_module: fx.GraphModule) -> NodeCost:
-    """Seconds of a node on the nominal machine: the maximum of its arithmetic and its memory traffic."""
+    """A function that returns the seconds of a node on the nominal machine: the larger of its times for arithmetic and
+    memory traffic, plus a fixed cost; 0 for a selection.
+    """
     describe = counter(graph_module)
 
     def seconds(node: fx.Node) -> float:

@@ -1,8 +1,9 @@
 """The file that compression and training write for the node: weights, and what is needed to rebuild the network.
 
 Two forms. ``.safetensors`` for networks that the package builds from a name: the state dict, and in the header, as JSON
-strings, the fields of a Description. ``.pt2`` for networks that came as a file: the exported program, with the same
-fields in its extra file ``multi_dnn_ros.json``. Reading a file never executes code from it.
+strings, the fields of a Description except `preprocess` and `decoder`, which follow from the name. ``.pt2`` for
+networks that came as a file: the exported program, with all fields in its extra file ``multi_dnn_ros.json``. Reading a
+file never executes code from it.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def save_artifact(path: Path, module: nn.Module, description: Description) -> No
 
     module: float32, on any device, in eval mode. For .safetensors it must have the layers of `description.model` with
     `description.plan` applied (the whole torchvision detector, including its transform); for .pt2 it may be any module
-    that takes one image (1, 3, height, width). Raises ModelError, which names the file, for a suffix that does not fit
-    the model and for weights that are not finite; OSError if the file cannot be written.
+    that takes one image (1, 3, height, width). Raises ModelError for a suffix that does not fit the model or weights
+    that are not finite (the message names the file), and for a network that cannot be exported (it names the model);
+    OSError if the file cannot be written.
     """
     expected = suffix_of(description.model)
     if path.suffix != expected:
@@ -92,9 +94,10 @@ def read_description(path: Path) -> Description | None:
         return Description.model_validate_json(json.dumps(fields))
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "header"
+        fields_of = _EXTRA if path.suffix == ".pt2" else "header"
+        key = ".".join(str(part) for part in first["loc"])
         shown = str(first["input"])[:80]
-        raise ModelError(f"{path}: header field {key} is {shown!r}: {first['msg']}") from None
+        raise ModelError(f"{path}: {fields_of}{key and ' field '}{key} is {shown!r}: {first['msg']}") from None
 
 
 def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from multi_dnn_ros.backends import Stage, Tensors, run_stages
 from multi_dnn_ros.common.cpu_features import has_bf16_products
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.pipeline.choices import backend_name, choose_backend
 
@@ -42,7 +42,7 @@ def slower_than_float32(dnn: Dnn, stages: tuple[Stage, ...]) -> str | None:
     backend = backend_name("auto", cpu, dnn.name)
     inputs = dnn.example_inputs()
     (whole,) = choose_backend("auto", cpu, dnn=dnn.name).prepare(
-        cut(dnn.module, inputs, 1, fold_batch_norm=True), inputs, cpu
+        cut_module(dnn.module, inputs, 1, fold_batch_norm=True), inputs, cpu
     )
     image = tuple(torch.rand_like(tensor) for tensor in inputs)
     bf16_ms, float32_ms = median_times_ms(image, partial(run_stages, stages), whole)

@@ -24,7 +24,7 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.task import DnnTask
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.graph.trace import TraceError
 from multi_dnn_ros.models.builtin import builtin_notice
 from multi_dnn_ros.models.dnn import Dnn
@@ -220,7 +220,7 @@ def make_task(
     """
     plan = plan or JobPlan(settings.jobs)
     inputs = dnn.example_inputs()
-    stages = cut(dnn.module, inputs, plan.jobs, costs=plan.costs, limit_s=plan.limit_s, fold_batch_norm=True)
+    stages = cut_module(dnn.module, inputs, plan.jobs, costs=plan.costs, limit_s=plan.limit_s, fold_batch_norm=True)
     chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
     for size in sizes_to_prepare(min(settings.max_batch, len(cameras)), device)[1:]:
         chains[size] = _cut_for_batch(dnn, settings, size, len(stages))
@@ -255,7 +255,7 @@ def make_task(
 def _cut_for_batch(dnn: Dnn, settings: DnnConfig, images: int, jobs: int) -> Sequence[torch.nn.Module]:
     """The stages for a batch: as many as for one image, cut by estimated costs."""
     try:
-        return cut(dnn.module, repeat_inputs(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
+        return cut_module(dnn.module, repeat_inputs(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
     except TraceError as error:
         raise _batch_error(dnn, settings, f"with {images} images, {error}") from None
 

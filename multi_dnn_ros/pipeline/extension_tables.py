@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.common.reporting import between_markers
+from multi_dnn_ros.common.reporting import replace_between_markers
 from multi_dnn_ros.models.registry import MODEL_SOURCES
 from multi_dnn_ros.vision.decoders.registry import DECODERS
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
@@ -54,7 +54,7 @@ def markdown() -> str:
 
 def in_document(text: str) -> str:
     """`text` with new tables between the markers. Raises ValueError if a marker is missing."""
-    return between_markers(text, BEGIN, END, markdown())
+    return replace_between_markers(text, BEGIN, END, markdown())
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

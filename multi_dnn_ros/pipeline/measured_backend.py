@@ -35,7 +35,7 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.machine_cache import CONTENT, Key, MachineCache
 from multi_dnn_ros.common.reporting import table, three_digits
 from multi_dnn_ros.graph.checksum import network_checksum
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.pipeline.choices import backend_name, choose_backend
 from multi_dnn_ros.settings.schema import DnnConfig
@@ -197,7 +197,7 @@ def _candidates(settings: DnnConfig, device: torch.device) -> list[Row]:
 def _measured(dnn: Dnn, settings: DnnConfig, device: torch.device, rows: Sequence[Row]) -> tuple[list[Row], bool]:
     """The rows with times and errors, and whether no candidate ran out of memory."""
     inputs = dnn.example_inputs()
-    stages = cut(dnn.module, inputs, settings.jobs, fold_batch_norm=True)
+    stages = cut_module(dnn.module, inputs, settings.jobs, fold_batch_norm=True)
     image = noise_like(inputs)
     with torch.inference_mode():
         expected = tuple(tensor.clone() for tensor in run_stages(stages, image))

@@ -44,10 +44,10 @@ _MAX_LOGGED_REASONS = 3
 class JobPlan:
     """How one DNN is cut.
 
-    jobs: number of jobs. costs, limit_s: arguments of :func:`multi_dnn_ros.graph.cut.cut`; without costs, the times are
-    unknown and cut() uses its own estimates. The first layer's cost includes preprocessing, which runs in the first
-    job. launch_s: launch cost per job. known: source of the times, "predicted" or "measured". bound_s: maximum duration
-    of a job; None: no maximum.
+    jobs: number of jobs. costs, limit_s: arguments of :func:`multi_dnn_ros.graph.cut.cut_module`; without costs, the
+    times are unknown and cut_module uses its own estimates. The first layer's cost includes preprocessing, which runs
+    in the first job. launch_s: launch cost per job. known: source of the times, "predicted" or "measured". bound_s:
+    maximum duration of a job; None: no maximum.
     """
 
     jobs: int

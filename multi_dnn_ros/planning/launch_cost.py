@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import StaticStage
-from multi_dnn_ros.graph.cut import split
+from multi_dnn_ros.graph.cut import cut_graph
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.planning.timing import Target
 
@@ -24,7 +24,7 @@ def launch_cost_s(target: Target, now: Callable[[], float] = time.perf_counter) 
     On a GPU this is the launch of a captured graph (or a kernel), on a CPU the run of a job with almost no work.
     """
     inputs = (torch.zeros(1),)
-    (ready,) = target.make_backend().prepare(split(trace(nn.ReLU().eval(), inputs), 1), inputs, target.device)
+    (ready,) = target.make_backend().prepare(cut_graph(trace(nn.ReLU().eval(), inputs), 1), inputs, target.device)
     carried = ready.inputs if isinstance(ready, StaticStage) else tuple(tensor.to(target.device) for tensor in inputs)
     times = []
     with torch.inference_mode():

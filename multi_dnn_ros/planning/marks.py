@@ -11,7 +11,7 @@ from torch import fx, nn
 from multi_dnn_ros.backends import Stage, Tensors, run_stages
 from multi_dnn_ros.backends.precision import lay_out_channels_last
 from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.graph.cut import GraphStage, split
+from multi_dnn_ros.graph.cut import GraphStage, cut_graph
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.planning.clock import Clock
 from multi_dnn_ros.planning.timing import Target
@@ -125,7 +125,7 @@ def layers_run(
         ready = target.make_backend().prepare(marked, inputs, target.device)
         return MarkedNetwork(ready, inputs, clock, layers, cost_ms, inside=True)
     cost_ms = _call_cost_ms(target, clock)
-    single_layers = split(graph_module, sum(layers))
+    single_layers = cut_graph(graph_module, sum(layers))
     ready = target.make_backend().prepare(single_layers, inputs, target.device)
     clock.prepare(len(ready) + 1)
     return MarkedNetwork(ready, inputs, clock, layers, cost_ms, inside=False)
@@ -143,7 +143,7 @@ def _ends(stage: GraphStage) -> list[int]:
 def _empty(target: Target) -> tuple[GraphStage, Tensors]:
     """A job without layers: its time is the cost of a call."""
     inputs = (torch.zeros(1, device=target.device),)
-    (stage,) = split(trace(nn.Identity().eval(), (torch.zeros(1),)), 1)
+    (stage,) = cut_graph(trace(nn.Identity().eval(), (torch.zeros(1),)), 1)
     return stage, inputs
 
 
@@ -170,7 +170,7 @@ def _mark_between_kernels_ms(target: Target, clock: Clock) -> float:
     graph_module = trace(nn.Sequential(*layers).to(target.dtype).eval(), values)
     if target.channels_last:
         values = lay_out_channels_last(graph_module, values)
-    (stage,) = split(graph_module, 1)
+    (stage,) = cut_graph(graph_module, 1)
     inputs = tuple(tensor.to(target.device) for tensor in values)
     clock.prepare(_COUNT + 1)
     marked = target.make_backend().prepare([MarkedStage(stage, clock, 0)], inputs, target.device)
@@ -190,7 +190,7 @@ def _call_cost_ms(target: Target, clock: Clock) -> float:
     small = trace(nn.Sequential(*(nn.ReLU() for _ in range(_COUNT))).eval(), (torch.zeros(1),))
     times = []
     for stages in (_COUNT, 1):
-        ready = target.make_backend().prepare(split(small, stages), inputs, target.device)
+        ready = target.make_backend().prepare(cut_graph(small, stages), inputs, target.device)
         clock.prepare(stages + 1)
         run = MarkedNetwork(ready, inputs, clock, [1] * stages, 0.0, inside=False)
         times.append(statistics.median(sum(gap for (gap,) in run()) for _ in range(_RUNS)))

@@ -16,7 +16,7 @@ from torch import fx, nn
 from multi_dnn_ros.backends.fused_activations import fused_operations
 from multi_dnn_ros.backends.precision import lay_out_channels_last
 from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.graph.cut import GraphStage, NodeCost, split
+from multi_dnn_ros.graph.cut import GraphStage, NodeCost, cut_graph
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.planning.clock import Clock, clock_for
 from multi_dnn_ros.planning.marks import MarkedNetwork, jobs_run, layers_run
@@ -100,7 +100,7 @@ def measure(
     returns a context manager entered around each round, see realtime_priority. make_clock, preemptions, now:
     replacements for tests. Raises what cutting or the backend raises.
     """
-    stages = tuple(split(traced.graph_module, jobs, costs=costs))
+    stages = tuple(cut_graph(traced.graph_module, jobs, costs=costs))
     clocks = make_clock or (lambda: clock_for(target.device))
     switches = preemptions or (_preemptions if target.device.type == "cpu" else lambda: 0)
     order = random.Random(seed)

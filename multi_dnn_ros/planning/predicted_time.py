@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from multi_dnn_ros.graph.cut import split
+from multi_dnn_ros.graph.cut import cut_graph
 from multi_dnn_ros.graph.stream_plan import time_saved_s
 from multi_dnn_ros.planning.measure import Traced
 from multi_dnn_ros.planning.profile import LayerShape, node_costs
@@ -20,6 +20,6 @@ def network_ms(traced: Traced, layers: Sequence[LayerShape], ms: Sequence[float]
     if max(streams, default=1) == 1:
         return total_ms
     costs = node_costs(zip(layers, ms, strict=True), "the prediction")
-    jobs = split(traced.graph_module, len(streams), costs=costs)  # may be fewer, in a network of few layers
+    jobs = cut_graph(traced.graph_module, len(streams), costs=costs)  # may be fewer, in a network of few layers
     saved_s = sum(time_saved_s(job.graph, costs, count) for job, count in zip(jobs, streams, strict=False))
     return total_ms - saved_s * 1e3

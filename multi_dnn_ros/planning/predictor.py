@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from multi_dnn_ros.common.reporting import write_text
-from multi_dnn_ros.graph.cut import NodeCost, split
+from multi_dnn_ros.graph.cut import NodeCost, cut_graph
 from multi_dnn_ros.graph.operations import KINDS
 from multi_dnn_ros.planning.checked_file import read_checked
 from multi_dnn_ros.planning.device import device_name
@@ -280,7 +280,7 @@ def predicted_costs(
 
 def layers_of(traced: Traced) -> list[LayerShape]:
     """The layers of a network, without running it."""
-    (stage,) = split(traced.graph_module, 1, costs=lambda node: 1.0)
+    (stage,) = cut_graph(traced.graph_module, 1, costs=lambda node: 1.0)
     return describe(traced, stage.layers)
 
 

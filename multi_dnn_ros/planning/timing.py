@@ -22,7 +22,7 @@ from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.reporting import cpu_model
 from multi_dnn_ros.common.resources import cache_folder
-from multi_dnn_ros.graph.cut import cut, untraced_stage
+from multi_dnn_ros.graph.cut import cut_module, untraced_stage
 from multi_dnn_ros.models.decomposed import SvdLinear, TuckerConv2d
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ def _one_job(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> nn.Module:
         return untraced_stage(copied.eval())
     for part in copied.modules():
         part.training = False  # eval() raises for exported programs
-    (job,) = cut(copied, inputs, 1, fold_batch_norm=True)
+    (job,) = cut_module(copied, inputs, 1, fold_batch_norm=True)
     return job
 
 

@@ -13,7 +13,7 @@ import torch
 
 from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.common.reporting import cpu_count
-from multi_dnn_ros.graph.cut import split
+from multi_dnn_ros.graph.cut import cut_graph
 from multi_dnn_ros.planning.clock import clock_for
 from multi_dnn_ros.planning.device import DeviceLimits, measure_limits
 from multi_dnn_ros.planning.marks import layers_run
@@ -105,7 +105,7 @@ def _layer_times(
     """
     times: dict[Load, list[list[float]]] = {load: [] for load in blocks}
     with torch.inference_mode():
-        stages = split(traced.graph_module, 1)
+        stages = cut_graph(traced.graph_module, 1)
         inputs = tuple(tensor.to(target.device) for tensor in traced.inputs)
         run = layers_run(traced.graph_module, stages, inputs, target, clock_for(target.device))
         shapes = describe(traced, stages[0].layers)
@@ -168,6 +168,6 @@ def _load_networks(network: Network | None, target: Target, seed: int) -> Callab
 
     def make() -> ReadyNetwork:
         graph, inputs = trace().graph_module, tuple(tensor.to(target.device) for tensor in trace().inputs)
-        return target.make_backend().prepare(split(copy.deepcopy(graph), 1), inputs, target.device), inputs
+        return target.make_backend().prepare(cut_graph(copy.deepcopy(graph), 1), inputs, target.device), inputs
 
     return functools.cache(make) if target.device.type == "cpu" else make

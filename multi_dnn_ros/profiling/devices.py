@@ -22,7 +22,7 @@ from multi_dnn_ros.common.reporting import cpu_count, cpu_model, nvidia_smi_id
 from multi_dnn_ros.planning.device import measure_limits
 from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.profiling.int8_rate import measure_int8_ops_per_s
-from multi_dnn_ros.profiling.links import Link, link_kinds, measure_host_copies, measure_link
+from multi_dnn_ros.profiling.links import Link, gpu_indices, link_kinds, measure_host_copies, measure_link
 
 #: Precisions that differ in speed. `auto` is one of these, or on a GPU fp32 with TF32 convolutions.
 MEASURED = ("fp32", "tf32", "fp16", "bf16", "int8")
@@ -34,7 +34,8 @@ ReportProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class BackendSupport:
-    """One backend on one device. precisions: those that it supports there. refused: by other precision, the reason.
+    """One backend on one device. precisions: those that it supports there. refused: for each other precision,
+    why it is not supported.
 
     version: of the library that decides its times, "" if that is PyTorch. problem: why the backend cannot run there,
     "" if it can.
@@ -49,7 +50,7 @@ class BackendSupport:
 
 @dataclass(frozen=True)
 class Device:
-    """A processor. id: as for parameter `device`. units: cores that this process may use, or SMs.
+    """A processor. id: as for parameter `device`. cores_or_sms: cores that this process may use, or SMs of a GPU.
 
     features: instructions, or the compute capability, that decide the precisions. ops_per_s: by precision, the faster
     of a matrix product and a 3x3 convolution (int8: a matrix product). not_measured: by precision, the reason.
@@ -60,7 +61,7 @@ class Device:
     id: str
     name: str
     memory_bytes: int
-    units: int
+    cores_or_sms: int
     features: tuple[str, ...]
     backends: tuple[BackendSupport, ...]
     ops_per_s: dict[str, float] = field(default_factory=dict)
@@ -82,7 +83,7 @@ def find_devices() -> list[Device]:
     return [_cpu(), *(_gpu(index) for index in range(gpus))]
 
 
-def steps(devices: Sequence[Device]) -> int:
+def count_measurements(devices: Sequence[Device]) -> int:
     """Number of measurements that :func:`measure_devices` makes."""
     gpus = sum(device.id != "cpu" for device in devices)
     return sum(len(device.precisions) for device in devices) + gpus + gpus * (gpus - 1)
@@ -96,7 +97,7 @@ def measure_devices(
     progress: called with (measurements done, total, what is measured next). scale: factor on the problem sizes, for
     tests.
     """
-    total, done = steps(devices), 0
+    total, done = count_measurements(devices), 0
 
     def step(what: str) -> None:
         nonlocal done
@@ -114,11 +115,11 @@ def measure_devices(
                 device = replace(device, from_host_bytes_per_s=copies[0], to_host_bytes_per_s=copies[1])
         measured.append(device)
     gpus = [int(device.id.partition(":")[2]) for device in devices if device.id != "cpu"]
-    kinds = link_kinds() if len(gpus) > 1 else {}
+    kinds, indices = (link_kinds(), gpu_indices()) if len(gpus) > 1 else ({}, {})
     links = []
     for source, target in permutations(gpus, 2):
         step(f"cuda:{source} to cuda:{target}")
-        links.append(measure_link(source, target, _link_kind(kinds, source, target)))
+        links.append(measure_link(source, target, _link_kind(kinds, indices, source, target)))
     progress(total, total, "")
     return measured, links
 
@@ -129,7 +130,7 @@ def describe(device: Device) -> dict[str, Any]:
         "id": device.id,
         "name": device.name,
         "memory_bytes": device.memory_bytes,
-        "cores" if device.id == "cpu" else "sms": device.units,
+        "cores" if device.id == "cpu" else "sms": device.cores_or_sms,
         "features": list(device.features),
         "ops_per_s": device.ops_per_s,
         "not_measured": device.not_measured,
@@ -232,7 +233,10 @@ def _with_rate(device: Device, precision: str, scale: float) -> Device:
     )
 
 
-def _link_kind(kinds: dict[tuple[int, int], str], source: int, target: int) -> str:
-    # nvidia-smi and PyTorch number GPUs differently if CUDA_VISIBLE_DEVICES is set.
-    ids = nvidia_smi_id(source), nvidia_smi_id(target)
-    return kinds.get((int(ids[0]), int(ids[1])), "") if all(map(str.isdigit, ids)) else ""
+def _link_kind(kinds: dict[tuple[int, int], str], indices: dict[str, int], source: int, target: int) -> str:
+    """kinds: by nvidia-smi's indices, which differ from PyTorch's. indices: nvidia-smi's, by UUID."""
+    ends = [
+        int(name) if name.isdigit() else indices.get(name, -1)
+        for name in (nvidia_smi_id(source), nvidia_smi_id(target))
+    ]
+    return kinds.get((ends[0], ends[1]), "")

@@ -73,13 +73,17 @@ def measure_link(source: int, target: int, kind: str = "") -> Link:
 
 def link_kinds() -> dict[tuple[int, int], str]:
     """How two GPUs are connected, by their nvidia-smi indices. Empty if nvidia-smi is missing or fails."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return parse_topology(done.stdout)
+    return parse_topology(_nvidia_smi("topo", "-m"))
+
+
+def gpu_indices() -> dict[str, int]:
+    """nvidia-smi's index of each GPU by its UUID, such as `GPU-8d1b...`. Empty if nvidia-smi is missing or fails."""
+    return parse_indices(_nvidia_smi("--query-gpu=index,uuid", "--format=csv,noheader"))
+
+
+def parse_indices(text: str) -> dict[str, int]:
+    """The indices in lines of nvidia-smi such as `0, GPU-8d1b...`."""
+    return {uuid: int(index) for index, uuid in re.findall(r"^(\d+), *(\S+)$", text, re.M)}
 
 
 def parse_topology(text: str) -> dict[tuple[int, int], str]:
@@ -100,3 +104,12 @@ def parse_topology(text: str) -> dict[tuple[int, int], str]:
                 count = f" ({name[2]} links)" if name[2] else ""
                 found[int(words[0][3:]), column] = _LINKS[name[1]] + count
     return found
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    """Its output; empty if it is missing or fails."""
+    command = ["nvidia-smi", *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""

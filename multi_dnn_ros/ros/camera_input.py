@@ -76,15 +76,14 @@ class CameraInput:
         """Destroy the subscription."""
         self._subscription.close()
 
-    def update(self, drops: int) -> None:
+    def update(self, dropped_datagrams: int) -> None:
         """Check the publishers and count losses; to be called about twice a second.
 
-        drops: datagrams that the kernel dropped at the sockets of this process since the last call.
+        dropped_datagrams: at the sockets of this process, by the kernel, since the last call.
         """
         now_ns = self._clock()
-        self.record.estimator.add_dropped_datagrams(
-            now_ns, drops, connected=self._publisher_state is PublisherState.FITS
-        )
+        connected = self._publisher_state is PublisherState.FITS
+        self.record.estimator.add_dropped_datagrams(now_ns, dropped_datagrams, connected=connected)
         self._subscription.tick(now_ns)
         self._publishers = image_sources.publishers_of(self._node, self._topic)
         gids = frozenset(publisher.gid for publisher in self._publishers if publisher.type == self._type)
@@ -107,9 +106,12 @@ class CameraInput:
         record.loss_cause = ""
         transport = self._config.transport
         if losses.share > record.max_loss:
-            if losses.drops or not reliable:  # otherwise nothing indicates that the receive buffers are too small
-                self._check.losing(self._camera, record.shape, record.image_bytes, transport)
-            record.loss_cause = self._check.cause(losses, record.image_bytes, reliable, self._camera, transport)
+            # Otherwise nothing indicates that the receive buffers are too small.
+            if losses.dropped_datagrams or not reliable:
+                self._check.check_after_losses(self._camera, record.shape, record.image_bytes, transport)
+            record.loss_cause = self._check.explain_losses(
+                losses, record.image_bytes, reliable, self._camera, transport
+            )
 
     def _is_reliable(self) -> bool:
         return bool(self._subscription.qos.reliability == ReliabilityPolicy.RELIABLE)
@@ -162,7 +164,7 @@ class CameraInput:
             self._clock(), shape, size, stamp_ns, number, age_ns, single_publisher=single_publisher, late=late
         )
         if record.received == 1:
-            self._check.first_image(self._camera, shape, size, self._is_reliable(), self._config.transport)
+            self._check.check_first_image(self._camera, shape, size, self._is_reliable(), self._config.transport)
 
     def _on_lost(self, count: int) -> None:
         self.record.estimator.add_reported_losses(self._clock(), count)

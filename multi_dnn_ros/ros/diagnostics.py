@@ -212,7 +212,7 @@ def _loss_values(losses: Losses) -> dict[str, object]:
         "lost (estimated)": "unknown" if losses.lost is None else losses.lost,
         "missing of the last 10 s (%)": f"{100 * losses.share:.1f}",
         "loss estimate from": losses.source,
-        "datagrams dropped by the kernel": losses.drops,
+        "datagrams dropped by the kernel": losses.dropped_datagrams,
     }
 
 

@@ -40,14 +40,14 @@ class Losses:
     """Images of one camera since the subscription.
 
     lost: number of images; None: unknown. share: part of the images of the last 10 s that is missing, 0 to 1. source:
-    what the estimate is based on, in words. drops: datagrams that the kernel dropped at the sockets of this process.
+    what the estimate is based on, in words. dropped_datagrams: at the sockets of this process, by the kernel.
     """
 
     received: int
     lost: int | None
     share: float
     source: str
-    drops: int
+    dropped_datagrams: int
 
     @property
     def sent(self) -> int | None:
@@ -174,8 +174,8 @@ class LossEstimator:
     def _share(self, now_ns: int, lost: int | None, source: str) -> float:
         if lost is None:
             self._forget_old_drops(now_ns)
-            drops = sum(datagrams for _, datagrams in self._recent_drops)
-            return 1.0 if self._raw and not self._received and drops >= _MIN_DROPS else 0.0
+            recent = sum(datagrams for _, datagrams in self._recent_drops)
+            return 1.0 if self._raw and not self._received and recent >= _MIN_DROPS else 0.0
         while len(self._history) > 1 and now_ns - self._history[1][0] >= RECENT_NS:
             self._history.popleft()
         begin_ns, received_before, lost_before = self._history[0]

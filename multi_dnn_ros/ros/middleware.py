@@ -24,10 +24,12 @@ _FAST_VARIABLES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_F
 _FAST_USER_VARIABLES = (*_FAST_VARIABLES, "FASTDDS_BUILTIN_TRANSPORTS")
 #: Files that Fast DDS reads from the working directory.
 _FAST_USER_FILES = ("DEFAULT_FASTRTPS_PROFILES.xml", "DEFAULT_FASTDDS_PROFILES.xml")
-#: Smallest net.core.rmem_max with which images of 1280x720 fit a socket's receive buffer (measured, docs/cameras.md).
+#: Smallest net.core.rmem_max with which Fast DDS is configured to receive images by UDP; an image of 1280x720 bgr8
+#: needs 1.6 MB (docs/cameras.md).
 FAST_UDP_MIN_BYTES = 2_000_000
-#: Size in /dev/shm of the segment configured in our files (measured: 70,258,688 bytes). Docker's default is 64 MB.
-_SHARED_MEMORY_BYTES = 72_000_000
+#: Free space in /dev/shm that the segment of our files needs (measured: 70,258,688 bytes). Docker gives a container
+#: 64 MB by default.
+_MIN_FREE_SHM_BYTES = 72_000_000
 _SHARED_MEMORY = Path("/dev/shm")
 _RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
 _MAPS = Path("/proc/self/maps")
@@ -37,13 +39,13 @@ _MAPS = Path("/proc/self/maps")
 class Middleware:
     """The result of :func:`configure`. name: RMW implementation; empty for the standalone runtime.
 
-    text: one line for the log. ours: the settings file, if it is one of this package; None: settings of the user or
-    defaults.
+    text: one line for the log. package_file: the settings file, if it is one of this package; None: settings of the
+    user or defaults.
     """
 
     name: str
     text: str
-    ours: Path | None = None
+    package_file: Path | None = None
 
 
 def is_standalone() -> bool:
@@ -113,11 +115,11 @@ def _configure_fast(name: str, environment: MutableMapping[str, str], folder: Pa
     limit = rmem_max_bytes()
     rmem_max = limit or 0
     free = _free_shared_memory_bytes()
-    if rmem_max < FAST_UDP_MIN_BYTES and free < _SHARED_MEMORY_BYTES:
+    if rmem_max < FAST_UDP_MIN_BYTES and free < _MIN_FREE_SHM_BYTES:
         return Middleware(
             name,
             f"middleware: {name} with its defaults: {_SHARED_MEMORY} has {free} bytes free, and a segment for images "
-            f"needs {_SHARED_MEMORY_BYTES} (Docker: --shm-size=1g or --ipc=host)",
+            f"needs {_MIN_FREE_SHM_BYTES} (Docker: --shm-size=1g or --ipc=host)",
         )
     file = config_file("fastdds_udp.xml" if rmem_max >= FAST_UDP_MIN_BYTES else "fastdds_shared_memory.xml")
     environment[_FAST_VARIABLES[0]] = str(file)

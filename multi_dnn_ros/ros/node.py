@@ -20,7 +20,7 @@ from multi_dnn_ros.ros.machine import hardware_id, memory_text, resident_memory
 from multi_dnn_ros.ros.middleware import Middleware, detect
 from multi_dnn_ros.ros.model_swap import ModelSwaps, SwapHooks
 from multi_dnn_ros.ros.node_diagnostics import NodeDiagnostics
-from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, host_statuses, node_status, status_text
+from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, engine_statuses, node_status, status_text
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
@@ -31,7 +31,7 @@ from multi_dnn_ros.ros.tracking import tracking_problems
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
 from multi_dnn_ros.serving.hanging_threads import hanging_threads
-from multi_dnn_ros.serving.host import Build, Cancelled, Changes, Description, DnnDescription, Host
+from multi_dnn_ros.serving.host import Build, Cancelled, Changes, DnnDescription, EngineDescription, Host
 from multi_dnn_ros.settings.dnn_parameters import assign
 from multi_dnn_ros.settings.flat_parameters import ParsedParameters
 from multi_dnn_ros.settings.parameter_fields import ParameterError
@@ -183,10 +183,12 @@ class MultiDnnNode(LifecycleNode):
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         result = super().on_cleanup(state)
         self._release()
+        self._failure = ""
         return result
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         self._release()
+        self._failure = ""
         self._finalized = True
         return SUCCESS
 
@@ -218,7 +220,7 @@ class MultiDnnNode(LifecycleNode):
         self._config = parsed.config  # runtime parameters change it from now on
         return self._host, parsed
 
-    def _end_configuring(self, config: NodeConfig, description: Description) -> None:
+    def _end_configuring(self, config: NodeConfig, description: EngineDescription) -> None:
         assert self._host is not None
         dnns = description.dnns
         RESULT_KINDS.report_broken(self.get_logger().warning)
@@ -238,7 +240,7 @@ class MultiDnnNode(LifecycleNode):
         )
         self._enable_services = EnableServices(self, dnns)
         self._diagnostics.configured(hardware_id(description.device_name))
-        self._receive_check.configured([name for name, it in config.cameras.items() if it.transport == "raw"])
+        self._receive_check.log_limit([name for name, it in config.cameras.items() if it.transport == "raw"])
         self._served = Served(config, description, self._host, self._outputs)
         for (dnn, field), value in self._changed.items():
             self._host.update(dnn, field, value)
@@ -347,7 +349,7 @@ class MultiDnnNode(LifecycleNode):
         host, served, session = self._host, self._served, self._session  # a transition may change them
         yield node_status(report, self._view(self._memory()))
         yield from capacity_statuses(report, self._capacity.current if served is not None else None)
-        yield from host_statuses(report, host.statuses() if host is not None else ())
+        yield from engine_statuses(report, host.statuses() if host is not None else ())
         yield from self._swaps.statuses(report)
         reading = self._board.latest()
         energy_j = self._energy.update(reading.total_w, sum(self.published().values()))

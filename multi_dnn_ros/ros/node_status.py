@@ -1,4 +1,4 @@
-"""The statuses of the node itself, of the capacity and of the engine processes; docs/diagnostics.md lists them."""
+"""The statuses of the node itself, of the capacity and of the engines; docs/diagnostics.md lists them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
 from multi_dnn_ros.ros.machine import versions
 from multi_dnn_ros.serving.capacity import Capacity
-from multi_dnn_ros.serving.host import Description, EngineStatus, Level, Progress
+from multi_dnn_ros.serving.host import EngineDescription, EngineStatus, Level, Progress
 from multi_dnn_ros.settings.schema import NodeConfig
 
 _LEVELS = {Level.OK: OK, Level.WARN: WARN, Level.ERROR: ERROR}
@@ -28,7 +28,7 @@ class NodeView:
     state: str
     progress: Progress | None
     config: NodeConfig | None
-    description: Description | None
+    description: EngineDescription | None
     failure: str
     hung: Sequence[str]
     ended: Sequence[str]
@@ -58,14 +58,16 @@ def node_status(report: DiagnosticsReport, view: NodeView) -> DiagnosticStatus:
 
 
 def capacity_statuses(report: DiagnosticsReport, capacity: Capacity | None) -> list[DiagnosticStatus]:
-    """Whether the DNNs fit the device; empty if it was not measured because a camera has no rate_hz."""
+    """Whether the DNNs fit their devices; empty while there is no verdict (not configured, not measured, or settings
+    swapped since).
+    """
     if capacity is None:
         return []
     return [report.status("capacity", OK if capacity.fits else WARN, capacity.text, capacity.values)]
 
 
-def host_statuses(report: DiagnosticsReport, statuses: Sequence[EngineStatus]) -> list[DiagnosticStatus]:
-    """One status for each engine process."""
+def engine_statuses(report: DiagnosticsReport, statuses: Sequence[EngineStatus]) -> list[DiagnosticStatus]:
+    """The statuses of the engines as messages."""
     return [report.status(it.name, _LEVELS[it.level], it.text, it.values) for it in statuses]
 
 

@@ -17,8 +17,8 @@ from multi_dnn_ros.ros.socket_drops import receive_buffer_bytes
 #: Payload that fits a receive buffer, as a share of its size as the kernel counts it. Measured: 0.884 with datagrams of
 #: 14,720 bytes on the loopback interface, Linux 6.18.
 _PAYLOAD_SHARE = 0.88
-#: Recommended net.core.rmem_max, unless an image needs more.
-_RECOMMENDED = 10_485_760
+#: Smallest net.core.rmem_max that is recommended.
+_MIN_RECOMMENDED = 10_485_760
 _SYSCTL_FILE = "/etc/sysctl.d/60-multi-dnn-ros.conf"
 #: Image that is assumed while the size of the images is unknown.
 _EXAMPLE = ("1280x720 bgr8", 1280 * 720 * 3)
@@ -30,12 +30,14 @@ def needed_rmem_max(image_bytes: int) -> int:
 
 
 def recommended_rmem_max(image_bytes: int) -> int:
-    """The ``net.core.rmem_max`` to recommend: 10 MiB, or twice what the image needs if that is more."""
-    return max(_RECOMMENDED, math.ceil(2 * needed_rmem_max(image_bytes) / 2**20) * 2**20)
+    """The ``net.core.rmem_max`` to recommend: 10 MiB or, if that is more, twice what the image needs, rounded up to
+    whole MiB.
+    """
+    return max(_MIN_RECOMMENDED, math.ceil(2 * needed_rmem_max(image_bytes) / 2**20) * 2**20)
 
 
 def publisher_warning(topic: str, image_bytes: int, limit: int | None) -> str:
-    """A publisher's warning that images do not fit the receive buffers of subscribers; empty if they fit.
+    """A publisher's warning that images do not fit the receive buffers that subscribers can have; empty if they fit.
 
     limit: net.core.rmem_max of this computer; None: unknown.
     """
@@ -43,8 +45,8 @@ def publisher_warning(topic: str, image_bytes: int, limit: int | None) -> str:
     if limit is None or limit >= needed:
         return ""
     return (
-        f"images of {image_bytes} bytes on {topic} do not fit the default receive buffers of subscribers, which lose "
-        f"most of them: net.core.rmem_max must be at least {needed} and is {limit}. As root: "
+        f"images of {image_bytes} bytes on {topic} do not fit the largest receive buffer that the kernel grants, so "
+        f"subscribers lose most of them: net.core.rmem_max must be at least {needed} and is {limit}. As root: "
         f"`sysctl -w net.core.rmem_max={recommended_rmem_max(image_bytes)}`; or publish JPEG (--transport compressed); "
         "see docs/cameras.md"
     )
@@ -73,8 +75,10 @@ class ReceiveCheck:
         self._warned_bytes = -1  # net.core.rmem_max that the last warning recommended
         self._warned_unknown = False  # whether a camera without an image was warned about
 
-    def configured(self, raw_cameras: list[str]) -> None:
-        """Log before the first image which sizes can arrive, if the receive buffer is too small for common cameras."""
+    def log_limit(self, raw_cameras: list[str]) -> None:
+        """Log, before the first image, the largest raw image that fits the receive buffer, if that is smaller than
+        1280x720 bgr8. Not for the standalone runtime.
+        """
         buffer = self._buffer()
         if raw_cameras and buffer is not None and not self._fits(_EXAMPLE[1], buffer) and self.middleware.name:
             self._info(
@@ -83,24 +87,33 @@ class ReceiveCheck:
                 f"{', '.join(raw_cameras)}); see docs/cameras.md"
             )
 
-    def first_image(self, camera: str, image: str, image_bytes: int, reliable: bool, transport: str = "raw") -> None:
-        """Check the size of a camera's first image. image: its size in words. reliable: whether the subscription is.
+    def check_first_image(
+        self, camera: str, image: str, image_bytes: int, reliable: bool, transport: str = "raw"
+    ) -> None:
+        """Check the size of a camera's first image. image: size and encoding as text, such as `1280 x 720 bgr8`.
 
-        A reliable camera may send as much as the buffer holds and the rest on demand (config/cyclonedds.xml), so a
-        small buffer alone is no reason for a warning; see :meth:`losing`.
+        reliable: whether the subscription is. A reliable camera may send as much as the buffer holds and the rest on
+        demand (config/cyclonedds.xml), so a small buffer alone is no reason for a warning; see
+        :meth:`check_after_losses`.
         """
         if self._needs_sockets() and not reliable:
             self._check(camera, image, image_bytes, transport)
 
-    def losing(self, camera: str, image: str, image_bytes: int, transport: str = "raw") -> None:
+    def check_after_losses(self, camera: str, image: str, image_bytes: int, transport: str = "raw") -> None:
         """Check a camera whose images are being lost. image_bytes: size of the last image; 0: none yet."""
         self._check(camera, image, image_bytes, transport)
 
-    def cause(self, losses: Losses, image_bytes: int, reliable: bool, camera: str, transport: str = "raw") -> str:
+    def explain_losses(
+        self, losses: Losses, image_bytes: int, reliable: bool, camera: str, transport: str = "raw"
+    ) -> str:
         """The most likely reason for missing images, and what helps; for the status of the camera."""
         buffer, limit = self._buffer(), self._limit()
         needed = needed_rmem_max(image_bytes or _EXAMPLE[1])
-        if buffer is not None and not self._fits(image_bytes or _EXAMPLE[1], buffer) and (losses.drops or not reliable):
+        if (
+            buffer is not None
+            and not self._fits(image_bytes or _EXAMPLE[1], buffer)
+            and (losses.dropped_datagrams or not reliable)
+        ):
             if limit is not None and limit < needed:
                 return (
                     f"net.core.rmem_max is {limit}, an image needs {needed}: "
@@ -111,16 +124,19 @@ class ReceiveCheck:
                 f"the sockets' receive buffer is {buffer // 2}, an image needs {needed}: configure the middleware "
                 "as described in docs/cameras.md"
             )
-        if losses.drops:
+        if losses.dropped_datagrams:
             return (
                 "the kernel dropped datagrams because receive buffers were full: this computer is overloaded; "
                 "see docs/cameras.md"
             )
         if losses.source == "rate_hz":
             return f"the camera sends fewer images than camera.{camera}.rate_hz, or the network loses images"
-        if not reliable:
+        shared_memory = self.middleware.name.startswith("rmw_fastrtps") and not self._needs_sockets()
+        if not reliable and shared_memory:
             return "the network, or the camera's shared-memory segment (Fast DDS), loses images; see docs/cameras.md"
-        if self.middleware.name.startswith("rmw_fastrtps"):
+        if not reliable:
+            return "the network loses images, or the camera skipped frames; see docs/cameras.md"
+        if shared_memory:
             return (
                 "the shared-memory segment of the camera's process is too small for its images at this load: use "
                 "config/fastdds_shared_memory.xml for that process, or raise net.core.rmem_max; see docs/cameras.md"
@@ -129,9 +145,9 @@ class ReceiveCheck:
 
     def _needs_sockets(self) -> bool:
         """Whether images certainly arrive by UDP, because a file of this package configures the middleware."""
-        if self.middleware.ours is None:
+        if self.middleware.package_file is None:
             return False
-        return self.middleware.name == CYCLONE or self.middleware.ours.name == "fastdds_udp.xml"
+        return self.middleware.name == CYCLONE or self.middleware.package_file.name == "fastdds_udp.xml"
 
     def _fits(self, image_bytes: int, buffer: int) -> bool:
         return image_bytes <= buffer * _PAYLOAD_SHARE

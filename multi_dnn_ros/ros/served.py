@@ -9,7 +9,7 @@ from typing import Any
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.ros.tracking import Tracks, decoder_threshold
-from multi_dnn_ros.serving.host import Changes, Description, DnnDescription, Host
+from multi_dnn_ros.serving.host import Changes, DnnDescription, EngineDescription, Host
 from multi_dnn_ros.settings.dnn_parameters import assign
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.results import result_name
@@ -24,7 +24,7 @@ class Served:
     """
 
     config: NodeConfig
-    description: Description
+    description: EngineDescription
     host: Host
     outputs: ResultPublishers
 

@@ -28,7 +28,7 @@ from multi_dnn_ros.ros.tracking import Tracks
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.admission import Admission
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
-from multi_dnn_ros.serving.host import Description, Host
+from multi_dnn_ros.serving.host import EngineDescription, Host
 from multi_dnn_ros.settings.schema import NodeConfig
 
 #: Reasons of drops that are logged as errors; others are counted, and logged at level debug. BAD_IMAGE, which affects
@@ -55,7 +55,7 @@ class ServingSession:
         node: LifecycleNode,
         config: NodeConfig,
         host: Host,
-        description: Description,
+        description: EngineDescription,
         outputs: ResultPublishers,
         check: ReceiveCheck,
         tracks: Tracks,
@@ -106,7 +106,7 @@ class ServingSession:
             time.monotonic_ns,
             self._log.warning,
         )
-        self._drops = SocketDrops()
+        self._socket_drops = SocketDrops()
         # On the steady clock, because simulated time may be paused.
         self._check_timer = node.create_timer(
             _CHECK_PERIOD_S, self._check_cameras, clock=Clock(clock_type=ClockType.STEADY_TIME)
@@ -195,9 +195,9 @@ class ServingSession:
         return [thread.name for thread in threads if thread.is_alive()]
 
     def _check_cameras(self) -> None:
-        drops = self._drops.poll()
+        dropped_datagrams = self._socket_drops.poll()
         for source in self._inputs.values():
-            source.update(drops)
+            source.update(dropped_datagrams)
         self._ground.update(self._outputs.wanted_on_ground())
 
     # -- called in threads of the host and in decoding threads

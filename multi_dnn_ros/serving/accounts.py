@@ -81,7 +81,7 @@ class Accounts:
             self._dnns[camera] = (*self._dnns.get(camera, ()), dnn)
 
     def dnns_of(self, camera: str) -> tuple[str, ...]:
-        """The DNNs that serve the camera."""
+        """The DNNs that process the frames of the camera."""
         return self._dnns.get(camera, ())
 
     # -- arriving frames
@@ -134,7 +134,7 @@ class Accounts:
             self._count_drop(drop)
         else:
             with self._lock:
-                self._recorders[dnn_camera].publish(timing, self._clock(), self._deadlines_ns.get(dnn))
+                self._recorders[dnn_camera].record_published(timing, self._clock(), self._deadlines_ns.get(dnn))
         self._release(entry)
 
     def drop(self, number: int, dnn: str, reason: DropReason, message: str) -> None:

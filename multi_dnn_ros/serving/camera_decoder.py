@@ -109,7 +109,7 @@ class CameraDecoder(threading.Thread):
                 accounts.refused(frame, dnn, reason, message)
         if replaced is None:
             return
-        if self._host.serves(self._camera):
+        if self._host.has_engine_for(self._camera):
             reason, message = DropReason.OVERWRITTEN, "a newer image replaced it before decoding"
         else:
             reason, message = DropReason.ENGINE_LOST, "no engine process serves the camera at this moment"
@@ -175,7 +175,7 @@ class CameraDecoder(threading.Thread):
                 self._wake.wait_for(lambda: self._newest is not None or self._closing)
                 changes = self._changes
             # Without the lock, because the host takes locks of its own.
-            serves = self._host.serves(self._camera)
+            has_engine = self._host.has_engine_for(self._camera)
             healthy = self._accounts.enabled_dnns(self._camera)
             with self._wake:
                 if self._newest is None:
@@ -183,7 +183,7 @@ class CameraDecoder(threading.Thread):
                         return False
                     continue  # arrived() has dropped it meanwhile
                 dnns = tuple(dnn for dnn in self._enabled(self._newest.dnns) if dnn in healthy)
-                if serves and dnns:
+                if has_engine and dnns:
                     remaining_s = 0.0 if self._closing else self._remaining_s(self._newest.frame, dnns)
                     if remaining_s <= 0:
                         return True

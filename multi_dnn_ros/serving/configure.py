@@ -10,7 +10,7 @@ import torch
 
 from multi_dnn_ros.common.memory import freeze_heap
 from multi_dnn_ros.common.reporting import cpu_model
-from multi_dnn_ros.serving.host import Build, Description, DnnDescription, Progress, ResultDescription
+from multi_dnn_ros.serving.host import Build, DnnDescription, EngineDescription, Progress, ResultDescription
 from multi_dnn_ros.serving.progress import ProgressReport, durations_file, keep_durations, read_durations
 from multi_dnn_ros.serving.warm_up import time_on_black_ms, warm_up
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -28,7 +28,7 @@ def configure(
     *,
     measure_capacity: bool = True,
     timed: Sequence[str] = (),
-) -> tuple[Pipeline, Description]:
+) -> tuple[Pipeline, EngineDescription]:
     """Load, cut and warm up the DNNs `dnns` of `config`. Returns the pipeline and its description.
 
     build: makes the pipeline from the parameters. report: called with each step. measure_capacity: also measure whether
@@ -83,10 +83,10 @@ def _measure_fit(config: NodeConfig, pipeline: Pipeline, progress: Callable[[str
         return None
 
 
-def _describe(pipeline: Pipeline, fit: Fit | None, service_ms: Mapping[str, float]) -> Description:
+def _describe(pipeline: Pipeline, fit: Fit | None, service_ms: Mapping[str, float]) -> EngineDescription:
     device = pipeline.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
-    return Description(
+    return EngineDescription(
         str(device),
         name,
         pipeline.workers,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from multi_dnn_ros.serving import wire
-from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, DeviceCosts, Progress
+from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, DeviceCosts, EngineDescription, Progress
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
 from multi_dnn_ros.serving.slots import SlotPool
@@ -66,7 +66,7 @@ class ConfigureClient:
 
     def configure(
         self, config: NodeConfig, build: Build, progress: Callable[[Progress], None], timed: Sequence[str] = ()
-    ) -> Description:
+    ) -> EngineDescription:
         """Configure all DNNs. timed: DNNs whose time per frame is measured. Raises ConfigureError and Cancelled."""
         self.process.send(wire.Configure(config, tuple(config.dnns), build, timed=tuple(timed)))
         return self._answer("configuring", wire.Configured, progress).description

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from multi_dnn_ros.planning.image_sizes import Fit
-from multi_dnn_ros.serving.host import Description
+from multi_dnn_ros.serving.host import EngineDescription
 from multi_dnn_ros.settings.schema import NodeConfig
 
 #: By DNN, the names of its devices.
@@ -37,7 +37,7 @@ def divide(config: NodeConfig, devices: Devices) -> dict[str, NodeConfig]:
     return parts
 
 
-def combine(config: NodeConfig, parts: Mapping[str, Description]) -> Description:
+def combine(config: NodeConfig, parts: Mapping[str, EngineDescription]) -> EngineDescription:
     """One description of all engines. parts: by device."""
     first = next(iter(parts.values()))
     if len(parts) == 1:
@@ -47,7 +47,7 @@ def combine(config: NodeConfig, parts: Mapping[str, Description]) -> Description
         for name in config.dnns
         if any(name in part.dnns for part in parts.values())
     }
-    return Description(
+    return EngineDescription(
         device=", ".join(parts),
         device_name=", ".join(dict.fromkeys(part.device_name for part in parts.values())),
         workers=sum(part.workers for part in parts.values()),

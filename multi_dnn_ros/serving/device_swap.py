@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from multi_dnn_ros.serving.action_executor import ActionExecutor
-from multi_dnn_ros.serving.host import Changes, Description, Progress
+from multi_dnn_ros.serving.host import Changes, EngineDescription, Progress
 from multi_dnn_ros.serving.supervision.actions import Action
 from multi_dnn_ros.serving.supervision.supervisor import Supervisor
 from multi_dnn_ros.settings.dnn_parameters import assign
@@ -30,7 +30,7 @@ class DeviceSwap:
         self._notify: Callable[[], None] = _do_nothing
         self._notified = self._outcome()  # the outcome at the last call of `notify`
         self.number = 0
-        self.descriptions: list[Description] = []
+        self.descriptions: list[EngineDescription] = []
         self.progress: Progress | None = None
 
     @property
@@ -85,7 +85,7 @@ class DeviceSwap:
         if key in self._supervisor.swapping.keys:
             self.progress = progress
 
-    def configured(self, key: int, description: Description) -> None:
+    def configured(self, key: int, description: EngineDescription) -> None:
         """A process is configured."""
         if key in self._supervisor.swapping.keys:
             self.descriptions.append(description)

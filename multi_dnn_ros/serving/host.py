@@ -17,7 +17,7 @@ from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.settings.schema import NodeConfig
 
 #: (config, progress) -> Pipeline: makes the pipeline in the engine's process. By default
-#: :func:`multi_dnn_ros.serving.default_build.build`. Must be picklable: a function of a module.
+#: :func:`multi_dnn_ros.serving.default_build.build`. Must be picklable: a module-level function.
 Build = Callable[[NodeConfig, Callable[[str], None]], Any]
 
 
@@ -63,8 +63,8 @@ class ResultDescription:
 
 @dataclass(frozen=True)
 class DnnDescription:
-    """cameras: cameras that the DNN serves. results: by name of the output, see parameter `outputs`; without that
-    parameter, the key is "".
+    """cameras: cameras whose frames the DNN processes. results: by name of the output, see parameter `outputs`; without
+    that parameter, the key is "".
     """
 
     cameras: tuple[str, ...]
@@ -72,12 +72,13 @@ class DnnDescription:
 
 
 @dataclass(frozen=True)
-class Description:
+class EngineDescription:
     """Properties of the configured engine, for the node's process.
 
     device: its name (`cpu`, `cuda:0`), or several names. device_name: name of the processor. workers: number of threads
     that run jobs. dnns: by name. fits: by device, whether its DNNs fit, as measured; empty: not measured. versions:
-    versions of torch and CUDA, by name. service_ms: for each DNN with several devices, time of a frame on this one.
+    versions of torch and CUDA, by name. service_ms: for each DNN with several devices, measured milliseconds per frame
+    on `device`; empty if `device` is several names.
     """
 
     device: str
@@ -166,7 +167,7 @@ class Swap(Protocol):
 
 
 class Buffer(Protocol):
-    """Memory that an image is decoded into. It is used until all users have released it."""
+    """Memory that an image is decoded into. Not reused before all its users have released it."""
 
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
         """View of the memory for the image, (H, W, 3) uint8, C-contiguous. Raises ValueError if it is too large."""
@@ -193,15 +194,18 @@ class Host(Protocol):
     """An engine in this process or in others. Order of calls: configure, start, (offer, update)*, stop, start, ...,
     close.
 
-    Methods may be called from any thread, but only one of configure, start, stop and close at a time; cancel and close
-    also while configure is running.
+    Methods may be called from any thread. At most one of check, configure, start, stop and close may run at a time,
+    except that cancel and close may be called while check or configure is running.
     """
 
     def check(self, config: NodeConfig) -> Sequence[str]:
-        """Problems of the settings beyond single values (files, names, combinations), one line each."""
+        """Problems of the settings beyond single values (files, names, combinations), one line each.
+
+        May raise Cancelled or ConfigureError.
+        """
         ...
 
-    def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> Description:
+    def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> EngineDescription:
         """Load, cut and warm up the DNNs; blocks. Raises ConfigureError or Cancelled, after freeing everything."""
         ...
 
@@ -210,7 +214,7 @@ class Host(Protocol):
         ...
 
     def start(self, accounts: Accounts) -> None:
-        """Serve frames. Every offered frame is answered in `accounts` by a result or a drop."""
+        """Serve frames. For each offered frame, each of its DNNs reports one result or drop to `accounts`."""
         ...
 
     def buffer(self, camera: str, timeout_s: float) -> Buffer | None:
@@ -226,7 +230,7 @@ class Host(Protocol):
         """
         ...
 
-    def serves(self, camera: str) -> bool:
+    def has_engine_for(self, camera: str) -> bool:
         """Whether at least one DNN of the camera has an engine now."""
         ...
 

@@ -25,7 +25,7 @@ from multi_dnn_ros.serving.host import (
     Cancelled,
     Changes,
     ConfigureError,
-    Description,
+    EngineDescription,
     EngineStatus,
     Level,
     Progress,
@@ -66,7 +66,7 @@ class LocalHost:
     def check(self, config: NodeConfig) -> Sequence[str]:
         return self._check(config)
 
-    def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> Description:
+    def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> EngineDescription:
         """See Host. After `cancel` it raises Cancelled at once; loading stops when it next reports progress."""
         self._cancelled = cancelled = threading.Event()
 
@@ -138,7 +138,7 @@ class LocalHost:
             dnns=dnns,
         )
 
-    def serves(self, camera: str) -> bool:
+    def has_engine_for(self, camera: str) -> bool:
         return self._engine is not None and camera in self._pools
 
     def update(self, dnn: str, name: str, value: Any) -> None:
@@ -220,7 +220,7 @@ class _DeviceObserver(NullObserver):
 
 def _configure(
     config: NodeConfig, build: Build, report: Callable[[Progress], None], cancelled: threading.Event
-) -> tuple[Pipeline, Description] | Exception:
+) -> tuple[Pipeline, EngineDescription] | Exception:
     """The pipeline and its description, or the error without its traceback, whose frames refer to models and memory."""
     import torch
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from multi_dnn_ros.serving.choose_devices import choose_devices
 from multi_dnn_ros.serving.configure_client import ConfigureClient
 from multi_dnn_ros.serving.device_parts import Devices, divide, names_devices
-from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Progress
+from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, EngineDescription, Progress
 from multi_dnn_ros.serving.served_process import MakeProcess
 from multi_dnn_ros.serving.slots import SlotPool, open_pools
 from multi_dnn_ros.serving.slots_per_camera import slot_layouts
@@ -47,7 +47,7 @@ class PreparedEngines:
 
     def configure(
         self, build: Build, progress: Callable[[Progress], None]
-    ) -> tuple[Devices, dict[str, tuple[NodeConfig, ConfigureClient, Description]]]:
+    ) -> tuple[Devices, dict[str, tuple[NodeConfig, ConfigureClient, EngineDescription]]]:
         """Configure one process per device. Returns the devices of each DNN and, by device, its settings, process and
         description. Raises ConfigureError and Cancelled.
         """

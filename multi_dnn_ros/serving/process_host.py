@@ -20,7 +20,7 @@ from multi_dnn_ros.serving.device_outcomes import DeviceOutcomes, MultiDeviceDnn
 from multi_dnn_ros.serving.device_parts import combine
 from multi_dnn_ros.serving.engine_process import EngineProcess
 from multi_dnn_ros.serving.frame_dispatcher import FrameDispatcher
-from multi_dnn_ros.serving.host import Buffer, Build, Changes, ConfigureError, Description, EngineStatus, Progress
+from multi_dnn_ros.serving.host import Buffer, Build, Changes, ConfigureError, EngineDescription, EngineStatus, Progress
 from multi_dnn_ros.serving.model_swap import ModelSwap
 from multi_dnn_ros.serving.prepared_engines import PreparedEngines
 from multi_dnn_ros.serving.result_order import ResultOrder
@@ -93,7 +93,7 @@ class ProcessHost:
             finally:
                 prepared.discard()
 
-    def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> Description:
+    def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> EngineDescription:
         with self._preparing:
             if self._engines:
                 raise RuntimeError("the engine is already configured; call close() before configure()")
@@ -214,7 +214,7 @@ class ProcessHost:
             raise ConfigureError("the engine is not configured")
         return ModelSwap(tuple(self._engines.values()), changes, notify)
 
-    def serves(self, camera: str) -> bool:
+    def has_engine_for(self, camera: str) -> bool:
         return any(
             not process.has_ended for engines in self._engines.values() for process, _ in engines.routes(camera).served
         )

@@ -10,7 +10,7 @@ _WAITING = 2
 
 
 def slot_layouts(config: NodeConfig) -> dict[str, SlotLayout]:
-    """The slots of each camera that at least one DNN serves."""
+    """The slots of each camera whose frames at least one DNN processes."""
     layouts = {}
     for camera, settings in config.cameras.items():
         dnns = {name: dnn for name, dnn in config.dnns.items() if not dnn.cameras or camera in dnn.cameras}

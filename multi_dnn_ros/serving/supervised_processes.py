@@ -20,7 +20,7 @@ from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.action_executor import ActionExecutor, ProcessTemplate
 from multi_dnn_ros.serving.device_swap import DeviceSwap
 from multi_dnn_ros.serving.engine_status import ProcessFigures, group_status
-from multi_dnn_ros.serving.host import Description, EngineStatus
+from multi_dnn_ros.serving.host import EngineDescription, EngineStatus
 from multi_dnn_ros.serving.outcomes import Outcomes
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.routes import CameraRoutes, Routes, make_routes
@@ -52,7 +52,7 @@ class SupervisedProcesses:
     """
 
     def __init__(
-        self, template: ProcessTemplate, description: Description, times: SupervisionTimes, first: ServedProcess
+        self, template: ProcessTemplate, description: EngineDescription, times: SupervisionTimes, first: ServedProcess
     ) -> None:
         config = template.config
         self._dnns_of = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Timing
-from multi_dnn_ros.serving.host import Build, Description, DeviceCosts, Progress
+from multi_dnn_ros.serving.host import Build, DeviceCosts, EngineDescription, Progress
 from multi_dnn_ros.settings.schema import NodeConfig
 
 # -- node to engine process
@@ -140,7 +140,7 @@ class Progressed:
 class Configured:
     """Configuring is complete."""
 
-    description: Description
+    description: EngineDescription
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.common.reporting import between_markers
+from multi_dnn_ros.common.reporting import replace_between_markers
 from multi_dnn_ros.settings.parameter_fields import (
     DEFAULT_CAMERAS,
     DEFAULT_DNNS,
@@ -49,7 +49,7 @@ def markdown() -> str:
 
 def in_document(text: str) -> str:
     """`text` with new tables between the markers. Raises ValueError if a marker is missing."""
-    return between_markers(text, BEGIN, END, f"\n{markdown()}\n")
+    return replace_between_markers(text, BEGIN, END, f"\n{markdown()}\n")
 
 
 def default_yaml() -> str:

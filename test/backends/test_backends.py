@@ -17,7 +17,7 @@ from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.registry import BACKENDS, BackendRequest
 from multi_dnn_ros.backends.torchscript import TorchScript
-from multi_dnn_ros.graph.cut import cut, split
+from multi_dnn_ros.graph.cut import cut_graph, cut_module
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
 
@@ -74,7 +74,7 @@ def test_built_in_dnns_compute_the_same_as_their_module(
     backend: Backend, jobs: int, traced: tuple[torch.nn.Module, Tensors, torch.fx.GraphModule]
 ) -> None:
     module, example, graph = traced
-    stages = backend.prepare(split(graph, jobs), example, CPU)
+    stages = backend.prepare(cut_graph(graph, jobs), example, CPU)
     inputs = tuple(torch.rand_like(tensor) for tensor in example)
     with torch.inference_mode():
         expected = module(*inputs)
@@ -86,7 +86,7 @@ def test_stages_run_in_many_threads_at_the_same_time(backend: Backend) -> None:
     torch.manual_seed(0)
     module = torchvision.models.mobilenet_v3_small(weights=None).features[:4].eval()
     example = (torch.rand(1, 3, 64, 64),)
-    stages = backend.prepare(cut(module, example, 3), example, CPU)
+    stages = backend.prepare(cut_module(module, example, 3), example, CPU)
     inputs = [(torch.rand(1, 3, 64, 64),) for _ in range(24)]
     with torch.inference_mode():
         expected = [module(*each) for each in inputs]

@@ -20,7 +20,7 @@ from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
 from multi_dnn_ros.backends.static_stages import stack_inputs
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
 from multi_dnn_ros.settings.flat_parameters import to_config
@@ -57,7 +57,7 @@ class Mixes(Network):
 
 
 def chains(module: nn.Module, *sizes: int, fold: bool = True) -> dict[int, list[nn.Module]]:
-    return {size: [*cut(module.eval(), repeat_inputs(EXAMPLE, size), 2, fold_batch_norm=fold)] for size in sizes}
+    return {size: [*cut_module(module.eval(), repeat_inputs(EXAMPLE, size), 2, fold_batch_norm=fold)] for size in sizes}
 
 
 def through(stages: tuple, carried: Tensors) -> Tensors:
@@ -106,7 +106,7 @@ class Overflows(nn.Module):
 
 def test_a_stage_that_stays_float32_shares_its_weights_too(caplog: pytest.LogCaptureFixture) -> None:
     module = Overflows()
-    made = {size: [*cut(module.eval(), repeat_inputs(EXAMPLE, size), 1)] for size in (1, 2)}
+    made = {size: [*cut_module(module.eval(), repeat_inputs(EXAMPLE, size), 1)] for size in (1, 2)}
     ready = prepare_batches(InPrecision(PRECISIONS["fp16"], Eager(), "a"), made, EXAMPLE, CPU, 1e-2)
     assert caplog.text.count("job 1 of a stays float32, because fp16 fails") == 2
     one, two = ([*stage.parameters()] for stages in ready.values() for stage in stages)  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from multi_dnn_ros.backends.branched_graph import BranchedGraph, branched, opera
 from multi_dnn_ros.backends.fused_activations import fuse
 from multi_dnn_ros.backends.precision import cast_stage
 from multi_dnn_ros.graph.branches import SerialGraphError
-from multi_dnn_ros.graph.cut import GraphStage, cut
+from multi_dnn_ros.graph.cut import GraphStage, cut_module
 
 
 class FakeStreams:
@@ -128,7 +128,7 @@ EXAMPLE = (torch.zeros(2, 3, 16, 20),)
 
 
 def stage_of(module: nn.Module, example: Tensors = EXAMPLE) -> GraphStage:
-    (stage,) = cut(module.eval(), example, 1, fold_batch_norm=True)
+    (stage,) = cut_module(module.eval(), example, 1, fold_batch_norm=True)
     return stage
 
 

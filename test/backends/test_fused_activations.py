@@ -23,7 +23,7 @@ from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.fused_activations import FusedActivations, fuse
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
-from multi_dnn_ros.graph.cut import GraphStage, cut, untraced_stage
+from multi_dnn_ros.graph.cut import GraphStage, cut_module, untraced_stage
 from multi_dnn_ros.pipeline.choices import choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -191,7 +191,7 @@ def test_fused_networks_compute_the_same(
     torch.manual_seed(0)
     module = torchvision.models.get_model(name, weights=None, num_classes=5).eval()
     example = (torch.zeros(1, 3, 64, 64),)
-    stages = cut(module, example, jobs, fold_batch_norm=True)
+    stages = cut_module(module, example, jobs, fold_batch_norm=True)
     before = [str(stage.graph.graph) for stage in stages]
     prepared = FusedActivations(Eager()).prepare(stages, example, CPU)
     assert not warnings_in(caplog)
@@ -276,7 +276,7 @@ def test_bf16_stages_are_fused_too(caplog: pytest.LogCaptureFixture) -> None:
     module = torchvision.models.resnet18(weights=None, num_classes=5).eval()
     example = (torch.zeros(1, 3, 64, 64),)
     tolerance = PRECISIONS["bf16"].tolerance(CPU)
-    stages = cut(module, example, 3, fold_batch_norm=True)
+    stages = cut_module(module, example, 3, fold_batch_norm=True)
     backend = InPrecision(PRECISIONS["bf16"], FusedActivations(Eager(), tolerance, "a"), "a")
     prepared = backend.prepare(stages, example, CPU)
     assert not warnings_in(caplog)

@@ -24,7 +24,7 @@ from multi_dnn_ros.backends.fused_activations import FusedActivations
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.inductor import Inductor, cache_directory
 from multi_dnn_ros.backends.precision import InPrecision
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -70,7 +70,7 @@ def test_compiled_dnns_compute_the_same_in_threads(caplog: pytest.LogCaptureFixt
     lines: list[str] = []
     modules = [network(seed) for seed in range(2)]
     prepared = [
-        Inductor(f"dnn{n}", lines.append).prepare(cut(module, EXAMPLE, 1, fold_batch_norm=True), EXAMPLE, CPU)
+        Inductor(f"dnn{n}", lines.append).prepare(cut_module(module, EXAMPLE, 1, fold_batch_norm=True), EXAMPLE, CPU)
         for n, module in enumerate(modules)
     ]
     assert not warnings_in(caplog)
@@ -106,7 +106,7 @@ def test_the_ninth_dnn_of_a_class_is_compiled_like_the_first(monkeypatch: pytest
 
     monkeypatch.setattr("torch._inductor.compile", compile_instead)
     for seed in range(9):
-        stages = Inductor().prepare(cut(network(seed), EXAMPLE, 1), EXAMPLE, CPU)
+        stages = Inductor().prepare(cut_module(network(seed), EXAMPLE, 1), EXAMPLE, CPU)
         assert not isinstance(stages[0], torch.nn.Module)
     assert len(compiled) == 9
 
@@ -115,7 +115,7 @@ def test_the_ninth_dnn_of_a_class_is_compiled_like_the_first(monkeypatch: pytest
 @pytest.mark.long  # in fp32 above
 def test_a_bf16_stage_is_compiled_too(caplog: pytest.LogCaptureFixture) -> None:
     module = network(0)
-    prepared = choose_backend("inductor", CPU, "bf16", dnn="lane").prepare(cut(module, EXAMPLE, 1), EXAMPLE, CPU)
+    prepared = choose_backend("inductor", CPU, "bf16", dnn="lane").prepare(cut_module(module, EXAMPLE, 1), EXAMPLE, CPU)
     assert not warnings_in(caplog)
     inputs = (torch.rand(1, 3, 8, 8),)
     with torch.inference_mode():
@@ -133,7 +133,7 @@ def test_a_fused_activation_stays_one_call_when_compiled(caplog: pytest.LogCaptu
     torch.manual_seed(0)
     block = torchvision.models.resnet.BasicBlock(3, 3).eval()
     stages = FusedActivations(Inductor("lane"), dnn="lane").prepare(
-        cut(block, EXAMPLE, 1, fold_batch_norm=True), EXAMPLE, CPU
+        cut_module(block, EXAMPLE, 1, fold_batch_norm=True), EXAMPLE, CPU
     )
     assert not warnings_in(caplog)
     assert not isinstance(stages[0], torch.nn.Module)
@@ -153,7 +153,7 @@ def test_without_a_compiler_stages_run_eager_with_one_warning(
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CC", raising=False)
     module = network(0)
-    prepared = Inductor("object").prepare(cut(module, EXAMPLE, 3), EXAMPLE, CPU)
+    prepared = Inductor("object").prepare(cut_module(module, EXAMPLE, 3), EXAMPLE, CPU)
     assert warnings_in(caplog) == [
         "object runs eager, because backend inductor needs a C++ compiler (g++, clang++ or the variable CXX), "
         "and none is found"
@@ -180,7 +180,7 @@ def test_a_stage_that_inductor_rejects_or_miscompiles_runs_eager(
 
     monkeypatch.setattr("torch._inductor.compile", compile_instead)
     module = torch.nn.Sequential(*(torch.nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))).eval()
-    prepared = Inductor("object").prepare(cut(module, EXAMPLE, 3), EXAMPLE, CPU)
+    prepared = Inductor("object").prepare(cut_module(module, EXAMPLE, 3), EXAMPLE, CPU)
     first, second = warnings_in(caplog)
     assert first == "job 1 of object runs eager, because Inductor fails: no lowering for that"
     assert second.startswith("job 2 of object runs eager, because Inductor fails: result 0 is off by")
@@ -198,7 +198,7 @@ def test_out_of_memory_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("torch._inductor.compile", compile_instead)
     with pytest.raises(torch.OutOfMemoryError):
-        Inductor().prepare(cut(network(0), EXAMPLE, 2), EXAMPLE, CPU)
+        Inductor().prepare(cut_module(network(0), EXAMPLE, 2), EXAMPLE, CPU)
 
 
 def test_progress_has_an_estimate_before_and_the_time_after_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:

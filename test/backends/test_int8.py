@@ -22,7 +22,7 @@ from multi_dnn_ros.backends.quantization import Calibration, check_quantized, qu
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common import cpu_features
 from multi_dnn_ros.common.cpu_features import has_int8_products
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.calibration import calibration_files, calibration_images
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
@@ -97,7 +97,7 @@ def pictures(count: int = 16) -> list[Tensors]:
 def int8(module: nn.Module, jobs: int = 1, progress: list[str] | None = None) -> tuple[SessionStage, ...]:
     calibration = Calibration(pictures, progress.append if progress is not None else lambda text: None)
     backend = OnnxRuntime(dnn="lane", calibration=calibration)
-    return backend.prepare(cut(module, IMAGE, jobs), IMAGE, CPU)  # type: ignore[return-value]
+    return backend.prepare(cut_module(module, IMAGE, jobs), IMAGE, CPU)  # type: ignore[return-value]
 
 
 def operators(stage: SessionStage) -> str:
@@ -148,7 +148,7 @@ def test_a_damaged_file_in_the_cache_is_calibrated_again(
     cache: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines: list[str] = []
-    chain = export_chain(cut(seeded(Residual), IMAGE, 1), IMAGE)
+    chain = export_chain(cut_module(seeded(Residual), IMAGE, 1), IMAGE)
     model = quantize(chain, pictures(4), lines.append).model
     (file,) = cache.iterdir()
     whole = file.read_bytes()
@@ -220,14 +220,14 @@ def test_int8_with_tiles() -> None:
     pictures = [(torch.rand(2, 3, 32, 48),) for _ in range(8)]
     backend = OnnxRuntime(1e-4, calibration=Calibration(lambda: pictures))
     module, inputs = Residual().eval(), (torch.zeros(2, 3, 32, 48),)
-    (stage,) = backend.prepare(cut(module, inputs, 1), inputs, CPU)
+    (stage,) = backend.prepare(cut_module(module, inputs, 1), inputs, CPU)
     assert "QLinearConv" in operators(stage)
 
 
 @needs_int8
 def test_a_batch_has_the_results_of_its_images_alone() -> None:
     module = seeded(Residual)
-    chains = {size: cut(module, repeat_inputs(IMAGE, size), 2) for size in (1, 2)}
+    chains = {size: cut_module(module, repeat_inputs(IMAGE, size), 2) for size in (1, 2)}
     backend = choose_backend("auto", CPU, "int8", calibration=pictures)
     ready = prepare_batches(backend, chains, IMAGE, CPU, 8e-2)
     images = torch.cat([pictures()[2][0], pictures()[9][0]])
@@ -354,5 +354,6 @@ def test_other_backends_and_verbs_reject_int8(capsys: pytest.CaptureFixture[str]
         "parameter dnn.object.precision is 'int8'; allowed with backend torchscript on cpu: auto, fp32, bf16"
     )
     command = ["decompose", "builtin:lane", "--ranks", "measured", "--precision", "int8", "--device", "cpu"]
-    assert main([*command, "--output", str(tmp_path / "lane.safetensors")]) == 2
-    assert "--precision int8 needs images to calibrate the network with" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*command, "--output", str(tmp_path / "lane.safetensors")])
+    assert "--precision: invalid choice: 'int8'" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from multi_dnn_ros.backends.batches import prepare_batches
 from multi_dnn_ros.backends.branch_choice import ChoiceCache
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.merged_siblings import MergedSiblings
-from multi_dnn_ros.graph.cut import GraphStage, cut, split
+from multi_dnn_ros.graph.cut import GraphStage, cut_graph, cut_module
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.pipeline.choices import choose_backend
 
@@ -40,13 +40,13 @@ class Two(nn.Module):
 
 @functools.cache
 def traced(images: int) -> torch.fx.GraphModule:
-    """The graph that :func:`cut` splits."""
+    """The graph that :func:`cut_module` splits."""
     torch.manual_seed(0)
     return trace(Two().eval(), (EXAMPLE[0][:images],), fold_batch_norm=True)
 
 
 def stages(jobs: int = 2, images: int = len(EXAMPLE[0])) -> list[GraphStage]:
-    return split(traced(images), jobs)
+    return cut_graph(traced(images), jobs)
 
 
 def is_merged(chain: Sequence[Stage]) -> bool:
@@ -123,7 +123,7 @@ def test_batch_sizes_share_the_merged_weights(tmp_path) -> None:
 
 
 def test_a_dnn_without_siblings_is_passed_on(tmp_path) -> None:
-    chain = cut(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).eval(), EXAMPLE, 1)
+    chain = cut_module(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).eval(), EXAMPLE, 1)
     clock = Clock(1.0, 1.0)
     (ready,) = backend("measured", tmp_path, clock).prepare(chain, EXAMPLE, CPU)
     assert ready is chain[0]

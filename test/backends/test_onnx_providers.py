@@ -35,7 +35,7 @@ from multi_dnn_ros.backends.onnx_providers import (
 from multi_dnn_ros.backends.onnxruntime_backend import SPEC, OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage, OnnxRuntimeOnGpu, bound_stages
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage, make_sessions
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import automatic_providers, backend_name, choose_backend
 from multi_dnn_ros.planning.batch_units import UnitError, check_installation, parse_unit
 from multi_dnn_ros.settings.schema import DnnConfig
@@ -94,7 +94,9 @@ class Installed:
 
 
 def prepare(*providers: str, jobs: int = 2, **options: Any) -> Any:
-    return OnnxRuntime(dnn="lane", providers=providers, **options).prepare(cut(network(), IMAGE, jobs), IMAGE, CPU)
+    return OnnxRuntime(dnn="lane", providers=providers, **options).prepare(
+        cut_module(network(), IMAGE, jobs), IMAGE, CPU
+    )
 
 
 def agrees(stages: Any) -> bool:
@@ -144,7 +146,7 @@ def test_backend_auto_stays_with_the_provider_of_the_cpu_whatever_is_installed(
     installed = Installed(monkeypatch, "openvino", loads=("openvino",))
     assert automatic_providers("auto", CPU) == ("cpu",)
     assert automatic_providers("onnxruntime", CPU) == automatic_providers("auto", GPU) == ()
-    ready = choose_backend("auto", CPU, dnn="lane").prepare(cut(network(), IMAGE, 1), IMAGE, CPU)
+    ready = choose_backend("auto", CPU, dnn="lane").prepare(cut_module(network(), IMAGE, 1), IMAGE, CPU)
     assert isinstance(ready[0], SessionStage)
     assert ready[0].choice.text == "cpu"
     assert installed.calls == []
@@ -242,7 +244,7 @@ def test_sessions_for_another_provider_get_operators_of_the_standard(monkeypatch
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_bound_memory_gives_the_results_of_eager_and_marks_lost_nan(jobs: int) -> None:
     """The stage that a GPU uses, with sessions of the CPU's provider."""
-    stages = [stage.eval() for stage in cut(network(), IMAGE, jobs)]
+    stages = [stage.eval() for stage in cut_module(network(), IMAGE, jobs)]
     ready = bound_stages(stages, IMAGE, CPU, _on_cpu, 1e-4)
     assert all(isinstance(stage, BoundStage) for stage in ready)
     chains = [ready] if jobs == 1 else [ready, [ready[0].single_launch]]
@@ -261,7 +263,7 @@ def _on_cpu(model: Any) -> Any:
 
 
 def test_without_a_provider_a_gpu_runs_pytorch(caplog: pytest.LogCaptureFixture) -> None:
-    stages = cut(network(), IMAGE, 2)
+    stages = cut_module(network(), IMAGE, 2)
     with caplog.at_level(logging.WARNING):
         ready = OnnxRuntimeOnGpu(dnn="lane", providers=("tensorrt", "cuda")).prepare(stages, IMAGE, CPU)
     assert agrees(ready)
@@ -323,7 +325,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.COMPILED._folder", tmp_path / "file" / "below")
     installed = Installed(monkeypatch, "openvino", loads=("openvino",))
     ready = make_sessions(
-        [stage.eval() for stage in cut(network(), IMAGE, 1)], IMAGE, 1e-4, choice=parse("openvino"), dnn="lane"
+        [stage.eval() for stage in cut_module(network(), IMAGE, 1)], IMAGE, 1e-4, choice=parse("openvino"), dnn="lane"
     )
     assert agrees(ready)
     assert "cache_dir" not in installed.calls[0]["OpenVINOExecutionProvider"]

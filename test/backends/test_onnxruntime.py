@@ -27,7 +27,7 @@ from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
 from multi_dnn_ros.backends.precision import InPrecision
 from multi_dnn_ros.backends.torchscript import TorchScript
-from multi_dnn_ros.graph.cut import cut, split
+from multi_dnn_ros.graph.cut import cut_graph, cut_module
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend
@@ -137,13 +137,13 @@ def through(stages: Sequence[Stage], carried: Tensors) -> Tensors:
 
 @functools.lru_cache(maxsize=8)
 def traced(module: nn.Module, inputs: Tensors) -> torch.fx.GraphModule:
-    """The graph that :func:`cut` splits, which is the same for all numbers of jobs."""
+    """The graph that :func:`cut_module` splits, which is the same for all numbers of jobs."""
     return trace(module, inputs, fold_batch_norm=True)
 
 
 def sessions(module: nn.Module, inputs: Tensors, jobs: int, dnn: str = "") -> list[SessionStage]:
     """The stages of a DNN; all must be sessions."""
-    stages = OnnxRuntime(dnn=dnn).prepare(split(traced(module, inputs), jobs), inputs, CPU)
+    stages = OnnxRuntime(dnn=dnn).prepare(cut_graph(traced(module, inputs), jobs), inputs, CPU)
     return [stage for stage in stages if isinstance(stage, SessionStage) or pytest.fail("not exported")]
 
 
@@ -235,7 +235,7 @@ def test_a_tensor_that_a_stage_passes_on_is_not_copied() -> None:
 
 def test_stages_whole_network_and_batches_share_weights() -> None:
     module = seeded(Residual)
-    chains = {size: cut(module, repeat_inputs(IMAGE, size), 3, fold_batch_norm=True) for size in (1, 2, 3)}
+    chains = {size: cut_module(module, repeat_inputs(IMAGE, size), 3, fold_batch_norm=True) for size in (1, 2, 3)}
     folded = sum(weight.nbytes for stage in chains[1] for weight in (*stage.parameters(), *stage.buffers()))
     ready = prepare_batches(OnnxRuntime(), chains, IMAGE, CPU, 1e-4)
     found: dict[int, int] = {}
@@ -285,7 +285,7 @@ def test_sessions_with_one_thread_per_operation_start_none() -> None:
 
 def test_a_batch_has_the_results_of_its_images_alone() -> None:
     module = seeded(Residual)
-    chains = {size: cut(module, repeat_inputs(IMAGE, size), 2, fold_batch_norm=True) for size in (1, 2)}
+    chains = {size: cut_module(module, repeat_inputs(IMAGE, size), 2, fold_batch_norm=True) for size in (1, 2)}
     ready = prepare_batches(choose_backend("onnxruntime", CPU), chains, IMAGE, CPU, 1e-4)
     images = torch.randn(2, 3, 32, 48)
     (results,) = through(ready[2], (images,))
@@ -352,8 +352,8 @@ class ChangesWhenTraced(nn.Module):
 @pytest.mark.parametrize(
     ("stages", "inputs", "reason"),
     [
-        (lambda: cut(Keeps().eval(), IMAGE, 1), IMAGE, "aten.copy_.default .* is kept between frames"),
-        (lambda: cut(Special().eval(), IMAGE, 1), IMAGE, "aten::special_bessel_j0"),
+        (lambda: cut_module(Keeps().eval(), IMAGE, 1), IMAGE, "aten.copy_.default .* is kept between frames"),
+        (lambda: cut_module(Special().eval(), IMAGE, 1), IMAGE, "aten::special_bessel_j0"),
         (lambda: [ChangesWhenTraced()], IMAGE, "result 0 is off by 1 "),
     ],
 )
@@ -375,7 +375,7 @@ def test_a_dnn_that_cannot_be_exported_runs_as_torchscript_and_the_reason_is_log
 
 
 def test_a_network_with_state_keeps_it() -> None:
-    ready = OnnxRuntime().prepare(cut(Keeps().eval(), IMAGE, 1), IMAGE, CPU)
+    ready = OnnxRuntime().prepare(cut_module(Keeps().eval(), IMAGE, 1), IMAGE, CPU)
     one = (torch.ones(1, 3, 32, 48),)
     first, second = (float(through(ready, one)[0].mean()) for _ in range(2))
     assert second == first + 1.0
@@ -390,7 +390,7 @@ def test_without_onnx_runtime_dnns_run_as_torchscript(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     module = seeded(Residual)
     with caplog.at_level(logging.WARNING):
-        ready = OnnxRuntime(dnn="lane").prepare(cut(module, IMAGE, 2), IMAGE, CPU)
+        ready = OnnxRuntime(dnn="lane").prepare(cut_module(module, IMAGE, 2), IMAGE, CPU)
     assert "lane runs as torchscript, because ONNX Runtime fails: import of onnxruntime halted" in caplog.text
     image = noise_like(IMAGE)
     with torch.inference_mode():

@@ -21,7 +21,7 @@ from multi_dnn_ros.backends.precision import (
     cast_stage,
     float32_products,
 )
-from multi_dnn_ros.graph.cut import GraphStage, cut
+from multi_dnn_ros.graph.cut import GraphStage, cut_module
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
 
 CPU = torch.device("cpu")
@@ -69,7 +69,7 @@ def test_a_precision_that_a_cpu_does_not_have_is_rejected(precision: str) -> Non
 def pedestrian() -> tuple[torch.nn.Module, Tensors, list[GraphStage]]:
     """A built-in DNN, example inputs and its stages: small ones, because bf16 takes some CPUs thirty times as long."""
     module, example = small_builtin("pedestrian_small")
-    return module, example, cut(module, example, 3, fold_batch_norm=True)
+    return module, example, cut_module(module, example, 3, fold_batch_norm=True)
 
 
 @pytest.mark.parametrize("backend", ["eager", "torchscript"])
@@ -94,7 +94,7 @@ def test_weights_and_activations_are_cast_and_the_dnn_is_unchanged() -> None:
     torch.manual_seed(0)
     module = torchvision.models.mobilenet_v3_small(weights=None).features[:4].eval()
     example = (torch.zeros(1, 3, 64, 64),)
-    prepared = InPrecision(PRECISIONS["bf16"], Eager()).prepare(cut(module, example, 3), example, CPU)
+    prepared = InPrecision(PRECISIONS["bf16"], Eager()).prepare(cut_module(module, example, 3), example, CPU)
     with torch.inference_mode():
         carried = prepared[0](example)
         assert all(tensor.dtype is torch.bfloat16 for tensor in carried)
@@ -146,7 +146,7 @@ def test_a_copy_on_a_device_has_the_results_of_the_stage_and_leaves_it_unchanged
     """On a GPU, the float32 results are computed with such a copy; here the device is the CPU."""
     torch.manual_seed(0)
     example = (torch.rand(1, 3, 8, 8),)
-    (stage,) = cut(MakesFloat32().eval(), example, 1)
+    (stage,) = cut_module(MakesFloat32().eval(), example, 1)
     before = {name: (id(tensor), tensor.clone()) for name, tensor in stage.state_dict(keep_vars=True).items()}
     own = _copy_on(CPU, stage)
     torch.testing.assert_close(own(example), stage(example), rtol=0.0, atol=0.0)
@@ -176,7 +176,7 @@ class MakesFloat32(torch.nn.Module):
 def test_dtypes_in_the_graph_are_cast_and_views_of_channels_last_tensors_work() -> None:
     torch.manual_seed(0)
     example = (torch.rand(1, 3, 8, 8),)
-    (stage,) = cut(MakesFloat32().eval(), example, 1)
+    (stage,) = cut_module(MakesFloat32().eval(), example, 1)
     cast = cast_stage(stage, torch.bfloat16, channels_last=True)
     with torch.inference_mode():
         (result,) = cast(example)

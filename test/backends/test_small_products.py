@@ -15,7 +15,7 @@ from torchvision.models.regnet import BlockParams
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.small_products import sum_small_products
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 
 
 def squeeze_and_excite(image: torch.Tensor, down: nn.Conv2d, up: nn.Conv2d) -> torch.Tensor:
@@ -100,7 +100,7 @@ def test_squeeze_and_excitation_of_a_network_is_replaced() -> None:
     blocks_of = BlockParams.from_init_params(depth=4, w_0=16, w_a=16.0, w_m=2.0, group_width=8, se_ratio=0.25)
     module = torchvision.models.RegNet(blocks_of).eval()
     image = torch.randn(1, 3, 64, 64)
-    (stage,) = cut(module, (image,), 1, fold_batch_norm=True)
+    (stage,) = cut_module(module, (image,), 1, fold_batch_norm=True)
     with torch.no_grad():
         graph = make_fx(lambda *tensors: stage(tensors))(image)
         blocks = sum(isinstance(each, torchvision.ops.SqueezeExcitation) for each in module.modules())

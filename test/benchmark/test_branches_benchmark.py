@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -14,10 +15,10 @@ from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.benchmark import branch_networks, cyclic_windows
 from multi_dnn_ros.benchmark.branch_networks import TRACKERS, make_network
 from multi_dnn_ros.benchmark.branch_threads import ThreadedStage
-from multi_dnn_ros.benchmark.cyclic_windows import EQUAL, MergedHeads, SeparateHeads, WindowHead
+from multi_dnn_ros.benchmark.cyclic_windows import SINGLE_FEATURE_WINDOWS, MergedHeads, SeparateHeads, WindowHead
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.graph.cut import GraphStage, cut
+from multi_dnn_ros.graph.cut import GraphStage, cut_module
 
 COMMAND = ["benchmark", "branches", "--device", "cpu", "--size", "64x64", "--rounds", "2"]
 
@@ -28,7 +29,7 @@ def _small_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cyclic_windows, "LAYERS", 1)
     smaller = {name: (with_backbone, windows[::4]) for name, (with_backbone, windows) in TRACKERS.items()}
     monkeypatch.setattr(branch_networks, "TRACKERS", smaller)
-    monkeypatch.setattr(branch_networks, "EQUAL", EQUAL[::4])
+    monkeypatch.setattr(branch_networks, "SINGLE_FEATURE_WINDOWS", SINGLE_FEATURE_WINDOWS[::4])
 
 
 class Fork(nn.Module):
@@ -49,7 +50,7 @@ EXAMPLE = (torch.zeros(1, 3, 64, 64),)
 
 def stage_of(module: nn.Module) -> GraphStage:
     torch.manual_seed(0)
-    (stage,) = cut(module.eval(), EXAMPLE, 1)
+    (stage,) = cut_module(module.eval(), EXAMPLE, 1)
     return stage
 
 
@@ -175,8 +176,13 @@ def test_keys_that_are_shifted_within_their_windows_change_nothing():
 
 def test_merged_heads_compute_the_same_as_separate_ones():
     torch.manual_seed(0)
-    separate = SeparateHeads(EQUAL)
+    separate = SeparateHeads(SINGLE_FEATURE_WINDOWS)
     assert torch.allclose(MergedHeads(separate)(*maps()), separate(*maps()), atol=1e-5)
+
+
+def test_heads_with_larger_windows_cannot_be_merged():
+    with pytest.raises(ValueError, match=re.escape("windows of 1, 1, 2, 2, 4, 4, 8, 8 features")):
+        MergedHeads(SeparateHeads(cyclic_windows.WINDOWS))
 
 
 @pytest.mark.parametrize("name", TRACKERS)

@@ -147,6 +147,11 @@ def test_a_window_has_whole_rounds(seconds: float, kill_every_s: float) -> None:
     rounds = (window.end_s - window.begin_s) / plan.round_s
     assert rounds == pytest.approx(round(rounds))
     assert rounds >= 1.0
+    assert plan.round_s >= planned.MIN_ROUND_S
+
+
+def test_no_round_is_shorter_than_the_smallest_time_between_kills() -> None:
+    assert SoakPlan(60.0 * 0.375, 5.0).round_s == 7.5
 
 
 def test_events_are_those_of_the_seed_and_the_same_in_every_round(config: NodeConfig) -> None:

@@ -13,7 +13,7 @@ from tiny_exports import TinyMap, export
 from multi_dnn_ros.cli.cache_build import build_caches
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.machine_cache import Key, MachineCache
-from multi_dnn_ros.serving.host import Description, Progress
+from multi_dnn_ros.serving.host import EngineDescription, Progress
 from multi_dnn_ros.settings.flat_parameters import to_config
 
 CONFIG = """\
@@ -133,7 +133,7 @@ class TwoDevices:
     def __call__(self) -> float:
         return self._now_s
 
-    def configure(self, config: Any, progress: Callable[[Progress], None]) -> Description:
+    def configure(self, config: Any, progress: Callable[[Progress], None]) -> EngineDescription:
         for file in (self._caches / "placement.json", self._caches / "siblings" / "0.json"):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("{}")
@@ -153,7 +153,7 @@ class TwoDevices:
         ]:
             self._now_s += seconds
             progress(step)
-        return Description("cuda:0, cpu", "", 1, {})
+        return EngineDescription("cuda:0, cpu", "", 1, {})
 
     def close(self) -> None: ...
 

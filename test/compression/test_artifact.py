@@ -193,6 +193,14 @@ def test_wrong_headers(made: tuple[Path, torch.nn.Module], tmp_path: Path, heade
     assert "object.safetensors" in str(error.value)
 
 
+def test_a_wrong_field_of_an_exported_program_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "object.pt2"
+    program = torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))
+    torch.export.save(program, path, extra_files={"multi_dnn_ros.json": '{"format": 9}'})
+    with pytest.raises(ModelError, match=r"object\.pt2: multi_dnn_ros\.json field format is '9'"):
+        read_description(path)
+
+
 def test_files_of_another_kind(made: tuple[Path, torch.nn.Module], tmp_path: Path) -> None:
     plain = tmp_path / "plain.safetensors"
     save_file({"a": torch.zeros(1)}, plain)

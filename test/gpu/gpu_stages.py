@@ -22,7 +22,7 @@ from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import allowed_precisions
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import choose_backend
 
 GPU = torch.device("cuda", 0)
@@ -122,7 +122,7 @@ def prepare_residual(backend: str, precision: str) -> Prepared:
         expected = (module(*inputs),)
     settings = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     progress: list[str] = []
-    jobs = cut(module, EXAMPLE, 2 if backend == "inductor" else 3, fold_batch_norm=True)
+    jobs = cut_module(module, EXAMPLE, 2 if backend == "inductor" else 3, fold_batch_norm=True)
     with Warnings() as warnings:
         chosen = choose_backend(backend, GPU, precision, dnn="a", progress=progress.append)
         stages = chosen.prepare(jobs, EXAMPLE, GPU)

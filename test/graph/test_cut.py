@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torchvision.models._utils import IntermediateLayerGetter
 from torchvision.models.segmentation import LRASPP
 
-from multi_dnn_ros.graph.cut import cut, split
+from multi_dnn_ros.graph.cut import cut_graph, cut_module
 from multi_dnn_ros.graph.trace import TraceError, trace
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.settings.schema import DnnConfig
@@ -29,11 +29,11 @@ def randomized(module: nn.Module) -> nn.Module:
 
 
 def check(module: nn.Module, inputs: tuple[torch.Tensor, ...], job_counts: tuple[int, ...], **options: bool) -> None:
-    graph = trace(module, inputs, **options)  # as `cut`; takes seconds and is the same for all counts
+    graph = trace(module, inputs, **options)  # as `cut_module`; takes seconds and is the same for all counts
     with torch.inference_mode():
         whole = [leaf for leaf in pytree.tree_leaves(module(*inputs)) if isinstance(leaf, torch.Tensor)]
         for jobs in job_counts:
-            stages = split(graph, jobs)
+            stages = cut_graph(graph, jobs)
             assert 1 <= len(stages) <= jobs
             carried = inputs
             for stage in stages:
@@ -176,14 +176,14 @@ def test_batch_norms_can_be_folded_into_convolutions() -> None:
     torch.manual_seed(0)
     module = randomized(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)))
     check(module, (torch.rand(1, 3, 16, 16),), (1, 3), fold_batch_norm=True)
-    (stage,) = cut(module, (torch.rand(1, 3, 16, 16),), 1, fold_batch_norm=True)
+    (stage,) = cut_module(module, (torch.rand(1, 3, 16, 16),), 1, fold_batch_norm=True)
     assert not any("batch_norm" in operation for operation in stage.operations)
 
 
 def test_jobs_are_of_about_equal_cost_and_share_the_weights() -> None:
     torch.manual_seed(0)
     module = torchvision.models.resnet18(weights=None).eval()
-    stages = cut(module, (torch.rand(1, 3, 64, 64),), 8)
+    stages = cut_module(module, (torch.rand(1, 3, 64, 64),), 8)
     costs = [stage.cost_s for stage in stages]
     assert max(costs) <= 1.4 * sum(costs) / len(costs)
     of_module = {parameter.data_ptr() for parameter in module.parameters()}
@@ -192,21 +192,21 @@ def test_jobs_are_of_about_equal_cost_and_share_the_weights() -> None:
 
 
 def test_the_graph_does_not_refer_to_the_device_of_the_export() -> None:
-    for stage in cut(Branches().eval(), (torch.rand(1, 3, 8, 12),), 3):
+    for stage in cut_module(Branches().eval(), (torch.rand(1, 3, 8, 12),), 3):
         for node in stage.graph.graph.nodes:
             assert not any(isinstance(value, torch.device) for value in (*node.args, *node.kwargs.values()))
 
 
 def test_invalid_arguments_are_named_in_the_error() -> None:
     image = (torch.rand(1, 3, 8, 8),)
-    with pytest.raises(ValueError, match="jobs = 0"):
-        cut(nn.ReLU().eval(), image, 0)
+    with pytest.raises(ValueError, match="stages = 0"):
+        cut_module(nn.ReLU().eval(), image, 0)
     with pytest.raises(ValueError, match=r"training mode; call \.eval"):
-        cut(nn.ReLU(), image, 1)
+        cut_module(nn.ReLU(), image, 1)
 
     class DataDependent(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x if x.sum() > 0 else -x
 
     with pytest.raises(TraceError, match="cannot trace DataDependent"):
-        cut(DataDependent().eval(), image, 1)
+        cut_module(DataDependent().eval(), image, 1)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.graph.job_length import MAX_JOBS, job_length
 from multi_dnn_ros.graph.partition import fewest_runs, partition
 
@@ -71,8 +71,8 @@ def test_invalid_times_are_rejected() -> None:
 
 def test_a_layer_longer_than_the_bound_is_a_job_of_its_own() -> None:
     module = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(6))).eval()
-    (stage,) = cut(module, (torch.rand(1, 3, 4, 4),), 1)
+    (stage,) = cut_module(module, (torch.rand(1, 3, 4, 4),), 1)
     seconds = dict(zip(stage.operations, (1.0, 1.0, 9.0, 1.0, 1.0, 1.0), strict=True))
     jobs = fewest_runs(list(seconds.values()), 2.0)
-    stages = cut(module, (torch.rand(1, 3, 4, 4),), jobs, costs=lambda node: seconds[node.name], limit_s=2.0)
+    stages = cut_module(module, (torch.rand(1, 3, 4, 4),), jobs, costs=lambda node: seconds[node.name], limit_s=2.0)
     assert sorted(stage.cost_s for stage in stages) == [1.0, 2.0, 2.0, 9.0]

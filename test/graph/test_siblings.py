@@ -15,7 +15,7 @@ from torchvision.models.googlenet import Inception
 
 from multi_dnn_ros.benchmark import branch_networks, cyclic_windows
 from multi_dnn_ros.benchmark.branch_networks import make_network
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.graph.siblings import find_siblings, merge_siblings
 from multi_dnn_ros.graph.trace import trace
 
@@ -198,7 +198,7 @@ def test_a_graph_that_writes_is_not_merged() -> None:
 def test_a_stage_of_a_cut_network_can_be_merged() -> None:
     torch.manual_seed(0)
     image = torch.randn(1, 4, 8, 8)
-    (stage,) = cut(Pair().eval(), (image,), 1)
+    (stage,) = cut_module(Pair().eval(), (image,), 1)
     merged = merge_siblings(stage.graph)
     assert merged is not None
     with torch.inference_mode():

@@ -13,7 +13,7 @@ from profiling_fakes import Small, target
 from torch import nn
 
 from multi_dnn_ros.graph.branches import critical_path, device_operations
-from multi_dnn_ros.graph.cut import cut, split
+from multi_dnn_ros.graph.cut import cut_graph, cut_module
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.pipeline.fit_check import measure_fit
@@ -66,7 +66,7 @@ def measured(*ms: float):
     """A fake measurement with these milliseconds per layer."""
 
     def timed(traced, target, *, jobs: int) -> Times:
-        stages = split(traced.graph_module, jobs)
+        stages = cut_graph(traced.graph_module, jobs)
         assert sum(len(stage.layers) for stage in stages) == len(ms)
         return Times(tuple(stages), tuple((each,) * 3 for each in ms), ((0.0,),), (0.0,), 0)
 
@@ -85,7 +85,7 @@ def log_messages(caplog: pytest.LogCaptureFixture) -> list:
 
 
 def stages_of(plan):
-    return split(_small().graph_module, plan.jobs, costs=plan.costs, limit_s=plan.limit_s)
+    return cut_graph(_small().graph_module, plan.jobs, costs=plan.costs, limit_s=plan.limit_s)
 
 
 def test_without_predictor_and_bound_nothing_is_timed() -> None:
@@ -115,7 +115,7 @@ class Forked(nn.Module):
 
 
 def test_the_remaining_time_counts_branches_on_several_streams_once() -> None:
-    stages = cut(Forked().eval(), (torch.zeros(4),), 1)
+    stages = cut_module(Forked().eval(), (torch.zeros(4),), 1)
     plan = JobPlan(1, costs=lambda node: 10e-3)
     stages[0].cost_s = 35e-3  # 5 ms more than all operations, such as preprocessing
     assert plan.remaining_ns(stages) == plan.remaining_ns(stages, [1]) == (35_000_000,)
@@ -134,7 +134,7 @@ def test_the_predicted_time_of_a_job_with_branches_is_its_critical_path() -> Non
     module, predictor = Block(), taught(SHAPE, Block())
     plan = planner(predictor, ms=(), launch_ms=1.0).plan(dnn(module), 1, target())
     assert plan.known == "predicted"
-    (job,) = stages = cut(module.eval(), (torch.zeros(SHAPE),), 1, costs=plan.costs)
+    (job,) = stages = cut_module(module.eval(), (torch.zeros(SHAPE),), 1, costs=plan.costs)
     assert plan.costs is not None
     chain, longest_s = critical_path(device_operations(job.graph, plan.costs))
     assert len(chain) == 6

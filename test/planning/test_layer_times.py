@@ -11,7 +11,7 @@ import pytest
 import torch
 from profiling_fakes import Small, target
 
-from multi_dnn_ros.graph.cut import split
+from multi_dnn_ros.graph.cut import cut_graph
 from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner
 from multi_dnn_ros.planning.layer_times import LAYER_TIMES
 from multi_dnn_ros.planning.measure import Times
@@ -31,7 +31,7 @@ def plan(
     def timed(traced, target, *, jobs: int) -> Times:
         if ms is None:
             raise AssertionError("the layers are measured")
-        stages = split(traced.graph_module, jobs)
+        stages = cut_graph(traced.graph_module, jobs)
         return Times(tuple(stages), ((ms,) * 3,) * sum(len(stage.layers) for stage in stages), ((0.0,),), (0.0,), 0)
 
     dnn = SimpleNamespace(

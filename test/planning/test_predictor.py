@@ -13,7 +13,7 @@ import pytest
 import torch
 from profiling_fakes import SETTING, SHAPE, Small, law, target
 
-from multi_dnn_ros.graph.cut import split
+from multi_dnn_ros.graph.cut import cut_graph
 from multi_dnn_ros.planning.measure import trace_for
 from multi_dnn_ros.planning.predictor import (
     Prediction,
@@ -89,7 +89,7 @@ def test_cutting_by_predicted_times_or_by_measured_ones_if_there_is_no_predictio
     traced = trace_for(Small(8), SHAPE, target())
     costs, unpredicted = predicted_costs(predictor, traced, target(), measured=lambda: pytest.fail("measured"))
     assert unpredicted == ()
-    stages = split(traced.graph_module, 2, costs=costs)
+    stages = cut_graph(traced.graph_module, 2, costs=costs)
     total = sum(predictor.predict(layers_of(traced)).ms)
     assert sum(stage.cost_s for stage in stages) == pytest.approx(total / 1e3)
 

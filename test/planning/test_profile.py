@@ -19,7 +19,7 @@ from multi_dnn_ros.backends.fused_activations import fuse
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.compression.macs import cost
-from multi_dnn_ros.graph.cut import split
+from multi_dnn_ros.graph.cut import cut_graph
 from multi_dnn_ros.planning import device
 from multi_dnn_ros.planning.checked_file import ProfileError, read_checked
 from multi_dnn_ros.planning.clock import HostClock
@@ -38,7 +38,7 @@ EMPTY = 17
 
 def fixed_times(traced, of, *, jobs, costs=None, **_) -> Times:
     """Layer i takes i + 1 ms in each of two rounds."""
-    stages = tuple(split(traced.graph_module, jobs, costs=costs))
+    stages = tuple(cut_graph(traced.graph_module, jobs, costs=costs))
     layers = [float(number + 1) for number in range(sum(len(stage.layers) for stage in stages))]
     numbers = iter(layers)
     per_job = [sum(next(numbers) for _ in stage.layers) for stage in stages]
@@ -113,7 +113,7 @@ def test_a_fused_operations_time_counts_for_its_first_layer() -> None:
     order: list[object] = []
     clock = Order()
     traced = trace_for(Small(), SHAPE, target())
-    (stage,) = split(traced.graph_module, 1)
+    (stage,) = cut_graph(traced.graph_module, 1)
     clock.prepare(LAYERS + 1)
     marked = fuse(MarkedStage(stage, clock, 0))
     with torch.no_grad(), Calls():
@@ -172,7 +172,7 @@ def test_marks_do_not_change_results_and_the_host_clock_counts_nanoseconds() -> 
     from multi_dnn_ros.planning.marks import MarkedStage
 
     traced = trace_for(NETWORK.module, SHAPE, target())
-    (stage,) = split(traced.graph_module, 1)
+    (stage,) = cut_graph(traced.graph_module, 1)
     clock.prepare(LAYERS + 1)
     (marked,) = MarkedStage(stage, clock, 0)(traced.inputs)
     assert torch.equal(marked, stage(traced.inputs)[0])
@@ -213,8 +213,8 @@ def test_cutting_by_measured_times_balances_them() -> None:
     traced = trace_for(Small(8), SHAPE, target())
     costs = node_costs(((layer, layer.ms.p50) for layer in profiled().layers), "the profile")
     with pytest.raises(ProfileError, match="has no operation"):
-        split(trace_for(nn.Sequential(nn.Softmax(1)), SHAPE, target()).graph_module, 2, costs=costs)
-    assert len(split(traced.graph_module, 3, costs=costs)) == 3
+        cut_graph(trace_for(nn.Sequential(nn.Softmax(1)), SHAPE, target()).graph_module, 2, costs=costs)
+    assert len(cut_graph(traced.graph_module, 3, costs=costs)) == 3
 
 
 def read_profile(path: Path) -> Profile:

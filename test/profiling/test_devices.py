@@ -20,9 +20,9 @@ from multi_dnn_ros.common.cpu_features import has_int8_products
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.profiling import devices as module
 from multi_dnn_ros.profiling import links
-from multi_dnn_ros.profiling.devices import Device, find_devices, measure_devices, steps
+from multi_dnn_ros.profiling.devices import Device, count_measurements, find_devices, measure_devices
 from multi_dnn_ros.profiling.int8_rate import measure_int8_ops_per_s
-from multi_dnn_ros.profiling.links import Link, parse_topology
+from multi_dnn_ros.profiling.links import Link, parse_indices, parse_topology
 
 TOPOLOGY = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
@@ -124,7 +124,7 @@ def test_a_cpu_without_instructions_says_what_it_lacks(
 
 def test_a_gpu_says_which_precisions_it_is_too_old_for(two_gpus: None) -> None:
     _, old, new = find_devices()
-    assert (old.id, old.name, old.units, old.features) == ("cuda:0", "Xavier", 8, ("compute capability 7.2",))
+    assert (old.id, old.name, old.cores_or_sms, old.features) == ("cuda:0", "Xavier", 8, ("compute capability 7.2",))
     assert old.precisions == ("fp32", "fp16")
     assert new.precisions == ("fp32", "tf32", "fp16", "bf16")
     captured = {device.id: next(of for of in device.backends if of.name == "cuda_graph") for device in (old, new)}
@@ -166,8 +166,8 @@ def test_memory_that_does_not_suffice_is_a_reason_and_the_rest_is_measured(
         ("cuda:0", "cuda:1", "NVLink (18 links)"),
         ("cuda:1", "cuda:0", "NVLink (18 links)"),
     ]
-    assert [done for done, _, _ in shown] == list(range(steps(gpus) + 1))
-    assert {total for _, total, _ in shown} == {steps(gpus)}
+    assert [done for done, _, _ in shown] == list(range(count_measurements(gpus) + 1))
+    assert {total for _, total, _ in shown} == {count_measurements(gpus)}
 
 
 def test_other_errors_of_a_measurement_are_not_swallowed(without_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,12 +184,23 @@ def test_other_errors_of_a_measurement_are_not_swallowed(without_gpu: None, monk
 )
 def test_links_are_those_of_the_visible_gpus(visible: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())  # without UUIDs
     monkeypatch.setattr(module, "link_kinds", lambda: parse_topology(TOPOLOGY))
     monkeypatch.setattr(module, "measure_host_copies", lambda device: None)
     monkeypatch.setattr(module, "measure_link", lambda source, target, kind: Link("", "", kind, False, None))
     gpus = [Device(f"cuda:{index}", "a GPU", 1, 1, (), ()) for index in range(2)]
     _, found = measure_devices(gpus)
     assert {link.kind for link in found} == {kind}
+
+
+def test_links_are_found_by_uuid_if_cuda_numbers_the_gpus_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "nvidia_smi_id", ("GPU-c", "GPU-a").__getitem__)
+    monkeypatch.setattr(module, "gpu_indices", lambda: parse_indices("0, GPU-a\n1, GPU-b\n2, GPU-c\n"))
+    monkeypatch.setattr(module, "link_kinds", lambda: parse_topology(TOPOLOGY))
+    monkeypatch.setattr(module, "measure_host_copies", lambda device: None)
+    monkeypatch.setattr(module, "measure_link", lambda source, target, kind: Link("", "", kind, False, None))
+    _, found = measure_devices([Device(f"cuda:{index}", "a GPU", 1, 1, (), ()) for index in range(2)])
+    assert {link.kind for link in found} == {"PCIe, between NUMA nodes"}
 
 
 def test_the_table_has_links_and_what_was_not_measured(
@@ -248,10 +259,10 @@ def test_any_text_is_a_topology_or_none(text: str) -> None:
 
 def test_without_nvidia_smi_the_kinds_of_links_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert links.link_kinds() == {}
+    assert links.link_kinds() == links.gpu_indices() == {}
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\nexit 9\n")
     program.chmod(0o755)
-    assert links.link_kinds() == {}
+    assert links.link_kinds() == links.gpu_indices() == {}
     program.write_text(f"#!/bin/sh\nwhile IFS= read -r line; do printf '%s\\n' \"$line\"; done <<'E'\n{TOPOLOGY}E\n")
     assert links.link_kinds()[0, 1] == "NVLink (18 links)"

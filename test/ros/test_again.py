@@ -81,6 +81,26 @@ def test_failed_activation_leaves_nothing_behind(bench: Bench, monkeypatch: pyte
     bench.until(lambda: bench.status("node").level == OK, "the report")
 
 
+@pytest.mark.parametrize(("transition", "state"), [("cleanup", "unconfigured"), ("shutdown", "finalized")])
+def test_a_failure_is_not_reported_after_a_later_transition(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, transition: str, state: str
+) -> None:
+    node = bench.node()
+    assert bench.change("configure")
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no more readers")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node, "create_subscription", refuse)
+        assert not bench.change("activate")
+    bench.until(lambda: bench.status("node").message == "cannot activate: RuntimeError: no more readers", "the report")
+    assert bench.change(transition)
+    bench.until(lambda: bench.status("node").by_key.get("state") == state, "the report")
+    assert (bench.status("node").level, bench.status("node").message) == (WARN, state)
+    assert node.service_state().text == state
+
+
 def test_threads_that_end_late_are_no_longer_reported_as_hanging(bench: Bench) -> None:
     go = threading.Event()
 

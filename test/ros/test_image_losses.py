@@ -91,7 +91,7 @@ def test_all_images_count_as_lost_if_none_arrives_and_the_kernel_drops() -> None
     camera.run(3.0, loss=1.0, drops_per_image=160)
     found = camera.estimator.losses(round(camera.now))
     assert (found.received, found.lost, found.share) == (0, None, 1.0)
-    assert found.drops == 160 * camera.sent
+    assert found.dropped_datagrams == 160 * camera.sent
 
 
 @given(loss=st.floats(0.0, 0.95), seed=st.integers(0, 100))
@@ -266,7 +266,7 @@ def test_datagrams_of_other_cameras_are_no_loss_of_a_camera_without_images(raw: 
     estimator = LossEstimator(raw=raw)
     estimator.add_dropped_datagrams(SECOND, 1000, connected=connected)
     found = estimator.losses(SECOND)
-    assert (found.share, found.lost, found.drops) == (0.0, None, 1000)
+    assert (found.share, found.lost, found.dropped_datagrams) == (0.0, None, 1000)
 
 
 def test_datagrams_of_other_cameras_are_no_loss_of_an_irregular_compressed_camera() -> None:

@@ -40,11 +40,11 @@ def test_cyclone_dds_is_configured_with_our_file(running_on, tmp_path: Path) -> 
     running_on(CYCLONE)
     environment = {"CYCLONEDDS_URI": ""}
     found = configure(environment, tmp_path)
-    assert found.ours is not None
-    assert found.ours.name == "cyclonedds.xml"
-    assert environment == {"CYCLONEDDS_URI": f"file://{found.ours}"}
-    assert str(found.ours) in found.text
-    assert "SocketReceiveBufferSize" in found.ours.read_text()
+    assert found.package_file is not None
+    assert found.package_file.name == "cyclonedds.xml"
+    assert environment == {"CYCLONEDDS_URI": f"file://{found.package_file}"}
+    assert str(found.package_file) in found.text
+    assert "SocketReceiveBufferSize" in found.package_file.read_text()
 
 
 @pytest.mark.parametrize(("limit", "name"), [(212_992, "fastdds_shared_memory.xml"), (4_194_304, "fastdds_udp.xml")])
@@ -52,9 +52,9 @@ def test_the_file_for_fast_dds_depends_on_the_kernel_limit(running_on, tmp_path:
     running_on(FAST, limit)
     environment: dict[str, str] = {}
     found = configure(environment, tmp_path)
-    assert found.ours is not None
-    assert found.ours.name == name
-    assert environment == {VARIABLES[0]: str(found.ours)}
+    assert found.package_file is not None
+    assert found.package_file.name == name
+    assert environment == {VARIABLES[0]: str(found.package_file)}
     assert f"net.core.rmem_max is {limit}" in found.text
 
 
@@ -62,7 +62,7 @@ def test_fast_dds_keeps_its_defaults_if_shared_memory_is_too_small(running_on, t
     running_on(FAST, 212_992, shared_memory=64 * 2**20)  # a container at Docker's defaults
     environment: dict[str, str] = {}
     found = configure(environment, tmp_path)
-    assert (environment, found.ours) == ({}, None)
+    assert (environment, found.package_file) == ({}, None)
     assert "/dev/shm has 67108864 bytes free" in found.text
     assert "--shm-size" in found.text
 
@@ -87,7 +87,7 @@ def test_variables_of_the_user_are_kept(running_on, tmp_path: Path, name: str, v
     environment = dict(variables)
     found = configure(environment, tmp_path)
     assert environment == variables
-    assert found.ours is None
+    assert found.package_file is None
     assert "with your " in found.text
     assert next(iter(variables.values())) in found.text
 
@@ -97,21 +97,21 @@ def test_a_profile_file_of_the_user_is_kept(running_on, tmp_path: Path, name: st
     running_on(FAST)
     (tmp_path / name).write_text("<profiles/>")
     environment: dict[str, str] = {}
-    assert configure(environment, tmp_path).ours is None
+    assert configure(environment, tmp_path).package_file is None
     assert environment == {}
 
 
 def test_fast_dds_3_is_not_configured(running_on, tmp_path: Path) -> None:
     running_on(FAST, fast_2=False)
     environment: dict[str, str] = {}
-    assert configure(environment, tmp_path).ours is None
+    assert configure(environment, tmp_path).package_file is None
     assert environment == {}
 
 
 def test_another_middleware_is_not_configured(running_on, tmp_path: Path) -> None:
     running_on("rmw_connextdds")
     environment: dict[str, str] = {}
-    assert configure(environment, tmp_path).ours is None
+    assert configure(environment, tmp_path).package_file is None
     assert environment == {}
 
 

@@ -19,8 +19,8 @@ from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.host import (
     Cancelled,
     ConfigureError,
-    Description,
     DnnDescription,
+    EngineDescription,
     EngineStatus,
     Level,
     Progress,
@@ -53,7 +53,7 @@ class SlowHost:
     def check(self, config: NodeConfig) -> Sequence[str]:
         return ()
 
-    def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> Description:
+    def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> EngineDescription:
         self.config = config
         progress(Progress("compiling job 3 of 4", ready=1, total=3, left_s=40.0))
         self.configuring.set()
@@ -64,12 +64,12 @@ class SlowHost:
             raise self.error
         result = ResultDescription(("thing",), 0.4, "detections")
         dnns = {name: DnnDescription(("front",), {"": result}) for name in config.dnns}
-        return Description("cpu", "a processor", 2, dnns, versions={"torch": "9.9"})
+        return EngineDescription("cpu", "a processor", 2, dnns, versions={"torch": "9.9"})
 
     def start(self, accounts: Accounts) -> None:
         pass
 
-    def serves(self, camera: str) -> bool:
+    def has_engine_for(self, camera: str) -> bool:
         return False
 
     def stop(self, timeout_s: float) -> list[str]:

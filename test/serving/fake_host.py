@@ -67,7 +67,7 @@ class FakeHost:
         self.recipients: list[tuple[str, ...]] = []
         self.fails: Exception | None = None
 
-    def serves(self, camera: str) -> bool:
+    def has_engine_for(self, camera: str) -> bool:
         return self.serving
 
     def buffer(self, camera: str, timeout_s: float) -> FakeBuffer | None:

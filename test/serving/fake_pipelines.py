@@ -110,12 +110,14 @@ def build_talking(config: NodeConfig, progress: Callable[[str], None]) -> Pipeli
 def build_with_session(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
     """Prepares a session of ONNX Runtime for three threads, and reports the ids of the threads started meanwhile."""
     from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
-    from multi_dnn_ros.graph.cut import cut
+    from multi_dnn_ros.graph.cut import cut_module
 
     torch.set_num_threads(3)
     before = set(os.listdir("/proc/self/task"))
     image = (torch.zeros(1, 3, 8, 8),)
-    _kept.extend(OnnxRuntime().prepare(cut(torch.nn.Conv2d(3, 4, 3).eval(), image, 1), image, torch.device("cpu")))
+    _kept.extend(
+        OnnxRuntime().prepare(cut_module(torch.nn.Conv2d(3, 4, 3).eval(), image, 1), image, torch.device("cpu"))
+    )
     progress(" ".join(["started", *sorted(set(os.listdir("/proc/self/task")) - before)]))
     return build(config, progress)
 

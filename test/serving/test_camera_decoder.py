@@ -401,7 +401,7 @@ class BusyHost:
         self.pool = SlotPool(SlotLayout("front", slots_needed(len(workers)), 6))
         self.workers = workers
 
-    def serves(self, camera: str) -> bool:
+    def has_engine_for(self, camera: str) -> bool:
         return True
 
     def buffer(self, camera: str, timeout_s: float) -> Slot | None:

@@ -33,7 +33,7 @@ class GpuHost:
         )
         self.engine = ServedEngine(Pipeline(DEVICE, 1, (dnn,), {}), config, accounts)
 
-    def serves(self, camera: str) -> bool:
+    def has_engine_for(self, camera: str) -> bool:
         return True
 
     def buffer(self, camera: str, timeout_s: float) -> Any:

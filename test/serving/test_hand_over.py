@@ -25,7 +25,7 @@ from multi_dnn_ros.serving.action_executor import ProcessTemplate
 from multi_dnn_ros.serving.device_outcomes import DeviceOutcomes
 from multi_dnn_ros.serving.engine_reports import OutcomeSender
 from multi_dnn_ros.serving.hand_over import HandOver
-from multi_dnn_ros.serving.host import Description
+from multi_dnn_ros.serving.host import EngineDescription
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.process_host import ProcessHost, _Serving
 from multi_dnn_ros.serving.routes import CameraRoutes
@@ -256,7 +256,7 @@ def test_a_process_that_does_not_finish_its_frames_is_killed() -> None:
     config = settings("object", stop_timeout_s=0.5)
     served, process = _serve(_ignore, Hanging)
     template = ProcessTemplate(config, _ignore, {}, Hanging)  # type: ignore[arg-type]
-    engines = SupervisedProcesses(template, Description("cpu", "", 1, {}), SupervisionTimes(), served)
+    engines = SupervisedProcesses(template, EngineDescription("cpu", "", 1, {}), SupervisionTimes(), served)
     with engines.lock:
         (state,) = engines._supervisor.processes.values()
         state.phase, state.since_ns = Phase.DRAINING, time.monotonic_ns() - 1_600_000_000

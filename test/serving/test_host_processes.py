@@ -51,9 +51,9 @@ def test_configure_reports_progress_and_describes_the_engine(make: Callable[...,
     assert rig.description.dnns["object"].cameras == ("front",)
     (idle,) = rig.host.statuses()
     assert (idle.name, idle.level, idle.text) == ("engine cpu", Level.OK, "ready")
-    assert not rig.host.serves("front")
+    assert not rig.host.has_engine_for("front")
     rig.start()
-    assert rig.host.serves("front")
+    assert rig.host.has_engine_for("front")
     (serves,) = rig.host.statuses()
     assert (serves.level, serves.text) == (Level.OK, "serving")
     assert serves.values["pid"] == engine_pids()[0]
@@ -121,7 +121,7 @@ def test_stop_finishes_the_frames_and_the_same_process_serves_again(make: Callab
         assert rig.traffic.discrepancies() == []
         dropped = [figures.dropped for figures in rig.traffic.streams().values()]
         assert all(not drops.get(DropReason.ENGINE_LOST) for drops in dropped)
-        assert not rig.host.serves("front")
+        assert not rig.host.has_engine_for("front")
         rig.restart()
         assert rig.pid() == pid
 
@@ -169,7 +169,7 @@ def test_a_process_stopped_by_a_signal_is_replaced_without_blocking_callers(
     while rig.pid() == pid:
         rig.host.update("object", "score_threshold", 0.1)
         rig.host.statuses()
-        rig.host.serves("front")
+        rig.host.has_engine_for("front")
         rounds += 1
         time.sleep(0.002)
     assert rounds >= 10, "a caller that is blocked until the process is replaced calls once"

@@ -65,9 +65,10 @@ def run_trial(
         raise CommandError(
             f"the node received no image of {', '.join(silent())} within {_FIRST_IMAGE_LIMIT_S:g} s; see {rig.folder}"
         )
+    gpu_watch = GpuWatch(_gpu_index(rig))
     spin(_WARM_UP_S)
     begin = _read(rig)
-    with GpuWatch(_gpu_index(rig)) as watch:
+    with gpu_watch as watch:
         next_check = max(min_frames(), MIN_TRIAL_S * rate_hz)
         while True:
             end = _read(rig)

@@ -21,7 +21,7 @@ from multi_dnn_ros.benchmark.paper.sets import Network
 from multi_dnn_ros.benchmark.paper.shared_queue import SharedQueue
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.engine import DnnTask
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import choose_backend
 
 #: Calls before measuring: libraries select algorithms, compilers compile.
@@ -151,7 +151,7 @@ def _build(network: Network, work: Work) -> Built:
     if not as_a_whole:
         jobs, fold = condition.jobs or work.jobs, condition.execution != "eager"
         for size in sorted({1, count if condition.batched else 1}):
-            stages = cut(module, repeat_inputs((image,), size), jobs, fold_batch_norm=fold)
+            stages = cut_module(module, repeat_inputs((image,), size), jobs, fold_batch_norm=fold)
             chains[size] = tuple(stages)
         operation_s = sum(stage.cost_s for stage in stages) / sum(len(stage.operations) for stage in stages)
     return Built(network, count, module, (image,), chains, operation_s)

@@ -18,6 +18,8 @@ SET, ENABLE, SWAP, WATCH, KILL_CAMERA, START_CAMERA, KILL_ENGINE = (
 ACTIONS = (SET, ENABLE, SWAP, WATCH, KILL_CAMERA, START_CAMERA, KILL_ENGINE)
 #: Length of the compared windows. A run that is shorter than three of them is divided into thirds.
 _WINDOW_S = 600.0
+#: A round has about thirty events, each of which the node must accept in time.
+MIN_ROUND_S = 5.0
 #: A change is made and reversed at these shares of the time that it gets.
 _IN_EFFECT = (0.05, 0.8)
 #: Changes that get several parts of a round: configuring a model and restarting an engine process take seconds.
@@ -58,7 +60,8 @@ class SoakPlan:
     """What a soak does. kill_every_s: time between two kills of the engine process; 0: it is neither killed nor
     replaced by a model swap, so that the same process serves for the whole run. rate_hz: rate of each camera.
 
-    A round has one kill, so its length is kill_every_s, rounded so that a window has whole rounds.
+    A round has one kill, so its length is kill_every_s, adjusted so that a window has whole rounds, but at least
+    MIN_ROUND_S if the windows are not shorter.
     """
 
     seconds: float
@@ -77,7 +80,8 @@ class SoakPlan:
         """Length of a round."""
         window = self.windows.reference
         length = window.end_s - window.begin_s
-        return length / max(1, round(length / (self.kill_every_s or _WINDOW_S / 2.0)))
+        rounds = round(length / (self.kill_every_s or _WINDOW_S / 2.0))
+        return length / max(1, min(rounds, int(length / MIN_ROUND_S)))
 
     @property
     def cameras(self) -> tuple[CameraPlan, ...]:

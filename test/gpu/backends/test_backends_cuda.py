@@ -88,13 +88,13 @@ def test_the_next_process_finds_compiled_kernels_on_disk(tmp_path):
             import sys, torch
             from torch import nn
             from torch._dynamo.utils import counters
-            from multi_dnn_ros.graph.cut import cut
+            from multi_dnn_ros.graph.cut import cut_module
             from multi_dnn_ros.pipeline.choices import choose_backend
             device, example = torch.device("cuda", 0), (torch.zeros(1, 3, 64, 64),)
             torch.manual_seed(0)
             layers = (layer for width in (3, 32, 32, 32) for layer in (nn.Conv2d(width, 32, 3), nn.ReLU()))
             module = nn.Sequential(*layers).eval()
-            choose_backend("inductor", device, sys.argv[1]).prepare(cut(module, example, 2), example, device)
+            choose_backend("inductor", device, sys.argv[1]).prepare(cut_module(module, example, 2), example, device)
             print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
             """
         )

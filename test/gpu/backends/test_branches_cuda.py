@@ -16,7 +16,7 @@ from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.branch_choice import measure_in_turn
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.static_stages import single_launches, streams_of
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import choose_backend
 
 partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")
@@ -63,7 +63,7 @@ def no_warnings() -> Iterator[None]:
 
 def prepared(branches: str, precision: str = "fp16", jobs: int = 1, module: nn.Module | None = None) -> tuple:
     torch.manual_seed(0)
-    stages = cut((module or Wide()).eval(), EXAMPLE, jobs, fold_batch_norm=True)
+    stages = cut_module((module or Wide()).eval(), EXAMPLE, jobs, fold_batch_norm=True)
     return choose_backend("cuda_graph", GPU, precision, dnn="a", branches=branches).prepare(stages, EXAMPLE, GPU)
 
 
@@ -163,7 +163,7 @@ def test_branches_stay_on_the_share_of_the_sms():
 
     def fastest_ms(sms: int) -> float:
         with green_contexts.computing_on(GPU, sms):
-            stages = cut(Products().eval(), example, 1)
+            stages = cut_module(Products().eval(), example, 1)
             (stage,) = choose_backend("cuda_graph", GPU, "fp16", dnn="a", branches="4").prepare(stages, example, GPU)
             assert streams_of(stage) > 1
             with torch.inference_mode():

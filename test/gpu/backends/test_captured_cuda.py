@@ -17,7 +17,7 @@ from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.backends.static_stages import single_launches
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import choose_backend
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -65,7 +65,7 @@ def test_an_output_that_is_a_constant_of_the_dnn_keeps_its_value():
 
 
 def test_a_single_stage_has_no_further_single_launch():
-    assert single_launches({1: CudaGraph().prepare(cut(fire(), EXAMPLE, 1), EXAMPLE, GPU)}) == {}
+    assert single_launches({1: CudaGraph().prepare(cut_module(fire(), EXAMPLE, 1), EXAMPLE, GPU)}) == {}
 
 
 def test_dnns_captured_on_one_stream_may_run_at_the_same_time():
@@ -260,7 +260,9 @@ def test_tiles_are_selected_on_the_share_that_the_dnn_runs_on(monkeypatch: pytes
     count = torch.cuda.get_device_properties(GPU).multi_processor_count
     for sms in (0, 16, 0):
         backend = choose_backend("cuda_graph", GPU, "fp16", dnn="a")
-        green_contexts.with_own_cudnn_plans(sms, partial(_prepared_on, sms, backend, cut(layers, example, 1), example))
+        green_contexts.with_own_cudnn_plans(
+            sms, partial(_prepared_on, sms, backend, cut_module(layers, example, 1), example)
+        )
     assert asked == [count, 16]
     keys = {key[-1]: tile for key, tile in triton_convolution._chosen.items()}
     assert keys.keys() == {count, 16}

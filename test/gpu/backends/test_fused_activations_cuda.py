@@ -28,7 +28,7 @@ from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.fused_activations import FusedActivations, fuse
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, cast_stage, float32_products
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 
 NCHW, NHWC = torch.contiguous_format, torch.channels_last
 
@@ -48,7 +48,7 @@ def test_fused_layers_run_on_the_gpu(name: str, precision: str):
     """All kinds of layers in float32 and in 16 bits; residual() in every precision: test_backends_cuda.py."""
     needs(precision, "cuda_graph")
     module = NETWORKS[name]()
-    stages = cut(module, EXAMPLE, 2, fold_batch_norm=True)
+    stages = cut_module(module, EXAMPLE, 2, fold_batch_norm=True)
     kernels = Recorder()
     tolerance = PRECISIONS[precision].tolerance(GPU)
     fusing = FusedActivations(CudaGraph(tolerance, kernels=kernels, dnn="a"), tolerance, "a")
@@ -151,7 +151,7 @@ def test_results_have_the_strides_of_the_fake(precision: str, layout: torch.memo
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_fused_layers_launch_fewer_kernels(precision: str):
     chosen = PRECISIONS[precision]
-    (stage,) = cut(residual(), EXAMPLE, 1, fold_batch_norm=True)
+    (stage,) = cut_module(residual(), EXAMPLE, 1, fold_batch_norm=True)
     plain = cast_stage(stage, chosen.dtype, channels_last=True).to(GPU) if precision == "fp16" else stage.to(GPU)
     inputs = on_gpu(noise_like(EXAMPLE))
 

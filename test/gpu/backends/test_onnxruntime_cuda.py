@@ -16,7 +16,7 @@ from multi_dnn_ros.backends.cuda_graph import Captured
 from multi_dnn_ros.backends.onnx_providers import COMPILED, available
 from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage
 from multi_dnn_ros.backends.precision import PRECISIONS
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import choose_backend
 
 PROVIDERS = [
@@ -38,7 +38,7 @@ def test_every_job_is_a_captured_session_and_agrees_with_the_cpu(provider: str, 
         expected = (module(*inputs),)
     with Warnings() as warnings:
         backend = choose_backend("onnxruntime", GPU, precision, dnn="a", providers=[provider], required=True)
-        stages = backend.prepare(cut(module, EXAMPLE, 3, fold_batch_norm=True), EXAMPLE, GPU)
+        stages = backend.prepare(cut_module(module, EXAMPLE, 3, fold_batch_norm=True), EXAMPLE, GPU)
     assert warnings == []
     for stage in stages:
         assert isinstance(stage, Captured)
@@ -58,7 +58,7 @@ def test_networks_on_any_stream(provider: str, network: str) -> None:
     with torch.inference_mode():
         expected = (module(*inputs),)
     backend = choose_backend("onnxruntime", GPU, dnn="a", providers=[provider], required=True)
-    stages = backend.prepare(cut(module, EXAMPLE, 2, fold_batch_norm=True), EXAMPLE, GPU)
+    stages = backend.prepare(cut_module(module, EXAMPLE, 2, fold_batch_norm=True), EXAMPLE, GPU)
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream(GPU)):
         for _ in range(5):
             torch.cuda._sleep(10_000_000)
@@ -71,7 +71,7 @@ def test_networks_on_any_stream(provider: str, network: str) -> None:
 def test_engines_are_read_again(provider: str) -> None:
     def prepare() -> None:
         backend = choose_backend("onnxruntime", GPU, dnn="a", providers=[provider], required=True)
-        backend.prepare(cut(residual(), EXAMPLE, 1, fold_batch_norm=True), EXAMPLE, GPU)
+        backend.prepare(cut_module(residual(), EXAMPLE, 1, fold_batch_norm=True), EXAMPLE, GPU)
 
     prepare()
     (entry,) = COMPILED.entries()
@@ -90,7 +90,7 @@ def test_what_is_not_there_leaves_captured_pytorch() -> None:
         expected = (module(*inputs),)
     with Warnings() as warnings:
         backend = choose_backend("onnxruntime", GPU, "fp32", dnn="a", providers=["tensorrt"])
-        stages = backend.prepare(cut(module, EXAMPLE, 2, fold_batch_norm=True), EXAMPLE, GPU)
+        stages = backend.prepare(cut_module(module, EXAMPLE, 2, fold_batch_norm=True), EXAMPLE, GPU)
     assert "a runs as PyTorch on cuda:0, because no execution provider of ONNX Runtime runs it" in warnings
     assert all(isinstance(stage, Captured) for stage in stages)
     check_agreement(through(stages, on_gpu(inputs)), expected, 1e-3)

@@ -11,7 +11,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.graph.cut import GraphStage, cut
+from multi_dnn_ros.graph.cut import GraphStage, cut_module
 from multi_dnn_ros.graph.siblings import find_siblings
 from multi_dnn_ros.pipeline.choices import choose_backend
 
@@ -29,7 +29,7 @@ class Towers(nn.Module):
 
 def stages() -> list[GraphStage]:
     torch.manual_seed(0)
-    return cut(Towers().eval(), EXAMPLE, 1)
+    return cut_module(Towers().eval(), EXAMPLE, 1)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("fp16", 1e-2)])

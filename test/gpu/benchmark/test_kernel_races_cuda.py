@@ -19,7 +19,7 @@ from multi_dnn_ros.backends.fused_activations import FusedActivations
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, cudnn_convolution_relu
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import choose_backend
 
 
@@ -34,7 +34,7 @@ def test_convolutions_in_groups_are_faster(channels: int, groups: int, side: int
     example = (torch.zeros(images, channels, side, side),)
     kernels = Recorder()
     tolerance = PRECISIONS["fp16"].tolerance(GPU)
-    stages = cut(nn.Sequential(*layers).eval(), example, 1)
+    stages = cut_module(nn.Sequential(*layers).eval(), example, 1)
     InPrecision(PRECISIONS["fp16"], FusedActivations(kernels, tolerance, "a"), "a").prepare(stages, example, GPU)
     assert fusions(kernels.given[0]) == 1
     inputs = on_gpu(noise_like(example))
@@ -91,7 +91,7 @@ def test_what_is_slower_as_one_operation_stays_apart() -> None:
     example = (torch.zeros(2, 512, 28, 28),)
     kernels = Recorder()
     chosen = PRECISIONS["fp16"]
-    stages = cut(nn.Sequential(grouped, nn.ReLU(), nn.Conv2d(512, 64, 1), nn.ReLU()).eval(), example, 1)
+    stages = cut_module(nn.Sequential(grouped, nn.ReLU(), nn.Conv2d(512, 64, 1), nn.ReLU()).eval(), example, 1)
     InPrecision(chosen, FusedActivations(kernels, chosen.tolerance(GPU), "a"), "a").prepare(stages, example, GPU)
     inputs = on_gpu(noise_like(example))
 
@@ -118,7 +118,7 @@ def test_small_products_are_faster_as_sums(
         expected = (module(*inputs),)
 
     def ms() -> float:
-        stages = choose_backend("inductor", GPU, "fp16", dnn="a").prepare(cut(module, inputs, 1), inputs, GPU)
+        stages = choose_backend("inductor", GPU, "fp16", dnn="a").prepare(cut_module(module, inputs, 1), inputs, GPU)
         check_agreement(through(stages, on_gpu(inputs)), expected, PRECISIONS["fp16"].tolerance(GPU))
         with torch.inference_mode():
             return gpu_ms(lambda: stages[0](stages[0].inputs))  # type: ignore[attr-defined]

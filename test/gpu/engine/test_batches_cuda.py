@@ -16,7 +16,7 @@ from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.cuda_graph import Captured
 from multi_dnn_ros.backends.static_stages import stack_inputs
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import choose_backend
 from multi_dnn_ros.settings.flat_parameters import to_config
@@ -27,7 +27,7 @@ IDENTICAL = 1e-3
 
 
 def ready_for(module: nn.Module, sizes: tuple[int, ...], backend: str = "cuda_graph", jobs: int = 3) -> dict:
-    chains = {size: cut(module, repeat_inputs(EXAMPLE, size), jobs, fold_batch_norm=True) for size in sizes}
+    chains = {size: cut_module(module, repeat_inputs(EXAMPLE, size), jobs, fold_batch_norm=True) for size in sizes}
     return prepare_batches(choose_backend(backend, GPU, "fp16", dnn="a"), chains, EXAMPLE, GPU, 1e-2)
 
 

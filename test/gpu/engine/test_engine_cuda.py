@@ -13,7 +13,7 @@ from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame
-from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.cut import cut_module
 
 both = pytest.mark.parametrize("backend", [Eager(), CudaGraph()], ids=["eager", "cuda_graph"])
 SIZE = (96, 128)
@@ -38,7 +38,7 @@ def images(count: int) -> list[np.ndarray]:
 
 def make_task(name: str, seed: int, device: torch.device, backend: Backend, jobs: int = 4) -> DnnTask:
     example = (torch.zeros(1, 3, *SIZE),)
-    stages = backend.prepare(cut(network(seed), example, jobs), example, device)
+    stages = backend.prepare(cut_module(network(seed), example, jobs), example, device)
     return DnnTask(
         name, ("front",), preprocess, stages, lambda outputs, size: outputs[0].numpy().copy(),
         single_launch=single_launches({1: stages}),
