@@ -13,16 +13,8 @@ from multi_dnn_ros.common.errors import CommandError, UsageError
 if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Options of MODEL that have a parameter in dnn.<dnn>.
-_PARAMETERS = {
-    **{
-        option: f"parameter {option.replace('-', '_')}"
-        for option in ("weights", "num-classes", "decoder", "labels", "keep", "backend", "precision", "sms")
-    },
-    "calibration-images": "parameter calibration_images",
-    "size": "parameters input_width and input_height",
-    "threshold": "parameter score_threshold",
-}
+#: Options of MODEL with other names than their parameters in dnn.<dnn>.
+_PARAMETERS = {"size": "parameters input_width and input_height", "threshold": "parameter score_threshold"}
 
 
 def add_configured_dnn(parser: argparse._ActionsContainer) -> None:
@@ -47,11 +39,8 @@ def check_configured(args: argparse.Namespace, model_options: Mapping[str, objec
     if not args.params_file.is_file():
         raise CommandError(f"--params-file is {args.params_file}, and there is no such file")
     for option, default in model_options.items():
-        if getattr(args, option.replace("-", "_")) == default:
-            continue
-        if option in _PARAMETERS:
-            raise UsageError(f"--{option} is for MODEL; with --params-file, set {_PARAMETERS[option]} there")
-        raise UsageError(f"--{option} is for MODEL; it cannot be used with --params-file")
+        if getattr(args, option.replace("-", "_")) != default:
+            raise UsageError(f"--{option} is for MODEL; {_instead(option)}")
 
 
 def read_configured(args: argparse.Namespace) -> tuple[str, NodeConfig]:
@@ -65,3 +54,11 @@ def read_configured(args: argparse.Namespace) -> tuple[str, NodeConfig]:
     if args.dnn not in config.dnns:
         raise UsageError(f"--dnn is {args.dnn!r}; the parameter file has: {names}")
     return str(args.dnn), config
+
+
+def _instead(option: str) -> str:
+    from multi_dnn_ros.settings.dnn_schema import DnnConfig
+
+    field = option.replace("-", "_")
+    parameter = _PARAMETERS.get(option) or (f"parameter {field}" if field in DnnConfig.model_fields else "")
+    return f"with --params-file, set {parameter} there" if parameter else "it cannot be used with --params-file"

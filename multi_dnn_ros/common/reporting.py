@@ -78,8 +78,12 @@ def with_change(value: float | None, first: float | None, digits: int = 3) -> st
     """
     if value is None:
         return "-"
-    change = f" ({round(value / first - 1, 3) + 0.0:+.1%})" if first else ""  # + 0.0: not -0.0
-    return f"{value:.{digits}f}{change}"
+    return f"{value:.{digits}f}" + (f" ({rounded(value / first - 1, 3):+.1%})" if first else "")
+
+
+def rounded(value: float, digits: int) -> float:
+    """`value` rounded for display; never -0.0, which would be shown with its sign."""
+    return round(value, digits) + 0.0
 
 
 def three_digits(value: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from multi_dnn_ros.common.reporting import provenance, table, with_change, write_json
+from multi_dnn_ros.common.reporting import provenance, rounded, table, with_change, write_json
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.demo.output_folder import check_output
@@ -142,8 +142,7 @@ def _score(figures: Figures, first: Figures, compared: bool) -> str:
         if score in figures.scores:
             shown = ""
             if compared and score in first.scores:
-                difference = round(figures.scores[score] - first.scores[score], 3) + 0.0  # not -0.0
-                shown = f" ({difference:+.3f})"
+                shown = f" ({rounded(figures.scores[score] - first.scores[score], 3):+.3f})"
             return f"{name} {figures.scores[score]:.3f}{shown}"
     return "nothing to compare"
 

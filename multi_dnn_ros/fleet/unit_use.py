@@ -25,8 +25,9 @@ class UnitUse:
         self._busy = [0.0] * len(units)
         self._since = self._sampled = time.monotonic()
         self._gpu: list[list[float]] = [[] for _ in units]
-        self._smi = shutil.which("nvidia-smi") if any(unit.device.startswith("cuda") for unit in units) else None
-        self._smi_ids: list[str] = []  # of each unit; from the first sample on
+        cuda = {number: unit.device for number, unit in enumerate(units) if unit.device.startswith("cuda")}
+        self._smi = shutil.which("nvidia-smi") if cuda else None
+        self._smi_ids = {number: nvidia_smi_id(int(device.partition(":")[2])) for number, device in cuda.items()}
 
     def sample(self, pids: Sequence[Sequence[int]]) -> None:
         """Add the use since the last call. pids: ids of the processes on each unit."""
@@ -66,11 +67,9 @@ class UnitUse:
         return 0.0 if before is None else total - before
 
     def _gpu_use(self, smi: str) -> Mapping[int, float]:
-        if not self._smi_ids:
-            self._smi_ids = [nvidia_smi_id(int(unit.device.partition(":")[2])) for unit in self._units]
         command = [
             smi,
-            f"--id={','.join(self._smi_ids)}",
+            f"--id={','.join(self._smi_ids.values())}",
             "--query-gpu=index,uuid,utilization.gpu",
             "--format=csv,noheader,nounits",
         ]
@@ -79,7 +78,7 @@ class UnitUse:
         except (OSError, subprocess.TimeoutExpired):
             return {}
         # A GPU without this figure counts as free.
-        return {unit: use[name] for unit, name in enumerate(self._smi_ids) if name in use}
+        return {unit: use[name] for unit, name in self._smi_ids.items() if name in use}
 
 
 def parse_use(text: str) -> dict[str, float]:

@@ -94,10 +94,11 @@ def read_description(path: Path) -> Description | None:
         return Description.model_validate_json(json.dumps(fields))
     except ValidationError as error:
         first = error.errors()[0]
-        fields_of = _EXTRA if path.suffix == ".pt2" else "header"
-        key = ".".join(str(part) for part in first["loc"])
+        where = _EXTRA if path.suffix == ".pt2" else "header"
+        if first["loc"]:
+            where += " field " + ".".join(str(part) for part in first["loc"])
         shown = str(first["input"])[:80]
-        raise ModelError(f"{path}: {fields_of}{key and ' field '}{key} is {shown!r}: {first['msg']}") from None
+        raise ModelError(f"{path}: {where} is {shown!r}: {first['msg']}") from None
 
 
 def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:

@@ -1,7 +1,7 @@
 """Decides which arriving images a DNN gets, by the runtime parameters `enable` and `max_rate_hz`.
 
-An image that a DNN does not get counts as offered and is dropped at once with a separate reason, so the counts of a DNN
-on a camera always add up.
+An image that is refused for a DNN counts as offered to it and is dropped at once with a separate reason, so the counts
+of a DNN on a camera always add up.
 """
 
 from __future__ import annotations

@@ -354,6 +354,7 @@ def test_other_backends_and_verbs_reject_int8(capsys: pytest.CaptureFixture[str]
         "parameter dnn.object.precision is 'int8'; allowed with backend torchscript on cpu: auto, fp32, bf16"
     )
     command = ["decompose", "builtin:lane", "--ranks", "measured", "--precision", "int8", "--device", "cpu"]
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         main([*command, "--output", str(tmp_path / "lane.safetensors")])
+    assert ended.value.code == 2
     assert "--precision: invalid choice: 'int8'" in capsys.readouterr().err

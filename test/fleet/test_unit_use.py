@@ -32,3 +32,6 @@ def test_units_have_the_use_of_their_gpus(
     use = UnitUse(parse_units("cuda:0,cuda:1"))
     use.sample([[], []])
     assert use.take() == [0.87, 0.12]
+    mixed = UnitUse(parse_units("cpu,cuda:1"))
+    mixed.sample([[], []])
+    assert mixed.take() == [0.0, 0.12]

@@ -1,8 +1,9 @@
 """Imports of rclpy's test files: a name that the runtime does not claim is imported as a placeholder.
 
 Otherwise, one such name among a file's imports would prevent all tests of the file from running. A placeholder raises
-the runtime's own error as soon as it is used: called, looked into, entered, inherited from, compared. The attribute
-`handle` of a node and other entities, a C object of rclpy, is a placeholder, too.
+the runtime's own error as soon as it is called, indexed, iterated over, compared, subclassed or entered as a context
+manager, or one of its attributes is read. The attribute `handle` of a node and other entities, a C object of rclpy, is
+a placeholder, too.
 """
 
 from __future__ import annotations
