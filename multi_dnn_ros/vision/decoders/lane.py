@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from multi_dnn_ros.vision.decoders.base import Decoder, TwoParts, expect_finite, total_of
-from multi_dnn_ros.vision.decoders.lane_lines import Line, Runs, find_runs, group_runs
+from multi_dnn_ros.vision.decoders.lane_lines import Runs, find_runs, group_runs
 from multi_dnn_ros.vision.decoders.layout import POSSIBLE, Difference, Layout, Match, check_classes, match
 from multi_dnn_ros.vision.decoders.maps import without_padding
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
@@ -24,6 +24,9 @@ MAX_WIDTH = 640
 #: Maximum number of lines: the mask is uint8 and 0 means none.
 MAX_LANES = 255
 _POINTS = 48
+
+#: c0, c1, c2 of u = c0 + c1 v + c2 v^2.
+Curve = tuple[float, float, float]
 
 
 class LaneDecoder(Decoder):
@@ -82,15 +85,18 @@ class LaneDecoder(Decoder):
         found = []
         for line in group_runs(runs, width)[: min(self.max_detections, MAX_LANES)]:
             curve = _curve_in_source(line.curve, scale)
-            found.append((_bottom_u(runs, line, curve, scale, source_size[0]), line.members, curve))
+            rows = runs.row[line.members]
+            ends = int(rows.min()), int(rows.max())
+            found.append((_bottom_u(ends[1], curve, scale[1], source_size[0]), line.members, ends, curve))
         found.sort(key=lambda line: line[0])
 
-        pixels, number_of_pixel = _pixels(runs, [members for _, members, _ in found], width)
+        pixels, number_of_pixel = _pixels(runs, [members for _, members, _, _ in found], width)
         probability = 1.0 / (1.0 + np.exp(-logits.reshape(-1)[pixels].astype(np.float64)))
-        score = np.bincount(number_of_pixel, probability) / np.maximum(np.bincount(number_of_pixel), 1)
+        index = number_of_pixel.astype(np.intp)  # otherwise each bincount would convert it
+        score = np.bincount(index, probability) / np.maximum(np.bincount(index), 1)
         lanes = tuple(
-            Lane(number, _points(runs, members, curve, scale[1], source_size), curve, float(score[number]))
-            for number, (_, members, curve) in enumerate(found, start=1)
+            Lane(number, _points(ends, curve, scale[1], source_size), np.array(curve), float(score[number]))
+            for number, (_, _, ends, curve) in enumerate(found, start=1)
         )
         numbers = np.zeros((height, width), np.uint8)
         numbers.reshape(-1)[pixels] = number_of_pixel
@@ -145,46 +151,42 @@ def _pixels(
     return pixels + np.arange(len(pixels)), np.repeat(number_of_run[chosen], counts)
 
 
-def _curve_in_source(curve: npt.NDArray[np.float64], scale: tuple[float, float]) -> npt.NDArray[np.float64]:
+def _curve_in_source(curve: npt.NDArray[np.float64], scale: tuple[float, float]) -> Curve:
     """Convert a curve from mask to source pixels. scale: source pixels per mask pixel, horizontal and vertical."""
     across, down = scale
     c0, c1, c2 = curve.tolist()
     shift = 0.5 / down - 0.5  # v of the mask = v of the source / down + shift
     at_origin, slope = c0 + c1 * shift + c2 * shift**2, (c1 + 2.0 * c2 * shift) / down
-    return np.array([(at_origin + 0.5) * across - 0.5, slope * across, c2 / down**2 * across])
+    return (at_origin + 0.5) * across - 0.5, slope * across, c2 / down**2 * across
 
 
-def _points(
-    runs: Runs,
-    members: npt.NDArray[np.int64],
-    curve: npt.NDArray[np.float64],
-    down: float,
-    source_size: tuple[int, int],
-) -> npt.NDArray[np.float32]:
+def _points(ends: tuple[int, int], curve: Curve, down: float, source_size: tuple[int, int]) -> npt.NDArray[np.float32]:
     """(K, 2) points u, v on the curve in source pixels, from the line's lowest row to its highest.
 
-    Only points inside the image (0..W-1, 0..H-1) are returned; a curve may leave it between two dashes. down: source
-    pixels per mask row. source_size: (H, W).
+    Only points inside the image (0..W-1, 0..H-1) are returned; a curve may leave it between two dashes. ends: the
+    line's first and last row in the mask. down: source pixels per mask row. source_size: (H, W).
     """
     height, width = source_size
-    rows = runs.row[members]
     # Clamp: if the image has fewer rows than the mask, the centers of the mask's outer rows lie outside the image.
-    high, low = (min(max((int(row) + 0.5) * down - 0.5, 0.0), height - 1.0) for row in (rows.min(), rows.max()))
-    v = np.linspace(low, high, min(_POINTS, int(rows.max() - rows.min()) + 1))
-    u = curve[0] + v * (curve[1] + v * curve[2])
+    high, low = (min(max((row + 0.5) * down - 0.5, 0.0), height - 1.0) for row in ends)
+    count = min(_POINTS, ends[1] - ends[0] + 1)
+    v = low + (high - low) / max(count - 1, 1) * np.arange(count)  # a third of the time of np.linspace
+    v[-1] = high  # not rounded
+    c0, c1, c2 = curve
+    u = c0 + v * (c1 + v * c2)
     inside = (u >= 0.0) & (u <= width - 1)
     if inside.any():
         u, v = u[inside], v[inside]
     else:  # a line along the image's edge whose center is outside
         u = np.clip(u, 0.0, width - 1)
-    return np.stack([u, v], axis=1).astype(np.float32)
+    return np.array([u, v], np.float32).T.copy()
 
 
-def _bottom_u(runs: Runs, line: Line, curve: npt.NDArray[np.float64], scale: tuple[float, float], height: int) -> float:
+def _bottom_u(last_row: int, curve: Curve, down: float, height: int) -> float:
     """u where the line, extended along its tangent at the lowest point, meets the bottom of the image."""
-    lowest = (float(runs.row[line.members].max()) + 0.5) * scale[1] - 0.5
-    c0, c1, c2 = curve.tolist()
-    return float(c0 + lowest * (c1 + lowest * c2) + (c1 + 2.0 * c2 * lowest) * (height - 1 - lowest))
+    lowest = (last_row + 0.5) * down - 0.5
+    c0, c1, c2 = curve
+    return c0 + lowest * (c1 + lowest * c2) + (c1 + 2.0 * c2 * lowest) * (height - 1 - lowest)
 
 
 def recognize(layout: Layout) -> Match | Difference:

@@ -8,6 +8,8 @@ joined piece is longer, so its direction is more certain, and it is compared wit
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,8 +32,7 @@ _LONGEST_GAP = 0.35
 _WIDEST_MISS = 6.0 / 320
 _LONGEST_GAP_PER_LENGTH = 8.0
 _MAX_SLOPE = 14.0  # columns per row; flatter lines are not lane lines of the road ahead
-_NO_BEND = (0.0, 0.0, 1.0)  # row and column of the normal equations for c2 = 0
-_NORMAL = np.array([0, 1, 2, 1, 2, 3, 2, 3, 4])  # sums of the powers of t, 0 to 4, as the 3 x 3 normal equations
+_REWEIGHTED = 3  # iterations of a robust fit
 _CURVATURE = 0.35  # maximum deviation of a line from its tangent: this * gap^2 / mask width
 
 
@@ -72,17 +73,7 @@ def group_runs(runs: Runs, width: int) -> list[Line]:
 
     Runs of specks, blobs and horizontal bars belong to no line.
     """
-    pieces = _fit(runs, _touching(runs, width))
-    pieces = [piece for piece in pieces if piece.length >= _SHORTEST_PIECE * width and _is_thin(piece, width)]
-    pieces.sort(key=lambda piece: -piece.length)
-    del pieces[MAX_PIECES:]
-    while len(pieces) > 1:
-        misfit = _misfits(pieces, width)
-        lower, upper = np.unravel_index(int(misfit.argmin()), misfit.shape)
-        if misfit[lower, upper] > 1.0:
-            break
-        joined = _fit(runs, [np.concatenate([pieces[lower].members, pieces[upper].members])])
-        pieces = [piece for index, piece in enumerate(pieces) if index not in (lower, upper)] + joined
+    pieces = _join(runs, _fit(runs, _touching(runs, width), width), width)
     lines = [piece for piece in pieces if piece.length >= _SHORTEST_LINE * width and _is_line(piece)]
     return [Line(line.members, line.curve) for line in sorted(lines, key=lambda line: -line.length)]
 
@@ -94,54 +85,68 @@ def fit_curves(v: Floats, u: Floats, counts: Integers, bend: npt.NDArray[np.bool
     Returns (P, 3) c0, c1, c2. All curves are fitted at once: one by one, the overhead of the numpy calls, which
     hold the GIL, would be ten times the computation.
     """
-    if len(counts) == 1:  # two joined pieces: takes less than a third of the time
-        return _fit_one(v, u, bool(bend[0]))
+    if len(counts) == 1:  # takes less than a third of the time
+        return _fit_one(v, u, bool(bend[0]))[None]
     begins = np.cumsum(counts) - counts
     number = np.repeat(np.arange(len(counts)), counts)
     origin = np.add.reduceat(v, begins) / counts
     span = np.maximum(np.maximum.reduceat(v, begins) - np.minimum.reduceat(v, begins), 1.0)
     t = (v - origin[number]) / span[number]
-    square = t * t
-    terms = np.stack([np.ones_like(t), t, square, square * t, square * square, u, u * t, u * square])
-    straight = np.flatnonzero(~bend)
-    ridge = (1e-9 * counts)[:, None, None] * np.eye(3)
-    solution: Floats = np.zeros((len(counts), 3))
-    weighted = terms
-    for step in range(4):
-        if step:
-            c0, c1, c2 = solution.T[:, number]
-            residuals = np.abs(u - (c0 + c1 * t + c2 * square))
-            scale = np.maximum(1.4826 * _medians(residuals, number, begins + counts // 2), 0.25)
-            weighted = terms * np.minimum(1.0, 1.5 * scale[number] / np.maximum(residuals, 1e-12))
-        sums = np.add.reduceat(weighted, begins, axis=1).T
-        normal, right = sums[:, _NORMAL].reshape(-1, 3, 3) + ridge, sums[:, 5:, None]
-        normal[straight, 2], normal[straight, :, 2], right[straight, 2] = _NO_BEND, _NO_BEND, 0.0
-        solution = np.asarray(np.linalg.solve(normal, right), np.float64)[:, :, 0]
-    a, b, c = solution[:, 0], solution[:, 1] / span, solution[:, 2] / span**2
+    terms = _terms(t, u)
+    sums = np.add.reduceat(terms, begins, axis=1)
+    solution = _solve(sums, 1e-9 * counts, bend)
+    for _ in range(_REWEIGHTED):
+        c0, c1, c2 = solution[:, number]
+        residuals = np.abs(u - (c0 + c1 * t + c2 * terms[2]))
+        scale = np.maximum(1.4826 * _medians(residuals, number, begins + counts // 2), 0.25)
+        weights = np.minimum(1.0, 1.5 * scale[number] / np.maximum(residuals, 1e-12))
+        solution = _solve(np.add.reduceat(terms * weights, begins, axis=1), 1e-9 * counts, bend)
+    a, b, c = solution[0], solution[1] / span, solution[2] / span**2
     return np.stack([a - b * origin + c * origin**2, b - 2 * c * origin, c], axis=1)
 
 
 def _fit_one(v: Floats, u: Floats, bend: bool) -> Floats:
-    """As fit_curves, for one curve. Returns (1, 3)."""
+    """As fit_curves, for one curve. Returns (3,)."""
     count = len(v)
     origin = float(v.sum()) / count
-    span = max(float(v.max() - v.min()), 1.0)
-    t = (v - origin) / span
-    powers = np.stack([np.ones_like(t), t, t * t] if bend else [np.ones_like(t), t])
-    products = np.concatenate([powers[:, None] * powers, powers[:, None] * u], axis=1)  # (terms, terms + 1, K)
-    ridge = 1e-9 * count * np.eye(len(powers))
-    weights: Floats = np.ones_like(t)
-    solution: Floats = np.zeros(len(powers))
-    for step in range(4):
-        if step:
-            residuals = np.abs(u - solution @ powers)
-            scale = max(1.4826 * float(np.partition(residuals, count // 2)[count // 2]), 0.25)
-            weights = np.minimum(1.0, 1.5 * scale / np.maximum(residuals, 1e-12))
-        sums = products @ weights
-        solution = np.asarray(np.linalg.solve(sums[:, :-1] + ridge, sums[:, -1]), np.float64)
-    a, b, c = (*solution.tolist(), 0.0)[:3]
-    b, c = b / span, c / span**2
-    return np.array([[a - b * origin + c * origin**2, b - 2 * c * origin, c]])
+    span = max(float(v.max()) - float(v.min()), 1.0)
+    terms = _terms((v - origin) / span, u)
+    solution = _solve(terms.sum(axis=1).tolist(), 1e-9 * count, bend)
+    for _ in range(_REWEIGHTED):
+        residuals = np.abs(u - np.array(solution) @ terms[:3])
+        ordered = residuals.copy()
+        ordered.partition(count // 2)
+        scale = max(1.4826 * float(ordered[count // 2]), 0.25)
+        weights = np.minimum(1.0, 1.5 * scale / np.maximum(residuals, 1e-12))
+        solution = _solve((terms @ weights).tolist(), 1e-9 * count, bend)
+    a, b, c = solution[0], solution[1] / span, solution[2] / span**2
+    return np.array([a - b * origin + c * origin**2, b - 2 * c * origin, c])
+
+
+def _terms(t: Floats, u: Floats) -> Floats:
+    """(8, K), whose sums over the points _solve needs."""
+    square = t * t
+    return np.array([np.ones_like(t), t, square, square * t, square * square, u, u * t, u * square])
+
+
+def _solve(sums: Any, ridge: Any, bend: Any) -> Any:
+    """The c0, c1, c2 of least squares from the sums of 1, t, t^2, t^3, t^4, u, u t, u t^2; c2 is 0 without `bend`.
+
+    For one curve, in floats (a call of numpy.linalg.solve takes longer), or for P, in arrays (P,), as array (3, P).
+    With the ridge the matrix is positive definite.
+    """
+    s0, s1, s2, s3, s4, r0, r1, r2 = sums
+    d0 = s0 + ridge  # L D L^T
+    l10, l20 = s1 / d0, s2 / d0
+    d1 = s2 + ridge - l10 * s1
+    off = s3 - l10 * s2
+    l21 = off / d1
+    d2 = s4 + ridge - l20 * s2 - l21 * off
+    y1 = r1 - l10 * r0
+    c2 = bend * (r2 - l20 * r0 - l21 * y1) / d2
+    c1 = y1 / d1 - l21 * c2
+    c0 = r0 / d0 - l10 * c1 - l20 * c2
+    return (c0, c1, c2) if isinstance(c0, float) else np.array([c0, c1, c2])
 
 
 def _medians(values: npt.NDArray[Any], number: Integers, middles: Integers) -> Floats:
@@ -168,8 +173,9 @@ def _touching(runs: Runs, width: int) -> list[Integers]:
     while (further := chain[chain]).tobytes() != chain.tobytes():  # pointer doubling
         chain = further
     order = np.argsort(chain, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(chain[order])), count - 1) + 1
-    begins = np.append(0, ends[:-1])
+    sorted_chain = chain[order]
+    borders = np.flatnonzero(sorted_chain[1:] != sorted_chain[:-1]) + 1
+    begins, ends = np.concatenate([[0], borders]), np.concatenate([borders, [count]])
     chosen = np.arange(len(ends))
     if len(ends) > MAX_CHAINS:
         first, last, center = order[begins], order[ends - 1], runs.center
@@ -189,29 +195,79 @@ class _Piece(NamedTuple):
     thickness: float
 
 
-def _fit(runs: Runs, groups: list[Integers]) -> list[_Piece]:
-    """A piece of each group of runs."""
+def _fit(runs: Runs, groups: list[Integers], width: int) -> list[_Piece]:
+    """Pieces of groups of runs, the longest first; at most MAX_PIECES. Short and thick ones are left out."""
     if not groups:
         return []
     members = np.concatenate(groups)
     counts = np.array([len(group) for group in groups])
     begins = np.cumsum(counts) - counts
     v = runs.row[members].astype(np.float64)
+    begin, end = runs.begin[members], runs.end[members]
     high, low = np.minimum.reduceat(v, begins), np.maximum.reduceat(v, begins)
     rows = low - high + 1.0
-    curves = fit_curves(v, runs.center[members], counts, (rows >= 12) & (counts > 2))
+    curves = fit_curves(v, (begin + end - 1) / 2.0, counts, (rows >= 12) & (counts > 2))
     c0, c1, c2 = curves.T
-    top, bottom = (np.stack([c0 + c1 * y + c2 * y * y, y, c1 + 2 * c2 * y], axis=1) for y in (high, low))
+    top_u, bottom_u = (c0 + c1 * y + c2 * y * y for y in (high, low))
     # Computed from the curve, not from the runs in the end rows, which are cut short at the end of a shallow line.
-    stretch = np.hypot(1.0, (bottom[:, 0] - top[:, 0]) / np.maximum(rows - 1.0, 1.0))
+    stretch = np.hypot(1.0, (bottom_u - top_u) / np.maximum(rows - 1.0, 1.0))
+    length = rows * stretch
     number = np.repeat(np.arange(len(groups)), counts)
-    widths = _medians((runs.end - runs.begin)[members], number, begins + counts // 2)
-    ends = zip(top.tolist(), bottom.tolist(), (rows * stretch).tolist(), (widths / stretch).tolist(), strict=True)
-    return [_Piece(group, curve, *end) for group, curve, end in zip(groups, curves, ends, strict=True)]
+    thickness = _medians(end - begin, number, begins + counts // 2) / stretch
+    chosen = np.flatnonzero((length >= _SHORTEST_PIECE * width) & (thickness <= _THICKEST_LINE * width))
+    chosen = chosen[np.argsort(-length[chosen], kind="stable")[:MAX_PIECES]]
+    top_slope, bottom_slope = (c1 + 2 * c2 * y for y in (high, low))
+    ends = np.array([top_u, high, top_slope, bottom_u, low, bottom_slope, length, thickness]).T[chosen]
+    return [
+        _Piece(groups[index], curves[index], end[:3], end[3:6], *end[6:])
+        for index, end in zip(chosen.tolist(), map(tuple, ends.tolist()), strict=True)
+    ]
 
 
-def _is_thin(piece: _Piece, width: int) -> bool:
-    return piece.thickness <= _THICKEST_LINE * width
+def _fit_joined(runs: Runs, members: Integers) -> _Piece:
+    """As _fit, for one group of runs."""
+    v = runs.row[members].astype(np.float64)
+    begin, end = runs.begin[members], runs.end[members]
+    high, low = float(v.min()), float(v.max())
+    rows = low - high + 1.0
+    curve = _fit_one(v, (begin + end - 1) / 2.0, rows >= 12 and len(members) > 2)
+    c0, c1, c2 = curve.tolist()
+    top, bottom = ((c0 + c1 * y + c2 * y * y, y, c1 + 2 * c2 * y) for y in (high, low))
+    stretch = math.hypot(1.0, (bottom[0] - top[0]) / max(rows - 1.0, 1.0))
+    thickness = float(np.sort(end - begin)[len(members) // 2]) / stretch
+    return _Piece(members, curve, top, bottom, rows * stretch, thickness)
+
+
+def _join(runs: Runs, pieces: list[_Piece], width: int) -> list[_Piece]:
+    """Join the pieces of each line: the best pair first, while there is one that fits. Joined pieces come last."""
+    count = len(pieces)
+    if count < 2:
+        return pieces
+    pieces = list(pieces)
+    # For the pieces and then the joined ones, at most count - 1; of pieces that were joined all misfits are infinite.
+    ends = np.empty((10, 2 * count - 1))
+    ends[:, :count] = _ends(pieces, width)
+    misfit = np.full((2 * count - 1, 2 * count - 1), np.inf)
+    near = np.nonzero(_within_reach(ends[:, :count, None], ends[:, None, :count], width))
+    misfit[near] = _misfits(ends[:, near[0]], ends[:, near[1]], width)
+    np.fill_diagonal(misfit, np.inf)
+    remaining = list(range(count))
+    while len(remaining) > 1:
+        best = divmod(int(misfit.argmin()), len(misfit))
+        if misfit[best] > 1.0:
+            break
+        new = len(pieces)
+        pieces.append(_fit_joined(runs, np.concatenate([pieces[index].members for index in best])))
+        ends[:, new : new + 1] = _ends(pieces[new:], width)
+        for index in best:
+            misfit[index] = misfit[:, index] = np.inf
+            remaining.remove(index)
+        lower, upper = [new] * len(remaining) + remaining, remaining + [new] * len(remaining)
+        of_lower, of_upper = ends[:, lower], ends[:, upper]
+        within = _within_reach(of_lower, of_upper, width)
+        misfit[lower, upper] = np.where(within, _misfits(of_lower, of_upper, width), np.inf)
+        remaining.append(new)
+    return [pieces[index] for index in remaining]
 
 
 def _is_line(piece: _Piece) -> bool:
@@ -219,30 +275,43 @@ def _is_line(piece: _Piece) -> bool:
     return piece.length >= 2.5 * piece.thickness and abs(slope) <= _MAX_SLOPE
 
 
-def _misfits(pieces: list[_Piece], width: int) -> Floats:
-    """[lower, upper]: distance by which two extended pieces miss each other; up to 1 they can be one line."""
-    top = np.array([piece.top for piece in pieces]).T[:, :, None]  # of the lower piece
-    bottom = np.array([piece.bottom for piece in pieces]).T[:, None, :]  # of the upper piece
-    length = np.array([piece.length for piece in pieces])
-    across = top[0] - bottom[0]
-    rows = top[1] - bottom[1]
-    gap = np.hypot(across, rows)
-    miss_of_lower = np.abs(across - rows * top[2]) / np.hypot(1.0, top[2])
-    miss_of_upper = np.abs(across - rows * bottom[2]) / np.hypot(1.0, bottom[2])
-    noise = _NOISE * width
+def _ends(pieces: Sequence[_Piece], width: int) -> Floats:
+    """(10, P), what _misfits needs to know of P pieces.
+
+    Top u, v, slope, sqrt(1 + slope^2); the same of the bottom; length; standard error of the direction.
+    """
+    ends = np.array([(*piece.top, 0.0, *piece.bottom, 0.0, piece.length, 0.0) for piece in pieces]).T
+    ends[3], ends[7] = np.hypot(1.0, ends[2]), np.hypot(1.0, ends[6])
+    # Of a line fitted to n points over a length l: noise * sqrt(12 / n) / l.
+    ends[9] = _NOISE * width * np.sqrt(12.0 / ends[8]) / ends[8]
+    return ends
+
+
+def _within_reach(lower: Floats, upper: Floats, width: int) -> npt.NDArray[np.bool_]:
+    """Whether two pieces may be joined according to their distance. lower, upper: see _misfits."""
+    across, rows = lower[0] - upper[4], lower[1] - upper[5]
+    reach = np.minimum(_LONGEST_GAP * width, _LONGEST_GAP_PER_LENGTH * np.maximum(lower[8], upper[8]))
+    result: npt.NDArray[np.bool_] = (rows >= -1.0) & (across * across + rows * rows <= reach * reach)
+    return result
+
+
+def _misfits(lower: Floats, upper: Floats, width: int) -> Floats:
+    """Distances by which two extended pieces miss each other; up to 1 they can be one line.
+
+    lower, upper: of the lower and of the upper pieces, see _ends; broadcast against each other.
+    """
+    across = lower[0] - upper[4]  # from the bottom of the upper piece to the top of the lower one
+    rows = lower[1] - upper[5]
+    gap = np.sqrt(across * across + rows * rows)
     bend = _CURVATURE * gap * gap / width
 
-    def allowed(known_length: Floats) -> Floats:
-        # Standard error of the direction of a line fitted to n points over a length l: noise * sqrt(12 / n) / l.
-        direction = noise * np.sqrt(12.0 / known_length) / known_length
-        result: Floats = np.minimum(2.5 * (noise + gap * direction) + bend, _WIDEST_MISS * width + 0.0 * gap)
+    def relative_miss(slope: Floats, norm: Floats, direction: Floats) -> Floats:
+        allowed = np.minimum(2.5 * (_NOISE * width + gap * direction) + bend, _WIDEST_MISS * width)
+        result: Floats = np.abs(across - rows * slope) / (norm * allowed)
         return result
 
-    misfit: Floats = np.maximum(miss_of_lower / allowed(length[:, None]), miss_of_upper / allowed(length[None, :]))
-    longest = np.maximum(length[:, None], length[None, :])
-    apart = (rows < -1.0) | (gap > _LONGEST_GAP * width) | (gap > _LONGEST_GAP_PER_LENGTH * longest)
+    of_lower = relative_miss(lower[2], lower[3], lower[9])
+    of_upper = relative_miss(upper[6], upper[7], upper[9])
     # Prefer the nearer of two equally good continuations.
-    misfit = misfit + 0.2 * gap / (_LONGEST_GAP * width)
-    misfit[apart] = np.inf
-    np.fill_diagonal(misfit, np.inf)
-    return misfit
+    result: Floats = np.maximum(of_lower, of_upper) + 0.2 * gap / (_LONGEST_GAP * width)
+    return result
