@@ -34,15 +34,19 @@ class OutputForm:
 
 @dataclass(frozen=True)
 class RunTimes:
-    """Times of one batch: copying images to the device, running the network, copying outputs to host memory."""
+    """Times of one batch: copying images to the device, running the network, copying outputs to host memory.
+
+    host_ms: what else passed on the host of a GPU, for launching and for waking up when the results have arrived.
+    """
 
     input_ms: float
     compute_ms: float
     output_ms: float
+    host_ms: float = 0.0
 
     @property
     def total_ms(self) -> float:
-        return self.input_ms + self.compute_ms + self.output_ms
+        return self.input_ms + self.compute_ms + self.output_ms + self.host_ms
 
 
 class Executor(Protocol):

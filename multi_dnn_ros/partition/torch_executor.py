@@ -127,6 +127,7 @@ class TorchExecutor:
         return RunTimes(1e3 * (read - began), 0.0, 1e3 * (time.perf_counter() - read))
 
     def _on_gpu(self, images: Array, work: Any, outputs: tuple[Array, ...]) -> RunTimes:
+        began = time.perf_counter()
         with self._computing():
             # blocking: a unit that spins while it waits for its GPU can keep the next one off a core for a whole batch.
             marks = [torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(4)]
@@ -139,8 +140,9 @@ class TorchExecutor:
                 torch.from_numpy(output).copy_(result, non_blocking=True)
             marks[3].record()
             marks[3].synchronize()
+        elapsed_ms = 1e3 * (time.perf_counter() - began)
         gaps = [before.elapsed_time(after) for before, after in itertools.pairwise(marks)]
-        return RunTimes(gaps[0], gaps[1], gaps[2])
+        return RunTimes(gaps[0], gaps[1], gaps[2], max(0.0, elapsed_ms - sum(gaps)))
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

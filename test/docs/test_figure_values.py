@@ -34,7 +34,7 @@ _NOT_IN_FILES = {
     "shared-weights-decomposed": {"0.328"},
     "one-kernel-for-a-convolution-and-its-relu": {"4,700", "9,600"},
     "an-important-dnn-among-heavy-ones": {"106", "105", "8,100", "2.16"},
-    "a-batch-on-two-gpus": {"1.84", "1.91"},
+    "a-batch-on-two-gpus": {"1.79", "1.80", "1.82", "1.94", "2.07", "1.84", "1.91", "1.90", "1.88", "1.93", "1.87"},
     "a-batch-on-four-gpus": {"3.31", "4.00"},
     "the-profiler-on-a-gpu": {"224", "120"},
     "accuracy-against-macs": {"92.4"},
@@ -147,6 +147,12 @@ def _speedup(result: Any) -> float:
     return float(min(times[1]) / min(times[max(times)]))
 
 
+def _predicted_speedup(result: Any) -> float:
+    """Predicted time of one unit alone over that of the plan."""
+    alone = [each["plan"]["predicted_ms"] for each in result["subsets"] if len(each["units"]) == 1]
+    return float(min(alone) / result["plan"]["predicted_ms"])
+
+
 COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("the-demo", "47", "demo.json", lambda it: max(dnn["latency_ms"]["p95"] for dnn in it["dnns"].values())),
     ("the-demo", "150", "demo.json", lambda it: min(dnn["accounts"]["published"] for dnn in it["dnns"].values())),
@@ -162,8 +168,24 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("heavy-networks", "1.22", "host_heavy_gpu_h200.json", _cores),
     ("a-batch-on-four-gpus", "3.31", "partition_resnet50_4gpus.json", _all_of),
     ("a-batch-on-four-gpus", "4.00", "partition_vgg16_4gpus.json", _all_of),
-    ("a-batch-on-two-gpus", "1.84", "partition_resnet50_2gpus.json", _speedup),
-    ("a-batch-on-two-gpus", "1.91", "partition_vgg16_2gpus.json", _speedup),
+    *(
+        ("a-batch-on-two-gpus", figure, f"partition_{network}_2gpus.json", compute)
+        for network, figure, compute in (
+            ("resnet18", "1.79", _speedup),
+            ("resnet34", "1.80", _speedup),
+            ("resnet50", "1.82", _speedup),
+            ("mobilenet_v2", "1.94", _speedup),
+            ("squeezenet1_0", "2.07", _speedup),
+            ("squeezenet1_1", "1.84", _speedup),
+            ("densenet121", "1.82", _speedup),
+            ("vgg16", "1.91", _speedup),
+            ("resnet18", "1.91", _predicted_speedup),
+            ("resnet34", "1.90", _predicted_speedup),
+            ("resnet50", "1.88", _predicted_speedup),
+            ("squeezenet1_1", "1.93", _predicted_speedup),
+            ("densenet121", "1.87", _predicted_speedup),
+        )
+    ),
     *(
         ("decomposed-and-retrained", figure, "decomposed_scores.json", lambda it, at=at: _score(it, *at))
         for figure, at in (

@@ -30,7 +30,10 @@ def test_a_gpu_and_the_cpu_give_the_outputs_of_one_of_them(tmp_path: Path) -> No
     assert report["measured_ms"] > 0.0
     assert sum(report["plan"]["images"].values()) == 12
     table = read_table(tmp_path / "torchvision-squeezenet1_1" / "cuda-0.auto.json")
-    assert all(row.input.p50 > 0.0 and row.compute.p50 > 0.0 and row.output.p50 > 0.0 for row in table.rows)
+    for row in table.rows:
+        assert min(row.input.p50, row.compute.p50, row.output.p50) > 0.0
+        # Medians of sums are not sums of medians, but the launch of a network alone takes longer than they differ.
+        assert row.total.p50 > row.input.p50 + row.compute.p50 + row.output.p50
     assert torch.cuda.get_device_name(0) in table.device
 
 
