@@ -22,12 +22,16 @@ _RECORDED_FRAMES = 20
 
 @dataclass(frozen=True)
 class CameraPlan:
-    """One camera. size: (width, height). encoding: that of its raw images; empty: JPEG, as CompressedImage."""
+    """One camera. size: (width, height). encoding: that of its raw images; empty: JPEG, as CompressedImage.
+
+    phase_ms: time of its images after multiples of the period; None: any time.
+    """
 
     name: str
     size: tuple[int, int]
     encoding: str
     rate_hz: float
+    phase_ms: float | None = None
 
     @property
     def config(self) -> CameraConfig:

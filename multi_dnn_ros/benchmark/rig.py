@@ -169,6 +169,8 @@ class Rig:
             *("camera", str(source), "--camera", name, "--topic", plan.topic, "--loop"),
             *("--rate", f"{self.rates_hz[name]:g}", "--wait-for-subscribers", "1"),
         ]
+        if plan.phase_ms is not None:
+            arguments += ["--phase", f"{plan.phase_ms:g}"]
         log = self._log(f"camera_{name}_{self._started}")
         with self._interrupts.deferred():
             self.cameras[name] = self._stack.enter_context(Child(f"camera {name}", arguments, log, self._environment))

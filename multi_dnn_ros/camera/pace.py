@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 _MAX_GAP_NS = 3600 * 10**9
 
@@ -18,6 +20,17 @@ def gap_ns(last_ns: int | None, now_ns: int) -> int:
     return gap if 0 < gap < _MAX_GAP_NS else 0
 
 
+class Grid(NamedTuple):
+    """The times `phase_s` + n * `period_s` of a clock."""
+
+    period_s: float
+    phase_s: float
+
+    def next(self, time_s: float) -> float:
+        """The first of these times that is not before `time_s`."""
+        return self.phase_s + math.ceil((time_s - self.phase_s) / self.period_s) * self.period_s
+
+
 class Pace:
     """Waits until frames are due, relative to the first one, so that delays of single frames do not accumulate.
 
@@ -25,6 +38,7 @@ class Pace:
     schedule.
 
     clock: returns monotonic seconds. sleep: pauses for a number of seconds. running: returns False to end a wait early.
+    grid: times of the clock at one of which the schedule begins, also after a shift; None: any time.
     """
 
     _POLL_S = 0.1  # interval of checking `running`
@@ -36,26 +50,32 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         running: Callable[[], bool] = lambda: True,
+        grid: Grid | None = None,
     ) -> None:
         self.late = 0
         self._slack_s = slack_s
         self._clock = clock
         self._sleep = sleep
         self._running = running
+        self._grid = grid
         self._start_s: float | None = None
 
     def wait(self, due_s: float) -> bool:
         """Wait for the frame that is due `due_s` seconds after the first one; return False if stopped."""
         now = self._clock()
         if self._start_s is None:
-            self._start_s = now - due_s
+            self._start_s = self._possible(now) - due_s
         delay_s = now - (self._start_s + due_s)
         if delay_s > self._slack_s:
             self.late += 1
-            self._start_s += delay_s
+            self._start_s = self._possible(self._start_s + delay_s)
         while self._running():
             remaining_s = self._start_s + due_s - self._clock()
             if remaining_s <= 0.0:
                 return True
             self._sleep(min(remaining_s, self._POLL_S))
         return False
+
+    def _possible(self, start_s: float) -> float:
+        """The first possible start of the schedule that is not before `start_s`."""
+        return start_s if self._grid is None else self._grid.next(start_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from multi_dnn_ros.camera.pace import Pace
+from multi_dnn_ros.camera.pace import Grid, Pace
 from multi_dnn_ros.camera.source import Recorded, Source, SourceImage
 
 DEFAULT_RATE_HZ = 10.0
@@ -49,7 +49,8 @@ class Player:
 
     rate_hz: None selects the rate of the source (for a recording: its intervals), or 10 if it has none. start_at:
     number of items to skip. count: number of items to play. source_stamps: headers carry the source's time, counted
-    from 0 (recordings: their original stamps), instead of `now_ns`.
+    from 0 (recordings: their original stamps), instead of `now_ns`. phase_s: the first image is published at this time
+    plus a multiple of the period on `clock`; None: immediately. Needs rate_hz; no effect on a live source.
     running: checked between items; playing ends when it returns False.
     """
 
@@ -64,6 +65,7 @@ class Player:
         count: int | None = None,
         loop: bool = False,
         source_stamps: bool = False,
+        phase_s: float | None = None,
         running: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -77,6 +79,7 @@ class Player:
         self._count = count
         self._loop = loop
         self._source_stamps = source_stamps
+        self._grid = None if phase_s is None or rate_hz is None else Grid(1.0 / rate_hz, phase_s)
         self._running = running
         self._clock = clock
         self._sleep = sleep
@@ -84,7 +87,7 @@ class Player:
     def play(self) -> Report:
         """Publish everything; returns :attr:`report`."""
         first_s: float | None = None
-        pace = Pace(1.0 / self._pace_hz(), clock=self._clock, sleep=self._sleep, running=self._running)
+        pace = Pace(1.0 / self._pace_hz(), clock=self._clock, sleep=self._sleep, running=self._running, grid=self._grid)
         for index, (due_s, source_s, item) in enumerate(self._timed()):
             if index < self._start_at:
                 continue

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
+from multi_dnn_ros.cli.arguments import camera_name, natural, not_negative, positive, positive_float, size
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import add_seed
 from multi_dnn_ros.common.errors import CommandError, UsageError
@@ -74,6 +74,9 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="scenes: render all --count images first, so that rendering takes no CPU time from the node")  # fmt: skip
     add = parser.add_argument_group("timing").add_argument
     add("--rate", type=positive_float, metavar="HZ", help="images per second (default: the source's own, or 10)")
+    add("--phase", type=not_negative, metavar="MS",
+        help="with --rate: publish MS milliseconds after multiples of the period on the system's monotonic clock, so "
+        "that cameras keep their distances in time when one is restarted (default: at any time)")  # fmt: skip
     add("--stamps", choices=("now", "source"), default="now",
         help="time in the headers: the clock, or the source's own time from 0 (default: now)")  # fmt: skip
     add("--start-at", type=natural, default=0, metavar="N", help="skip the first N images (default: 0)")
@@ -90,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
     """Publish until the source ends, --count is reached or the process is stopped."""
     from multi_dnn_ros.camera.sources import open_source
 
+    if args.phase is not None and args.rate is None:
+        raise UsageError("--phase needs --rate")
     source = open_source(
         args.source,
         size=args.size,
@@ -98,6 +103,8 @@ def run(args: argparse.Namespace) -> int:
         count=None if args.count is None else args.start_at + args.count,
         topic=args.bag_topic,
     )
+    if args.phase is not None and source.live:
+        raise UsageError(f"--phase: the times of {source.name} are its own")
     camera_format = format_for(args, source)
     if args.prepare:
         source = _prepared(source)
@@ -129,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
             count=args.count,
             loop=args.loop,
             source_stamps=args.stamps == "source",
+            phase_s=None if args.phase is None else args.phase / 1e3,
             running=rclpy.ok,
         )
         print(f"publishing {source.name} on {publisher.topic}", flush=True)

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from multi_dnn_ros.camera.pace import Pace
+from multi_dnn_ros.camera.pace import Grid, Pace
 from multi_dnn_ros.camera.playback import Player
 from multi_dnn_ros.camera.source import Recorded, SourceImage
 
@@ -105,6 +107,28 @@ def test_a_slow_source_counts_as_late_and_is_not_followed_by_bursts() -> None:
     assert np.diff(sink.times).min() >= 0.1
     assert report.late > 0
     assert f"{report.late} of them more than a period late" in str(report)
+
+
+@given(
+    begin_s=st.floats(0.0, 1e6),
+    rate_hz=st.floats(0.5, 120.0),
+    fraction=st.floats(0.0, 0.99),
+    periods=st.lists(st.sampled_from([0.0, 0.4, 2.3, 5.7]), min_size=1, max_size=8),
+)
+def test_a_phase_is_kept_after_a_start_at_any_time_and_after_late_images(
+    begin_s: float, rate_hz: float, fraction: float, periods: list[float]
+) -> None:
+    time, period_s = FakeClock(), 1.0 / rate_hz
+    time.now = begin_s
+    pace = Pace(period_s, clock=time, sleep=time.sleep, grid=Grid(period_s, fraction * period_s))
+    published = []
+    for index, taken in enumerate(periods):
+        time.now += taken * period_s
+        assert pace.wait(index * period_s)
+        published.append(time.now / period_s - fraction)
+    np.testing.assert_allclose(published, np.round(published), atol=1e-4)
+    assert (np.diff(published) > 0.5).all()
+    assert published[0] - (begin_s / period_s - fraction) <= periods[0] + 1.0 + 1e-4
 
 
 def test_the_rate_is_that_of_the_source_or_the_default() -> None:

@@ -60,6 +60,32 @@ def test_images_at_a_rate_stamped_now(tmp_path: Path, domain: int, capsys: pytes
     assert "published 12 frames" in out
 
 
+def test_a_restarted_camera_keeps_its_phase(tmp_path: Path, domain: int) -> None:
+    source = pictures(tmp_path / "pictures", 2)
+    arguments = ["camera", source, "--rate", "2", "--phase", "100", "--wait-for-subscribers", "1"]
+    with Listener({"/front/image_raw": Image}, domain) as listener:
+        assert main(arguments) == 0
+        assert main(arguments) == 0
+        listener.wait(lambda: len(listener.messages["/front/image_raw"]) == 4)
+    stamps = [seconds(message) for message in listener.messages["/front/image_raw"]]
+    # Of the two images of a run one may be late, because the machine is busy.
+    apart = [(after - before) % 0.5 for before in stamps[:2] for after in stamps[2:]]
+    assert min(min(each, 0.5 - each) for each in apart) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [(["--phase", "5"], "--phase needs --rate"), (["--rate", "5", "--phase", "-1"], "argument --phase")],
+)
+def test_a_phase_that_has_no_meaning(
+    tmp_path: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(["camera", pictures(tmp_path / "pictures"), *arguments]))
+    assert ended.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("transport", "warned"), [("raw", True), ("compressed", False)])
 def test_raw_images_that_ordinary_subscribers_lose_cause_a_warning_with_the_remedy(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], transport: str, warned: bool

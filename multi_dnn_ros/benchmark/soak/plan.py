@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -85,12 +85,18 @@ class SoakPlan:
 
     @property
     def cameras(self) -> tuple[CameraPlan, ...]:
-        """One with raw images, one with JPEG, and one that is killed and started again."""
-        return (
+        """One with raw images, one with JPEG, and one that is killed and started again.
+
+        Their phases are fixed. Otherwise images that by chance arrive together after a restart, and so wait for each
+        other, would change the latency of a window.
+        """
+        cameras = (
             CameraPlan(RAW, (640, 480), "rgb8", self.rate_hz),
             CameraPlan(JPEG, (640, 480), "", self.rate_hz),
             CameraPlan(FAILING, (480, 360), "yuv422_yuy2", self.rate_hz),
         )
+        distance_ms = 1e3 / self.rate_hz / len(cameras)
+        return tuple(replace(camera, phase_ms=number * distance_ms) for number, camera in enumerate(cameras))
 
     def events(self, config: NodeConfig) -> list[Event]:
         """All events in the order of their times; the same for the same seed. config: the node's.
