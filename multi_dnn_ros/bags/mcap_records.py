@@ -40,7 +40,11 @@ class McapMessage(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """The header of a chunk, and its records as stored. stored_bytes: size of the latter according to the header."""
+    """The header of a chunk, and its compressed records as far as the file has them.
+
+    decompressed_bytes, checksum: of the decompressed records; checksum 0: none. stored_bytes: size of the compressed
+    records according to the header. stored: these records, fewer bytes than stored_bytes if the chunk is truncated.
+    """
 
     decompressed_bytes: int
     checksum: int
@@ -85,7 +89,7 @@ class Definitions:
             self.channels[number] = McapChannel(topic, self._schemas.get(schema_number, ""), encoding)
 
     def message(self, body: bytes) -> McapMessage:
-        """The message in a record's body."""
+        """The message in the body of a message record. Raises McapDamage, also if its channel is not defined."""
         number, _, stamp_ns, _ = _unpack("<HIQQ", body)
         if number not in self.channels:
             raise McapDamage(f"message on channel {number}, which is not defined")
@@ -113,7 +117,7 @@ def channel(body: bytes) -> tuple[int, int, str, str]:
 
 
 def chunk(body: bytes) -> Chunk:
-    """A chunk, complete or truncated."""
+    """The chunk in the body of a chunk record, which may be truncated."""
     _, _, size, checksum = _unpack("<QQQI", body)
     compression, at = _string(body, 28)
     (length,) = _unpack("<Q", body, at)
@@ -121,7 +125,7 @@ def chunk(body: bytes) -> Chunk:
 
 
 def index_count(body: bytes) -> int:
-    """Number of messages in a message index."""
+    """Number of messages that the body of a message index record lists."""
     _, length = _unpack("<HI", body)
     _check_length(body, 6 + length)
     return int(length) // _INDEX_ENTRY_BYTES

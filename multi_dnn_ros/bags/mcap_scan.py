@@ -27,9 +27,9 @@ _BLOCK_BYTES = 1 << 20
 def scan_mcap(path: Path, note: Callable[[str], None]) -> Iterator[McapMessage]:
     """Every intact message in file order, chunk by chunk (sorted by time within a chunk).
 
-    note: called with the offset and the error of each damaged part, and with the number of lost messages if known. A
-    chunk with a wrong checksum is skipped completely. If the end of the file truncates a chunk, its messages before the
-    cut are returned unverified.
+    note: called with a text for each damaged part: its offset, the error, and the number of lost messages if known. A
+    chunk with a wrong checksum is skipped completely. If the file ends inside a chunk, the messages before its end are
+    returned unverified.
     Raises McapDamage if the file does not start with MCAP's magic bytes.
     """
     with path.open("rb") as file:
@@ -64,7 +64,7 @@ class _Scan:
                 yield from self._truncated_chunk(at)
                 self._note(f"truncated at byte {at} of {self._size}, in a chunk")
                 break
-            # If the length is wrong, it would skip the following records, so look for one inside this record.
+            # A wrong length would skip the following records, so look for one inside this record.
             if not fits or not (opcode == records.CHUNK or self._is_record_start(end)):
                 found = self._next_record(at + 1)
                 if not fits and found is None:
@@ -107,7 +107,9 @@ class _Scan:
         yield from self._chunk_messages(f"chunk at byte {at}", chunk.first_records(), complete=False)
 
     def _chunk_messages(self, where: str, content: bytes, *, complete: bool) -> Iterator[McapMessage]:
-        """The messages of a chunk's records, by time. complete: the chunk is not truncated by the end of the file."""
+        """The messages in a chunk's records, by time. where: the chunk, for notes. complete: the file does not end
+        inside the chunk.
+        """
         messages = []
         at = 0
         while at < len(content):
@@ -132,7 +134,7 @@ class _Scan:
         yield from sorted(messages, key=lambda message: message.stamp_ns)
 
     def _report_lost_chunk(self) -> None:
-        """After the indexes of a damaged chunk were read, note the damage and the number of messages in the chunk."""
+        """Note a damaged chunk, and how many messages it held according to the indexes that follow it."""
         if self._lost_chunk is not None:
             at, why = self._lost_chunk
             lost = f"; {self._lost_messages} messages are lost" if self._lost_messages else ""
@@ -169,8 +171,9 @@ class _Scan:
         except McapDamage:
             return False
         names = ("", "lz4", "zstd")
-        fits = length - 40 - len(head.compression)
-        return opcode == records.CHUNK and head.compression in names and head.stored_bytes == fits
+        # The other fields of the header have 40 bytes.
+        expected_bytes = length - 40 - len(head.compression)
+        return opcode == records.CHUNK and head.compression in names and head.stored_bytes == expected_bytes
 
     def _next_record(self, at: int) -> int | None:
         """Offset of the next record whose body matches the layout of its opcode."""
@@ -183,6 +186,7 @@ class _Scan:
         return None
 
     def _is_plausible(self, at: int) -> bool:
+        """Whether a record whose body matches the layout of its opcode starts at this offset."""
         opcode, length = self._prefix(at)
         end = at + PREFIX_BYTES + length
         if length > MAX_CHUNK_BYTES or end > self._size:

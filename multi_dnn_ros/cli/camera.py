@@ -55,8 +55,8 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--frame-id", metavar="NAME",
         help="frame_id of the headers (default: the camera name; recordings keep theirs)")  # fmt: skip
     add("--qos", default="default", choices=("sensor_data", "system_default", "default", "reliable"),
-        help="QoS profile of the publisher (default: default, which is reliable and matches every "
-        "subscriber)")  # fmt: skip
+        help="QoS profile of the publisher (default: default, which is reliable and volatile; all subscriptions but "
+        "transient-local ones are compatible with it)")  # fmt: skip
     images = parser.add_argument_group("images")
     add = images.add_argument
     add("--size", type=size, metavar="WxH",

@@ -20,8 +20,8 @@ The CPU and the GPUs of this machine: name, memory, cores or SMs, measured arith
 bandwidths of memory, of copies between host and GPU and between GPUs, and the backends and precisions that work there.
 For those that do not work the reason is given.
 
-Throughput is that of a large matrix product or 3x3 convolution, whichever is faster (int8: a matrix product). No DNN is
-faster. Measuring takes some seconds per device; stop other programs while it runs.
+Throughput is that of a large matrix product or 3x3 convolution, whichever is faster (int8: a matrix product). No DNN
+reaches more. Measuring takes some seconds per device; stop other programs while it runs.
 """
 _EXAMPLES = """\
 multi-dnn devices

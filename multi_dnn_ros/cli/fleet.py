@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from multi_dnn_ros.fleet.launcher import Launcher
 
 _DETAILS = """\
-Every job of the file is a training run with one process per unit. Its mini-batch is divided over the units in tenths,
-and every period the tenths of the job with the largest slow-down may change, so that all jobs are slowed down alike.
-Each image counts the same in the gradients, whichever unit computes it.
+Every job of the file is a training run with one process per unit. Its mini-batch is divided over the units in tenths.
+Every period tenths of the most slowed-down jobs may move to other units, so that all jobs are slowed down by a similar
+factor. Each image counts the same in the gradients, whichever unit computes it.
 
 The file is read again when it changes: new jobs are added, jobs that are no longer in it are stopped with a
 checkpoint. An interrupted fleet continues from its checkpoints when the same command is given again. With --cluster the
@@ -48,14 +48,14 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add = parser.add_argument
     add("jobs", type=Path, metavar="YAML", help="file of training jobs, see docs/fleet.md")
     add("--units", type=_units, metavar="UNIT,...",
-        help="units, such as cuda:0,cuda:1 or cpu:1,cpu:1 (processes with one thread each) (default: all GPUs, or two "
-        "processes of a CPU); with --cluster, cuda:0 to cuda:3 are any four GPUs of the cluster (default: all of them, "
-        "or the cores of each host)")  # fmt: skip
+        help="units, such as cuda:0,cuda:1 or cpu:1,cpu:1 (two CPU processes with one thread each) (default: all GPUs; "
+        "without a GPU, two CPU units with half of the cores each); with --cluster, cuda:0 to cuda:3 are any four GPUs "
+        "of the cluster (default: all of its GPUs; without GPUs, one unit per host with all of its cores)")  # fmt: skip
     add("--cluster", nargs="?", const="local", metavar="ADDRESS",
-        help="run on the Ray cluster at ADDRESS (HOST:PORT; auto: the one of this machine; local: one that ends with "
-        "the command) (default of ADDRESS: local)")  # fmt: skip
+        help="run on the Ray cluster at ADDRESS: HOST:PORT; auto, the cluster of this machine; or local, a cluster "
+        "that ends with the command (default of ADDRESS: local)")  # fmt: skip
     add("--folder", type=Path, metavar="DIR",
-        help="folder for checkpoints, logs and trained networks (default: YAML with .fleet)")  # fmt: skip
+        help="folder for checkpoints, logs and trained networks (default: YAML with the suffix .fleet)")  # fmt: skip
     add_output(parser, "write all decisions, or the simulated figures, to this JSON file")
     add_plot(parser, "slow-downs over time")
     group = parser.add_argument_group("measure and simulate")

@@ -27,7 +27,7 @@ PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16", "int8")
 MODEL_HELP = ", ".join(extensions.model_forms())
 WEIGHTS_HELP = (
     "weights of a torchvision network, which needs this option: a file, a name such as COCO_V1, or random; other "
-    "models contain their weights (default: %(default)s)"
+    "models contain their weights (default: those)"
 )
 _TIMING_WEIGHTS_HELP = (
     "weights of a torchvision network: a file, a name such as COCO_V1, or random (default: random, which does not "

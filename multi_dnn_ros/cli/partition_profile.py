@@ -69,7 +69,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     add("--samples", type=positive, default=15, metavar="N",
         help="runs per batch size, of which medians are reported (default: %(default)s)")  # fmt: skip
     add("--limit", type=positive_float, default=20.0, metavar="S",
-        help="time limit in seconds for the runs of one batch size; there are at least 3 "
+        help="time limit in seconds for the runs of one batch size, of which at least 3 are made "
         "(default: %(default)g)")  # fmt: skip
 
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _DETAILS = """\
 The batch is divided as by `multi-dnn partition plan`. Each CPU unit runs in its own process; the units of one GPU are
-threads of one process. Outputs are in the order of the inputs. The outputs of each unit's first and last image are
-compared with those of another unit, if there is one.
+threads of one process. Outputs are in the order of the inputs. To check them, one of the units, the one with the fewest
+images, processes the first and the last image of every unit again.
 
 If a unit fails during the run, the others compute its images. Outputs are written only if they are complete; otherwise
 the exit code is 1.
@@ -63,7 +63,8 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
         help="timed runs, of which medians are reported (default: %(default)s)")  # fmt: skip
     add("--timeout", type=positive_float, default=600.0, metavar="S",
         help="seconds that one run may take before a unit counts as failed (default: %(default)g)")  # fmt: skip
-    add("--compare", action="store_true", help="also run every subset of the units and compare their outputs")
+    add("--compare", action="store_true",
+        help="also run the subsets of the units that `plan` lists, and compare their outputs")  # fmt: skip
     add("--subset", type=units, action="append", default=[], metavar="UNIT,...",
         help="also run this subset of the units and compare its outputs; can be given several times")  # fmt: skip
     add_plot(parser, "a Gantt chart of predicted and measured times")
@@ -155,10 +156,11 @@ def _run_on(
 def _check_outputs(
     session: BatchSession, tables: Mapping[str, BatchTable], plan: Plan, images: Array, done: BatchRun
 ) -> float | None:
-    """Compare the outputs of each unit's first and last image with those of another unit that computes these alone.
+    """Compare the outputs of the first and the last image of every unit with those of one unit that computes all these
+    images alone: the one with the fewest images.
 
-    Returns the largest difference, relative to the largest output; None, with a warning, if no other unit can compute
-    these images. Raises CommandError if the difference exceeds the tolerance.
+    Returns the largest difference, relative to the largest output; None, with a warning, if no unit but the one that
+    computed the batch can compute these images. Raises CommandError if the difference exceeds the tolerance.
     """
     working = [name for name in plan.images if name not in session.failures]
     computed_by = {name for name in plan.used if name in working} or set(working)
@@ -166,7 +168,7 @@ def _check_outputs(
     for count in plan.images.values():
         chosen |= {first, first + count - 1} if count else set()
         first += count
-    # Comparing a unit with itself proves nothing, so the unit that computed the fewest images comes first.
+    # The outputs of a unit agree with its own, right or wrong, so the unit that computed the fewest images comes first.
     for name in sorted(working, key=lambda unit: (plan.images[unit], unit)):
         if computed_by == {name}:
             continue

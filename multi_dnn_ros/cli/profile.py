@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _DETAILS = """\
 `layers` times every layer of a network. `contention` and `learn` build a predictor of layer times under load. `fit`
-uses measured or predicted times to decide whether a parameter file can be served at given camera rates. `training`
-times the layers of a distributed training step.
+uses measured or predicted times to decide whether the DNNs of a parameter file keep up with given camera rates.
+`training` times the layers of a distributed training step.
 """
 _EXAMPLES = """\
 multi-dnn profile layers builtin:object

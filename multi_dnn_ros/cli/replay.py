@@ -107,8 +107,8 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
                          help="with --units: images, or tiles of images, per batch (default: 32)")  # fmt: skip
     add = parser.add_argument_group("many recordings").add_argument
     add("--cluster", nargs="?", const="local", metavar="ADDRESS",
-        help="replay every recording under IN_BAG on the Ray cluster at ADDRESS (HOST:PORT, or auto: the one of this "
-        "machine); without ADDRESS, in processes of this machine")  # fmt: skip
+        help="replay every recording under IN_BAG on the Ray cluster at ADDRESS: HOST:PORT, or auto, the cluster of "
+        "this machine; without ADDRESS, in processes of this machine")  # fmt: skip
     add("--cpus", type=positive_float, metavar="N", help="with --cluster: cores per recording (default: 1)")
     add("--gpus", type=not_negative, metavar="X",
         help="with --cluster: GPUs, or a part of one, per recording (default: 0)")  # fmt: skip

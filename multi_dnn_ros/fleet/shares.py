@@ -86,7 +86,7 @@ def manage(
     allocation: current shares by job. slow_downs: by job, from 1 (as fast as alone) up. use: 0..1 of each unit. With
     fewer jobs than units every job gets units of its own, see :func:`own_units`. Otherwise a unit without shares, such
     as one that has just returned, is used first, see :func:`fill_idle`. Without such a unit only the job with the
-    largest slow-down changes, and only if that exceeds the mean of the others by the threshold.
+    largest slow-down changes, and only if this slow-down exceeds the mean of the others by the threshold.
     """
     now = dict(allocation)
     if not now:

@@ -2,8 +2,10 @@
 
 Algorithms 1 and 2 (:mod:`multi_dnn_ros.fleet.shares`) look one period back, and may alternate between two allocations
 forever. Here every change is first a trial that lasts part of a period, and an allocation that did not help is not
-proposed again while the set of jobs is the same. A kept change lowers the slow-down of the job that moved by at least
-`gain`, and a job that it makes slower remains less slowed down than that job was, so the number of changes is finite.
+proposed again while the set of jobs is the same. Other moves are tried when the algorithms propose nothing new.
+
+A kept change lowers the slow-down of the job that moved by at least `gain`, and a job that the change makes slower
+remains less slowed down than the moved job was, so the number of changes is finite.
 """
 
 from __future__ import annotations
@@ -145,7 +147,9 @@ class Sharing:
     def _proposals(
         self, allocation: Mapping[str, Shares], slow_downs: Mapping[str, float], use: Sequence[float]
     ) -> Iterator[tuple[Allocation, str]]:
-        """The proposal of Algorithm 1; then other moves of the job with the largest slow-down, then of other jobs."""
+        """The proposal of Algorithm 1; then other moves of the job with the largest slow-down, then of the other jobs
+        whose slow-down is above the mean (of any job, while there are fewer jobs than units).
+        """
         has_spare_units = len(allocation) < len(use)
         proposed = manage(allocation, slow_downs, use, self.thresholds)
         yield proposed, "own units" if has_spare_units else "algorithm"

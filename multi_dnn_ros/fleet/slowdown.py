@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """done, total: steps. elapsed_s: time since the job was admitted, without pauses while others were measured.
-    step_s: time of one step now. alone_s: time of one step with the units for itself.
+    """done, total: steps. elapsed_s: running time so far, without the measurement of the job itself and without pauses
+    while others were measured. step_s: time of one step now. alone_s: time of one step with the units for itself.
     """
 
     done: int

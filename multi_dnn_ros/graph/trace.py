@@ -43,7 +43,7 @@ def trace(
     graph = graph_module.graph
     _flatten_outputs(graph)
     for node in list(graph.nodes):
-        # These assert the device and layout of the export, and would fail after a move.
+        # Such nodes assert the device and layout of the export, and would fail after a move to another device.
         if node.target is aten._assert_tensor_metadata.default:
             graph.erase_node(node)
     _fold_constants(graph_module)
@@ -67,7 +67,7 @@ def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.G
     try:
         logger.setLevel(logging.ERROR)
         with warnings.catch_warnings(), torch.no_grad(), gc_paused():
-            warnings.simplefilter("ignore")  # they concern torch's internals; users cannot act on them
+            warnings.simplefilter("ignore")  # the warnings concern torch's internals, which users cannot change
             program = torch.export.export(module, example_inputs, strict=False)
             graph_module = program.module(check_guards=False) if is_known(program.graph) else None
             if graph_module is None or not make_functional(graph_module):
@@ -114,7 +114,10 @@ def _fold_constants(graph_module: fx.GraphModule) -> None:
 
 
 def _fold_batch_norms(graph_module: fx.GraphModule) -> None:
-    """Fold each batch norm into the weights of the preceding convolution, and remove it."""
+    """Fold batch norms into the weights of the convolutions before them, and remove them.
+
+    Only if the batch norm is the only user of a plain 2D convolution, and all weights and statistics are stored ones.
+    """
     graph = graph_module.graph
     for node in graph.nodes:
         if node.target is aten._native_batch_norm_legit_no_training.default:

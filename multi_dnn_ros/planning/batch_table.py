@@ -135,8 +135,8 @@ class BatchTable(FileModel):
             expected, found = getattr(self, field), getattr(other, field)
             if expected != found:
                 raise TableError(
-                    f"{where} is a table of {field} '{found}', not '{expected}'; measure again with --replace, or name "
-                    "another folder with --tables"
+                    f"{where} is a table of {field} '{found}', not '{expected}'; start a new table with `multi-dnn "
+                    "partition profile --replace`, or name another folder with --tables"
                 )
 
 

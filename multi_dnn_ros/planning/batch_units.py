@@ -1,4 +1,4 @@
-"""Units that run shares of a batch. A unit is a device with a backend; on a GPU it may be a share of the SMs.
+"""Units that run parts of a batch. A unit is a device with a backend; on a GPU it may be a share of the SMs.
 
 A unit has a name: ``cpu``, ``cpu:8`` (threads), ``cuda:0``, ``cuda:0/16sms``, ``cpu:1/torchscript`` (backend),
 ``openvino:gpu``. The part before the first ``:`` or ``/`` is its kind. Another package adds a kind with an entry point
@@ -161,5 +161,5 @@ def oversubscription_warning(units: Sequence[Unit], cores: int) -> str:
         return ""
     return (
         f"{' and '.join(threads)} together have {sum(threads.values())} threads on {cores} cores: they slow each "
-        "other down, which their separately measured times do not show"
+        "other down, which their separately measured times do not show; name --units with fewer threads"
     )

@@ -210,7 +210,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "keep of lanes": (
         lambda at: {"model": "torchvision:lraspp_mobilenet_v3_large", "weights": "random", "role": "lane"},
-        "dnn.x.keep = []: name the lane class(es) of 21",
+        "dnn.x.keep = []: name the lane class, or classes, among the 21",
     ),
     "keep of all": (
         lambda at: {"model": head(at, 2), "decoder": "lane", "role": "lane", "labels": ["a", "b"], "keep": ["a", "b"]},

@@ -15,6 +15,7 @@ from torch import nn
 from multi_dnn_ros.profiling.training.interconnect import Link, Overlap, Sample, Topology, fit_link, message_sizes
 from multi_dnn_ros.profiling.training.measure import count_work
 from multi_dnn_ros.profiling.training.prediction import LayerTimes, StepModel, Task, predict_scaling, simulate
+from multi_dnn_ros.profiling.training.report import faster_method
 from multi_dnn_ros.profiling.training.step import Batch, Replica
 from multi_dnn_ros.profiling.training.trace import (
     Message,
@@ -275,3 +276,8 @@ def test_different_steps_are_not_joined() -> None:
         recorder.finish()
     with pytest.raises(RuntimeError, match="different order"):
         joined(recorders)
+
+
+def test_the_time_saved_by_the_faster_method_is_relative_to_the_slower_one() -> None:
+    assert faster_method(80.0, 100.0) == "a step takes 20.0% less time with reduction by layers"
+    assert faster_method(100.0, 80.0) == "a step takes 20.0% less time with DDP"

@@ -81,21 +81,24 @@ class TimedReading:
 
     @property
     def temperature(self) -> tuple[float | None, str]:
-        """The highest temperature in degrees Celsius and its sensor."""
+        """The highest temperature in degrees Celsius and its sensor; None and empty if there is no such sensor."""
         found = {name: value.value for name, value in self.reading.temperatures_c.items()}
         name = max(found, key=found.__getitem__, default="")
         return found.get(name), name
 
     @property
     def clock_share(self) -> float | None:
-        """The lowest clock relative to its limit."""
+        """The lowest clock relative to its limit; None if no clock has a limit."""
         shares = [value.value / value.limit for value in self.reading.clocks_mhz.values() if value.limit]
         return min(shares, default=None)
 
 
 @dataclass(frozen=True)
 class SensorSummary:
-    """Mean power, highest temperature, everything that was throttled and mean busy share of a GPU, over some time."""
+    """Readings over some time. power_w: mean. temperature_c, hottest_sensor: the highest temperature, in Celsius.
+
+    throttled: reason by name of what was throttled. gpu_share: mean busy share of a Jetson's GPU, 0 to 1.
+    """
 
     power_w: float | None
     temperature_c: float | None
@@ -105,9 +108,10 @@ class SensorSummary:
 
 
 class SensorLog:
-    """Context manager that stores the readings of a BoardMonitor while :meth:`poll` is called.
+    """Context manager that stores a reading of a BoardMonitor at each call of :meth:`poll`.
 
-    Sensors that fail are left out; `problems` has a line for each.
+    readings: in the order of time. problems: one line for each sensor that fails and is therefore left out. monitor:
+    closed at the end; None: a new one, which reads once a second. load_root: /sys, or a copy of it.
     """
 
     def __init__(self, monitor: BoardMonitor | None = None, load_root: Path = Path("/sys")) -> None:
@@ -131,11 +135,12 @@ class SensorLog:
             self.readings.append(TimedReading(time.monotonic(), reading, jetson_gpu_load(self._load_root)))
 
     def between(self, begin_s: float, end_s: float) -> list[TimedReading]:
+        """The readings between two times of the monotonic clock, both included."""
         return [each for each in self.readings if begin_s <= each.at_s <= end_s]
 
 
 def summarize(readings: Sequence[TimedReading]) -> SensorSummary:
-    """One summary; its figures are None where no reading has them."""
+    """The summary of these readings; its figures are None where no reading has them."""
     powers = [each.reading.total_w for each in readings]
     known = [power for power in powers if power is not None]
     temperatures = [(value, name) for value, name in (each.temperature for each in readings) if value is not None]

@@ -19,8 +19,8 @@ _METHODS = {"alone": "no communication", "layers": "reduction by layers", "ddp":
 
 def layer_table(profile: TrainingProfile, count: int) -> str:
     """The `count` slowest layers, in the order of the network."""
-    longest = set(sorted(profile.layers, key=lambda layer: -layer.ms)[:count])
-    rows = [_row(layer) for layer in profile.layers if layer in longest]
+    slowest = set(sorted(profile.layers, key=lambda layer: -layer.ms)[:count])
+    rows = [_row(layer) for layer in profile.layers if layer in slowest]
     header = (
         "layer", "kind", "forward ms", "backward ms", "all-reduce ms", "optimizer ms", "exposed ms", "DDP exposed ms",
         "GFLOP", "MB", "FLOP/B", "bound ms",
@@ -40,7 +40,7 @@ def _row(layer: LayerProfile) -> list[str]:
 
 
 def method_table(profile: TrainingProfile) -> str:
-    """One row per method."""
+    """One row per method: measured step, sum of the layers, communication, predicted step, images per second."""
     header = ("method", "step ms", "sum of the layers", "exposed ms", "messages", "predicted ms", "images/s")
     rows = [
         [
@@ -66,7 +66,7 @@ def scaling_table(profile: TrainingProfile) -> str:
 
 
 def closing_lines(profile: TrainingProfile) -> list[str]:
-    """Device limits, interconnect, which method is faster and for which layers, warnings."""
+    """Lines below the tables: device limits, interconnect, the faster method, and warnings."""
     limits = profile.limits
     lines = [
         f"{limits.name}: {limits.flops_per_s / 1e9:.1f} GFLOP/s, {limits.bytes_per_s / 1e9:.1f} GB/s; arithmetic is "
@@ -84,22 +84,21 @@ def closing_lines(profile: TrainingProfile) -> list[str]:
     if profile.processes > 1:
         overlap = profile.overlap
         lines.append(
-            f"while they overlap, computation takes {overlap.compute:.2f} times and communication "
-            f"{overlap.communication:.2f} times as long"
+            f"while computation and communication overlap, they take {overlap.compute:.2f} and "
+            f"{overlap.communication:.2f} times as long as alone"
         )
         layers, ddp = profile.methods["layers"], profile.methods["ddp"]
-        faster = "reduction by layers" if layers.step_ms < ddp.step_ms else "DDP"
         reduced = [layer for layer in profile.layers if layer.gradient_bytes]
         fewer = [layer for layer in reduced if layer.exposed_ms < layer.ddp_exposed_ms]
         lines.append(
-            f"{faster} is faster by {abs(ddp.step_ms / layers.step_ms - 1):.1%}; {len(fewer)} of {len(reduced)} layers "
-            "delay the step less with reduction by layers"
+            f"{faster_method(layers.step_ms, ddp.step_ms)}; {len(fewer)} of {len(reduced)} layers delay the step less "
+            "with reduction by layers"
         )
     main = profile.methods[profile.main]
     if main.wall_ms > _LAUNCH_BOUND * main.step_ms:
         lines.append(
             f"launching limits this step: the GPU computes for {three_digits(main.step_ms)} of "
-            f"{three_digits(main.wall_ms)} ms and waits for the rest; a larger batch uses it better"
+            f"{three_digits(main.wall_ms)} ms and waits for the rest; a larger --batch uses the GPU better"
         )
     difference = main.closure - 1
     if abs(difference) > 0.10:
@@ -109,6 +108,12 @@ def closing_lines(profile: TrainingProfile) -> list[str]:
     if profile.unused:
         lines.append(f"warning: {len(profile.unused)} parameters get no gradient, such as {profile.unused[0]}")
     return lines
+
+
+def faster_method(layers_ms: float, ddp_ms: float) -> str:
+    """Which method takes less time per step, and how much less, relative to the slower one."""
+    faster = "reduction by layers" if layers_ms < ddp_ms else "DDP"
+    return f"a step takes {1 - min(layers_ms, ddp_ms) / max(layers_ms, ddp_ms):.1%} less time with {faster}"
 
 
 def write_profile(folder: Path, profile: TrainingProfile, **origin: Any) -> None:

@@ -13,7 +13,9 @@ _MEMORY_PAUSE_NS = 60_000_000_000
 
 
 class Standby:
-    """mode: none; warm: imports done; hot: configured for the DNNs of the common group."""
+    """mode: none; warm: imports done; hot: also configured, for the DNNs of the common group and for suspected DNNs
+    that may return to it.
+    """
 
     def __init__(self, table: ProcessTable, mode: str) -> None:
         self._table = table
@@ -46,21 +48,21 @@ class Standby:
         return None if self._spare.key is None else self._table.processes[self._spare.key]
 
     def configured_for(self, dnns: Iterable[str]) -> int | None:
-        """Key of the standby if it can serve these DNNs at once."""
+        """Key of the standby if it is configured for these DNNs, so that it can serve immediately; None otherwise."""
         process = self.process()
         if process is None or process.phase is not Phase.CONFIGURED or not process.covers(dnns):
             return None
         return process.key
 
     def take(self) -> int:
-        """Hand over the standby for another use; returns its key."""
+        """The key of the standby, which from now on belongs to the caller."""
         key = self._spare.key
         assert key is not None
         self._spare.removed(self._table.clock(), self._table.window_ns)
         return key
 
     def drop(self, cause: str) -> None:
-        """Kill the standby, if there is one."""
+        """Kill the standby, if there is one. cause: for the log."""
         process = self.process()
         if process is not None:
             self._table.kill(process, cause)
@@ -92,7 +94,7 @@ class Standby:
             if common is not None and common.process is not None and may_start:
                 self._spare.key = table.start_process()
         elif self._mode == "hot":
-            if common is None:  # there is no process that it could replace
+            if common is None:  # all DNNs are suspected: there is no process that the standby could replace
                 return
             table.configure(process, self._dnns(), in_background=True)
             if process.dnns and not process.covers(common.dnns):

@@ -23,6 +23,7 @@ from multi_dnn_ros.vision.results import Lane, Lanes, OutputError
 MAX_WIDTH = 640
 #: Maximum number of lines: the mask is uint8 and 0 means none.
 MAX_LANES = 255
+#: Maximum number of points per line.
 _POINTS = 48
 
 #: c0, c1, c2 of u = c0 + c1 v + c2 v^2.
@@ -34,11 +35,11 @@ class LaneDecoder(Decoder):
 
     One class: logit of lane against background. Several: softmax logits; the lane classes are those in `keep`, or the
     second of two. A pixel is lane if its probability is at least `score_threshold`. At most `max_detections` lines are
-    reported, the longest ones; `iou_threshold` has no effect.
+    reported, the longest ones, and never more than MAX_LANES; `iou_threshold` has no effect.
     """
 
     name = "lane"
-    #: What the pixels of its classes are, for messages.
+    #: Word for the classes that `keep` names, for messages.
     noun: ClassVar[str] = "lane"
 
     def __init__(self, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
@@ -50,7 +51,9 @@ class LaneDecoder(Decoder):
         """As in the base class; with more than two classes, `keep` must name the lane classes."""
         super().check_labels(labels, keep)
         if len(labels) > 2 and not keep:
-            raise ValueError(f"keep = []: name the {cls.noun} class(es) of {len(labels)}: {', '.join(labels)}")
+            raise ValueError(
+                f"keep = []: name the {cls.noun} class, or classes, among the {len(labels)}: {', '.join(labels)}"
+            )
         if len(labels) > 1 and set(labels) <= set(keep):
             raise ValueError(
                 f"keep = {list(keep)}: names all {len(labels)} classes as {cls.noun}; at least one must be background"
@@ -69,11 +72,11 @@ class LaneDecoder(Decoder):
         return self.decode_map(self.lane_logits(outputs[0][0]), source_size)
 
     def in_two_parts(self) -> TwoParts | None:
-        """With several classes, the first part reduces their maps to one."""
+        """With several classes, the first part reduces their maps to one. None if there is nothing to reduce."""
         return _LaneMap(self) if len(self.labels) > 1 and len(self.lane_classes) < len(self.labels) else None
 
     def decode_map(self, lane: torch.Tensor, source_size: tuple[int, int]) -> Any:
-        """Decode a map (h, w) float32 of logits of lane against background, on the CPU -> Lanes."""
+        """Map (h, w) float32 of logits of lane against background, on the CPU, and the source's (H, W) -> Lanes."""
         logits = self.content(lane.contiguous().numpy(), source_size)
         height, width = logits.shape
         threshold = min(max(self.score_threshold, 1e-6), 1.0 - 1e-6)
@@ -103,7 +106,10 @@ class LaneDecoder(Decoder):
         return Lanes(numbers, lanes, source_size)
 
     def lane_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """(classes, h, w) float32 on any device -> (h, w) lane against the rest. No shape depends on values."""
+        """(classes, h, w) float32 logits on any device -> (h, w) logit of the lane classes against the others.
+
+        No shape depends on values, so it can be captured in a CUDA graph.
+        """
         if len(logits) == 1:
             return logits[0]
         others = [index for index in range(len(logits)) if index not in self.lane_classes]
@@ -111,7 +117,9 @@ class LaneDecoder(Decoder):
         return torch.logsumexp(lane, 0) - torch.logsumexp(none, 0)
 
     def content(self, logits: npt.NDArray[np.float32], source_size: tuple[int, int]) -> npt.NDArray[np.float32]:
-        """The map without padding, scaled to at most MAX_WIDTH columns."""
+        """(h, w) map over the network's input -> the part that shows the source image of (H, W), without padding and at
+        most MAX_WIDTH columns wide.
+        """
         content = without_padding(logits, self.preprocess, source_size)
         if content.shape[1] > MAX_WIDTH:
             height = max(1, round(content.shape[0] * MAX_WIDTH / content.shape[1]))
@@ -120,7 +128,10 @@ class LaneDecoder(Decoder):
 
 
 class _LaneMap:
-    """The two parts of `decoder`: the maps of all classes, up to 20 megabytes per frame, are reduced to one map."""
+    """The two parts of `decoder`.
+
+    On a GPU this saves copying the maps of all classes, up to 20 MB per frame, to the CPU.
+    """
 
     def __init__(self, decoder: LaneDecoder) -> None:
         self._decoder = decoder
@@ -131,7 +142,7 @@ class _LaneMap:
         return self._decoder.lane_logits(logits), total_of(logits)
 
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
-        """Result of condense(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
+        """Result of condense(), on the CPU, and the source's (H, W) -> Lanes. OutputError for NaN or infinity."""
         lane, total = outputs
         expect_finite("output 0", total)
         return self._decoder.decode_map(lane, source_size)
@@ -171,7 +182,7 @@ def _points(ends: tuple[int, int], curve: Curve, down: float, source_size: tuple
     high, low = (min(max((row + 0.5) * down - 0.5, 0.0), height - 1.0) for row in ends)
     count = min(_POINTS, ends[1] - ends[0] + 1)
     v = low + (high - low) / max(count - 1, 1) * np.arange(count)  # a third of the time of np.linspace
-    v[-1] = high  # not rounded
+    v[-1] = high  # exactly
     c0, c1, c2 = curve
     u = c0 + v * (c1 + v * c2)
     inside = (u >= 0.0) & (u <= width - 1)
@@ -183,14 +194,18 @@ def _points(ends: tuple[int, int], curve: Curve, down: float, source_size: tuple
 
 
 def _bottom_u(last_row: int, curve: Curve, down: float, height: int) -> float:
-    """u where the line, extended along its tangent at the lowest point, meets the bottom of the image."""
+    """u where the line, extended along its tangent at the lowest point, meets the bottom row of the image.
+
+    last_row: the line's lowest row in the mask. curve: in source pixels. down: source pixels per mask row. height: of
+    the source image.
+    """
     lowest = (last_row + 0.5) * down - 0.5
     c0, c1, c2 = curve
     return c0 + lowest * (c1 + lowest * c2) + (c1 + 2.0 * c2 * lowest) * (height - 1 - lowest)
 
 
 def recognize(layout: Layout) -> Match | Difference:
-    """Whether LaneDecoder reads such outputs: one map per class. Only the DNN's role can state that they are lanes."""
+    """Whether LaneDecoder reads such outputs: a map per class. Only the DNN's role can say that the maps show lanes."""
     found = match(layout, [(1, "classes", "h", "w")])
     if isinstance(found, Difference):
         return found

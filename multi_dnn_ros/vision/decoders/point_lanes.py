@@ -13,7 +13,7 @@ from multi_dnn_ros.vision.results import Lane, Lanes
 
 Floats = npt.NDArray[np.float64]
 
-#: Width of the mask of lane numbers.
+#: Maximum width of the mask of lane numbers.
 _MASK_WIDTH = 320
 #: Tolerance in pixels: a network's last row is the edge of the image, and rounding must not move it outside.
 _ROUNDING = 1e-3
@@ -63,6 +63,7 @@ def _fitted(points: Floats) -> Floats:
 
 
 def _numbers(lanes: Sequence[Lane], source_size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """Mask (h, w) of an image of (H, W), at most _MASK_WIDTH columns: the number of the line at each pixel, 0: none."""
     height, width = source_size
     size = (min(_MASK_WIDTH, width), max(1, round(min(_MASK_WIDTH, width) * height / width)))
     numbers = np.zeros((size[1], size[0]), np.uint8)
