@@ -26,14 +26,16 @@ The file is read again when it changes: new jobs are added, jobs that are no lon
 checkpoint. An interrupted fleet continues from its checkpoints when the same command is given again. With --cluster the
 units are on the hosts of a Ray cluster, and DIR and the data must be on a file system that all hosts share.
 
-With --measure, training steps of the file's networks are timed on the first unit; with --simulate, the file is
-simulated with such times and compared with two baselines: equal shares on all units, and one unit per job.
+With --compare, the jobs are trained three times: with fair shares, and with two baselines, equal shares on all units
+and one unit per job. With --measure, training steps of the file's networks are timed on the first unit; with
+--simulate, the same comparison is simulated with such times.
 """
 _EXAMPLES = """\
 multi-dnn fleet jobs.yaml --folder runs
 multi-dnn fleet jobs.yaml --folder runs --units cuda:0,cuda:1 --plot slow_downs.png --output decisions.json
 multi-dnn fleet jobs.yaml --folder runs --units cpu:1,cpu:1
 multi-dnn fleet jobs.yaml --folder /shared/runs --cluster 10.0.0.2:6379 --units cuda:0,cuda:1,cuda:2,cuda:3
+multi-dnn fleet jobs.yaml --folder compared --units cuda:0,cuda:1 --compare --output compared.json --plot compared.png
 multi-dnn fleet jobs.yaml --units cuda:0,cuda:1 --measure times.json
 multi-dnn fleet jobs.yaml --simulate times.json --gpus 4 8 64 --copies 200 --output simulated.json
 """
@@ -58,8 +60,11 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="folder for checkpoints, logs and trained networks (default: YAML with the suffix .fleet)")  # fmt: skip
     add_output(parser, "write all decisions, or the simulated figures, to this JSON file")
     add_plot(parser, "slow-downs over time")
-    group = parser.add_argument_group("measure and simulate")
+    group = parser.add_argument_group("compare, measure and simulate")
     mode = group.add_argument
+    mode("--compare", action="store_true",
+         help="measure each job alone, train all jobs under each policy, and compare slow-downs, use of the units and "
+         "total time; policies that are complete in --folder are not trained again")  # fmt: skip
     mode("--measure", type=Path, metavar="JSON", help="time training steps, write them to this file and stop")
     mode("--simulate", type=Path, metavar="JSON",
          help="simulate with the times in this file of --measure; nothing is trained")  # fmt: skip
@@ -75,14 +80,14 @@ def run(args: argparse.Namespace) -> int:
     """Run, measure or simulate the fleet."""
     from multi_dnn_ros.fleet.jobs_file import read_jobs_file
 
-    if args.measure is not None and args.simulate is not None:
-        raise UsageError("--measure and --simulate exclude each other")
+    if sum((args.compare, args.measure is not None, args.simulate is not None)) > 1:
+        raise UsageError("--compare, --measure and --simulate exclude each other")
     if args.copies < 0 or (args.copies and args.simulate is None):
         raise UsageError(f"--copies {args.copies}: must be at least 0, and is for --simulate")
     check_files(args, "output", "plot")
     file = read_jobs_file(args.jobs)
-    if args.cluster is not None and (args.measure is not None or args.simulate is not None):
-        raise UsageError("--cluster is for training; --measure and --simulate use this machine")
+    if args.cluster is not None and (args.compare or args.measure is not None or args.simulate is not None):
+        raise UsageError("--cluster is for training; --compare, --measure and --simulate use this machine")
     if args.simulate is not None:
         return _simulate(args, file)
     if args.cluster is not None:
@@ -91,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
     if args.measure is not None:
         check_writable("--measure", args.measure)
         return _measure(args, file, units)
+    if args.compare:
+        return _compare(args, file, units)
     return _run_on_this_machine(args, units)
 
 
@@ -124,11 +131,17 @@ def default_units() -> tuple[Unit, ...]:
 
 def _run_on_this_machine(args: argparse.Namespace, units: tuple[Unit, ...]) -> int:
     from multi_dnn_ros.fleet.local_launcher import LocalLauncher
+
+    _check_devices(units)
+    return _run(args, LocalLauncher(units))
+
+
+def _check_devices(units: tuple[Unit, ...]) -> None:
+    """Raise an error for a unit whose device this machine does not have."""
     from multi_dnn_ros.training.distributed import existing_device
 
     for unit in units:
         existing_device(unit.device)
-    return _run(args, LocalLauncher(units))
 
 
 def _run_on_cluster(args: argparse.Namespace) -> int:
@@ -149,6 +162,7 @@ def _folder(args: argparse.Namespace) -> Path:
 
 def _run(args: argparse.Namespace, launcher: Launcher) -> int:
     from multi_dnn_ros.common.processes import Interrupts
+    from multi_dnn_ros.fleet.decisions import slow_down_points
     from multi_dnn_ros.fleet.display import Display, fleet_table
     from multi_dnn_ros.fleet.plot import write_slow_down_plot
     from multi_dnn_ros.fleet.supervisor import Supervisor
@@ -163,9 +177,44 @@ def _run(args: argparse.Namespace, launcher: Launcher) -> int:
             if args.plot is not None:
                 title = f"{len(launcher.units)} units"
                 decisions = supervisor.decisions
-                write_slow_down_plot(args.plot, title, {decisions.policy: decisions.slow_down_points()})
+                write_slow_down_plot(args.plot, title, {decisions.policy: slow_down_points(decisions.entries)})
                 print(f"written to {args.plot}")
     return 0 if complete else 1
+
+
+def _compare(args: argparse.Namespace, file: JobsFile, units: tuple[Unit, ...]) -> int:
+    from multi_dnn_ros.common.processes import Interrupts
+    from multi_dnn_ros.common.reporting import table
+    from multi_dnn_ros.fleet.comparison import PolicyComparison, comparison_table
+    from multi_dnn_ros.fleet.display import Display
+    from multi_dnn_ros.fleet.plot import write_slow_down_plot
+    from multi_dnn_ros.fleet.policy_result import compare
+
+    _check_devices(units)
+    with Interrupts():
+        comparison = PolicyComparison(file, units, _folder(args), watch=Display())
+        trained = comparison.run(lambda text: print(text, file=sys.stderr, flush=True))
+    against = compare({policy: each.result for policy, each in trained.items()})
+    print(table(*comparison_table(trained)))
+    print(
+        f"fair: largest slow-down {against['largest_slow_down_below_worse']:.0%} below the worse and "
+        f"{against['largest_slow_down_below_better']:.0%} below the better baseline; use {against['use_gain']:+.0%}, "
+        f"total time {against['total_time_ratio']:.2f} times that of the better baseline"
+    )
+    write_figures(
+        args.output,
+        {
+            "units": [unit.name for unit in units],
+            "jobs_file": file.model_dump(mode="json"),
+            "policies": {policy: each.figures() for policy, each in trained.items()},
+            "fair_against_baselines": against,
+        },
+    )
+    if args.plot is not None:
+        panels = {str(policy): each.points for policy, each in trained.items()}
+        write_slow_down_plot(args.plot, f"{len(units)} units", panels)
+        print(f"written to {args.plot}")
+    return 0
 
 
 def _measure(args: argparse.Namespace, file: JobsFile, units: tuple[Unit, ...]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from multi_dnn_ros.fleet.jobs_file import JobsFile
@@ -86,10 +86,11 @@ class Decisions:
         changes = ", ".join(f"{name} {decision.allocation[name]}" for name in decision.jobs)
         return f"shares ({decision.reason}): {changes}" if changes else ""
 
-    def slow_down_points(self) -> dict[str, list[tuple[float, float]]]:
-        """(minutes, slow-down) of each job at each decision."""
-        points: dict[str, list[tuple[float, float]]] = {}
-        for entry in self.entries:
-            for name, value in entry["slow_downs"].items():
-                points.setdefault(name, []).append((entry["seconds"] / 60, value))
-        return points
+
+def slow_down_points(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """(minutes, slow-down) of each job at each decision. entries: those of :class:`Decisions`."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for entry in entries:
+        for name, value in entry["slow_downs"].items():
+            points.setdefault(name, []).append((entry["seconds"] / 60, value))
+    return points

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.messages import Report
 from multi_dnn_ros.fleet.shares import TENTHS, Shares
 from multi_dnn_ros.fleet.slowdown import Progress
+from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.training.checkpoint import differences
 
 Status = Literal["waiting", "starting", "measured", "running", "finished", "failed", "cancelled"]
@@ -34,6 +36,11 @@ class JobState:
     scores: dict[str, float] = field(default_factory=dict)
     text: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
+
+
+def unit_keys(units: Sequence[Unit]) -> tuple[str, ...]:
+    """The units of a fleet, as in JobState.units."""
+    return tuple(f"{number}:{unit.name}" for number, unit in enumerate(units))
 
 
 class RunningJob:

@@ -10,8 +10,9 @@ from typing import Any
 from multi_dnn_ros.fleet.contention import JobLoad, alone_s
 from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFile
 from multi_dnn_ros.fleet.plot import Points
+from multi_dnn_ros.fleet.policy_result import compare
 from multi_dnn_ros.fleet.sharing import POLICIES
-from multi_dnn_ros.fleet.simulator import Fleet, Simulated, SimulatedJob, compare, simulate
+from multi_dnn_ros.fleet.simulator import Fleet, Simulated, SimulatedJob, simulate
 from multi_dnn_ros.fleet.step_times import StepTimes
 
 #: Range of job lengths, relative to those in the file; work that arrives per second, relative to what all units finish.

@@ -18,7 +18,7 @@ from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFileError
 from multi_dnn_ros.fleet.launcher import Launcher, RankMain, UnitChange
 from multi_dnn_ros.fleet.messages import Ended, Failed, Message, Paused, Report
 from multi_dnn_ros.fleet.rank_process import main
-from multi_dnn_ros.fleet.running_job import JobState, RunningJob
+from multi_dnn_ros.fleet.running_job import JobState, RunningJob, unit_keys
 from multi_dnn_ros.fleet.shares import TENTHS, Shares, even, whole, within
 from multi_dnn_ros.fleet.usable_units import usable_limits
 from multi_dnn_ros.fleet.watched_file import WatchedJobsFile
@@ -173,7 +173,7 @@ class Supervisor:
     # The file
 
     def _admit(self, jobs: Sequence[FleetJob]) -> None:
-        names = tuple(f"{k}:{unit.name}" for k, unit in enumerate(self.units))
+        names = unit_keys(self.units)
         for job in jobs:
             folder = self.folder / job.name
             try:

@@ -7,9 +7,10 @@ import random
 import pytest
 
 from multi_dnn_ros.fleet.contention import JobLoad, alone_s, predict
+from multi_dnn_ros.fleet.policy_result import PolicyResult
 from multi_dnn_ros.fleet.shares import Shares, used
 from multi_dnn_ros.fleet.sharing import POLICIES
-from multi_dnn_ros.fleet.simulator import Fleet, Simulated, SimulatedJob, simulate
+from multi_dnn_ros.fleet.simulator import Fleet, SimulatedJob, simulate
 from multi_dnn_ros.fleet.slowdown import Progress
 from multi_dnn_ros.fleet.step_times import Interconnect, NetworkTimes, StepTime
 
@@ -145,5 +146,5 @@ def test_an_unknown_policy_is_refused() -> None:
 
 def test_the_median_of_an_even_number_of_jobs_is_the_mean_of_the_middle_two() -> None:
     slow_downs = {"a": 4.0, "b": 1.0, "c": 3.0, "d": 9.0}
-    figures = Simulated("fair", slow_downs, 0.5, 100.0, 0, 0, []).figures()
+    figures = PolicyResult("fair", slow_downs, 0.5, 100.0, 0, 0).figures()
     assert (figures["largest_slow_down"], figures["median_slow_down"]) == (9.0, 3.5)

@@ -1,0 +1,224 @@
+"""Trains the jobs of a file once under each policy, and compares how well they were served."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.reporting import write_json, write_text
+from multi_dnn_ros.fleet.decisions import slow_down_points
+from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFile
+from multi_dnn_ros.fleet.launcher import RankMain
+from multi_dnn_ros.fleet.local_launcher import LocalLauncher
+from multi_dnn_ros.fleet.plot import Points
+from multi_dnn_ros.fleet.policy_result import PolicyResult
+from multi_dnn_ros.fleet.rank_process import main
+from multi_dnn_ros.fleet.running_job import JobState, RunningJob, unit_keys
+from multi_dnn_ros.fleet.sharing import POLICIES, Policy
+from multi_dnn_ros.fleet.supervisor import Supervisor, Watch
+from multi_dnn_ros.planning.batch_units import Unit
+
+_JOBS = "jobs.yaml"
+
+
+@dataclass(frozen=True)
+class TrainedFleet:
+    """The jobs of a file after training under one policy. decisions: as in the report of a fleet."""
+
+    result: PolicyResult
+    decisions: list[dict[str, Any]]
+
+    @property
+    def points(self) -> Mapping[str, Points]:
+        """(minutes, predicted slow-down) at each decision, by job."""
+        return slow_down_points(self.decisions)
+
+    def figures(self) -> dict[str, Any]:
+        """For the JSON report."""
+        return {**self.result.figures(), "slow_downs": self.result.slow_downs, "decisions": self.decisions}
+
+
+class PolicyComparison:
+    """folder: has a folder for the measurement of each job alone, and one per policy.
+
+    A policy whose jobs have all finished is not trained again; one that was interrupted begins anew, because its total
+    time and the use of the units are those of one run. watch: that of the supervisors.
+    """
+
+    def __init__(
+        self,
+        file: JobsFile,
+        units: Sequence[Unit],
+        folder: Path,
+        *,
+        watch: Watch = lambda supervisor, line: None,
+        rank_main: RankMain = main,
+    ) -> None:
+        self._file = file
+        self._units = tuple(units)
+        self._folder = folder
+        self._watch = watch
+        self._rank_main = rank_main
+
+    def run(self, progress: Callable[[str], None] = lambda text: None) -> dict[Policy, TrainedFleet]:
+        """Measure each job alone, then train all under each policy. progress: called with one line per step.
+
+        Raises CommandError if a job fails.
+        """
+        states = self._alone(progress)
+        return {policy: self._train(policy, states, progress) for policy in POLICIES}
+
+    def _alone(self, progress: Callable[[str], None]) -> dict[str, JobState]:
+        """The state of each job after its step alone was timed."""
+        folder = self._folder / "alone"
+        states = {job.name: self._state(folder, job) for job in self._file.jobs}
+        if all(state.alone_s for state in states.values()):
+            progress("times of the jobs alone: measured before")
+            return states
+        progress("measuring each job alone")
+        # Without delays, and without files of networks, which are not trained to the end.
+        path = self._write_jobs(folder, "fair", lambda job: {"start_after_s": 0.0, "output": None})
+
+        def watch(supervisor: Supervisor, line: str) -> None:
+            self._watch(supervisor, line)
+            done = all(job.state.alone_s or job.has_ended for job in supervisor.jobs.values())
+            if done and supervisor.measuring is None:  # the time of a job that is being measured is not complete
+                raise _Measured
+
+        supervisor = Supervisor(path, LocalLauncher(self._units), folder, watch=watch, rank_main=self._rank_main)
+        with contextlib.suppress(_Measured):
+            supervisor.run()
+        self._check("alone", supervisor, lambda state: bool(state.alone_s))
+        return {name: job.state for name, job in supervisor.jobs.items()}
+
+    def _state(self, folder: Path, job: FleetJob) -> JobState:
+        """The state that an earlier measurement of the same job on the same units left; raises CommandError."""
+        try:
+            found = RunningJob(job.model_copy(update={"output": None}), folder / job.name, unit_keys(self._units))
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+        return found.state
+
+    def _train(self, policy: Policy, states: Mapping[str, JobState], progress: Callable[[str], None]) -> TrainedFleet:
+        folder = self._folder / policy.replace(" ", "_")
+        identity = {
+            "jobs_file": self._file.model_dump(mode="json"),
+            "units": list(unit_keys(self._units)),
+            "alone_s": {name: state.alone_s for name, state in states.items()},
+        }
+        done = folder / "result.json"
+        if (found := _read(done, identity)) is not None:
+            progress(f"policy {policy}: trained before, see {folder}")
+            return found
+        progress(f"policy {policy}")
+        path = self._write_jobs(folder, policy, lambda job: {"output": None})
+        for job in self._file.jobs:
+            state = states[job.name]
+            (folder / job.name).mkdir()
+            write_json(
+                folder / job.name / "state.json",
+                asdict(JobState(alone_s=state.alone_s, limits=state.limits, units=state.units)),
+            )
+        launcher = LocalLauncher(self._units)
+        supervisor = Supervisor(path, launcher, folder, watch=self._watch, rank_main=self._rank_main)
+        supervisor.run()
+        self._check(f"policy {policy}", supervisor, lambda state: state.status == "finished")
+        trained = _trained(policy, supervisor, supervisor.seconds, launcher.take_use())
+        write_json(done, {**identity, "result": asdict(trained.result), "decisions": trained.decisions})
+        return trained
+
+    def _write_jobs(self, folder: Path, policy: Policy, change: Callable[[FleetJob], Mapping[str, Any]]) -> Path:
+        """Write the jobs file of one run in its folder, from which what an earlier run left is removed.
+
+        Raises CommandError for a folder that no comparison has written.
+        """
+        if folder.exists():
+            if not (folder / _JOBS).exists():
+                raise CommandError(f"{folder} was not written by --compare; use another --folder")
+            shutil.rmtree(folder)
+        jobs = tuple(job.model_copy(update=dict(change(job))) for job in self._file.jobs)
+        content = self._file.model_copy(update={"policy": policy, "jobs": jobs})
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / _JOBS
+        write_text(path, yaml.safe_dump(content.model_dump(mode="json"), sort_keys=False))
+        return path
+
+    def _check(self, what: str, supervisor: Supervisor, complete: Callable[[JobState], bool]) -> None:
+        """Raise CommandError, which names the jobs that are not complete."""
+        texts = {"finished": "too short to be measured"}
+        problems = [
+            f"{name}: {job.state.text or texts.get(job.state.status, job.state.status)}"
+            for name, job in supervisor.jobs.items()
+            if not complete(job.state)
+        ]
+        if problems:
+            raise CommandError(
+                f"{what}: a comparison needs all jobs, but {'; '.join(problems)} (logs: {supervisor.folder})"
+            )
+
+
+class _Measured(Exception):
+    """All jobs have been measured alone."""
+
+
+def _trained(policy: Policy, supervisor: Supervisor, end_s: float, last_use: Sequence[float]) -> TrainedFleet:
+    """end_s: when the last job ended, in seconds since the start. last_use: of the units since the last decision."""
+    entries = supervisor.decisions.entries
+    begin_s = entries[0]["seconds"]
+    periods = [(entry["seconds"], entry["use"]) for entry in entries[1:]] + [(end_s, last_use)]
+    used_s, before_s = 0.0, begin_s
+    for until_s, use in periods:
+        used_s += (until_s - before_s) * sum(use) / len(use)
+        before_s = until_s
+    slow_downs = {}
+    for name, job in supervisor.jobs.items():
+        assert job.progress is not None  # it has finished
+        slow_downs[name] = job.progress.slow_down
+    changes = [entry for entry in entries if entry["jobs"] and entry["reason"] != "start"]
+    result = PolicyResult(
+        policy,
+        slow_downs,
+        used_s / max(1e-9, end_s - begin_s),
+        end_s - begin_s,
+        sum(len(entry["jobs"]) for entry in changes),
+        sum(len(entry["jobs"]) for entry in changes if entry["reason"] == "reverted"),
+    )
+    return TrainedFleet(result, entries)
+
+
+def _read(path: Path, identity: Mapping[str, Any]) -> TrainedFleet | None:
+    """What an earlier run wrote to `path`; None if there is nothing, or if it is of other jobs or units.
+
+    Raises CommandError for a damaged file.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if any(content[key] != value for key, value in identity.items()):
+            return None
+        return TrainedFleet(PolicyResult(**content["result"]), content["decisions"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CommandError(f"{path}: not a result of --compare ({summarize_error(error)}); remove it") from None
+
+
+def comparison_table(trained: Mapping[Policy, TrainedFleet]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the table that the command prints."""
+    header = ["policy", "largest slow-down", "median", "use", "total s", "changes (reverted)"]
+    rows = []
+    for policy, each in trained.items():
+        figures = each.result.figures()
+        rows.append([
+            policy, f"{figures['largest_slow_down']:.2f}", f"{figures['median_slow_down']:.2f}",
+            f"{figures['use']:.1%}", f"{figures['total_s']:.0f}", f"{each.result.changes} ({each.result.reverted})",
+        ])  # fmt: skip
+    return header, rows

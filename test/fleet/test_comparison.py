@@ -1,0 +1,111 @@
+"""``multi-dnn fleet --compare``: all jobs under each policy, on two CPU units."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from failing_ranks import narrow
+from narrow_squeezenet import Narrow
+from torchvision.models import squeezenet
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.fleet.comparison import PolicyComparison
+from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFile
+from multi_dnn_ros.planning.batch_units import parse_unit
+
+UNITS = (parse_unit("cpu:1"),) * 2
+
+
+@pytest.fixture
+def file(job: FleetJob, monkeypatch: pytest.MonkeyPatch) -> JobsFile:
+    """Two small jobs of different length."""
+    monkeypatch.setattr(squeezenet, "SqueezeNet", Narrow)
+    short = job.model_copy(update={"model": "torchvision:squeezenet1_1", "steps": 30})
+    return JobsFile(jobs=(short, short.model_copy(update={"name": "b", "steps": 40})), period_s=0.5)
+
+
+def test_each_policy_trains_all_jobs_and_is_not_trained_again(file: JobsFile, tmp_path: Path) -> None:
+    def compared() -> tuple[dict, list[str]]:
+        lines: list[str] = []
+        comparison = PolicyComparison(file, UNITS, tmp_path / "runs", rank_main=narrow)
+        return comparison.run(lines.append), lines
+
+    trained, lines = compared()
+    assert lines == ["measuring each job alone", "policy fair", "policy even", "policy one unit"]
+    assert list(trained) == ["fair", "even", "one unit"]
+    for policy, each in trained.items():
+        assert set(each.result.slow_downs) == {"a", "b"}
+        # Jobs that share two units need longer than alone; some noise of short runs is allowed.
+        assert all(slow_down > 0.7 for slow_down in each.result.slow_downs.values()), policy
+        assert 0.0 < each.result.use <= 1.0
+        assert each.result.total_s > 0.0
+        assert set(each.points) == {"a", "b"}
+        for job in file.jobs:
+            assert (tmp_path / "runs" / policy.replace(" ", "_") / job.name / f"{job.name}.safetensors").exists()
+    shares = [decision["shares"] for decision in trained["even"].decisions]
+    assert all(tenths == [5, 5] for each in shares for tenths in each.values())
+    shares = [decision["shares"] for decision in trained["one unit"].decisions]
+    assert all(sorted(tenths) == [0, 10] for each in shares for tenths in each.values())
+    assert trained["even"].result.changes == trained["one unit"].result.changes == 0
+
+    (tmp_path / "runs/even/result.json").unlink()  # as if it had been interrupted
+    again, lines = compared()
+    assert [line.partition(",")[0] for line in lines] == [
+        "times of the jobs alone: measured before",
+        "policy fair: trained before",
+        "policy even",
+        "policy one unit: trained before",
+    ]
+    assert again["fair"].result == trained["fair"].result
+    assert again["fair"].points == trained["fair"].points
+
+
+def test_a_job_that_fails_is_named(file: JobsFile, tmp_path: Path) -> None:
+    bad = file.jobs[1].model_copy(update={"data": f"classes:{tmp_path / 'none'}"})
+    comparison = PolicyComparison(
+        file.model_copy(update={"jobs": (file.jobs[0], bad)}), UNITS, tmp_path / "runs", rank_main=narrow
+    )
+    with pytest.raises(CommandError, match=r"alone: a comparison needs all jobs, but .*b: unit 0 .*none"):
+        comparison.run()
+
+
+def test_a_job_that_ends_before_it_was_measured_is_named(file: JobsFile, tmp_path: Path) -> None:
+    short = file.jobs[0].model_copy(update={"steps": 2})
+    comparison = PolicyComparison(
+        file.model_copy(update={"jobs": (short,)}), UNITS, tmp_path / "runs", rank_main=narrow
+    )
+    with pytest.raises(CommandError, match="a: too short to be measured"):
+        comparison.run()
+
+
+def test_a_folder_of_the_user_is_not_removed(file: JobsFile, tmp_path: Path) -> None:
+    precious = tmp_path / "runs/alone/notes.txt"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("mine")
+    with pytest.raises(CommandError, match="was not written by --compare"):
+        PolicyComparison(file, UNITS, tmp_path / "runs", rank_main=narrow).run()
+    assert precious.read_text() == "mine"
+
+
+def test_the_command_prints_and_writes_the_comparison(
+    job: FleetJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = tmp_path / "jobs.yaml"
+    short = job.model_copy(update={"model": "torchvision:squeezenet1_1", "steps": 30})
+    content = {"period_s": 0.5, "jobs": [short.model_dump(mode="json", exclude_defaults=True)]}
+    jobs.write_text(yaml.safe_dump(content))
+    common = ["fleet", str(jobs), "--units", "cpu:1,cpu:1", "--compare"]
+    assert main([*common, "--output", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png")]) == 0
+    out = capsys.readouterr().out
+    assert "| one unit |" in out
+    assert "fair: largest slow-down" in out
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert set(report["policies"]) == {"fair", "even", "one unit"}
+    assert report["policies"]["fair"]["slow_downs"].keys() == {"a"}
+    assert (tmp_path / "out.png").stat().st_size > 1000
+    assert main([*common, "--simulate", "x.json"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
