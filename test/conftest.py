@@ -47,7 +47,7 @@ os.environ["MULTI_DNN_ROS_RECEIVE_BUFFER"] = "212992"
 _unfreeze = gc.unfreeze
 #: Closing a pipeline calls gc.unfreeze (multi_dnn_ros.common.memory). One call of so many is carried out, so that
 #: closed pipelines are collected now and then; what is left is excluded again.
-_RELEASES = 20
+_RELEASES = 60
 _releases = itertools.count(1)
 
 
