@@ -47,7 +47,7 @@ os.environ["MULTI_DNN_ROS_RECEIVE_BUFFER"] = "212992"
 _unfreeze = gc.unfreeze
 #: Closing a pipeline calls gc.unfreeze (multi_dnn_ros.common.memory). One call of so many is carried out, so that
 #: closed pipelines are collected now and then; what is left is excluded again.
-_RELEASES = 20
+_RELEASES = 60
 _releases = itertools.count(1)
 
 
@@ -147,6 +147,16 @@ def forked_engines(fork_server: ForkServer) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_process, "subprocess", fork_server.subprocess)
+        yield
+
+
+@pytest.fixture(scope="module")
+def forked_comparisons(fork_server: ForkServer) -> Iterator[None]:
+    """ONNX Runtime computes in forks what a converted network is compared with; test_onnx_intake has an exception."""
+    from multi_dnn_ros.models.onnx_intake import verification
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verification, "subprocess", fork_server.subprocess)
         yield
 
 

@@ -116,7 +116,8 @@ def retrain(
             stop=stop,
         )  # fmt: skip
     seconds = time.monotonic() - begin
-    gc.collect()  # captured passes are reference cycles that own GPU memory
+    if device.type == "cuda":
+        gc.collect()  # captured passes are reference cycles that own GPU memory
     after = _test(student, network, checked[0])
     say(f"after {seconds:.0f} s: {describe(after)}")
     network.cpu()

@@ -88,7 +88,7 @@ def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "'abacus'; allowed: auto",
         ),
         (["builtin:lane", "--output", "x.safetensors", "--latency", "--device", "gpu"], 1, "device is 'gpu'; allowed"),
-        (["torchvision:vgg16", "--output", "x.safetensors"], 1, "weights is 'default'; allowed: IMAGENET1K_V1"),
+        (["torchvision:squeezenet1_1", "--output", "x.safetensors"], 1, "weights is 'default'; allowed: IMAGENET1K_V1"),
         (["nowhere.onnx", "--output", "x.pt2"], 1, "model is 'nowhere.onnx': there is no such file"),
     ],
 )

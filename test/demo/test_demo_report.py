@@ -230,9 +230,15 @@ def test_an_unchanged_figure_has_no_negative_change() -> None:
 
 @pytest.mark.parametrize(("results", "warned"), [((47, 50), True), ((150, 120), True), ((150, 145), False)])
 def test_latencies_of_an_overloaded_machine_are_marked(
-    results: tuple[int, int], warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    results: tuple[int, int],
+    warned: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     left = list(results)
+    static = {name: Figures("a", 2_000_000, 1_000_000) for name in ("lane", "object", "pedestrian")}
+    monkeypatch.setattr("multi_dnn_ros.demo.comparison.networks_of", lambda path: static)
 
     def run(demo: Demo) -> Outcome:
         demo.output.mkdir(parents=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from failing_ranks import narrow
 
 from multi_dnn_ros.fleet.job_processes import JobProcesses, wait_for_messages
 from multi_dnn_ros.fleet.job_training import JobTraining
@@ -77,7 +78,16 @@ def test_shares_change_no_loss_and_a_rank_without_a_share_uses_no_cpu(
     assert losses[:_COMPARED] == pytest.approx(alone.losses, rel=1e-4)
 
 
-def test_a_job_pauses_and_the_end_of_a_rank_is_reported(ranks: JobProcesses) -> None:
+def test_a_job_pauses_and_the_end_of_a_rank_is_reported(job: FleetJob, tmp_path: Path) -> None:
+    small = job.model_copy(update={"model": "torchvision:squeezenet1_1", "precision": "fp32"})
+    ranks = JobProcesses(small, LocalLauncher(UNITS), tmp_path, "a", narrow)
+    try:
+        check_pause_and_end(ranks)
+    finally:
+        ranks.kill()
+
+
+def check_pause_and_end(ranks: JobProcesses) -> None:
     ranks.send((5, 5))
     wait_for(ranks, lambda m: isinstance(m, Report))
     ranks.send((5, 5), pause=True)

@@ -26,7 +26,7 @@ CPU = parse_unit("cpu:1")
 
 
 def test_a_lane_network_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = {"name": "lane", "model": "builtin:lane", "data": "road", "global_batch": 10, "steps": 10}
+    job = {"name": "lane", "model": "builtin:lane_small", "data": "road", "global_batch": 10, "steps": 10}
     (tmp_path / "jobs.yaml").write_text(yaml.safe_dump({"jobs": [job]}))
     monkeypatch.setattr(
         "multi_dnn_ros.fleet.measure_steps.measure_interconnect",

@@ -15,13 +15,19 @@ from multi_dnn_ros.fleet.supervisor import Supervisor
 from multi_dnn_ros.planning.batch_units import parse_unit
 
 UNITS = (parse_unit("cpu:1"),) * 2
-#: Turns of a tenth of a second after which a test gives up.
-_TURNS = 300
+#: Turns of a fiftieth of a second after which a test gives up.
+_TURNS = 1500
 
 
-def write(path: Path, *jobs: FleetJob) -> Path:
+@pytest.fixture(autouse=True)
+def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated ranks have no message that would end a turn of the supervisor before its tenth of a second."""
+    monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._TICK_S", 0.02)
+
+
+def write(path: Path, *jobs: FleetJob, period_s: float = 5.0) -> Path:
     content = [job.model_dump(mode="json", exclude_defaults=True) for job in jobs]
-    path.write_text(yaml.safe_dump({"period_s": 5.0, "jobs": content}))
+    path.write_text(yaml.safe_dump({"period_s": period_s, "jobs": content}))
     return path
 
 
@@ -128,7 +134,8 @@ def test_the_report_has_slow_downs_without_priorities(job: FleetJob, tmp_path: P
             return bool(supervisor.decisions.entries) and len(supervisor.decisions.entries[-1]["slow_downs"]) == 2
 
     launcher = SimulatedLauncher(UNITS)
-    supervisor = Supervisor(write(tmp_path / "jobs.yaml", *jobs), launcher, tmp_path / "runs", watch=Events())
+    path = write(tmp_path / "jobs.yaml", *jobs, period_s=1.0)
+    supervisor = Supervisor(path, launcher, tmp_path / "runs", watch=Events())
     with pytest.raises(KeyboardInterrupt):
         supervisor.run()
     recorded = supervisor.decisions.entries[-1]["slow_downs"]
@@ -169,7 +176,7 @@ def test_a_rank_that_was_killed_is_named_instead_of_its_peer(job: FleetJob, tmp_
             if supervisor.jobs["a"].placed and not self.failed:
                 self.failed = True
                 peer, killed = launcher.ranks["a", 0], launcher.ranks["a", 1]
-                peer.fail("connection closed by peer", lambda: killed.end_later("was killed by SIGKILL", 10))
+                peer.fail("connection closed by peer", lambda: killed.end_later("was killed by SIGKILL", 50))
             return supervisor.jobs["a"].starts == 2
 
     events = Events()

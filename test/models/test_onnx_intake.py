@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
@@ -413,6 +414,7 @@ def test_a_wrong_file_beside_the_model_is_named(tmp_path: Path) -> None:
 
 
 def test_the_comparison_is_made_once_and_names_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "subprocess", subprocess)  # in new interpreters, as for a user
     file = ultralytics(tmp_path / "u.onnx")
     config = DnnConfig(role="object", model=str(file), decoder="yolo")
     own = verification._by_network

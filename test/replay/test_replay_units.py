@@ -71,9 +71,10 @@ def test_results_are_those_of_an_engine(tiles: str, tables: Path, tmp_path: Path
     assert CORRUPT < FRAMES
 
 
-def test_evaluate_scores_the_network_on_the_units(
-    tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_evaluate_scores_the_network_on_the_units_and_a_batch_beyond_their_tables_is_refused(
+    tables: Path, one_dnn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """One test: making the tables takes seconds, and each of pytest's workers would do it."""
     data = ["--data", f"road:{tmp_path / 'road'}", "--scenes", "8", "--limit", "6", "--device", "cpu"]
     units = ["--units", UNITS, "--tables", str(tables), "--batch-size", "2"]
     assert main(["evaluate", "builtin:object", *data, *units, "--report", str(tmp_path / "out")]) == 0
@@ -85,12 +86,16 @@ def test_evaluate_scores_the_network_on_the_units(
     (score,), (alone,) = several["scores"].values(), plain["scores"].values()
     assert score["images"] == alone["images"] == 6
     assert score["map50"] == pytest.approx(alone["map50"], abs=0.01)
+    recording, out = str(write_road(tmp_path / "drive", scenes(1))), tmp_path / "replayed"
+    beyond = ["--units", UNITS, "--batch", "400", "--tables", str(tables)]
+    assert main(["replay", recording, str(out), "--params-file", one_dnn, *beyond]) in (1, 2)
+    assert "400" in capsys.readouterr().err
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--units", UNITS, "--batch", "400", "--tables", "{tables}"], "400"),  # first: the test before has the tables
         (["--units", "gpu7"], "unit 'gpu7'"),
         (["--batch", "4"], "--batch needs --units"),
         (["--units", "cpu:1", "--device", "cpu"], "--device is for an engine"),
@@ -99,18 +104,12 @@ def test_evaluate_scores_the_network_on_the_units(
     ],
 )
 def test_bad_options_name_what_is_wrong(
-    options: list[str],
-    said: str,
-    one_dnn: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
+    options: list[str], said: str, one_dnn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recording = str(write_road(tmp_path / "drive", scenes(1)))
-    # Not an argument: making the tables takes seconds, and each of pytest's workers would do it.
-    given = [str(request.getfixturevalue("tables")) if option == "{tables}" else option for option in options]
-    if "--tables" not in given and "--batch" not in given:
-        given += ["--tables", str(tmp_path / "none")] if "--live" not in given else []
+    given = list(options)
+    if "--batch" not in given and "--live" not in given:
+        given += ["--tables", str(tmp_path / "none")]
     try:
         code = main(["replay", recording, str(tmp_path / "out"), "--params-file", one_dnn, *given])
     except SystemExit as ended:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,12 @@ from multi_dnn_ros import __version__
 from multi_dnn_ros.common.reporting import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Where a child process finds this package and this module.
+PATHS = os.pathsep.join(map(str, (ROOT, Path(__file__).resolve().parent)))
 #: Files of one child process.
 BATCH = 100
+#: Starts a new interpreter.
+_RUN = partial(subprocess.run, capture_output=True, text=True, check=False)
 #: Memory in bytes that loading may use in addition to that of the libraries.
 MEMORY = 3 << 30
 #: Longest time for one file, in seconds.
@@ -385,25 +390,19 @@ def problem(file: Path, outcome: str, seconds: float) -> str:
     return f"took {seconds:.0f} s" if seconds > PATIENCE else ""
 
 
-def run_batch(numbers: range, seed: int) -> tuple[list[dict[str, str]], dict[str, int]]:
-    """Findings of the files `numbers`, and how many were loaded and refused."""
+def run_batch(
+    numbers: range, seed: int, run: Callable[..., subprocess.CompletedProcess[str]] = _RUN
+) -> tuple[list[dict[str, str]], dict[str, int]]:
+    """Findings of the files `numbers`, and how many were loaded and refused. run: ForkServer.run starts forks."""
     findings: list[dict[str, str]] = []
     counts = {"loaded": 0, "refused": 0}
     with tempfile.TemporaryDirectory() as name:
         files = make(Path(name), numbers, seed)
         while files:
-            command = [sys.executable, __file__, "--child", str(files[0].parent)]
-            environment = {**os.environ, "XDG_CACHE_HOME": str(Path(name) / "cache"), "PYTHONPATH": str(ROOT)}
+            command = [sys.executable, "-m", "fuzz_onnx", "--child", str(files[0].parent)]
+            environment = {**os.environ, "XDG_CACHE_HOME": str(Path(name) / "cache"), "PYTHONPATH": PATHS}
             try:
-                done = subprocess.run(
-                    command,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=PATIENCE * len(files),
-                    check=False,
-                )
+                done = run(command, timeout=PATIENCE * len(files), env=environment, errors="replace")
                 output, code = done.stdout, done.returncode
                 last = done.stderr[-300:]
             except subprocess.TimeoutExpired as expired:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from fork_server import ForkServer
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import save_file
 from torch import nn
@@ -196,8 +197,8 @@ def test_a_compressed_exported_program_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
-def test_damaged_onnx_files_are_refused_in_one_line() -> None:
-    findings, counts = fuzz_onnx.run_batch(range(140), seed=1)
+def test_damaged_onnx_files_are_refused_in_one_line(fork_server: ForkServer) -> None:
+    findings, counts = fuzz_onnx.run_batch(range(140), seed=1, run=fork_server.run)
     assert findings == []
     assert counts["loaded"] > 5
     assert counts["refused"] > 50

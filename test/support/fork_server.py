@@ -92,8 +92,20 @@ class ForkServer:
             words[2] = __name__
         return _Forked(self._start, words, **options)
 
-    def run(self, arguments: Sequence[str], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self,
+        arguments: Sequence[str],
+        timeout: float,
+        *,
+        capture_output: bool = True,
+        text: bool = True,
+        check: bool = False,
+        **options: Any,
+    ) -> subprocess.CompletedProcess[str]:
         """As subprocess.run with captured text."""
+        assert capture_output
+        assert text
+        assert not check
         pipe = subprocess.PIPE
         with self.popen(arguments, stdout=pipe, stderr=pipe, text=True, **options) as process:
             try:
@@ -114,8 +126,8 @@ class ForkServer:
 
     @property
     def subprocess(self) -> SimpleNamespace:
-        """For a module's `subprocess`."""
-        return SimpleNamespace(**{**vars(subprocess), "Popen": self.popen})
+        """For a module's `subprocess`; its `run` captures text."""
+        return SimpleNamespace(**{**vars(subprocess), "Popen": self.popen, "run": self.run})
 
     def _start(self, request: dict[str, Any], descriptors: list[int]) -> int:
         libc = ctypes.CDLL(None)

@@ -168,7 +168,16 @@ def test_each_policy_reaches_the_cut_and_not_much_more(name: str, layers: list[L
     assert 0.4 <= saved / total < 0.45
 
 
-@pytest.mark.parametrize("builder", ["resnet18", "resnet50", "regnet_y_400mf", "inception_v3", "squeezenet1_1"])
+@pytest.mark.parametrize(
+    "builder",
+    [
+        "resnet18",
+        "resnet50",
+        "regnet_y_400mf",
+        "squeezenet1_1",
+        pytest.param("inception_v3", marks=pytest.mark.long),  # large, and plain as squeezenet1_1
+    ],
+)
 def test_initial_signals_have_the_same_size_in_all_layers(builder: str) -> None:
     """Residual branches start at zero, so that each block returns its input; the seed determines the weights."""
     network = load_network(f"torchvision:{builder}", weights="random", num_classes=10).module
