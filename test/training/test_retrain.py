@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -30,7 +31,7 @@ from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.data import DataRequest, open_data
 from multi_dnn_ros.training.loop import Schedule, train
-from multi_dnn_ros.training.retrain import _check_same_outputs, retrain
+from multi_dnn_ros.training.retrain import _check_same_outputs, _loss, retrain
 from multi_dnn_ros.training.trainable import Trainable, make_trainable
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -419,6 +420,29 @@ def test_a_teacher_may_be_on_the_device_of_an_earlier_run() -> None:
     _check_same_outputs(student, same)
     with pytest.raises(TrainingError, match=r"2 classes returns \[\(2,\)\] for an image, the teacher 3 classes"):
         _check_same_outputs(student, other)
+
+
+@pytest.mark.parametrize(
+    ("own", "difference"),
+    [
+        ({"bgr": True}, "the teacher a is for color bgr, b for color rgb: both must take the same input"),
+        ({"fit": "letterbox"}, "the teacher a is for resize letterbox, b for resize stretch: both must take"),
+        ({"mean": (0.5, 0.5, 0.5)}, r"the teacher a is for mean \[0.5, 0.5, 0.5\], b for mean \[0.0, 0.0, 0.0\]: both"),
+        ({"pad": 0.5}, ""),  # without effect on stretched images
+    ],
+)
+def test_a_teacher_takes_the_same_images(own: dict, difference: str) -> None:
+    """A teacher of letterboxed images must not teach what stretched ones show."""
+    teacher, student = (
+        make_trainable(
+            Source(nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2)).eval(), (8, 8), "classification",
+                   preprocess=preprocess),
+            model,
+        )
+        for model, preprocess in (("a", own), ("b", {}))
+    )  # fmt: skip
+    with pytest.raises(TrainingError, match=difference) if difference else contextlib.nullcontext():
+        _loss(student, teacher, 0.5, torch.device("cpu"), "fp32")
 
 
 def test_a_classifier_sees_images_as_its_metadata_says() -> None:
