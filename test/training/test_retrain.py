@@ -26,6 +26,7 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.sources import load_artifact, load_network
 from multi_dnn_ros.settings.schema import DnnConfig
+from multi_dnn_ros.training import checkpoint
 from multi_dnn_ros.training.batches import ArrayBatches
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.classification import ClassificationLoss
@@ -390,6 +391,20 @@ def test_a_checkpoint_of_another_network_is_refused(
     assert main(arguments(tmp_path / "other.pt2", tmp_path / "out.pt2", data, *run)) == 1
     assert f"{checkpoint}: checkpoint of another network" in capsys.readouterr().err
     assert checkpoint.read_bytes() == before
+
+
+def test_a_checkpoint_is_written_by_one_training_at_a_time(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, written = small_classifier(tmp_path / "in.pt2"), tmp_path / "run" / "state"
+    run = ["--decoder", "classification", "--epochs", "1", "--batch-size", "8", "--checkpoint", str(written)]
+    command = arguments(model, tmp_path / "out.pt2", f"classes:{colours}", *run)
+    with checkpoint.lock(written):
+        assert main(command) == 1
+    assert f"{written} is written by another training; end it first" in capsys.readouterr().err
+    assert not written.exists()
+    assert main(command) == 0
+    assert written.exists()
 
 
 def test_a_network_without_a_loss_needs_a_teacher() -> None:
