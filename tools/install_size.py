@@ -4,7 +4,8 @@ Run it in an environment made by `make install`, whose packages it inspects:
 
     .venv/bin/python tools/install_size.py --before REVISION --output results/install_size.json
 
-REVISION is a git revision for comparison. Megabytes are 10^6 bytes of the files installed by pip. Import seconds are
+REVISION is a git revision for comparison; code that it cannot run, because modules have other names there, is left out
+of its figures. Megabytes are 10^6 bytes of the files installed by pip. Import seconds are
 the sum reported by `python -X importtime`: the minimum of several processes, which other load affects least.
 """
 
@@ -49,6 +50,10 @@ RUNS = {
     "multi-dnn camera scenes": _CLI.format(["camera", "scenes", "--count", "2", "--rate", "50"]),
     "multi-dnn decompose": _CLI.format(["decompose", "builtin:lane", "--output", "FOLDER/lane.safetensors"]),
 }
+#: Removes the finder of an editable installation, which would find missing modules of a tree in this one.
+_ALONE = (
+    "import sys; sys.meta_path = [each for each in sys.meta_path if not each.__module__.startswith('__editable__')]\n"
+)
 _TORCH = "import torch, torchvision"
 #: The imported modules of each extra.
 IMPORTS = {
@@ -56,6 +61,10 @@ IMPORTS = {
     "onnx": "onnx, onnx2torch",
     "plots": "matplotlib.figure",
 }
+
+
+class MissingModule(RuntimeError):
+    """A tree lacks a module of this package, or a name in one."""
 
 
 def main() -> int:
@@ -177,18 +186,29 @@ def megabytes(names: Iterable[str]) -> float:
 def imports(trees: Mapping[str, Path], code: str, repeats: int) -> dict[str, Any]:
     """For each tree, seconds that the imports of `code` take, and which of OPTIONAL and torch are imported.
 
-    The trees take turns, so that other load affects them equally.
+    The trees take turns, so that other load affects them equally. A tree in which a module of `code` does not exist has
+    an entry `error` instead. The last tree must have all.
     """
     times: dict[str, list[float]] = {name: [] for name in trees}
     modules: dict[str, set[str]] = {name: set() for name in trees}
+    errors: dict[str, str] = {}
+    *_, last = trees
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(repeats):
-            for name, tree in trees.items():
-                rows = _import_times(code.replace("FOLDER", folder), tree)
+            for name in [name for name in trees if name not in errors]:
+                try:
+                    rows = _import_times(code.replace("FOLDER", folder), trees[name])
+                except MissingModule as error:
+                    if name == last:
+                        raise
+                    errors[name] = str(error)
+                    continue
                 times[name].append(sum(rows.values()))
                 modules[name] |= {module.partition(".")[0] for module in rows}
     return {
-        name: {
+        name: {"error": errors[name]}
+        if name in errors
+        else {
             "import_s": round(min(times[name]), 3),
             "torch": "torch" in modules[name],
             "optional": [library for library in OPTIONAL if library in modules[name]],
@@ -208,10 +228,13 @@ def seconds(names: str, repeats: int) -> float:
 def _import_times(code: str, tree: Path) -> dict[str, float]:
     """Seconds by module, without the modules that it imports in turn. tree: folder to import from."""
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", code],
+        [sys.executable, "-X", "importtime", "-c", _ALONE + code],
         cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     rows = re.findall(r"import time: +(\d+) \| +\d+ \| +(\S+)", done.stderr)  # a progress bar may share the line
+    missing = re.search(r"^(?:ModuleNotFound|Import)Error: (.*multi_dnn_ros.*)$", done.stderr, re.MULTILINE)
+    if done.returncode and missing:
+        raise MissingModule(missing[1])
     if done.returncode or not rows:
         raise RuntimeError(f"{code}\nended with {done.returncode}: {done.stderr[-2000:]}")
     return {name: int(own_us) / 1e6 for own_us, name in rows}

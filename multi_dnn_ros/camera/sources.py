@@ -16,9 +16,8 @@ from multi_dnn_ros.camera.pace import gap_ns
 from multi_dnn_ros.camera.source import Recorded, Source, SourceError, SourceImage
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.common.natural_order import natural_order
-from multi_dnn_ros.vision.image_files import check_image_file
+from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, check_image_file
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _MAX_PIXELS = 1 << 27
 IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 

@@ -7,6 +7,8 @@ import math
 import re
 from collections.abc import Callable
 
+from multi_dnn_ros.common.image_size import SIZE_FORM, parse_size
+
 
 def natural(text: str) -> int:
     """An integer, at least 0."""
@@ -55,10 +57,10 @@ def soak_minutes(text: str) -> float:
 
 def size(text: str) -> tuple[int, int]:
     """An image size such as 640x480: (width, height), 1 to 16384 pixels each."""
-    match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})", text)
-    if not match or not all(1 <= int(side) <= 16384 for side in match.groups()):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a size such as 640x480 (1 to 16384 pixels each)")
-    return int(match[1]), int(match[2])
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not {SIZE_FORM}") from None
 
 
 def camera_name(text: str) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 from multi_dnn_ros.cli.arguments import natural, positive_float, size
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.demo_video import model_argument, run_video
-from multi_dnn_ros.cli.options import PARAMETER_DEVICES
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.settings.device_forms import DEVICE_FORMS
 
 _DETAILS = """\
 A camera process publishes images of a drive along a generated road, and the node processes them, both on the loopback
@@ -71,7 +71,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help=f"with --video: a DNN and its model: {_MODELS}; may be repeated "
         "(default: the package's DNNs)")  # fmt: skip
     add("--device", metavar="NAME",
-        help=f"with --video: {PARAMETER_DEVICES} (default: parameter `device` of --params-file, or auto)")  # fmt: skip
+        help=f"with --video: {DEVICE_FORMS} (default: parameter `device` of --params-file, or auto)")  # fmt: skip
     add = parser.add_argument
     add("--domain-id", type=natural, metavar="N",
         help="ROS_DOMAIN_ID of the demo (default: one that no process on this machine uses)")  # fmt: skip

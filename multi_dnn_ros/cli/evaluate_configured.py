@@ -29,10 +29,14 @@ def check(args: argparse.Namespace) -> None:
 def evaluate_configured(args: argparse.Namespace) -> int:
     """Score the DNN on the test part of each --data, print a table, and write the report. Returns 1 if no result has a
     score.
+
+    Raises CommandError, UsageError, ParameterError, ModelError, DatasetError; ConfigError for a network that cannot
+    process its tiles.
     """
     from multi_dnn_ros.common.reporting import provenance, table, write_json
     from multi_dnn_ros.models.load import load_dnn
     from multi_dnn_ros.pipeline.choices import choose_device
+    from multi_dnn_ros.pipeline.tiles_check import check_tiles
     from multi_dnn_ros.training.comparison import JSON_NAME
     from multi_dnn_ros.training.configured_scores import score_dnn, scored_labels
     from multi_dnn_ros.training.whole_images import whole_images
@@ -43,6 +47,7 @@ def evaluate_configured(args: argparse.Namespace) -> int:
     name, config = read_configured(args)
     device = choose_device(args.device, "--device is")
     dnn = load_dnn(name, config.dnns[name])
+    check_tiles(dnn, config.dnns[name])
     results: list[dict[str, Any]] = []
     # Open all data first, so that a mistake in the last --data is reported before the others are scored.
     for images in [whole_images(data, scored_labels(dnn), args.scenes, args.limit) for data in args.data]:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
 
 from multi_dnn_ros.backends.registry import BACKENDS, BackendSpec
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.compression.macs import cost
-from multi_dnn_ros.graph.trace import TraceError, trace
+from multi_dnn_ros.graph.trace import TraceError, fold_batch_norms, trace
 from multi_dnn_ros.models.decoder_choice import has_shapes, input_size, recognized, run_on_zeros
 from multi_dnn_ros.models.dnn import Dnn, Source
 from multi_dnn_ros.models.errors import ModelError
@@ -122,11 +123,13 @@ def inspect_model(config: DnnConfig, devices: list[torch.device], *, compile_too
             result.dnn = load_dnn(NAME, _complete(config, result))
         except ModelError as error:
             result.problems.append(str(error))
+    traced = _trace(result, source)
     if result.dnn is not None:
         result.result_kind = result.dnn.result_kind
         result.yaml = _yaml(result, config, source)
         for spec in BACKENDS.usable():
-            result.backends[spec.name] = _try_backend(spec, result.dnn, config, devices, compile_too)
+            result.backends[spec.name] = _try_backend(spec, result.dnn, traced, config, devices, compile_too)
+        result.dnn.module.to("cpu")  # a backend may have moved its weights to a GPU
         if not result.served:
             result.problems.append("no backend of this machine runs the model")
     return result
@@ -179,13 +182,27 @@ def _add_source(result: Inspection, config: DnnConfig, source: Source) -> None:
         result.macs, result.parameters = counted.macs, counted.parameters
     except (ModelError, RuntimeError) as error:
         result.problems.append(f"MACs cannot be counted: {summarize_error(error)}")
+
+
+def _trace(result: Inspection, source: Source) -> fx.GraphModule | None:
+    """Trace the network once, for the operators and for all backends, with batch norms folded.
+
+    None if nothing needs the graph, or if the network cannot be traced, which is then a problem of the result.
+    """
+    if result.size is None or (result.dnn is None and result.operators):
+        return None
+    width, height = result.size
+    network = source.network if result.dnn is None else result.dnn.module
+    try:
+        traced = trace(network, (torch.zeros(1, 3, height, width),))
+    except TraceError as error:
+        result.problems.append(str(error))
+        return None
     if not result.operators:
-        try:
-            graph = trace(source.network, inputs).graph
-            names = [str(node.target).removeprefix("aten.") for node in graph.nodes if node.op == "call_function"]
-            result.operators = dict(Counter(names).most_common())
-        except TraceError as error:
-            result.problems.append(str(error))
+        names = [str(node.target).removeprefix("aten.") for node in traced.graph.nodes if node.op == "call_function"]
+        result.operators = dict(Counter(names).most_common())
+    fold_batch_norms(traced)
+    return traced
 
 
 def _add_decoder(result: Inspection, recognition: Recognition) -> None:
@@ -256,8 +273,13 @@ def _yaml(result: Inspection, config: DnnConfig, source: Source) -> str:
     return f"/**:\n  ros__parameters:\n    dnns: [{role}]\n    dnn:\n      {role}:\n{body}\n"
 
 
-def _try_backend(spec: BackendSpec, dnn: Dnn, config: DnnConfig, devices: list[torch.device], compile_too: bool) -> str:
+def _try_backend(
+    spec: BackendSpec, dnn: Dnn, traced: fx.GraphModule | None, config: DnnConfig, devices: list[torch.device],
+    compile_too: bool,
+) -> str:  # fmt: skip
     """Whether the DNN processes a black image with this backend, for each device; as text."""
+    if traced is None:
+        return "not tried: it needs a traced network"
     found = []
     for device in devices:
         if device.type not in spec.precisions:
@@ -267,7 +289,7 @@ def _try_backend(spec: BackendSpec, dnn: Dnn, config: DnnConfig, devices: list[t
             continue
         with _warnings() as warnings:
             try:
-                _run_black(spec, dnn, config, device)
+                _run_black(spec, dnn, traced, config, device)
                 text = "runs"
             except Exception as error:  # whatever a backend or a compiler raises
                 text = f"fails: {type(error).__name__}: {summarize_error(error)}"
@@ -275,9 +297,10 @@ def _try_backend(spec: BackendSpec, dnn: Dnn, config: DnnConfig, devices: list[t
     return "; ".join(found) or f"not tried: no {' or '.join(spec.precisions)} here"
 
 
-def _run_black(spec: BackendSpec, dnn: Dnn, config: DnnConfig, device: torch.device) -> None:
+def _run_black(spec: BackendSpec, dnn: Dnn, traced: fx.GraphModule, config: DnnConfig, device: torch.device) -> None:
     backend = choose_backend(spec.name, device, dnn=NAME)
-    task = make_task(dnn, config.model_copy(update={"backend": spec.name}), ("camera",), backend, device)
+    config = config.model_copy(update={"backend": spec.name})
+    task = make_task(dnn, config, ("camera",), backend, device, traced=traced)
     run_on_black(task, device, *task.enlarge_to_min((dnn.preprocess.height, dnn.preprocess.width)))
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.cli.arguments import natural
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
+from multi_dnn_ros.settings.device_forms import DEVICE_FORMS
 
 if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
 
-DEVICES = "auto, cpu, cuda, or cuda:<number>"
-#: Values of parameter `device`, which can also set the number of CPU threads.
-PARAMETER_DEVICES = "auto, cpu, cpu:<threads>, cuda, or cuda:<number>"
+#: Devices of commands without a parameter file; unlike DEVICE_FORMS they do not set the number of CPU threads.
+DEVICES = "auto, cpu, cuda, cuda:<number>"
 
 
 def add_params_file(parser: argparse._ActionsContainer) -> None:
@@ -31,7 +31,7 @@ def add_device(parser: argparse._ActionsContainer, default: str | None = "auto")
     """--device. default: None if the parameter file sets the device; the option then takes the values of `device`."""
     allowed, default_text = DEVICES, "%(default)s"
     if default is None:
-        allowed, default_text = PARAMETER_DEVICES, "parameter `device` of the parameter file"
+        allowed, default_text = DEVICE_FORMS, "parameter `device` of the parameter file"
     parser.add_argument("--device", default=default, metavar="NAME", help=f"{allowed} (default: {default_text})")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +109,8 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="precision of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
     add_seed(schedule, "order, augmentation and dropout")
     add("--checkpoint", type=Path, metavar="FILE",
-        help="file for the state of training; if it exists, training continues from it")  # fmt: skip
+        help="file for the state of training; if it exists, training continues from it; FILE.lock keeps a second "
+        "command from writing it at the same time")  # fmt: skip
     add("--checkpoint-every", type=positive, default=1, metavar="EPOCHS",
         help="epochs between checkpoints; a checkpoint takes up to five times the network's size on disk, twice that "
         "while it is written (default: %(default)s)")  # fmt: skip
@@ -122,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.models.registry import source_of
     from multi_dnn_ros.pipeline.choices import choose_device
-    from multi_dnn_ros.training import distributed
+    from multi_dnn_ros.training import checkpoint, distributed
     from multi_dnn_ros.training.checks import check_sets
     from multi_dnn_ros.training.controlled import retrain_controlled
     from multi_dnn_ros.training.controlled_report import JSON_NAME, write_report
@@ -156,8 +158,10 @@ def run(args: argparse.Namespace) -> int:
         args.epochs, args.lr, args.optimizer, args.weight_decay, warmup_epochs=args.warm_up, ema=args.average,
         patience=args.patience, precision=args.precision, seed=args.seed, mix=args.mix,
     )  # fmt: skip
-    with distributed.process_group(str(choose_device(args.device, "--device is"))) as device:
+    with distributed.process_group(str(choose_device(args.device, "--device is"))) as device, ExitStack() as stack:
         first = distributed.rank() == 0
+        if first and args.checkpoint is not None:
+            stack.enter_context(checkpoint.lock(args.checkpoint))
 
         def say(text: str) -> None:
             if first:
@@ -167,11 +171,11 @@ def run(args: argparse.Namespace) -> int:
             check_labels(first_student, data)
         usable = check_sets(sets, max_faulty=args.max_faulty, progress=not args.quiet)
 
-        def train(network: Trainable, run_schedule: Schedule, checkpoint: Path | None) -> Result:
+        def train(network: Trainable, run_schedule: Schedule, file: Path | None) -> Result:
             say(f"{network.model}, seed {run_schedule.seed}")
             return retrain(
                 network, usable, run_schedule, batch_size=args.batch_size, device=device, teacher=teacher,
-                teacher_weight=args.teacher_weight, checkpoint=checkpoint, checkpoint_every=args.checkpoint_every,
+                teacher_weight=args.teacher_weight, checkpoint=file, checkpoint_every=args.checkpoint_every,
                 batch_norm=args.batch_norm, progress=not args.quiet, say=say,
             )  # fmt: skip
 

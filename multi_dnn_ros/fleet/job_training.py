@@ -45,15 +45,21 @@ def read_data(job: FleetJob, network: Trainable) -> CheckedData:
 class JobTraining:
     """done: steps so far. total: all steps. losses: loss of the global batch, by step. data: the checked data set."""
 
-    def __init__(self, job: FleetJob, device: torch.device, data: CheckedData | None = None) -> None:
-        """Loads the network, and the data unless it is passed.
+    def __init__(
+        self,
+        job: FleetJob,
+        device: torch.device,
+        data: CheckedData | None = None,
+        trainable: Trainable | None = None,
+    ) -> None:
+        """Loads the network and the data unless they are passed. trainable: the network of the job, not yet trained.
 
         Raises TrainingError, ModelError, DatasetError; MissingExtra if the scores at the end need a library that is not
         installed.
         """
         self.job = job
         self.device = device
-        self._trainable = load_trainable(job)
+        self._trainable = trainable if trainable is not None else load_trainable(job)
         if self._trainable.loss is None:
             raise TrainingError(f"the outputs of {job.model} have no loss; the fleet trains without a teacher")
         if self._trainable.task == "boxes":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from multi_dnn_ros.common.image_size import parse_size
 from multi_dnn_ros.fleet.shares import TENTHS, Thresholds
 from multi_dnn_ros.fleet.sharing import Policy
 from multi_dnn_ros.planning.file_model import FileModel
@@ -68,12 +68,7 @@ class FleetJob(FileModel):
     @classmethod
     def _parse_size(cls, value: Any) -> Any:
         """WIDTHxHEIGHT as on the command line, or a list of width and height."""
-        if not isinstance(value, str):
-            return value
-        match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", value)
-        if not match:
-            raise ValueError("expected a size such as 640x480")
-        return int(match[1]), int(match[2])
+        return parse_size(value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _one_length(self) -> FleetJob:

@@ -34,6 +34,7 @@ from multi_dnn_ros.fleet.networks import load_trainable
 from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.memory_errors import is_memory_error
 from multi_dnn_ros.training.checks import CheckedData
+from multi_dnn_ros.training.trainable import Trainable
 
 LOOPBACK = "127.0.0.1"
 #: Longest wait for another rank, which may be reading its data.
@@ -101,6 +102,7 @@ class Rank:
         self.setup = setup
         self.training: JobTraining | None = None
         self._data: CheckedData | None = None  # kept without the network: reading and checking it takes long
+        self._prepared: Trainable | None = None  # the network, from _prepare() to the first share
         self._connection = connection
         self._device = torch.device(setup.unit.device)
         self._times: deque[float] = deque(maxlen=_WINDOW)
@@ -161,12 +163,14 @@ class Rank:
             self.training.take(command.shares, rank)
 
     def _prepare(self) -> None:
-        """Read the data, and initialize the device: a CUDA context takes seconds."""
-        self._data = read_data(self.setup.job, load_trainable(self.setup.job))
+        """Build the network, read the data, and initialize the device: a CUDA context takes seconds."""
+        self._prepared = load_trainable(self.setup.job)
+        self._data = read_data(self.setup.job, self._prepared)
         torch.empty(1, device=self._device)
 
     def _begin(self, *, fresh: bool) -> None:
-        self.training = JobTraining(self.setup.job, self._device, self._data)
+        network, self._prepared = self._prepared, None
+        self.training = JobTraining(self.setup.job, self._device, self._data, network)
         self._data = self.training.data
         if fresh and self.setup.checkpoint.exists():
             self.training.load(self.setup.checkpoint)
@@ -215,7 +219,7 @@ class Rank:
 
     def _release(self) -> None:
         """Free the memory of the network."""
-        self.training = None
+        self.training = self._prepared = None
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

@@ -47,12 +47,12 @@ def trace(
         if node.target is aten._assert_tensor_metadata.default:
             graph.erase_node(node)
     _fold_constants(graph_module)
-    if fold_batch_norm:
-        _fold_batch_norms(graph_module)
     graph.eliminate_dead_code()  # removes folded nodes and their device arguments
     _forget_devices(graph)
     _move_selections_to_source(graph)
     graph_module.recompile()
+    if fold_batch_norm:
+        fold_batch_norms(graph_module)
     return graph_module
 
 
@@ -113,7 +113,7 @@ def _fold_constants(graph_module: fx.GraphModule) -> None:
                 node.replace_all_uses_with(_add_constant(graph_module, value))
 
 
-def _fold_batch_norms(graph_module: fx.GraphModule) -> None:
+def fold_batch_norms(graph_module: fx.GraphModule) -> None:
     """Fold batch norms into the weights of the convolutions before them, and remove them.
 
     Only if the batch norm is the only user of a plain 2D convolution, and all weights and statistics are stored ones.
@@ -142,6 +142,7 @@ def _fold_batch_norms(graph_module: fx.GraphModule) -> None:
             if selection.args[1] == 0:
                 selection.replace_all_uses_with(convolution)
     graph.eliminate_dead_code()
+    graph_module.recompile()
 
 
 def _add_constant(graph_module: fx.GraphModule, value: torch.Tensor) -> fx.Node:

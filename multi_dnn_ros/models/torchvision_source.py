@@ -17,7 +17,6 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.registry import ModelRequest, ModelSource
 from multi_dnn_ros.models.weights import check_weights, existing_file, load_weights, no_pickles, read_state_dict
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.vision.decoders.anchor import ONE_STAGE
 
 #: Default input of RetinaNet and FCOS, (width, height): their 800 x 1333 rule applied to a 4:3 image.
 _DETECTOR_SIZE = (1088, 800)
@@ -49,9 +48,15 @@ def torchvision_source(
     detectors, segmentation = models.list_models(models.detection), models.list_models(models.segmentation)
     known = [*detectors, *segmentation, *(_classifiers() if classifiers else ())]
     if builder not in known:
-        one_stage = [model for model in known if "rcnn" not in model]
+        one_stage = [model for model in known if not _has_two_stages(model)]
         raise ModelError(f"{where}model is '{config.model}'; allowed builders: {', '.join(one_stage)}")
+    if _has_two_stages(builder):
+        raise ModelError(
+            f"{where}model is '{config.model}', a two-stage detector, which is not a single graph that can be cut; "
+            "allowed: SSD, SSDlite, RetinaNet, FCOS"
+        )
     catalogue = models.get_model_weights(builder)
+    file = _weights_file(where, config, catalogue)  # before the network is built, which takes up to a second
     options: dict[str, Any] = {"weights": None}
     if builder in (*detectors, *segmentation):
         options["weights_backbone"] = None
@@ -63,12 +68,7 @@ def torchvision_source(
         torch.manual_seed(0)
         with torch.device("meta") if outline else contextlib.nullcontext():
             network = models.get_model(builder, **options).eval()
-    if builder in detectors and not isinstance(network, ONE_STAGE):
-        raise ModelError(
-            f"{where}model is '{config.model}', a two-stage detector, which is not a single graph that can be cut; "
-            "allowed: SSD, SSDlite, RetinaNet, FCOS"
-        )
-    _fill(where, config, network, catalogue, outline)
+    _fill(where, config, network, catalogue, file, outline)
     trained = catalogue[config.weights] if config.weights in [entry.name for entry in catalogue] else catalogue.DEFAULT
     transforms = trained.transforms()  # how the images were prepared
     labels = tuple(trained.meta["categories"])
@@ -100,17 +100,36 @@ def _normalization(transforms: Any) -> dict[str, tuple[float, ...]]:
     return {"mean": tuple(transforms.mean), "std": tuple(transforms.std)}
 
 
-def _fill(where: str, config: DnnConfig, network: nn.Module, catalogue: Any, outline: bool) -> None:
+def _has_two_stages(builder: str) -> bool:
+    return "rcnn" in builder
+
+
+def _weights_file(where: str, config: DnnConfig, catalogue: Any) -> Path | None:
+    """The file that parameter weights names; None: it is `random` or the name of one of torchvision's weights.
+
+    Raises ModelError for anything else.
+    """
+    names = [entry.name for entry in catalogue]
+    if config.weights in (*names, "random"):
+        return None
+    if Path(config.weights).suffix not in (".safetensors", ".pth", ".pt"):
+        raise ModelError(
+            f"{where}weights is '{config.weights}'; allowed: {', '.join(names)}, random, "
+            "a .safetensors, .pth or .pt file"
+        )
+    return existing_file(config.weights, f"{where}weights")
+
+
+def _fill(
+    where: str, config: DnnConfig, network: nn.Module, catalogue: Any, file: Path | None, outline: bool
+) -> None:  # fmt: skip
     def fill(weights: Mapping[str, torch.Tensor], source: str) -> None:
         fitting = {key: value for key, value in weights.items() if not key.startswith(_AUXILIARY)}
         (check_weights if outline else load_weights)(network, fitting, source)
 
-    names = [entry.name for entry in catalogue]
-    if config.weights == "random":
-        return
-    if config.weights in names:
-        if outline:  # they may not be downloaded yet
-            return
+    if file is not None:
+        fill(read_state_dict(file, shapes_only=outline), str(file))
+    elif config.weights != "random" and not outline:  # torchvision's may not be downloaded yet
         try:
             with no_pickles():  # torchvision checks the hash of downloads only, not of cached files
                 weights = catalogue[config.weights].get_state_dict(progress=False, check_hash=True)
@@ -119,14 +138,6 @@ def _fill(where: str, config: DnnConfig, network: nn.Module, catalogue: Any, out
                 f"{where}weights is '{config.weights}', which cannot be loaded: {summarize_error(error)}; give a file"
             ) from None
         fill(weights, f"{where}weights '{config.weights}'")
-        return
-    if Path(config.weights).suffix not in (".safetensors", ".pth", ".pt"):
-        raise ModelError(
-            f"{where}weights is '{config.weights}'; allowed: {', '.join(names)}, random, "
-            "a .safetensors, .pth or .pt file"
-        )
-    file = existing_file(config.weights, f"{where}weights")
-    fill(read_state_dict(file, shapes_only=outline), str(file))
 
 
 def _classifiers() -> list[str]:

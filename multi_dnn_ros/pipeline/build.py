@@ -24,8 +24,8 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.task import DnnTask
-from multi_dnn_ros.graph.cut import cut_module
-from multi_dnn_ros.graph.trace import TraceError
+from multi_dnn_ros.graph.cut import cut_graph, cut_module
+from multi_dnn_ros.graph.trace import TraceError, trace
 from multi_dnn_ros.models.builtin import builtin_notice
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
@@ -213,14 +213,17 @@ def make_task(
     backend: Backend,
     device: torch.device,
     plan: JobPlan | None = None,
+    traced: torch.fx.GraphModule | None = None,
 ) -> DnnTask:
     """Cut one DNN into jobs and prepare them, for all batch sizes that its parameters and cameras allow.
 
-    plan: how to cut the DNN; None: into `settings.jobs` jobs by estimated costs. Raises ConfigError.
+    plan: how to cut the DNN; None: into `settings.jobs` jobs by estimated costs. traced: its graph with batch norms
+    folded, for one image, which is not changed; None: trace it. Raises ConfigError.
     """
     plan = plan or JobPlan(settings.jobs)
-    inputs = dnn.example_inputs()
-    stages = cut_module(dnn.module, inputs, plan.jobs, costs=plan.costs, limit_s=plan.limit_s, fold_batch_norm=True)
+    if traced is None:
+        traced = trace(dnn.module, dnn.example_inputs(), fold_batch_norm=True)
+    stages = cut_graph(traced, plan.jobs, costs=plan.costs, limit_s=plan.limit_s)
     chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
     for size in sizes_to_prepare(min(settings.max_batch, len(cameras)), device)[1:]:
         chains[size] = _cut_for_batch(dnn, settings, size, len(stages))

@@ -12,6 +12,8 @@ from multi_dnn_ros.planning.fit import Decoding, Demand, Verdict, check_fit
 
 #: (width, height) in pixels.
 Size = tuple[int, int]
+#: Hertz by DNN and camera.
+Rates = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,26 @@ class Fit:
         whose = f"camera{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}"
         return replace(verdict, text=f"{verdict.text} (images of {whose} assumed to be {width} x {height})")
 
+    def at_rates(self, before: Rates, after: Rates, cameras_hz: Mapping[str, float]) -> Fit:
+        """The same figures after the rates of the DNNs were changed. before: rates at which the demands were made,
+        which may have been divided among several devices since. cameras_hz: hertz of the images by camera.
+        """
+        demands = tuple(
+            replace(
+                demand,
+                cameras={
+                    camera: hz * after[demand.dnn][camera] / before[demand.dnn][camera]
+                    for camera, hz in demand.cameras.items()
+                },
+            )
+            for demand in self.demands
+        )
+        cameras = {
+            name: replace(camera, hz=min(cameras_hz[name], sum(after[demand.dnn].get(name, 0.0) for demand in demands)))
+            for name, camera in self.cameras.items()
+        }
+        return replace(self, demands=demands, cameras=cameras)
+
     def _at(self, demand: Demand, sizes: Mapping[str, Size], decode_ms: Mapping[str, float]) -> Demand:
         """The demand for these image sizes.
 
@@ -101,6 +123,11 @@ class ObservedSizes:
         self._sizes[camera] = size
         if largest is None and self._fit.cameras[camera].known and self._fit.cameras[camera].size == size:
             return None
+        return self._fit.verdict(dict(self._sizes))
+
+    def change_rates(self, before: Rates, after: Rates, cameras_hz: Mapping[str, float]) -> Verdict:
+        """The verdict after the rates of the DNNs were changed; see Fit.at_rates."""
+        self._fit = self._fit.at_rates(before, after, cameras_hz)
         return self._fit.verdict(dict(self._sizes))
 
 

@@ -211,7 +211,7 @@ def _loss_values(losses: Losses) -> dict[str, object]:
         "sent (estimated)": "unknown" if losses.sent is None else losses.sent,
         "lost (estimated)": "unknown" if losses.lost is None else losses.lost,
         "missing of the last 10 s (%)": f"{100 * losses.share:.1f}",
-        "loss estimate from": losses.source,
+        "loss estimate from": losses.source.value,
         "datagrams dropped by the kernel": losses.dropped_datagrams,
     }
 

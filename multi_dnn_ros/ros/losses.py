@@ -19,6 +19,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+from multi_dnn_ros.ros.loss_source import LossSource
 from multi_dnn_ros.ros.sequence_gaps import SequenceGaps
 from multi_dnn_ros.ros.stamp_gaps import StampGaps
 
@@ -40,13 +41,13 @@ class Losses:
     """Images of one camera since the subscription.
 
     lost: number of images; None: unknown. share: part of the images of the last 10 s that is missing, 0 to 1. source:
-    what the estimate is based on, in words. dropped_datagrams: at the sockets of this process, by the kernel.
+    what the estimate is based on. dropped_datagrams: at the sockets of this process, by the kernel.
     """
 
     received: int
     lost: int | None
     share: float
-    source: str
+    source: LossSource
     dropped_datagrams: int
 
     @property
@@ -55,9 +56,8 @@ class Losses:
         return None if self.lost is None else self.received + self.lost
 
 
-NO_DATA = "no data yet"
 #: Before there is an estimate.
-UNKNOWN_LOSSES = Losses(0, None, 0.0, NO_DATA, 0)
+UNKNOWN_LOSSES = Losses(0, None, 0.0, LossSource.NONE, 0)
 
 
 class LossEstimator:
@@ -79,7 +79,7 @@ class LossEstimator:
         self._recent_drops: deque[tuple[int, int]] = deque()  # (time, datagrams) of the last 10 s
         # Losses before the last restart, and their source.
         self._former_lost = 0
-        self._former_source = NO_DATA
+        self._former_source = LossSource.NONE
         # Arguments of the last call of losses().
         self._image_bytes = 0
         self._reliable = False
@@ -149,12 +149,12 @@ class LossEstimator:
         self._history.append((now_ns, self._received, lost))
         return Losses(self._received, lost, self._share(now_ns, lost, source), source, self._drops)
 
-    def _lost(self, now_ns: int, image_bytes: int, reliable: bool) -> tuple[int | None, str]:
+    def _lost(self, now_ns: int, image_bytes: int, reliable: bool) -> tuple[int | None, LossSource]:
         """Lost images since the last restart, and the source of the number."""
         if self._numbers.known:
-            return max(self._numbers.missing, self._events), "the publisher's sequence numbers"
+            return max(self._numbers.missing, self._events), LossSource.SEQUENCE_NUMBERS
         if self._events:
-            return self._events, "message-lost events"
+            return self._events, LossSource.EVENTS
         if self._single_publisher:
             missing = self._stamps.missing(now_ns, reliable=reliable)
             if missing is not None:
@@ -164,14 +164,14 @@ class LossEstimator:
         # always count, because most may be lost although some arrive.
         if self._drops_while_connected and image_bytes and (self._raw or not self._stamps.can_learn_period):
             lost = math.ceil(self._drops_while_connected * _DATAGRAM_BYTES / image_bytes)
-            return lost, "datagrams that the kernel dropped"
-        return None, NO_DATA
+            return lost, LossSource.DATAGRAMS
+        return None, LossSource.NONE
 
     def _forget_old_drops(self, now_ns: int) -> None:
         while self._recent_drops and now_ns - self._recent_drops[0][0] > RECENT_NS:
             self._recent_drops.popleft()
 
-    def _share(self, now_ns: int, lost: int | None, source: str) -> float:
+    def _share(self, now_ns: int, lost: int | None, source: LossSource) -> float:
         if lost is None:
             self._forget_old_drops(now_ns)
             recent = sum(datagrams for _, datagrams in self._recent_drops)
@@ -179,7 +179,7 @@ class LossEstimator:
         while len(self._history) > 1 and now_ns - self._history[1][0] >= RECENT_NS:
             self._history.popleft()
         begin_ns, received_before, lost_before = self._history[0]
-        if lost_before is None and source != self._stamps.source:
+        if lost_before is None and source not in (LossSource.RATE, LossSource.GAPS):
             lost_before = 0  # events and dropped datagrams are counted when they occur
         if lost_before is None or now_ns - begin_ns < RECENT_NS // 2:
             # Too short a history, or a period was learned in these 10 s, which revealed all earlier losses at once: use

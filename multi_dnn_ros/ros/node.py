@@ -330,12 +330,18 @@ class MultiDnnNode(LifecycleNode):
         _, dnn, field = name.split(".", 2)
         if self._config is None or dnn not in self._config.dnns:
             return
-        if self._served is not None:
-            self._served.update(dnn, field, value, self._session)
-        else:
+        served = self._served
+        if served is None:
             assign(self._config.dnns[dnn], field, value)
             self._changed[dnn, field] = value
+            self.get_logger().info(f"{name} is now {value}")
+            return
+        before = served.rates()
+        served.update(dnn, field, value, self._session)
         self.get_logger().info(f"{name} is now {value}")
+        if (after := served.rates()) != before:
+            hz = {camera: settings.rate_hz for camera, settings in served.config.cameras.items()}
+            self._log_capacity(self._capacity.change_rates(before, after, hz))
 
     def _taken_over(self, changes: Changes, dnns: Mapping[str, DnnDescription]) -> None:
         """A swap has replaced the settings of DNNs."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from multi_dnn_ros.ros.loss_source import LossSource
 from multi_dnn_ros.ros.losses import Losses
 from multi_dnn_ros.ros.middleware import CYCLONE, Middleware, limit_text, rmem_max_bytes
 from multi_dnn_ros.ros.socket_drops import receive_buffer_bytes
@@ -129,7 +130,7 @@ class ReceiveCheck:
                 "the kernel dropped datagrams because receive buffers were full: this computer is overloaded; "
                 "see docs/cameras.md"
             )
-        if losses.source == "rate_hz":
+        if losses.source is LossSource.RATE:
             return f"the camera sends fewer images than camera.{camera}.rate_hz, or the network loses images"
         shared_memory = self.middleware.name.startswith("rmw_fastrtps") and not self._needs_sockets()
         if not reliable and shared_memory:

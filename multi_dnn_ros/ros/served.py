@@ -65,6 +65,14 @@ class Served:
             if field == "score_threshold" and output in self.description.dnns[dnn].results:
                 self._publish_labels(dnn, output)
 
+    def rates(self) -> dict[str, dict[str, float]]:
+        """Images per second by DNN and camera, at the cameras' rates, which `max_rate_hz` may limit."""
+        config = self.config
+        return {
+            name: {camera: config.dnns[name].limited_hz(config.cameras[camera].rate_hz) for camera in dnn.cameras}
+            for name, dnn in self.description.dnns.items()
+        }
+
     def adopt(self, changes: Changes, dnns: Mapping[str, DnnDescription], session: ServingSession | None) -> None:
         """A swap has replaced the settings of DNNs. dnns: their new descriptions. session: as for :meth:`update`."""
         described = {**self.description.dnns, **{dnn: dnns[dnn] for dnn in changes}}

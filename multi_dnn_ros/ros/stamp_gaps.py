@@ -11,6 +11,7 @@ import math
 from collections import deque
 
 from multi_dnn_ros.ros.frame_period import MIN_SPARSE, is_steady, period_of
+from multi_dnn_ros.ros.loss_source import LossSource
 
 _SECOND_NS = 1_000_000_000
 #: The period is learned from at most this many gaps, none older than _GAPS_NS.
@@ -60,9 +61,9 @@ class StampGaps:
         return self._last_arrival_ns
 
     @property
-    def source(self) -> str:
-        """Where the period comes from, in words."""
-        return "gaps between the stamps" if self._expected_ns is None else "rate_hz"
+    def source(self) -> LossSource:
+        """Where the period comes from."""
+        return LossSource.GAPS if self._expected_ns is None else LossSource.RATE
 
     @property
     def can_learn_period(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from multi_dnn_ros.planning.fit import Verdict
-from multi_dnn_ros.planning.image_sizes import Fit, ObservedSizes, Size
+from multi_dnn_ros.planning.image_sizes import Fit, ObservedSizes, Rates, Size
 
 #: Maximum number of reasons on /diagnostics why times are not predicted; each names a layer or a load.
 _MAX_UNPREDICTED = 5
@@ -26,7 +26,7 @@ class Capacity:
 
 
 class CapacityForImages:
-    """The verdict for the image sizes that the cameras deliver; thread-safe.
+    """The verdict for the image sizes that the cameras deliver and the rates of the DNNs; thread-safe.
 
     fits: by device; empty: nothing was measured, so there is no verdict. current: the newest verdict.
     """
@@ -48,6 +48,16 @@ class CapacityForImages:
             if not changed:
                 return None
             self._parts |= changed
+            self.current = _combine(self._parts)
+            return self.current
+
+    def change_rates(self, before: Rates, after: Rates, cameras_hz: Mapping[str, float]) -> Capacity | None:
+        """The verdict after rates of DNNs were changed, see Fit.at_rates; None if there is none."""
+        with self._lock:
+            self._parts = {
+                device: capacity_of(sizes.change_rates(before, after, cameras_hz))
+                for device, sizes in self._sizes.items()
+            }
             self.current = _combine(self._parts)
             return self.current
 

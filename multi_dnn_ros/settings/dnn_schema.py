@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from multi_dnn_ros.common import extensions
+from multi_dnn_ros.settings.device_forms import DEVICE, DEVICE_FORMS
 from multi_dnn_ros.settings.image_parts import CROP_RULE, TILES, TILES_RULE, checked_crop
 from multi_dnn_ros.settings.roles import PRESETS
-from multi_dnn_ros.settings.section import DEVICE, DEVICE_FORMS, RUNTIME, Name, Section
+from multi_dnn_ros.settings.section import RUNTIME, Name, Section
 
 if TYPE_CHECKING:  # the names are read from the registries at run time
     DecoderName = str

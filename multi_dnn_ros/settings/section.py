@@ -9,10 +9,6 @@ from pydantic.config import JsonDict
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 
-#: Syntax of a device; :func:`multi_dnn_ros.planning.batch_units.parse_unit` reads all of them but auto.
-DEVICE = r"^(auto|cpu(:[1-9][0-9]{0,3})?|cuda(:[0-9]{1,3})?)$"
-DEVICE_FORMS = "auto, cpu, cpu:<threads>, cuda, cuda:<number>"
-
 #: Marks a runtime parameter, which may change at any time (``json_schema_extra=RUNTIME``). While the node is
 #: configured, all others are read-only or changed by a swap (:mod:`multi_dnn_ros.settings.swappable`).
 RUNTIME: JsonDict = {"runtime": True}

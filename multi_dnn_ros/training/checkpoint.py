@@ -6,12 +6,13 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
 
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.file_lock import lock_file
 
 FORMAT = "multi_dnn_ros training 2"
 #: Text for a setting that is missing on one side; maximum number of characters shown of a value.
@@ -41,6 +42,18 @@ def save(path: Path, state: dict[str, Any], identity: Mapping[str, Any]) -> None
         raise TrainingError(
             f"{path}: checkpoint cannot be written ({summarize_error(error)}); the last one is kept"
         ) from None
+
+
+def lock(path: Path) -> TextIO:
+    """Lock a checkpoint, by a file beside it, until the returned file is closed or this process ends.
+
+    Raises CommandError if another training writes it, OSError if the lock cannot be written.
+    """
+    return lock_file(
+        path.with_name(path.name + ".lock"),
+        taken=f"{path} is written by another training; end it first, or give another --checkpoint",
+        unprotected="do not use the checkpoint for two trainings at once",
+    )
 
 
 def load(path: Path, network: nn.Module, identity: Mapping[str, Any]) -> dict[str, Any]:

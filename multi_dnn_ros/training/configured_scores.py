@@ -71,7 +71,7 @@ def _results(dnn: Dnn, images: WholeImages, device: torch.device) -> Iterator[tu
                 outputs = pytree.tree_leaves(module(*dnn.inputs(torch.from_numpy(image.image).to(device))))
             tensors = [part.float().cpu() for part in outputs if isinstance(part, torch.Tensor)]
             found = results_by_name(dnn.name, dnn.results(tensors, (height, width)))
-        except (OutputError, RuntimeError, ValueError) as error:  # such as a network that takes no batch of tiles
+        except (OutputError, RuntimeError, ValueError) as error:  # such as an image that `crop` does not fit
             raise OutputError(f"{image.name} ({width} x {height}): {summarize_error(error)}") from None
         yield image, found
 

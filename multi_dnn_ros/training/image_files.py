@@ -23,9 +23,9 @@ from multi_dnn_ros.training.datasets import (
     read_mask,
     read_rgb,
 )
+from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES
 from multi_dnn_ros.vision.preprocess import Preprocess
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
 #: Maximum size of an annotation file; COCO's largest is half as large.
 _MAX_JSON_BYTES = 1 << 30
 #: Largest relative difference between the aspect ratios of an image and its mask, which may be smaller and rounded.
@@ -34,7 +34,7 @@ _MAX_ASPECT_DIFFERENCE = 0.05
 
 def image_files(folder: Path) -> list[Path]:
     """The image files of a folder, sorted by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
 class ClassFolder:
@@ -58,7 +58,7 @@ class ClassFolder:
             raise DatasetError(f"{folder}: one class only, {self.labels[0]}; expected at least two class folders")
         for k, name in enumerate(self.labels):
             if not labels and not any(label == k for _, label in self.files):
-                raise DatasetError(f"{folder / name}: no images ({', '.join(SUFFIXES)})")
+                raise DatasetError(f"{folder / name}: no images ({', '.join(IMAGE_SUFFIXES)})")
         self.framing = framing
         self.unusable: tuple[str, ...] = ()
 

@@ -21,6 +21,7 @@ from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.checks import MAX_FAULTY, CheckedData, check_sets
 from multi_dnn_ros.training.data import PARTS, Data, Rows
+from multi_dnn_ros.training.datasets import FRAMING, framing_options
 from multi_dnn_ros.training.distillation import Distilled, SoftTargets, raw_outputs
 from multi_dnn_ros.training.loop import Loss, Outcome, Schedule, train
 from multi_dnn_ros.training.metrics import NoTruth
@@ -72,10 +73,10 @@ def retrain(
     """Train `student.network` in place on all of `sets`, keep the weights that are best on their validation parts, and
     score the test part.
 
-    teacher: a network with the same task, framing and outputs. Its outputs count with `teacher_weight` (0..1), the
-    truth with the rest; if the student has no loss of its own, only the teacher counts. max_faulty: see check_sets.
-    batch_norm, stop: see `train`. All processes of a `distributed.process_group` must call this. Raises TrainingError
-    if data, teacher and network do not match, or like `train`; also DatasetError.
+    teacher: a network with the same task, inputs (size, framing, colours) and outputs. Its outputs count with
+    `teacher_weight` (0..1), the truth with the rest; if the student has no loss of its own, only the teacher counts.
+    max_faulty: see check_sets. batch_norm, stop: see `train`. All processes of a `distributed.process_group` must call
+    this. Raises TrainingError if data, teacher and network do not match, or like `train`; also DatasetError.
     """
     inputs = _inputs(student, schedule)
     for data in sets:
@@ -202,15 +203,38 @@ def _loss(student: Trainable, teacher: Trainable | None, weight: float, device: 
         if student.loss is None:
             raise TrainingError(f"the outputs of {student.model} have no loss of their own; give a teacher")
         return student.loss
-    if (teacher.task, teacher.size, teacher.inputs) != (student.task, student.size, student.inputs):
-        raise TrainingError(
-            f"the teacher {teacher.model} is for {teacher.task} at {teacher.size[0]}x{teacher.size[1]}, "
-            f"{student.model} for {student.task} at {student.size[0]}x{student.size[1]}: both must take the same input"
-        )
+    _check_same_inputs(student, teacher)
     _check_same_outputs(student, teacher)
     teaching = teacher.network.to(device)  # already in eval mode; exported programs do not support eval()
     difference = SoftTargets() if student.task == "classes" else raw_outputs
     return Distilled(student.loss, teaching, difference, weight=weight, precision=precision)
+
+
+def _check_same_inputs(student: Trainable, teacher: Trainable) -> None:
+    """Raise TrainingError, which names what differs, unless both are for the same task and the same images."""
+    described = [_input_description(network) for network in (teacher, student)]
+    different = [name for name in described[0] if described[0][name] != described[1][name]]
+    if different:
+        of_teacher, of_student = (", ".join(f"{name} {each[name]}" for name in different) for each in described)
+        raise TrainingError(
+            f"the teacher {teacher.model} is for {of_teacher}, {student.model} for {of_student}: both must take the "
+            "same input"
+        )
+
+
+def _input_description(network: Trainable) -> dict[str, Any]:
+    """What the network's images are, by the names of the options."""
+    width, height = network.size
+    framing = {**FRAMING, **framing_options(network.framing)}  # defaults for options without effect
+    return {
+        "task": network.task,
+        "size": f"{width}x{height}",
+        "color": "bgr" if network.inputs.bgr else "rgb",
+        "mean": list(network.inputs.mean),
+        "std": list(network.inputs.std),
+        "resize": framing.pop("fit"),
+        **framing,
+    }
 
 
 def _check_same_outputs(student: Trainable, teacher: Trainable) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from multi_dnn_ros.common.frame_error import FrameError
 
-#: Suffixes of the files that are read from a folder of images.
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
+#: Suffixes of image files, all of which OpenCV reads: those that are read from a folder of images.
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
 #: A progressive JPEG of a few kilobytes can require thousands of passes over the whole image; cameras use one, photos

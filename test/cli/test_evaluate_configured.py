@@ -91,6 +91,16 @@ def test_boxes_are_those_of_the_whole_image(
     assert found["road"]["scores"]["map50"] == pytest.approx(1.0)
 
 
+def test_tiles_that_the_node_refuses_are_refused(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = coco(tmp_path / "data", (96, 256), (224, 64, 16, 16))
+    params = parameters(tmp_path, model, tiles="2x1", **OUTPUTS)
+    assert main(["evaluate", "--params-file", str(params), "--data", data, "--device", "cpu"]) == 1
+    assert "parameter dnn.road.tiles is '2x1', but" in (error := capsys.readouterr().err)
+    assert "takes one image at a time" in error
+
+
 def boxes_only(folder: Path) -> Path:
     """The network without its second output, as a file that takes any batch."""
 

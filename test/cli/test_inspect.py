@@ -16,6 +16,7 @@ from tiny_exports import TinyMap, TinyOdd, TinyYolo, TinyYolox, export
 
 from multi_dnn_ros.cli import inspection
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.graph.trace import TraceError
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline.build import build
@@ -150,11 +151,44 @@ def test_a_file_that_is_not_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_builtin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "_try_backend", lambda *given: "cpu: runs")  # above; traces the network again
+    monkeypatch.setattr(inspection, "_try_backend", lambda *given: "cpu: runs")  # above
     found = inspected(capsys, "builtin:object")
+    assert found["operators"]["batch_norm.default"] > 0  # as in the model, before they are folded
     assert (found["decoder"], found["why"], found["labels_from"]) == ("yolo", "named by the model", "model")
     assert "decoder" not in found["yaml"]
     assert "labels" not in found["yaml"]
+
+
+def test_the_network_is_traced_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the operators and for every backend: tracing a large network takes seconds."""
+    export_program, calls = torch.export.export, []
+
+    def counted(*given: object, **options: object) -> object:
+        calls.append(given)
+        return export_program(*given, **options)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    onnx = export(TinyYolo(80), tmp_path / "net.onnx")
+    calls.clear()
+    found = inspected(capsys, str(onnx))
+    assert sum("cpu: runs" in text for text in found["backends"].values()) >= 3
+    assert len(calls) == 1
+
+
+def test_a_network_that_cannot_be_traced_is_a_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = export(TinyYolo(80), tmp_path / "net.onnx")
+
+    def fail(*given: object) -> None:
+        raise TraceError("torch.export cannot trace TinyYolo: data-dependent")
+
+    monkeypatch.setattr(inspection, "trace", fail)
+    found = inspected(capsys, str(file), code=1)
+    assert found["problems"][0] == "torch.export cannot trace TinyYolo: data-dependent"
+    assert set(found["backends"].values()) == {"not tried: it needs a traced network"}
 
 
 def test_the_yolo_file_serves_an_export(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

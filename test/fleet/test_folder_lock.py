@@ -45,4 +45,4 @@ def test_a_file_system_without_locks_is_a_warning(
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
     with caplog.at_level(logging.WARNING), lock_folder(tmp_path):
-        assert f"{tmp_path} cannot be locked (Function not implemented)" in caplog.text
+        assert f"{tmp_path / '.lock'} cannot be locked (Function not implemented): do not use the folder" in caplog.text

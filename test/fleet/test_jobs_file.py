@@ -30,6 +30,8 @@ def test_a_file_is_read_with_defaults(tmp_path: Path) -> None:
 def test_a_size_is_written_as_on_the_command_line_or_as_a_list(tmp_path: Path) -> None:
     jobs = [{**JOB, "size": "640x480"}, {**JOB, "name": "b", "size": [64, 32]}]
     assert [job.size for job in read_jobs_file(written(tmp_path, {"jobs": jobs})).jobs] == [(640, 480), (64, 32)]
+    with pytest.raises(JobsFileError, match=r"size = '64x20000': expected a size .* \(1 to 16384 pixels each\)"):
+        read_jobs_file(written(tmp_path, {"jobs": [{**JOB, "size": "64x20000"}]}))
 
 
 def test_problems_of_all_jobs_are_listed_and_nothing_else(tmp_path: Path) -> None:
@@ -37,7 +39,7 @@ def test_problems_of_all_jobs_are_listed_and_nothing_else(tmp_path: Path) -> Non
     with pytest.raises(JobsFileError) as error:
         read_jobs_file(path)
     assert str(error.value) == (
-        f"{path}: job 'a': size = '64': expected a size such as 640x480; "
+        f"{path}: job 'a': size = '64': expected a size such as 640x480 (1 to 16384 pixels each); "
         "job 'b': steps = 0: Input should be greater than or equal to 1"
     )
 

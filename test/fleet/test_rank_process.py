@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
+import torch
 
+from multi_dnn_ros.fleet import job_training, rank_process
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.messages import Command
+from multi_dnn_ros.fleet.networks import load_trainable
 from multi_dnn_ros.fleet.rank_process import LOOPBACK, Rank, RankSetup
 from multi_dnn_ros.planning.batch_units import parse_unit
+from multi_dnn_ros.training.trainable import Trainable
 
 
 class SimulatedTraining:
@@ -54,3 +59,28 @@ def test_a_rank_that_has_a_new_command_writes_no_checkpoint(
     rank.run()
     assert training.done == 3
     assert training.saved == [1, 2]
+
+
+def test_a_rank_builds_its_network_once(job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For reading the data in advance and for the first share; not if other ranks get the shares."""
+    built: list[Trainable] = []
+
+    def load(job: FleetJob) -> Trainable:
+        built.append(load_trainable(job))
+        return built[-1]
+
+    for module in (rank_process, job_training):
+        monkeypatch.setattr(module, "load_trainable", load)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    setup = RankSetup(job, 0, parse_unit("cpu:1"), tmp_path, LOOPBACK, 0, "a")
+    rank = Rank(setup, Pipe()[1])
+    rank._apply(Command(0, (), prepare=True))
+    rank._apply(Command(1, (10,)))
+    assert rank.training is not None
+    assert rank.training.step() == 0.0
+    assert len(built) == 1
+    other = Rank(setup, Pipe()[1])
+    other._apply(Command(0, (), prepare=True))
+    network = weakref.ref(built.pop().network)
+    other._apply(Command(1, (0, 10)))
+    assert network() is None

@@ -181,6 +181,20 @@ def test_wrong_parameters(values: dict, message: str) -> None:
         load_dnn("x", config(**values))
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model": f"torchvision:{BUILDER}"},
+        {"model": f"torchvision:{BUILDER}", "weights": "w.pth"},
+        {"model": "torchvision:fasterrcnn_resnet50_fpn", "weights": "random"},
+    ],
+)
+def test_names_are_checked_before_the_network_is_built(values: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchvision.models.get_model", lambda *given, **options: pytest.fail("a network was built"))
+    with pytest.raises(ModelError, match=r"weights is|a two-stage detector"):
+        load_dnn("x", config(**values))
+
+
 def test_an_operator_that_cannot_be_converted_is_named(tmp_path: Path) -> None:
     from onnx import TensorProto, helper, save
 

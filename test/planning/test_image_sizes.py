@@ -41,6 +41,15 @@ def fit(*, hz: float = 10.0, gpu: bool = False, known: bool = False, **demand: f
     )
 
 
+def test_changed_rates_scale_the_needs_and_the_decoding() -> None:
+    observed = ObservedSizes(fit(hz=10.0))
+    before, after = {"lane": {"front": 10.0}}, {"lane": {"front": 5.0}}
+    half = observed.change_rates(before, after, {"front": 10.0})
+    assert half.needs["lane"] == pytest.approx(0.1)
+    assert half.decoding["front"] == pytest.approx(0.5 * fit().verdict().decoding["front"])
+    assert observed.change_rates(after, before, {"front": 10.0}) == fit().verdict()
+
+
 def test_larger_images_than_were_measured_take_longer() -> None:
     small, large = fit().verdict(), fit().verdict({"front": FULL_HD})
     more = 10.0 * (megapixels(FULL_HD) - megapixels(VGA))

@@ -59,7 +59,7 @@ def test_gradients_are_those_of_one_process_on_the_whole_batch() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("killed", "process 1 of 2 was killed by SIGKILL"),
+        ("killed", "process 1 of 2 was killed by SIGKILL (the kernel does this when memory runs out)"),
         ("error", "process 1 of 2 failed: TypeError: unexpected"),
     ],
 )

@@ -13,6 +13,7 @@ from multi_dnn_ros.ros import stamp_gaps
 from multi_dnn_ros.ros.camera_record import CameraRecord
 from multi_dnn_ros.ros.diagnostics import OK, STALE, WARN, DiagnosticsReport
 from multi_dnn_ros.ros.frame_period import period_of
+from multi_dnn_ros.ros.loss_source import LossSource
 from multi_dnn_ros.ros.losses import Losses, LossEstimator
 
 SECOND = 1_000_000_000
@@ -110,7 +111,7 @@ def test_events_are_used_without_sequence_numbers() -> None:
         estimator.add_image(index * SECOND, index * SECOND)
         estimator.add_reported_losses(index * SECOND + 1, 9)
     found = estimator.losses(10 * SECOND)
-    assert (found.lost, found.sent, found.source) == (90, 100, "message-lost events")
+    assert (found.lost, found.sent, found.source) == (90, 100, LossSource.EVENTS)
     assert found.share == pytest.approx(0.9)
 
 
@@ -118,7 +119,7 @@ def test_the_rate_parameter_overrides_the_learned_period() -> None:
     camera = Camera(15.0, parameter_hz=30.0)  # every second image missing, evenly: the stamps alone cannot tell
     camera.run(20.0)
     assert camera.losses().share == pytest.approx(0.5, abs=0.02)
-    assert camera.losses().source == "rate_hz"
+    assert camera.losses().source is LossSource.RATE
 
 
 @pytest.mark.parametrize("slower", [15.0, 10.0, 20.0, 1.0])
@@ -357,8 +358,8 @@ def test_the_status_of_a_camera_has_no_empty_cause() -> None:
     record = CameraRecord("front", "/front/image_raw", 0, max_loss=0.2)
     assert camera_level(record, 8 * SECOND) == (STALE, "no image on /front/image_raw since subscribing 8.0 s ago")
     record.arrived(9 * SECOND, "", 10, 0, None, 0)
-    record.losses = Losses(10, 90, 0.9, "rate_hz", 0)
+    record.losses = Losses(10, 90, 0.9, LossSource.RATE, 0)
     assert camera_level(record, 10 * SECOND) == (WARN, "90% of the images are missing")
     assert camera_level(record, 17 * SECOND)[1].startswith("no image on /front/image_raw for 8.0 s; 90%")
-    record.losses = Losses(10, 0, 0.0, "rate_hz", 0)
+    record.losses = Losses(10, 0, 0.0, LossSource.RATE, 0)
     assert camera_level(record, 10 * SECOND)[0] == OK

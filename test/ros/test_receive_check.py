@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multi_dnn_ros.ros.loss_source import LossSource
 from multi_dnn_ros.ros.losses import Losses
 from multi_dnn_ros.ros.middleware import CYCLONE, FAST, Middleware
 from multi_dnn_ros.ros.receive_check import ReceiveCheck, needed_rmem_max, recommended_rmem_max
@@ -127,21 +128,21 @@ def test_configuring_logs_the_size_that_fits_if_common_images_do_not() -> None:
 @pytest.mark.parametrize(
     ("limit", "drops", "source", "reliable", "words"),
     [
-        (STOCK, 100, "gaps between the stamps", False, "sysctl -w net.core.rmem_max=10485760"),
-        (STOCK, 0, "message-lost events", False, "sysctl -w net.core.rmem_max=10485760"),
-        (10_485_760, 100, "gaps between the stamps", False, "overloaded"),
-        (10_485_760, 0, "rate_hz", True, "camera.front.rate_hz"),
-        (10_485_760, 0, "message-lost events", False, "the network loses images, or the camera skipped frames"),
-        (10_485_760, 0, "the publisher's sequence numbers", True, "camera.front.depth"),
+        (STOCK, 100, LossSource.GAPS, False, "sysctl -w net.core.rmem_max=10485760"),
+        (STOCK, 0, LossSource.EVENTS, False, "sysctl -w net.core.rmem_max=10485760"),
+        (10_485_760, 100, LossSource.GAPS, False, "overloaded"),
+        (10_485_760, 0, LossSource.RATE, True, "camera.front.rate_hz"),
+        (10_485_760, 0, LossSource.EVENTS, False, "the network loses images, or the camera skipped frames"),
+        (10_485_760, 0, LossSource.SEQUENCE_NUMBERS, True, "camera.front.depth"),
     ],
 )
-def test_the_likely_cause(limit: int, drops: int, source: str, reliable: bool, words: str) -> None:
+def test_the_likely_cause(limit: int, drops: int, source: LossSource, reliable: bool, words: str) -> None:
     losses = Losses(10, 90, 0.9, source, drops)
     assert words in LoggedCheck(CYCLONE_UDP, limit).check.explain_losses(losses, HD, reliable, "front")
 
 
 def test_the_cause_for_a_reliable_fast_dds_camera_is_its_segment() -> None:
-    losses = Losses(10, 90, 0.9, "the publisher's sequence numbers", 0)
+    losses = Losses(10, 90, 0.9, LossSource.SEQUENCE_NUMBERS, 0)
     cause = LoggedCheck(FAST_SHARED).check.explain_losses(losses, HD, True, "front")
     assert cause.startswith("the shared-memory segment of the camera's process is too small for its images")
     assert "use config/fastdds_shared_memory.xml for that process, or raise net.core.rmem_max" in cause
@@ -149,7 +150,7 @@ def test_the_cause_for_a_reliable_fast_dds_camera_is_its_segment() -> None:
 
 @pytest.mark.parametrize("reliable", [True, False])
 def test_no_segment_is_blamed_where_images_arrive_by_udp(reliable: bool) -> None:
-    losses = Losses(10, 90, 0.9, "the publisher's sequence numbers", 0)
+    losses = Losses(10, 90, 0.9, LossSource.SEQUENCE_NUMBERS, 0)
     cause = LoggedCheck(FAST_UDP, 10_485_760).check.explain_losses(losses, HD, reliable, "front")
     assert "segment" not in cause
     assert "net.core.rmem_max" not in cause
@@ -157,7 +158,7 @@ def test_no_segment_is_blamed_where_images_arrive_by_udp(reliable: bool) -> None
 
 
 def test_the_segment_may_be_the_cause_for_a_best_effort_fast_dds_camera() -> None:
-    losses = Losses(10, 90, 0.9, "message-lost events", 0)
+    losses = Losses(10, 90, 0.9, LossSource.EVENTS, 0)
     cause = LoggedCheck(FAST_SHARED, 10_485_760).check.explain_losses(losses, HD, False, "front")
     assert cause.startswith("the network, or the camera's shared-memory segment (Fast DDS), loses images")
 
@@ -177,7 +178,7 @@ def test_jpeg_is_not_recommended_for_a_compressed_camera() -> None:
     logged = LoggedCheck(CYCLONE_UDP)
     logged.check.check_after_losses("front", "900000 bytes jpeg", 900_000, "compressed")
     (line,) = logged.warnings
-    cause = logged.check.explain_losses(Losses(10, 90, 0.9, "rate_hz", 5), 900_000, False, "front", "compressed")
+    cause = logged.check.explain_losses(Losses(10, 90, 0.9, LossSource.RATE, 5), 900_000, False, "front", "compressed")
     for text in (line, cause):
         assert "smaller images or a lower JPEG quality" in text
         assert "transport: compressed" not in text
@@ -187,7 +188,7 @@ def test_jpeg_is_not_recommended_for_a_compressed_camera() -> None:
 def test_a_limit_that_cannot_be_read_is_not_blamed_for_losses() -> None:
     """As in a container without /proc/sys."""
     logged = LoggedCheck(USERS, limit=None)
-    losses = Losses(5, 5, 0.5, "rate_hz", 3)
+    losses = Losses(5, 5, 0.5, LossSource.RATE, 3)
     text = logged.check.explain_losses(losses, HD, reliable=False, camera="front")
     assert "net.core.rmem_max is" not in text
     assert "the sockets' receive buffer is" in text

@@ -16,6 +16,7 @@ from multi_dnn_ros.training.batches import FileBatches, Inputs
 from multi_dnn_ros.training.data import PARTS, Data, DataRequest, Rows, Task, open_data
 from multi_dnn_ros.training.datasets import CROWD, MAX_BOXES, NO_BOX, DatasetError
 from multi_dnn_ros.training.setup import make_batches, truth_of
+from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 SIZE = Preprocess(48, 32)
@@ -53,6 +54,17 @@ def test_folders_of_classes(tmp_path: Path) -> None:
     assert row["image"][:, 5, 5].tolist() == [200, 0, 0]
     assert int(row["label"]) == 1
     assert rows.name(4).endswith("train/red/1.png")
+
+
+@pytest.mark.parametrize("suffix", IMAGE_SUFFIXES)
+def test_every_suffix_of_images_is_read(suffix: str, tmp_path: Path) -> None:
+    for name, level in (("dark", 20), ("light", 200)):
+        for part in ("train", "val"):
+            (folder := tmp_path / part / name).mkdir(parents=True)
+            shape = (32, 32) if suffix == ".pgm" else (32, 32, 3)  # .pgm is grey only
+            assert cv2.imwrite(str(folder / f"a{suffix}"), np.full(shape, level, np.uint8))
+    row = opened(f"classes:{tmp_path}").part("test").read(1)
+    assert row["image"][:, 5, 5].tolist() == pytest.approx([200] * 3, abs=2)
 
 
 def test_a_test_folder_is_used_if_it_exists(tmp_path: Path) -> None:

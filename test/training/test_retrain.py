@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -25,12 +26,13 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.sources import load_artifact, load_network
 from multi_dnn_ros.settings.schema import DnnConfig
+from multi_dnn_ros.training import checkpoint
 from multi_dnn_ros.training.batches import ArrayBatches
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.data import DataRequest, open_data
 from multi_dnn_ros.training.loop import Schedule, train
-from multi_dnn_ros.training.retrain import _check_same_outputs, retrain
+from multi_dnn_ros.training.retrain import _check_same_outputs, _loss, retrain
 from multi_dnn_ros.training.trainable import Trainable, make_trainable
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -391,6 +393,20 @@ def test_a_checkpoint_of_another_network_is_refused(
     assert checkpoint.read_bytes() == before
 
 
+def test_a_checkpoint_is_written_by_one_training_at_a_time(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, written = small_classifier(tmp_path / "in.pt2"), tmp_path / "run" / "state"
+    run = ["--decoder", "classification", "--epochs", "1", "--batch-size", "8", "--checkpoint", str(written)]
+    command = arguments(model, tmp_path / "out.pt2", f"classes:{colours}", *run)
+    with checkpoint.lock(written):
+        assert main(command) == 1
+    assert f"{written} is written by another training; end it first" in capsys.readouterr().err
+    assert not written.exists()
+    assert main(command) == 0
+    assert written.exists()
+
+
 def test_a_network_without_a_loss_needs_a_teacher() -> None:
     """Here the grid head has no loss of its own."""
     source = load_network("builtin:object")
@@ -419,6 +435,29 @@ def test_a_teacher_may_be_on_the_device_of_an_earlier_run() -> None:
     _check_same_outputs(student, same)
     with pytest.raises(TrainingError, match=r"2 classes returns \[\(2,\)\] for an image, the teacher 3 classes"):
         _check_same_outputs(student, other)
+
+
+@pytest.mark.parametrize(
+    ("own", "difference"),
+    [
+        ({"bgr": True}, "the teacher a is for color bgr, b for color rgb: both must take the same input"),
+        ({"fit": "letterbox"}, "the teacher a is for resize letterbox, b for resize stretch: both must take"),
+        ({"mean": (0.5, 0.5, 0.5)}, r"the teacher a is for mean \[0.5, 0.5, 0.5\], b for mean \[0.0, 0.0, 0.0\]: both"),
+        ({"pad": 0.5}, ""),  # without effect on stretched images
+    ],
+)
+def test_a_teacher_takes_the_same_images(own: dict, difference: str) -> None:
+    """A teacher of letterboxed images must not teach what stretched ones show."""
+    teacher, student = (
+        make_trainable(
+            Source(nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2)).eval(), (8, 8), "classification",
+                   preprocess=preprocess),
+            model,
+        )
+        for model, preprocess in (("a", own), ("b", {}))
+    )  # fmt: skip
+    with pytest.raises(TrainingError, match=difference) if difference else contextlib.nullcontext():
+        _loss(student, teacher, 0.5, torch.device("cpu"), "fp32")
 
 
 def test_a_classifier_sees_images_as_its_metadata_says() -> None:

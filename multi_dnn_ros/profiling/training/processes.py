@@ -19,6 +19,7 @@ import torch.distributed as dist
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.parent_watch import end_with_parent
+from multi_dnn_ros.common.processes import describe_exit
 from multi_dnn_ros.training.distributed import PROCESS_LOST, wait_for_all
 
 _TIMEOUT = timedelta(minutes=10)
@@ -160,9 +161,7 @@ def _receive(each: _Process, report: Report) -> None:
         ended = True
         each.process.join(_JOIN_S)
     if ended and not each.done:
-        code = each.process.exitcode
-        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
-        each.failure, each.done = ("killed", how), True
+        each.failure, each.done = ("killed", describe_exit(each.process.exitcode)), True
 
 
 def _device_of(device: torch.device, local_rank: int) -> torch.device:

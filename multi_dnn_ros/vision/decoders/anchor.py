@@ -10,9 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torchvision.models.detection.fcos import FCOS
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.models.detection.ssd import SSD
 
 from multi_dnn_ros.vision.decoders.base import Decoder, TwoParts
@@ -20,8 +18,6 @@ from multi_dnn_ros.vision.decoders.candidates import AnchorCandidates
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Detections, OutputError
-
-ONE_STAGE = (SSD, RetinaNet, FCOS)
 
 
 class DetectorCore(nn.Module):
