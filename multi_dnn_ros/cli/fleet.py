@@ -192,8 +192,8 @@ def _compare(args: argparse.Namespace, file: JobsFile, units: tuple[Unit, ...]) 
 
     _check_devices(units)
     with Interrupts():
-        comparison = PolicyComparison(file, units, _folder(args), watch=Display())
-        trained = comparison.run(lambda text: print(text, file=sys.stderr, flush=True))
+        display = Display()
+        trained = PolicyComparison(file, units, _folder(args), watch=display).run(display.set_title)
     against = compare({policy: each.result for policy, each in trained.items()})
     print(table(*comparison_table(trained)))
     print(

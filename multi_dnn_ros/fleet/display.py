@@ -18,13 +18,23 @@ _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
 
 class Display:
-    """The `watch` of a supervisor. output: a terminal gets a table, anything else one line per event."""
+    """The `watch` of a supervisor, or of several in turn. output: a terminal gets a table, anything else one line per
+    event.
+    """
 
     def __init__(self, output: TextIO | None = None) -> None:
         self._output = output if output is not None else sys.stderr
         self._live = self._output.isatty()
         self._lines: list[str] = []
         self._drawn = 0.0
+        self._title = ""
+
+    def set_title(self, text: str) -> None:
+        """What runs from now on: shown above the table, or as a line."""
+        self._title = text
+        self._lines, self._drawn = [], 0.0
+        if not self._live:
+            print(text, file=self._output, flush=True)
 
     def __call__(self, supervisor: Supervisor, line: str) -> None:
         if not self._live:
@@ -36,7 +46,8 @@ class Display:
         now = time.monotonic()
         if now - self._drawn >= _REDRAW_S:
             self._drawn = now
-            text = "\n".join((fleet_table(supervisor), *self._lines))
+            title = [self._title] if self._title else []
+            text = "\n".join((*title, fleet_table(supervisor), *self._lines))
             print(f"{_HOME_AND_CLEAR}{text}", file=self._output, flush=True)
 
 
