@@ -92,13 +92,16 @@ class PolicyComparison:
         progress("measuring each job alone")
         # Without delays, and without files of networks, which are not trained to the end.
         path = self._write_jobs(folder, "fair", lambda job: {"start_after_s": 0.0, "output": None})
+        ending = False
 
         def watch(supervisor: Supervisor, line: str) -> None:
             self._watch(supervisor, line)
-            if line:  # raised from here, _Measured would interrupt a turn, or the end of the supervisor
-                return
+            nonlocal ending
             done = all(job.state.alone_s or job.has_ended for job in supervisor.jobs.values())
-            if done and supervisor.measuring is None:  # the time of a job that is being measured is not complete
+            # The time of a job that is being measured is not complete. Raised once only: the supervisor also shows
+            # lines while it ends, and must not be interrupted then.
+            if done and supervisor.measuring is None and not ending:
+                ending = True
                 raise _Measured
 
         supervisor = Supervisor(path, LocalLauncher(self._units), folder, watch=watch, rank_main=self._rank_main)

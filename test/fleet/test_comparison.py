@@ -18,7 +18,7 @@ from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.fleet.comparison import PolicyComparison
 from multi_dnn_ros.fleet.folder_lock import lock_folder
 from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFile
-from multi_dnn_ros.fleet.messages import Command, Ended, Report
+from multi_dnn_ros.fleet.messages import Command, Ended
 from multi_dnn_ros.fleet.policy_result import PolicyResult, compare
 from multi_dnn_ros.planning.batch_units import parse_unit
 
@@ -99,14 +99,12 @@ def test_a_folder_of_the_user_is_not_removed(file: JobsFile, tmp_path: Path) -> 
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare with ranks that compute nothing: they report while they are measured alone, and finish otherwise."""
 
+    measured = SimulatedRank.send
+
     def send(rank: SimulatedRank, command: Command) -> None:
-        if command.active[:1] != (rank.unit,):
-            return
-        if command.stop:
-            rank.put(Ended(False, 10))
-        elif measures:
-            rank.put(Report(command.number, 10, 1000, 10, 0.1, 1.0))
-        else:
+        if measures or command.stop:
+            measured(rank, command)
+        elif command.active[:1] == (rank.unit,):
             rank.put(Ended(True, 3, (0.5, 0.4, 0.3)))
 
     measures = True
@@ -143,6 +141,23 @@ def test_a_job_that_finishes_without_a_report_has_a_slow_down(
     simulated(monkeypatch)
     trained = PolicyComparison(JobsFile(jobs=(job,)), UNITS, tmp_path / "runs").run()
     assert all(each.result.slow_downs["a"] >= 0.0 for each in trained.values())
+
+
+def test_jobs_that_do_not_stop_after_their_measurement_are_saved(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor then shows a line for each of them."""
+    simulated(monkeypatch)
+    send = SimulatedRank.send
+    monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._STOP_S", 0.1)
+    monkeypatch.setattr(SimulatedRank, "send", lambda rank, command: None if command.stop else send(rank, command))
+    lines: list[str] = []
+    jobs = (job, job.model_copy(update={"name": "b"}))
+    watch = lambda supervisor, line: lines.append(line)  # noqa: E731
+    PolicyComparison(JobsFile(jobs=jobs), UNITS, tmp_path, watch=watch).run()
+    assert any("stopped without a checkpoint" in line for line in lines)
+    for name in ("a", "b"):
+        assert json.loads((tmp_path / "alone" / name / "state.json").read_text())["status"] == "waiting"
 
 
 def test_a_removal_that_was_interrupted_is_completed(
