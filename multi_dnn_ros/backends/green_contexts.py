@@ -22,7 +22,7 @@ T = TypeVar("T")
 #: "Green Contexts".
 _GRANULARITY = {6: (1, 1), 7: (2, 2), 8: (4, 2)}
 _FROM_9 = (8, 8)
-#: Streams per share, assigned round-robin: they are never returned, and a GPU has few hardware queues.
+#: Streams per share, assigned round-robin: callers never return them, and a GPU has few hardware queues.
 _STREAMS = 16
 
 #: (device index, SMs) -> the green context and its streams. A process keeps one share of each size until it ends,
@@ -30,7 +30,7 @@ _STREAMS = 16
 _shares: dict[tuple[int, int], tuple[Any, Iterator[Any]]] = {}
 #: CUDA's handle of each stream of a share -> its SMs.
 _sms_of: dict[int, int] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def supported() -> bool:
@@ -78,13 +78,15 @@ def make_stream(device: torch.device, sms: int = 0, priority: int = 0) -> torch.
 def further_streams(stream: torch.cuda.Stream, device: torch.device, count: int) -> list[torch.cuda.Stream]:
     """`count` streams with the SMs of `stream`, all different from it and from each other.
 
-    count: at most 15, because a share has 16 streams. Streams of PyTorch's pool may also be in use elsewhere.
+    count: at most 15 on a share, which has 16 streams. They may also be in use elsewhere. Raises RuntimeError if there
+    are fewer.
     """
     sms = _sms_of.get(stream.cuda_stream, 0)
     found: dict[int, torch.cuda.Stream] = {}
-    for _ in range(_STREAMS + count):  # round-robin, so each is offered
-        if len(found) < count and (offered := make_stream(device, sms)).cuda_stream != stream.cuda_stream:
-            found[offered.cuda_stream] = offered
+    with _lock:  # otherwise another thread could get some of the streams of each round
+        for _ in range(_STREAMS + count):
+            if len(found) < count and (offered := make_stream(device, sms)).cuda_stream != stream.cuda_stream:
+                found[offered.cuda_stream] = offered
     if len(found) < count:
         raise RuntimeError(f"{device} provides {len(found)} further streams; required: {count}")
     return list(found.values())
@@ -111,6 +113,7 @@ def with_own_cudnn_plans(sms: int, work: Callable[[], T]) -> T:
 
     cuDNN caches its plan of a convolution per thread, regardless of the SMs, and a plan for a whole GPU can fail on few
     SMs (EXECUTION_FAILED on 8 SMs of an H200). sms: 0 for the whole GPU; `work` then runs in the calling thread.
+    Otherwise `work` must select device and stream itself.
     """
     if not sms:
         return work()
@@ -122,8 +125,10 @@ def on_whole_gpu(device: torch.device, work: Callable[[], tuple[torch.Tensor, ..
     """Return the tensors that `work` computes, for the calling thread's current stream.
 
     If this is a stream of a share, `work` runs in a new thread on all SMs, and this function waits until its kernels
-    have run. On shares of 16 and of 8 SMs of an H100 a network in float32 did not end, probably because of kernels that
-    wait for each other.
+    have run. Tensors that `work` reads must have been computed before.
+
+    On shares of 16 and of 8 SMs of an H100 a network in float32 did not end, probably because of kernels that wait for
+    each other.
     """
     stream = torch.cuda.current_stream(device)
     if stream.cuda_stream not in _sms_of:

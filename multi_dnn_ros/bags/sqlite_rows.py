@@ -57,9 +57,9 @@ class _Cell(NamedTuple):
 
 
 class Rows:
-    """Content of the pages: topics by number, and the complete messages, by time.
+    """Content of the pages: topics by number, and the complete messages, ordered by time.
 
-    note: receives each incomplete message, and gaps in the numbering.
+    note: receives a line for each incomplete message, up to a limit, and one for gaps in the numbering.
     """
 
     def __init__(self, pages: Pages, note: Callable[[str], None]) -> None:
@@ -76,7 +76,7 @@ class Rows:
         self._note_lost(messages.keys(), {row: why for row, why in broken.items() if row not in messages})
 
     def data(self, row: MessageRow) -> bytes:
-        """The bytes of a message. Raises BadRow if they no longer exist."""
+        """The serialized bytes of a message. Raises BadRow if they can no longer be read from the file."""
         page = self._pages.page(row.page)
         values = _values(self._payload(_cell(page, row.offset, self._pages.usable_bytes)))
         assert isinstance(values[3], bytes)
@@ -120,6 +120,8 @@ class Rows:
         left = cell.payload_bytes - len(cell.local)
         number = cell.overflow
         while left > 0:
+            if not number:
+                raise BadRow(f"the number of its next page is 0, {left} bytes before the row's end")
             page = page_of(number)
             size = min(left, self._pages.usable_bytes - 4)
             if len(page) < 4 + size:

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CameraFormat:
-    """Format of the published images.
+    """Topic and format of the published images.
 
-    encoding: encoding of raw images. image_format: format of compressed images, jpeg or png. size: (width, height);
-    None keeps the size of the source. qos: name of the QoS profile.
+    frame_id: that of their headers. compressed: whether they are CompressedImage messages. encoding: encoding of raw
+    images. image_format: format of compressed images, jpeg or png. size: (width, height) in pixels; None keeps the size
+    of the source. qos: name of the QoS profile.
     """
 
     topic: str

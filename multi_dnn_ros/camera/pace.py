@@ -1,4 +1,4 @@
-"""Waits for the times of a fixed rate or of a recording, without drift."""
+"""Waits for the due times of frames at a fixed rate or from a recording, without drift."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ def gap_ns(last_ns: int | None, now_ns: int) -> int:
 
 
 class Grid(NamedTuple):
-    """The times `phase_s` + n * `period_s` of a clock."""
+    """The times `phase_s` + n * `period_s` of a clock, for all integers n."""
 
     period_s: float
     phase_s: float
 
     def next(self, time_s: float) -> float:
         """The first of these times that is not before `time_s`."""
-        return self.phase_s + math.ceil((time_s - self.phase_s) / self.period_s) * self.period_s
+        number = math.ceil((time_s - self.phase_s) / self.period_s)
+        # The quotient is rounded, so its ceiling may be one too large or too small.
+        near = (self.phase_s + (number + change) * self.period_s for change in (-1, 0, 1))
+        return min(time for time in near if time >= time_s)
 
 
 class Pace:
@@ -38,7 +41,7 @@ class Pace:
     schedule.
 
     clock: returns monotonic seconds. sleep: pauses for a number of seconds. running: returns False to end a wait early.
-    grid: times of the clock at one of which the schedule begins, also after a shift; None: any time.
+    grid: the schedule begins at one of these times of the clock, also after a shift; None: at any time.
     """
 
     _POLL_S = 0.1  # interval of checking `running`
@@ -61,7 +64,10 @@ class Pace:
         self._start_s: float | None = None
 
     def wait(self, due_s: float) -> bool:
-        """Wait for the frame that is due `due_s` seconds after the first one; return False if stopped."""
+        """Wait until `due_s`, in seconds on the time line of the frames; return False if `running` ended the wait.
+
+        The first call sets the offset between this time line and the clock, and waits only for the grid.
+        """
         now = self._clock()
         if self._start_s is None:
             self._start_s = self._possible(now) - due_s

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _DETAILS = """\
 Every job of the file is a training run with one process per unit. Its mini-batch is divided over the units in tenths.
-Every period tenths of the most slowed-down jobs may move to other units, so that all jobs are slowed down by a similar
-factor. Each image counts the same in the gradients, whichever unit computes it.
+Once per period, tenths of the most slowed-down jobs may move to other units, so that all jobs are slowed down by a
+similar factor. Each image counts the same in the gradients, whichever unit computes it.
 
 The file is read again when it changes: new jobs are added, jobs that are no longer in it are stopped with a
 checkpoint. An interrupted fleet continues from its checkpoints when the same command is given again. With --cluster the
@@ -95,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
     units = args.units or default_units()
     if args.measure is not None:
         check_writable("--measure", args.measure)
+        _check_devices(units)
         return _measure(args, file, units)
     if args.compare:
         return _compare(args, file, units)
@@ -102,7 +103,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _units(text: str) -> tuple[Unit, ...]:
-    """The type of --units. The same unit may be named twice: each name is a unit of its own, with its own process."""
+    """The type of --units. A CPU unit may be repeated: each is a unit of its own, with processes of its own.
+
+    Raises argparse.ArgumentTypeError for a GPU that is repeated, for CPUs with GPUs, and for units that cannot train.
+    """
     try:
         units = tuple(parse_units(part)[0] for part in text.split(","))
     except UnitError as error:
@@ -119,7 +123,7 @@ def _units(text: str) -> tuple[Unit, ...]:
 
 
 def default_units() -> tuple[Unit, ...]:
-    """All GPUs; without one, two CPU units with half of the cores each."""
+    """All GPUs; without one, two CPU units with half of the cores, at least one, as threads of each."""
     import torch
 
     from multi_dnn_ros.common.reporting import cpu_count
@@ -137,11 +141,11 @@ def _run_on_this_machine(args: argparse.Namespace, units: tuple[Unit, ...]) -> i
 
 
 def _check_devices(units: tuple[Unit, ...]) -> None:
-    """Raise an error for a unit whose device this machine does not have."""
+    """Raise ValueError for a unit whose device this machine does not have."""
     from multi_dnn_ros.training.distributed import existing_device
 
     for unit in units:
-        existing_device(unit.device)
+        existing_device(unit.device, "--units")
 
 
 def _run_on_cluster(args: argparse.Namespace) -> int:
@@ -172,8 +176,11 @@ def _run(args: argparse.Namespace, launcher: Launcher) -> int:
         try:
             complete = supervisor.run()
         finally:
-            print(fleet_table(supervisor))
-            write_figures(args.output, supervisor.figures())
+            # In a finally clause, so that the figures are written even if the standard output is closed.
+            try:
+                print(fleet_table(supervisor))
+            finally:
+                write_figures(args.output, supervisor.figures())
             if args.plot is not None:
                 title = f"{len(launcher.units)} units"
                 decisions = supervisor.decisions
@@ -196,10 +203,11 @@ def _compare(args: argparse.Namespace, file: JobsFile, units: tuple[Unit, ...]) 
         trained = PolicyComparison(file, units, _folder(args), watch=display).run(display.set_title)
     against = compare({policy: each.result for policy, each in trained.items()})
     print(table(*comparison_table(trained)))
+    use = "unknown" if against["use_gain"] is None else f"{against['use_gain']:+.0%}"
     print(
         f"fair: largest slow-down {against['largest_slow_down_below_worse']:.0%} below the worse and "
-        f"{against['largest_slow_down_below_better']:.0%} below the better baseline; use {against['use_gain']:+.0%}, "
-        f"total time {against['total_time_ratio']:.2f} times that of the better baseline"
+        f"{against['largest_slow_down_below_better']:.0%} below the better baseline; use {use}, total time "
+        f"{against['total_time_ratio']:.2f} times that of the better baseline"
     )
     write_figures(
         args.output,

@@ -48,7 +48,8 @@ class Inspection:
     as text, with names if the file has them. size: (width, height). decoder: its name; empty: none. why: how it was
     chosen, or the nearest decoders. labels_from: "parameter", "model", "decoder", "set coco80" (assumed by their
     number), or "numbers". operators: how often each occurs. macs, parameters: None if unknown. backends: name ->
-    outcome.
+    outcome on each device. served: whether a backend ran the model. yaml: parameters for the node. dnn: on the CPU;
+    None if it cannot be loaded.
     """
 
     model: str
@@ -66,16 +67,12 @@ class Inspection:
     macs: int | None = None
     parameters: int | None = None
     backends: dict[str, str] = field(default_factory=dict)
+    served: bool = False
     yaml: str = ""
     dnn: Dnn | None = None
 
-    @property
-    def served(self) -> bool:
-        """Whether a backend ran the model."""
-        return any(": runs" in text for text in self.backends.values())
-
     def as_json(self) -> dict[str, Any]:
-        """Everything but the network, as JSON values."""
+        """The values of the report of --json."""
         header = self.header
         return {
             "model": self.model,
@@ -103,7 +100,8 @@ def inspect_model(config: DnnConfig, devices: list[torch.device], *, compile_too
     """Inspect the model of `config`, whose other parameters replace the metadata of the model.
 
     devices: devices on which backends are tried. compile_too: also try backends that compile for minutes. Raises
-    ModelError only for a file that cannot be read at all; other problems are in the result.
+    ModelError if the model, or the file that parameter labels names, cannot be read; other problems, also those of an
+    ONNX file with a valid header, are in the result.
     """
     result = Inspection(config.model)
     if Path(config.model).suffix.lower() == ".onnx" and Path(config.model).is_file():
@@ -128,7 +126,9 @@ def inspect_model(config: DnnConfig, devices: list[torch.device], *, compile_too
         result.result_kind = result.dnn.result_kind
         result.yaml = _yaml(result, config, source)
         for spec in BACKENDS.usable():
-            result.backends[spec.name] = _try_backend(spec, result.dnn, traced, config, devices, compile_too)
+            outcome, runs = _try_backend(spec, result.dnn, traced, config, devices, compile_too)
+            result.backends[spec.name] = outcome
+            result.served = result.served or runs
         result.dnn.module.to("cpu")  # a backend may have moved its weights to a GPU
         if not result.served:
             result.problems.append("no backend of this machine runs the model")
@@ -276,11 +276,14 @@ def _yaml(result: Inspection, config: DnnConfig, source: Source) -> str:
 def _try_backend(
     spec: BackendSpec, dnn: Dnn, traced: fx.GraphModule | None, config: DnnConfig, devices: list[torch.device],
     compile_too: bool,
-) -> str:  # fmt: skip
-    """Whether the DNN processes a black image with this backend, for each device; as text."""
+) -> tuple[str, bool]:  # fmt: skip
+    """Run the DNN on a black image with this backend, on each device that it supports.
+
+    Returns the outcome on each of them as text, and whether it ran on any.
+    """
     if traced is None:
-        return "not tried: it needs a traced network"
-    found = []
+        return "not tried: it needs a traced network", False
+    found, runs = [], False
     for device in devices:
         if device.type not in spec.precisions:
             continue
@@ -290,11 +293,11 @@ def _try_backend(
         with _warnings() as warnings:
             try:
                 _run_black(spec, dnn, traced, config, device)
-                text = "runs"
+                text, runs = "runs", True
             except Exception as error:  # whatever a backend or a compiler raises
                 text = f"fails: {type(error).__name__}: {summarize_error(error)}"
         found.append("; ".join([f"{device}: {text}", *dict.fromkeys(warnings)]))
-    return "; ".join(found) or f"not tried: no {' or '.join(spec.precisions)} here"
+    return "; ".join(found) or f"not tried: no {' or '.join(spec.precisions)} here", runs
 
 
 def _run_black(spec: BackendSpec, dnn: Dnn, traced: fx.GraphModule, config: DnnConfig, device: torch.device) -> None:

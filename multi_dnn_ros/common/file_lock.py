@@ -19,9 +19,11 @@ _UNSUPPORTED = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 def lock_file(path: Path, taken: str, unprotected: str) -> TextIO:
     """Create the file and its folder, and lock it until the returned file is closed or this process ends.
 
-    The file is not removed: a process that has just opened it would lock a file that others do not see. taken: message
-    of the CommandError if another process has locked it. On a file system without locks, a warning is logged, which
-    ends with `unprotected`: what must not be done. Raises OSError if the file cannot be written.
+    Processes that are forked meanwhile have a copy of the open file: the lock lasts until they have ended, too. The
+    file is never removed, because a process that has just opened it would lock a file that others do not see.
+
+    taken: message of the CommandError that is raised if the file is locked already. unprotected: what must not be done
+    on a file system without locks, for the warning that is logged there. Raises OSError if the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("w", encoding="utf-8")

@@ -10,7 +10,7 @@ _LARGEST = 16384
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """(width, height) of `text`, WIDTHxHEIGHT in pixels. Raises ValueError."""
+    """(width, height) in pixels from `text`, WIDTHxHEIGHT. Raises ValueError, which says what is allowed."""
     match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})", text)
     if not match or not all(1 <= int(side) <= _LARGEST for side in match.groups()):
         raise ValueError(f"expected {SIZE_FORM}")

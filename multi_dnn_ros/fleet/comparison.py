@@ -16,6 +16,7 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import write_json, write_text
 from multi_dnn_ros.fleet.decisions import slow_down_points
+from multi_dnn_ros.fleet.folder_lock import lock_folder
 from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFile
 from multi_dnn_ros.fleet.launcher import RankMain
 from multi_dnn_ros.fleet.local_launcher import LocalLauncher
@@ -24,10 +25,11 @@ from multi_dnn_ros.fleet.policy_result import PolicyResult
 from multi_dnn_ros.fleet.rank_process import main
 from multi_dnn_ros.fleet.running_job import JobState, RunningJob, unit_keys
 from multi_dnn_ros.fleet.sharing import POLICIES, Policy
+from multi_dnn_ros.fleet.slowdown import Progress
 from multi_dnn_ros.fleet.supervisor import Supervisor, Watch
 from multi_dnn_ros.planning.batch_units import Unit
 
-_JOBS = "jobs.yaml"
+_JOBS, _RESULT = "jobs.yaml", "result.json"
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class TrainedFleet:
 
     @property
     def points(self) -> Mapping[str, Points]:
-        """(minutes, predicted slow-down) at each decision, by job."""
+        """(minutes since the start, predicted slow-down) at each decision, by job."""
         return slow_down_points(self.decisions)
 
     def figures(self) -> dict[str, Any]:
@@ -48,10 +50,11 @@ class TrainedFleet:
 
 
 class PolicyComparison:
-    """folder: has a folder for the measurement of each job alone, and one per policy.
+    """folder: gets the folder `alone`, in which each job is measured alone, and a folder per policy.
 
-    A policy whose jobs have all finished is not trained again; one that was interrupted begins anew, because its total
-    time and the use of the units are those of one run. watch: that of the supervisors.
+    A policy whose jobs have all finished is not trained again. One that was interrupted starts over, because its total
+    time and the use of the units must come from one run. The same holds for the measurements alone. watch: that of the
+    supervisors.
     """
 
     def __init__(
@@ -72,10 +75,12 @@ class PolicyComparison:
     def run(self, progress: Callable[[str], None] = lambda text: None) -> dict[Policy, TrainedFleet]:
         """Measure each job alone, then train all under each policy. progress: called with one line per step.
 
-        Raises CommandError if a job fails.
+        Raises CommandError if a job fails, if another fleet or comparison uses the folder, or if the folder has files
+        of something else; OSError if the folder cannot be written.
         """
-        states = self._alone(progress)
-        return {policy: self._train(policy, states, progress) for policy in POLICIES}
+        with lock_folder(self._folder):  # the supervisors lock its folders only after old files were removed
+            states = self._alone(progress)
+            return {policy: self._train(policy, states, progress) for policy in POLICIES}
 
     def _alone(self, progress: Callable[[str], None]) -> dict[str, JobState]:
         """The state of each job after its step alone was timed."""
@@ -87,11 +92,16 @@ class PolicyComparison:
         progress("measuring each job alone")
         # Without delays, and without files of networks, which are not trained to the end.
         path = self._write_jobs(folder, "fair", lambda job: {"start_after_s": 0.0, "output": None})
+        ending = False
 
         def watch(supervisor: Supervisor, line: str) -> None:
             self._watch(supervisor, line)
+            nonlocal ending
             done = all(job.state.alone_s or job.has_ended for job in supervisor.jobs.values())
-            if done and supervisor.measuring is None:  # the time of a job that is being measured is not complete
+            # The time of a job that is being measured is not complete. Raised once only: the supervisor also shows
+            # lines while it ends, and must not be interrupted then.
+            if done and supervisor.measuring is None and not ending:
+                ending = True
                 raise _Measured
 
         supervisor = Supervisor(path, LocalLauncher(self._units), folder, watch=watch, rank_main=self._rank_main)
@@ -115,7 +125,7 @@ class PolicyComparison:
             "units": list(unit_keys(self._units)),
             "alone_s": {name: state.alone_s for name, state in states.items()},
         }
-        done = folder / "result.json"
+        done = folder / _RESULT
         if (found := _read(done, identity)) is not None:
             progress(f"policy {policy}: trained before, see {folder}")
             return found
@@ -137,23 +147,32 @@ class PolicyComparison:
         return trained
 
     def _write_jobs(self, folder: Path, policy: Policy, change: Callable[[FleetJob], Mapping[str, Any]]) -> Path:
-        """Write the jobs file of one run in its folder, from which what an earlier run left is removed.
+        """Remove the files of an earlier run from the folder of a run, and write its jobs file.
 
-        Raises CommandError for a folder that no comparison has written.
+        Raises CommandError if the folder has files but no jobs file, so that no comparison has written it.
         """
+        path = folder / _JOBS
         if folder.exists():
-            if not (folder / _JOBS).exists():
+            old = [entry for entry in folder.iterdir() if entry != path]
+            if old and not path.exists():
                 raise CommandError(f"{folder} was not written by --compare; use another --folder")
-            shutil.rmtree(folder)
+            # The result first: it stands for complete files. The jobs file stays: if the removal is interrupted, it
+            # shows the next run that it may continue.
+            for entry in sorted(old, key=lambda entry: entry.name != _RESULT):
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
         jobs = tuple(job.model_copy(update=dict(change(job))) for job in self._file.jobs)
         content = self._file.model_copy(update={"policy": policy, "jobs": jobs})
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / _JOBS
         write_text(path, yaml.safe_dump(content.model_dump(mode="json"), sort_keys=False))
         return path
 
     def _check(self, what: str, supervisor: Supervisor, complete: Callable[[JobState], bool]) -> None:
-        """Raise CommandError, which names the jobs that are not complete."""
+        """Raise CommandError, which names the jobs for which `complete` is False, unless there are none.
+
+        what: the run, for the message.
+        """
         texts = {"finished": "too short to be measured"}
         problems = [
             f"{name}: {job.state.text or texts.get(job.state.status, job.state.status)}"
@@ -171,7 +190,11 @@ class _Measured(Exception):
 
 
 def _trained(policy: Policy, supervisor: Supervisor, end_s: float, last_use: Sequence[float]) -> TrainedFleet:
-    """end_s: when the last job ended, in seconds since the start. last_use: of the units since the last decision."""
+    """The result of a run whose jobs have all finished.
+
+    end_s: when the last job ended, in seconds since the start. last_use: use (0..1) of each unit since the last
+    decision.
+    """
     entries = supervisor.decisions.entries
     begin_s = entries[0]["seconds"]
     periods = [(entry["seconds"], entry["use"]) for entry in entries[1:]] + [(end_s, last_use)]
@@ -181,8 +204,9 @@ def _trained(policy: Policy, supervisor: Supervisor, end_s: float, last_use: Seq
         before_s = until_s
     slow_downs = {}
     for name, job in supervisor.jobs.items():
-        assert job.progress is not None  # it has finished
-        slow_downs[name] = job.progress.slow_down
+        # Not job.progress: a job that was started again after its last step has finished without a report.
+        steps = len(job.losses)
+        slow_downs[name] = Progress(steps, steps, job.state.elapsed_s, 0.0, job.state.alone_s).slow_down
     changes = [entry for entry in entries if entry["jobs"] and entry["reason"] != "start"]
     result = PolicyResult(
         policy,
@@ -196,7 +220,9 @@ def _trained(policy: Policy, supervisor: Supervisor, end_s: float, last_use: Seq
 
 
 def _read(path: Path, identity: Mapping[str, Any]) -> TrainedFleet | None:
-    """What an earlier run wrote to `path`; None if there is nothing, or if it is of other jobs or units.
+    """The result that an earlier run wrote to `path`; None if there is none, or if its jobs, units or times differ.
+
+    identity: jobs, units and times alone of this run.
 
     Raises CommandError for a damaged file.
     """

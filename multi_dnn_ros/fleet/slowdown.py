@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """done, total: steps. elapsed_s: running time so far, without the measurement of the job itself and without pauses
-    while others were measured. step_s: time of one step now. alone_s: time of one step with the units for itself.
+    """done, total: steps so far, and steps of the whole job. elapsed_s: running time so far, without the measurement of
+    the job itself and without pauses while others were measured. step_s: time of one step now. alone_s: time of one
+    step with the units for itself.
     """
 
     done: int

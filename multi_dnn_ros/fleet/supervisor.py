@@ -87,8 +87,10 @@ class Supervisor:
                 self._turn()
                 self._watch(self, "")
         finally:
-            self._stop_all()
-            self._lock.close()
+            try:
+                self._stop_all()
+            finally:  # also if `watch` raises an error again
+                self._lock.close()
         return all(job.state.status != "failed" for job in self.jobs.values())
 
     def show_line(self, text: str) -> None:

@@ -77,7 +77,7 @@ class UnitUse:
             use = parse_use(subprocess.run(command, capture_output=True, text=True, timeout=5).stdout)
         except (OSError, subprocess.TimeoutExpired):
             return {}
-        # A GPU without this figure counts as free.
+        # A GPU without this figure, such as a MIG instance, counts as free.
         return {unit: use[name] for unit, name in self._smi_ids.items() if name in use}
 
 

@@ -15,8 +15,9 @@ _MAX_UNPREDICTED = 5
 
 @dataclass(frozen=True)
 class Capacity:
-    """Whether the DNNs fit their devices at the cameras' rates. text, advice: for the log. values: for diagnostics, by
-    name with the unit.
+    """Whether the DNNs fit their devices at the cameras' rates.
+
+    text: the verdict for the log. advice: lines for the log. values: for diagnostics, by name with the unit.
     """
 
     fits: bool
@@ -28,7 +29,8 @@ class Capacity:
 class CapacityForImages:
     """The verdict for the image sizes that the cameras deliver and the rates of the DNNs; thread-safe.
 
-    fits: by device; empty: nothing was measured, so there is no verdict. current: the newest verdict.
+    fits: by device; empty: nothing was measured, so there is no verdict. current: the newest verdict; None: there is
+    none.
     """
 
     def __init__(self, fits: Mapping[str, Fit]) -> None:
@@ -38,7 +40,7 @@ class CapacityForImages:
         self.current = _combine(self._parts)
 
     def observe(self, camera: str, size: Size) -> Capacity | None:
-        """Call it with the (width, height) of each image. Returns a new verdict, or None if it has not changed."""
+        """Report the (width, height) in pixels of an image. Returns a new verdict, or None if it has not changed."""
         with self._lock:
             changed = {
                 device: capacity_of(verdict)
@@ -52,7 +54,10 @@ class CapacityForImages:
             return self.current
 
     def change_rates(self, before: Rates, after: Rates, cameras_hz: Mapping[str, float]) -> Capacity | None:
-        """The verdict after rates of DNNs were changed, see Fit.at_rates; None if there is none."""
+        """The verdict after the rates of DNNs were changed; None if nothing was measured.
+
+        For the arguments see Fit.at_rates.
+        """
         with self._lock:
             self._parts = {
                 device: capacity_of(sizes.change_rates(before, after, cameras_hz))

@@ -77,17 +77,18 @@ def _end_with_agent() -> None:
     threading.Thread(target=watch, name="torchrun watch", daemon=True).start()
 
 
-def existing_device(name: str) -> torch.device:
-    """The device called `name`. Raises ValueError if it does not exist, so that training fails before preparing its
-    data.
+def existing_device(name: str, option: str = "--device") -> torch.device:
+    """The device called `name`, the value of `option`.
+
+    Raises ValueError if it does not exist, so that training fails before preparing its data.
     """
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"--device {name}: expected cpu, cuda or cuda:<number>") from None
+        raise ValueError(f"{option} {name}: expected cpu, cuda or cuda:<number>") from None
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise ValueError(f"--device {name}: PyTorch sees {count} GPUs here")
+        raise ValueError(f"{option} {name}: PyTorch sees {count} GPUs here")
     return device
 
 

@@ -111,3 +111,33 @@ def test_further_streams_have_the_share_of_a_stream_and_are_all_different(monkey
     assert set(requested) == {16}
     with pytest.raises(RuntimeError, match="cuda:0 provides 15 further streams; required: 16"):
         green_contexts.further_streams(SimpleNamespace(cuda_stream=101), GPU, 16)  # type: ignore[arg-type]
+
+
+def test_another_thread_does_not_take_streams_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    handles = itertools.count(1)
+    threads: list[threading.Thread] = []
+
+    class Stream:
+        def __init__(self) -> None:
+            self.handle = next(handles)
+
+        @property
+        def cuda_stream(self) -> int:
+            if offering:
+                threads.append(threading.Thread(target=green_contexts.make_stream, args=(CPU, 16)))
+                threads[-1].start()
+                threads[-1].join(0.005)  # it takes the next stream, unless it has to wait
+            return self.handle
+
+    offering = False
+    context = SimpleNamespace(Stream=Stream)
+    monkeypatch.setattr("torch.cuda.green_contexts.GreenContext", SimpleNamespace(create=lambda sms, index: context))
+    monkeypatch.setattr(green_contexts, "_shares", {})
+    monkeypatch.setattr(green_contexts, "_sms_of", {})
+    stream = green_contexts.make_stream(CPU, 16)
+    offering = True
+    further = green_contexts.further_streams(stream, CPU, 15)
+    offering = False
+    for thread in threads:
+        thread.join()
+    assert sorted([stream.cuda_stream, *(each.cuda_stream for each in further)]) == list(range(1, 17))

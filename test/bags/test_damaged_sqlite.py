@@ -100,6 +100,21 @@ def test_a_row_shorter_than_its_columns_is_damage(tmp_path: Path, whole: bytes) 
     assert f"x.db3: message 1 on page {page + 1}: value after the end of the record" in damage
 
 
+def test_a_row_without_its_next_page_is_damage(tmp_path: Path, whole: bytes) -> None:
+    data = bytearray(whole[:-PAGE])  # not valid, so that it is read page by page
+    end = whole.index(WRITTEN[1].data[:40])
+    page = end // PAGE
+    (cells,) = struct.unpack_from(">H", data, page * PAGE + 3)
+    offsets = sorted(struct.unpack_from(f">{cells}H", data, page * PAGE + 8))
+    start = max(offset for offset in offsets if page * PAGE + offset < end)
+    following = min((offset for offset in offsets if offset > start), default=PAGE)
+    data[page * PAGE + following - 4 : page * PAGE + following] = bytes(4)  # number of the first overflow page
+    found, damage = read(saved(bytes(data), tmp_path))
+    assert WRITTEN[1] not in found
+    (text,) = [line for line in damage if "message 2 on page" in line]
+    assert "the number of its next page is 0" in text
+
+
 def test_a_file_without_its_first_page_is_read(tmp_path: Path, whole: bytes) -> None:
     found, damage = read(saved(bytes(PAGE) + whole[PAGE:], tmp_path))
     assert found == WRITTEN

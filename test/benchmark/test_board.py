@@ -301,7 +301,7 @@ def test_a_jetson_is_described_from_its_files(tmp_path: Path, monkeypatch: pytes
     assert board.governor == "schedutil"
     assert jetson_gpu_load(root / "sys") == pytest.approx(0.437)
     tool = tmp_path / "nvpmodel"
-    tool.write_text("#!/bin/sh\necho 'NV Power Mode: MAXN'\necho 0\n")
+    tool.write_text("#!/bin/sh\nprintf '\\377\\n'\necho 'NV Power Mode: MAXN'\necho 0\n")  # the first line is not UTF-8
     tool.chmod(0o755)
     assert power_mode(root) == "MAXN"
     tool.write_text("#!/bin/sh\nexit 1\n")  # older versions need root

@@ -131,6 +131,14 @@ def test_a_phase_is_kept_after_a_start_at_any_time_and_after_late_images(
     assert published[0] - (begin_s / period_s - fraction) <= periods[0] + 1.0 + 1e-4
 
 
+@given(number=st.integers(-1000, 100_000), period_s=st.floats(1e-3, 2.0), phase_s=st.floats(0.0, 1e3))
+def test_a_time_of_a_grid_is_its_own_next_time(number: int, period_s: float, phase_s: float) -> None:
+    time_s = phase_s + number * period_s
+    assert Grid(period_s, phase_s).next(time_s) == time_s
+    later_s = Grid(period_s, phase_s).next(time_s + period_s / 2)
+    assert later_s == phase_s + (number + 1) * period_s
+
+
 def test_the_rate_is_that_of_the_source_or_the_default() -> None:
     for source_hz, expected in ((4.0, 0.25), (None, 0.1)):
         time = FakeClock()

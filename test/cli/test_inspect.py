@@ -151,7 +151,7 @@ def test_a_file_that_is_not_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_builtin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "_try_backend", lambda *given: "cpu: runs")  # above
+    monkeypatch.setattr(inspection, "_try_backend", lambda *given: ("cpu: runs", True))  # above
     found = inspected(capsys, "builtin:object")
     assert found["operators"]["batch_norm.default"] > 0  # as in the model, before they are folded
     assert (found["decoder"], found["why"], found["labels_from"]) == ("yolo", "named by the model", "model")
@@ -189,6 +189,19 @@ def test_a_network_that_cannot_be_traced_is_a_problem(
     found = inspected(capsys, str(file), code=1)
     assert found["problems"][0] == "torch.export cannot trace TinyYolo: data-dependent"
     assert set(found["backends"].values()) == {"not tried: it needs a traced network"}
+
+
+def test_an_error_that_contains_the_word_runs_is_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = export(TinyYolo(80), tmp_path / "net.onnx")
+
+    def fail(*given: object) -> None:
+        raise RuntimeError("operator Conv: runs on GPUs only")
+
+    monkeypatch.setattr(inspection, "_run_black", fail)
+    found = inspected(capsys, str(file), code=1)
+    assert found["problems"] == ["no backend of this machine runs the model"]
 
 
 def test_the_yolo_file_serves_an_export(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,3 +35,23 @@ def test_the_panel_has_the_name_of_the_policy(
     arguments = ["--units", "cpu:1,cpu:1", "--plot", str(tmp_path / "plot.png")]
     assert main(["fleet", str(tmp_path / "jobs.yaml"), *arguments]) == 0
     assert [list(panels) for panels in plots] == [[policy]]
+
+
+def test_the_figures_are_written_after_the_output_was_closed(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish(rank: SimulatedRank, command: Command) -> None:
+        if command.active and command.active[0] == rank.unit:
+            rank.put(Ended(True, 3, (0.5, 0.4, 0.3)))
+
+    def closed(supervisor: object) -> str:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(SimulatedRank, "send", finish)
+    monkeypatch.setattr("multi_dnn_ros.fleet.local_launcher.LocalLauncher", SimulatedLauncher)
+    monkeypatch.setattr("multi_dnn_ros.fleet.display.fleet_table", closed)
+    jobs = [job.model_dump(mode="json", exclude_defaults=True)]
+    (tmp_path / "jobs.yaml").write_text(yaml.safe_dump({"jobs": jobs}))
+    output = tmp_path / "out.json"
+    assert main(["fleet", str(tmp_path / "jobs.yaml"), "--units", "cpu:1,cpu:1", "--output", str(output)]) == 1
+    assert json.loads(output.read_text())["jobs"][0]["status"] == "finished"

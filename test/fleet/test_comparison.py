@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from failing_ranks import narrow
 from narrow_squeezenet import Narrow
+from simulated_launcher import SimulatedLauncher, SimulatedRank
 from torchvision.models import squeezenet
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.fleet.comparison import PolicyComparison
+from multi_dnn_ros.fleet.folder_lock import lock_folder
 from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFile
+from multi_dnn_ros.fleet.messages import Command, Ended
+from multi_dnn_ros.fleet.policy_result import PolicyResult, compare
 from multi_dnn_ros.planning.batch_units import parse_unit
 
 UNITS = (parse_unit("cpu:1"),) * 2
@@ -69,7 +74,7 @@ def test_a_job_that_fails_is_named(file: JobsFile, tmp_path: Path) -> None:
     comparison = PolicyComparison(
         file.model_copy(update={"jobs": (file.jobs[0], bad)}), UNITS, tmp_path / "runs", rank_main=narrow
     )
-    with pytest.raises(CommandError, match=r"alone: a comparison needs all jobs, but .*b: unit 0 .*none"):
+    with pytest.raises(CommandError, match=r"alone: a comparison needs all jobs, but .*b: unit [01] .*none"):
         comparison.run()
 
 
@@ -89,6 +94,102 @@ def test_a_folder_of_the_user_is_not_removed(file: JobsFile, tmp_path: Path) -> 
     with pytest.raises(CommandError, match="was not written by --compare"):
         PolicyComparison(file, UNITS, tmp_path / "runs", rank_main=narrow).run()
     assert precious.read_text() == "mine"
+
+
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare with ranks that compute nothing: they report while they are measured alone, and finish otherwise."""
+
+    measured = SimulatedRank.send
+
+    def send(rank: SimulatedRank, command: Command) -> None:
+        if measures or command.stop:
+            measured(rank, command)
+        elif command.active[:1] == (rank.unit,):
+            rank.put(Ended(True, 3, (0.5, 0.4, 0.3)))
+
+    measures = True
+    write_jobs = PolicyComparison._write_jobs
+
+    def begin(self: PolicyComparison, folder: Path, *given: Any) -> Path:
+        nonlocal measures
+        measures = folder.name == "alone"
+        return write_jobs(self, folder, *given)
+
+    monkeypatch.setattr(SimulatedRank, "send", send)
+    monkeypatch.setattr(PolicyComparison, "_write_jobs", begin)
+    monkeypatch.setattr("multi_dnn_ros.fleet.comparison.LocalLauncher", SimulatedLauncher)
+
+
+def test_a_folder_in_use_is_refused_before_anything_is_removed(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated(monkeypatch)
+    log = tmp_path / "alone/a/rank0.log"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    (tmp_path / "alone/jobs.yaml").touch()
+    comparison = PolicyComparison(JobsFile(jobs=(job,)), UNITS, tmp_path)
+    with lock_folder(tmp_path), pytest.raises(CommandError, match="is used by another fleet"):
+        comparison.run()
+    assert log.exists()
+
+
+def test_a_job_that_finishes_without_a_report_has_a_slow_down(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a failure between the last checkpoint and the scores: the new processes have no step left."""
+    simulated(monkeypatch)
+    trained = PolicyComparison(JobsFile(jobs=(job,)), UNITS, tmp_path / "runs").run()
+    assert all(each.result.slow_downs["a"] >= 0.0 for each in trained.values())
+
+
+def test_jobs_that_do_not_stop_after_their_measurement_are_saved(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor then shows a line for each of them."""
+    simulated(monkeypatch)
+    send = SimulatedRank.send
+    monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._STOP_S", 0.1)
+    monkeypatch.setattr(SimulatedRank, "send", lambda rank, command: None if command.stop else send(rank, command))
+    lines: list[str] = []
+    jobs = (job, job.model_copy(update={"name": "b"}))
+    watch = lambda supervisor, line: lines.append(line)  # noqa: E731
+    PolicyComparison(JobsFile(jobs=jobs), UNITS, tmp_path, watch=watch).run()
+    assert any("stopped without a checkpoint" in line for line in lines)
+    for name in ("a", "b"):
+        assert json.loads((tmp_path / "alone" / name / "state.json").read_text())["status"] == "waiting"
+
+
+def test_a_removal_that_was_interrupted_is_completed(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated(monkeypatch)
+    (tmp_path / "alone").mkdir()  # interrupted before the first file was written
+    file = JobsFile(jobs=(job,))
+    PolicyComparison(file, UNITS, tmp_path).run()
+    longer = file.model_copy(update={"jobs": (job.model_copy(update={"steps": 70}),)})
+
+    def interrupted(path: Path) -> None:
+        for entry in path.iterdir():
+            if entry.is_file():
+                entry.unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("multi_dnn_ros.fleet.comparison.shutil.rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            PolicyComparison(longer, UNITS, tmp_path).run()
+    assert len(PolicyComparison(longer, UNITS, tmp_path).run()) == 3
+
+
+def test_use_that_cannot_be_measured_does_not_end_the_comparison() -> None:
+    """A GPU whose use nvidia-smi does not report, such as a MIG instance."""
+    results = {
+        policy: PolicyResult(policy, {"a": 1.5}, use=0.0, total_s=10.0, changes=0, reverted=0)
+        for policy in ("fair", "even", "one unit")
+    }
+    assert compare(results)["use_gain"] is None
+    assert compare(results)["total_time_ratio"] == 1.0
 
 
 def test_the_command_prints_and_writes_the_comparison(

@@ -97,5 +97,7 @@ def test_units_that_cannot_train_together_are_refused(
 
 def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, {"jobs": [JOB]})
-    assert main(["fleet", str(path), "--units", "cuda:99"]) == 1
-    assert "PyTorch sees" in capsys.readouterr().err
+    for mode in ([], ["--compare"], ["--measure", str(tmp_path / "times.json")]):
+        units = ["--units", "cuda:98,cuda:99"]
+        assert main(["fleet", str(path), *units, *mode]) == 1
+        assert "--units cuda:98: PyTorch sees" in capsys.readouterr().err

@@ -51,7 +51,10 @@ def power_mode(root: Path = Path("/")) -> str:
     tool = shutil.which("nvpmodel")
     if tool is not None:
         try:
-            done = subprocess.run([tool, "-q"], capture_output=True, text=True, timeout=_NVPMODEL_LIMIT_S, check=True)
+            done = subprocess.run(
+                [tool, "-q"], capture_output=True, encoding="utf-8", errors="replace", timeout=_NVPMODEL_LIMIT_S,
+                check=True,
+            )  # fmt: skip
         except (OSError, subprocess.SubprocessError):
             pass  # older versions need root
         else:
@@ -73,7 +76,7 @@ def jetson_gpu_load(root: Path = Path("/sys")) -> float | None:
 
 @dataclass(frozen=True)
 class TimedReading:
-    """A reading and its time. at_s: monotonic clock. gpu_share: busy share of a Jetson's GPU."""
+    """A reading and its time. at_s: monotonic clock. gpu_share: busy share of a Jetson's GPU, 0 to 1."""
 
     at_s: float
     reading: Reading
@@ -95,7 +98,8 @@ class TimedReading:
 
 @dataclass(frozen=True)
 class SensorSummary:
-    """Readings over some time. power_w: mean. temperature_c, hottest_sensor: the highest temperature, in Celsius.
+    """Readings over some time. power_w: mean, in watts. temperature_c, hottest_sensor: the highest temperature, in
+    degrees Celsius, and its sensor.
 
     throttled: reason by name of what was throttled. gpu_share: mean busy share of a Jetson's GPU, 0 to 1.
     """

@@ -1,4 +1,4 @@
-"""The page of a board."""
+"""The HTML page with the figures of a board."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SERVED, _NOT_SERVED, _LATENCY = "#1f6f8b", "#c0392b", ("#a9d0de", "#5ba3b8", "#1f6f8b")
-_WIDTH = 7.0
+_WIDTH = 7.0  # inches
 #: Maximum length of a mix's name.
 _MAX_NAME = 24
 #: Names of mixes that begin closer together than this share of the run would overlap; only the first is written.
@@ -23,7 +23,7 @@ _MIN_DISTANCE = 0.03
 
 
 def plot_highest(record: BoardRecord) -> Figure | None:
-    """Highest rate and latency of each mix; None if no mix has any."""
+    """Highest rate of each mix and its latency at this rate; None if no mix has a highest rate."""
     mixes = {name: mix for name, mix in record.mixes.items() if mix.at_highest is not None}
     if not mixes:
         return None
@@ -96,7 +96,7 @@ def plot_timeline(record: BoardRecord) -> Figure | None:
 
 
 def _phases(timeline: Sequence[SensorSample]) -> list[tuple[float, str]]:
-    """When each mix began."""
+    """(begin in seconds of measuring time, name) of each mix."""
     found = []
     before = ""
     for each in timeline:
@@ -107,7 +107,7 @@ def _phases(timeline: Sequence[SensorSample]) -> list[tuple[float, str]]:
 
 
 def _without_overlap(phases: Sequence[tuple[float, str]], min_s: float) -> list[tuple[float, str]]:
-    """The phases that begin at least this long after the previous one that is kept."""
+    """The phases that begin at least `min_s` after the previous one that is kept."""
     found: list[tuple[float, str]] = []
     for begin_s, name in phases:
         if not found or begin_s >= found[-1][0] + min_s:
@@ -134,6 +134,7 @@ def _spread(values: Sequence[float]) -> list[float]:
 
 
 def _figure(height: float, count: int, stacked: bool = False) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` axes beside or above each other. height: inches. Raises MissingExtra without matplotlib."""
     with optional("a plot"):
         from matplotlib.figure import Figure
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
