@@ -131,7 +131,8 @@ def on_whole_gpu(device: torch.device, work: Callable[[], tuple[torch.Tensor, ..
     each other.
     """
     stream = torch.cuda.current_stream(device)
-    if stream.cuda_stream not in _sms_of:
+    sms = _sms_of.get(stream.cuda_stream, 0)
+    if not sms:
         return work()
 
     def compute() -> tuple[torch.Tensor, ...]:
@@ -140,8 +141,7 @@ def on_whole_gpu(device: torch.device, work: Callable[[], tuple[torch.Tensor, ..
             torch.cuda.current_stream(device).synchronize()
         return found
 
-    with ThreadPoolExecutor(1, thread_name_prefix="whole GPU") as thread:
-        tensors = thread.submit(compute).result()
+    tensors = with_own_cudnn_plans(sms, compute)
     for tensor in tensors:
         tensor.record_stream(stream)
     return tensors

@@ -21,7 +21,7 @@ from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFile
 from multi_dnn_ros.fleet.launcher import RankMain
 from multi_dnn_ros.fleet.local_launcher import LocalLauncher
 from multi_dnn_ros.fleet.plot import Points
-from multi_dnn_ros.fleet.policy_result import PolicyResult
+from multi_dnn_ros.fleet.policy_result import PolicyResult, columns
 from multi_dnn_ros.fleet.rank_process import main
 from multi_dnn_ros.fleet.running_job import JobState, RunningJob, unit_keys
 from multi_dnn_ros.fleet.sharing import POLICIES, Policy
@@ -67,6 +67,8 @@ class PolicyComparison:
         rank_main: RankMain = main,
     ) -> None:
         self._file = file
+        # Their networks stay in the folders of the runs.
+        self._jobs = tuple(job.model_copy(update={"output": None}) for job in file.jobs)
         self._units = tuple(units)
         self._folder = folder
         self._watch = watch
@@ -85,13 +87,12 @@ class PolicyComparison:
     def _alone(self, progress: Callable[[str], None]) -> dict[str, JobState]:
         """The state of each job after its step alone was timed."""
         folder = self._folder / "alone"
-        states = {job.name: self._state(folder, job) for job in self._file.jobs}
+        states = {job.name: self._state(folder, job) for job in self._jobs}
         if all(state.alone_s for state in states.values()):
             progress("times of the jobs alone: measured before")
             return states
         progress("measuring each job alone")
-        # Without delays, and without files of networks, which are not trained to the end.
-        path = self._write_jobs(folder, "fair", lambda job: {"start_after_s": 0.0, "output": None})
+        path = self._write_jobs(folder, "fair", [job.model_copy(update={"start_after_s": 0.0}) for job in self._jobs])
         ending = False
 
         def watch(supervisor: Supervisor, line: str) -> None:
@@ -113,7 +114,7 @@ class PolicyComparison:
     def _state(self, folder: Path, job: FleetJob) -> JobState:
         """The state that an earlier measurement of the same job on the same units left; raises CommandError."""
         try:
-            found = RunningJob(job.model_copy(update={"output": None}), folder / job.name, unit_keys(self._units))
+            found = RunningJob(job, folder / job.name, unit_keys(self._units))
         except ValueError as error:
             raise CommandError(str(error)) from None
         return found.state
@@ -130,8 +131,8 @@ class PolicyComparison:
             progress(f"policy {policy}: trained before, see {folder}")
             return found
         progress(f"policy {policy}")
-        path = self._write_jobs(folder, policy, lambda job: {"output": None})
-        for job in self._file.jobs:
+        path = self._write_jobs(folder, policy, self._jobs)
+        for job in self._jobs:
             state = states[job.name]
             (folder / job.name).mkdir()
             write_json(
@@ -146,7 +147,7 @@ class PolicyComparison:
         write_json(done, {**identity, "result": asdict(trained.result), "decisions": trained.decisions})
         return trained
 
-    def _write_jobs(self, folder: Path, policy: Policy, change: Callable[[FleetJob], Mapping[str, Any]]) -> Path:
+    def _write_jobs(self, folder: Path, policy: Policy, jobs: Sequence[FleetJob]) -> Path:
         """Remove the files of an earlier run from the folder of a run, and write its jobs file.
 
         Raises CommandError if the folder has files but no jobs file, so that no comparison has written it.
@@ -163,8 +164,7 @@ class PolicyComparison:
                     shutil.rmtree(entry)
                 else:
                     entry.unlink()
-        jobs = tuple(job.model_copy(update=dict(change(job))) for job in self._file.jobs)
-        content = self._file.model_copy(update={"policy": policy, "jobs": jobs})
+        content = self._file.model_copy(update={"policy": policy, "jobs": tuple(jobs)})
         write_text(path, yaml.safe_dump(content.model_dump(mode="json"), sort_keys=False))
         return path
 
@@ -239,12 +239,4 @@ def _read(path: Path, identity: Mapping[str, Any]) -> TrainedFleet | None:
 
 def comparison_table(trained: Mapping[Policy, TrainedFleet]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the table that the command prints."""
-    header = ["policy", "largest slow-down", "median", "use", "total s", "changes (reverted)"]
-    rows = []
-    for policy, each in trained.items():
-        figures = each.result.figures()
-        rows.append([
-            policy, f"{figures['largest_slow_down']:.2f}", f"{figures['median_slow_down']:.2f}",
-            f"{figures['use']:.1%}", f"{figures['total_s']:.0f}", f"{each.result.changes} ({each.result.reverted})",
-        ])  # fmt: skip
-    return header, rows
+    return columns("total s"), [each.result.cells(f"{each.result.total_s:.0f}") for each in trained.values()]

@@ -38,6 +38,19 @@ class PolicyResult:
             "reverted": self.reverted,
         }
 
+    def cells(self, total: str) -> list[str]:
+        """Cells of a table under `columns`. total: the total time."""
+        figures = self.figures()
+        return [
+            self.policy, f"{figures['largest_slow_down']:.2f}", f"{figures['median_slow_down']:.2f}",
+            f"{self.use:.1%}", total, f"{self.changes} ({self.reverted})",
+        ]  # fmt: skip
+
+
+def columns(total: str) -> list[str]:
+    """Headers of the cells of results. total: that of the total time, with its unit."""
+    return ["policy", "largest slow-down", "median", "use", total, "changes (reverted)"]
+
 
 def compare(results: Mapping[str, PolicyResult]) -> dict[str, float | None]:
     """Compare fair shares with the baselines. results: by policy, one for each of POLICIES.

@@ -10,7 +10,7 @@ from typing import Any
 from multi_dnn_ros.fleet.contention import JobLoad, alone_s
 from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFile
 from multi_dnn_ros.fleet.plot import Points
-from multi_dnn_ros.fleet.policy_result import compare
+from multi_dnn_ros.fleet.policy_result import columns, compare
 from multi_dnn_ros.fleet.sharing import POLICIES
 from multi_dnn_ros.fleet.simulator import Fleet, Simulated, SimulatedJob, simulate
 from multi_dnn_ros.fleet.step_times import StepTimes
@@ -73,17 +73,12 @@ def scenario_figures(scenario: Scenario, results: Mapping[str, Simulated]) -> di
 
 def scenario_table(rows: Sequence[tuple[Scenario, Mapping[str, Simulated]]]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the table that the command prints."""
-    header = ["units", "jobs", "policy", "largest slow-down", "median", "use", "total h", "changes (reverted)"]
-    lines = []
-    for scenario, results in rows:
-        for policy, result in results.items():
-            figures = result.figures()
-            lines.append([
-                str(scenario.units), str(len(result.slow_downs)), policy, f"{figures['largest_slow_down']:.2f}",
-                f"{figures['median_slow_down']:.2f}", f"{figures['use']:.1%}", f"{figures['total_s'] / 3600:.2f}",
-                f"{result.changes} ({result.reverted})",
-            ])  # fmt: skip
-    return header, lines
+    header = ["units", "jobs", *columns("total h")]
+    return header, [
+        [str(scenario.units), str(len(result.slow_downs)), *result.cells(f"{result.total_s / 3600:.2f}")]
+        for scenario, results in rows
+        for result in results.values()
+    ]
 
 
 def slow_down_points(result: Simulated) -> dict[str, Points]:
