@@ -19,18 +19,24 @@ class PreprocessGraph:
     """Called with an image on the device, writes the network's input to the memory that the first stage reads.
 
     preprocess: (H, W, 3) uint8 -> inputs of the first stage. destination: the memory that the first stage reads; no
-    call may start before the previous frame has finished. capture: see capture_on.
+    call may start before the previous frame has finished. capture: see capture_on. copy: copies its second argument to
+    its first one, on the calling thread's current stream.
 
     Image sizes become known with the cameras' first frames. `preprocess` runs eager until `specialize` has been called
     for a size, and if the capture failed.
     """
 
     def __init__(
-        self, preprocess: Callable[[torch.Tensor], Tensors], destination: Tensors, capture: Callable[[Launch], Launch]
+        self,
+        preprocess: Callable[[torch.Tensor], Tensors],
+        destination: Tensors,
+        capture: Callable[[Launch], Launch],
+        copy: Callable[[torch.Tensor, torch.Tensor], object],
     ) -> None:
         self._preprocess = preprocess
         self._destination = destination
         self._capture = capture
+        self._copy = copy
         self._graphs: dict[tuple[int, ...], tuple[torch.Tensor, Launch]] = {}
 
     def __call__(self, image: torch.Tensor) -> Tensors:
@@ -38,7 +44,7 @@ class PreprocessGraph:
         if found is None:
             return self._preprocess(image)
         target, replay = found
-        target.copy_(image, non_blocking=True)
+        self._copy(target, image)
         replay()
         return self._destination
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from multi_dnn_ros.backends.host_copies import HostCopies
 from multi_dnn_ros.engine.batch_delay import BatchDelay
 from multi_dnn_ros.engine.dnn_frames import DnnFrames, FailureLimits
 from multi_dnn_ros.engine.events import EventPool
@@ -63,7 +64,10 @@ class DnnThread(threading.Thread):
         self._running = 0  # inferences queued or running
         self._finished: deque[Inference] = deque()
         self._events = EventPool()
-        self._ready: torch.cuda.Event | None = None  # `ready` of the previous inference
+        self._host_copies = HostCopies()
+        # `ready` and `stream` of the previous inference
+        self._ready: torch.cuda.Event | None = None
+        self._stream: torch.cuda.Stream | None = None
         self._specializer = Specializer(queue)
         self._closed = False
 
@@ -105,7 +109,7 @@ class DnnThread(threading.Thread):
         """Receive an inference whose last job has run or that is dropped; no queue or worker refers to it any more."""
         with self._lock:
             self._running -= 1
-            self._ready = inference.ready
+            self._ready, self._stream = inference.ready, inference.stream
             if self._frames.is_in_progress(inference.items[0]):  # either all of its items are, or none
                 self._finished.append(inference)
             self._wake.notify()
@@ -243,7 +247,9 @@ class DnnThread(threading.Thread):
             now,
             self.done,
             ready=self._ready,
+            stream=self._stream,
             events=self._events,
+            host_copies=self._host_copies,
         )
         return inference, too_old
 

@@ -272,8 +272,8 @@ def _check(tasks: Sequence[DnnTask], workers: int, max_launched: int | None) -> 
             raise ValueError(
                 f"DNN '{task.name}' has {len(task.stages)} stages and cameras {task.cameras}; neither may be empty"
             )
-        if task.in_place and task.batches:
-            raise ValueError(f"DNN '{task.name}' has both in_place and batches; in_place requires single images")
+        if task.specialize is not None and task.batches:
+            raise ValueError(f"DNN '{task.name}' has both specialize and batches; specialize requires single images")
         if task.remaining_ns is not None and len(task.remaining_ns) != len(task.stages):
             raise ValueError(
                 f"DNN '{task.name}' has remaining_ns of {len(task.remaining_ns)} jobs, but {len(task.stages)} stages"

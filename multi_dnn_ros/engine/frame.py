@@ -89,12 +89,16 @@ class _Inputs:
 def _upload(image: npt.NDArray[np.uint8], device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event | None]:
     import torch  # not at module level: the node's process uses frames, too
 
+    from multi_dnn_ros.backends.cuda_driver import enqueue_on
+
     source = torch.from_numpy(image)
     if device.type != "cuda":
         return source.to(device), None
-    if not source.is_pinned():  # shared memory registered with CUDA is pinned
-        source = source.pin_memory()
-    tensor = source.to(device, non_blocking=True)
+    if source.is_pinned():  # shared memory registered with CUDA is
+        tensor = torch.empty(source.shape, dtype=source.dtype, device=device)
+        enqueue_on(tensor.device).copy_from_host(tensor, source.data_ptr())
+    else:
+        tensor = source.pin_memory().to(device, non_blocking=True)
     uploaded = torch.cuda.Event()
     uploaded.record(torch.cuda.current_stream(device))
     return tensor, uploaded

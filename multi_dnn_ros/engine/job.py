@@ -10,6 +10,7 @@ import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.device_errors import is_device_failure
+from multi_dnn_ros.backends.host_copies import HostCopies
 from multi_dnn_ros.backends.static_stages import stack_inputs
 from multi_dnn_ros.engine.events import EventPool
 from multi_dnn_ros.engine.frame import Frame
@@ -36,8 +37,9 @@ class Inference:
     carried: the tensors between two jobs; finally the raw outputs on the CPU.
     ready: CUDA event after which `carried` is valid. Initially the event of the DNN's previous inference, because
     the stages may use the same memory for every inference. None on a CPU.
-    stream: CUDA stream of the most recently launched job.
+    stream: CUDA stream of the most recently launched job. Initially that of the DNN's previous inference.
     events: source of CUDA events. spans: the pair of events around each job.
+    host_copies: makes the copies of the outputs on the CPU.
     compute_ns: time in the layers; on a GPU measured there, and known once the outputs have arrived.
     drop_cause: why no item will have a result; set by the first thread that finds a cause.
     observed: Observer.began was called for the inference, so Observer.ended must be called, too.
@@ -54,6 +56,7 @@ class Inference:
     stream: torch.cuda.Stream | None = None
     events: EventPool = field(default_factory=EventPool)
     spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    host_copies: HostCopies = field(default_factory=HostCopies)
     pre_ns: int = 0
     queue_ns: int = 0
     compute_ns: int = 0
@@ -158,20 +161,16 @@ class Job:
     ) -> None:
         inference = self.inference
         record = inference.events.record
-        in_place = self.index == 0 and (inference.task.in_place or len(inference.items) > 1)
+        if inference.stream is not stream:  # on the same stream, order suffices
+            if inference.ready is not None:
+                stream.wait_event(inference.ready)
+            for tensor in inference.carried:  # allocated on the other stream: prevent early reuse of its memory
+                tensor.record_stream(stream)
+            inference.stream = stream
         if self.index == 0:
             before = now()
-            if in_place and inference.ready is not None:
-                stream.wait_event(inference.ready)
             inference.carried = self._inputs(device)
             inference.pre_ns = now() - before
-        if inference.stream is not stream:  # on the same stream, order suffices
-            if inference.ready is not None and not in_place:  # otherwise already waited for
-                stream.wait_event(inference.ready)
-            if self.index:
-                for tensor in inference.carried:  # allocated on the other stream: prevent early reuse of its memory
-                    tensor.record_stream(stream)
-            inference.stream = stream
         begin = record(stream)
         single = inference.task.single_launch.get(inference.batch) if self.index == 0 else None
         if single is not None and may_continue(self.successor()):
@@ -189,7 +188,7 @@ class Job:
             if inference.batch > 1:  # without the padding
                 rows = sum(item.drop_cause is None for item in inference.items)
                 inference.carried = tuple(tensor[:rows] for tensor in inference.carried)
-            inference.carried = tuple(_to_pinned(tensor) for tensor in inference.carried)
+            inference.carried = tuple(map(inference.host_copies.start, inference.carried))
             inference.ready = record(stream)
         else:
             end = inference.ready = record(stream)
@@ -225,8 +224,3 @@ class Job:
             return images[0]
         images += [images[-1]] * (inference.batch - len(images))
         return stack_inputs(images, inference.stages[0])
-
-
-def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)

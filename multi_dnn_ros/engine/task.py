@@ -30,8 +30,7 @@ class DnnTask:
     max_age_ns: frames that waited longer are dropped; None: never.
     sms: number of SMs of the GPU that the DNN's jobs run on; its stages must have been prepared for that share. 0: all.
     specialize: called once per image (height, width), while no job runs, to optimize preprocessing for that size.
-    in_place: preprocessing writes into the memory that the stages read, so it must not begin before the previous frame
-    has finished.
+    `preprocess` may then write to the memory that the stages read. None: it does not.
     batches: by batch size (2 or more), stages for that many images, concatenated along the first dimension of every
     input and output. With it, waiting frames of several cameras share one inference.
     batch_delay_ns: how long an idle DNN waits for frames of further cameras.
@@ -53,7 +52,6 @@ class DnnTask:
     max_age_ns: int | None = None
     sms: int = 0
     specialize: Callable[[tuple[int, int]], None] | None = None
-    in_place: bool = False
     batches: Mapping[int, tuple[Stage, ...]] = field(default_factory=dict, hash=False)
     batch_delay_ns: int = 0
     condense: Callable[[Tensors], Tensors] | None = None

@@ -13,6 +13,7 @@ import torch
 from multi_dnn_ros.backends import Backend, Stage, StaticStage, Tensors
 from multi_dnn_ros.backends.batches import BatchError, prepare_batches, repeat_inputs, sizes_to_prepare
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
+from multi_dnn_ros.backends.cuda_driver import enqueue_on
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.green_contexts import computing_on, with_own_cudnn_plans
 from multi_dnn_ros.backends.precision import PRECISIONS
@@ -231,7 +232,7 @@ def make_task(
         batches = _prepare(dnn, settings, chains, backend, device)
         single_launch = single_launches(batches)
         ready = batches.pop(1)
-        graph = _preprocess_graph(dnn, settings, ready[0], device)
+        graph = None if batches else _preprocess_graph(dnn, settings, ready[0], device)
         parts = dnn.results.in_two_parts() if device.type == "cuda" and not batches else None
         condense = None if parts is None else _condense(parts, ready[-1], dnn, device)
     return DnnTask(
@@ -245,7 +246,6 @@ def make_task(
         deadline_ns=ms_to_ns(settings.deadline_ms) or None,
         max_age_ns=ms_to_ns(settings.max_age_ms) or None,
         specialize=graph.specialize if graph else None,
-        in_place=graph is not None,
         remaining_ns=plan.remaining_ns(stages, [streams_of(stage) for stage in ready]),
         batches=batches,
         batch_delay_ns=ms_to_ns(settings.batch_delay_ms),
@@ -310,10 +310,11 @@ def _condense(parts: TwoParts, last: Stage, dnn: Dnn, device: torch.device) -> C
 
 
 def _preprocess_graph(dnn: Dnn, settings: DnnConfig, first: Stage, device: torch.device) -> PreprocessGraph | None:
-    """Captured preprocessing, if `capture_preprocess` is set and the first stage is captured."""
-    if not settings.capture_preprocess or not isinstance(first, StaticStage):
+    """Captured preprocessing, if `capture_preprocess` is set and the first stage is a CUDA graph."""
+    if not settings.capture_preprocess or device.type != "cuda" or not isinstance(first, StaticStage):
         return None
-    return PreprocessGraph(dnn.inputs, first.inputs, capture_on(device))
+    copy = enqueue_on(first.inputs[0].device).copy
+    return PreprocessGraph(dnn.inputs, first.inputs, capture_on(device), copy)
 
 
 def _allocated_bytes(device: torch.device) -> int:

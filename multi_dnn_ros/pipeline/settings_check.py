@@ -176,12 +176,7 @@ def _placed_problems(
 
 
 def _execution_problems(name: str, settings: DnnConfig, devices: tuple[torch.device, ...]) -> Iterator[str]:
-    """Problems of backend, precision, SMs and capture. devices: empty: unknown; what depends on them is not checked."""
-    if settings.max_batch > 1 and settings.capture_preprocess:
-        yield (
-            f"parameter dnn.{name}.capture_preprocess is true with max_batch {settings.max_batch}: captured "
-            "preprocessing takes one image per inference; allowed with max_batch above 1: false"
-        )
+    """Problems of backend, precision, SMs and batches. devices: empty: unknown; what depends on them is not checked."""
     if settings.max_batch > 1 and settings.tiles != "1x1":
         yield (
             f"parameter dnn.{name}.max_batch is {settings.max_batch} with tiles '{settings.tiles}': the tiles of one "

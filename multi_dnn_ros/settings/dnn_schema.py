@@ -170,9 +170,10 @@ class DnnConfig(Section):
         "value ranges of the layers when the DNN is first configured. Empty: generated road images of this package.",
     )
     capture_preprocess: bool = Field(
-        False,
+        True,
         description="Whether to capture the preprocessing as a CUDA graph too, after the first frame of each image "
-        "size. Has an effect only on a GPU with backend cuda_graph or inductor.",
+        "size; all DNNs of the GPU pause meanwhile. Has an effect only on a GPU with backend cuda_graph or inductor, "
+        "and if a frame is never put into a batch (max_batch).",
     )
     sms: int = Field(
         0,
@@ -185,8 +186,7 @@ class DnnConfig(Section):
         1,
         ge=1,
         le=16,
-        description="Maximum number of frames per inference, at most one per camera. Above 1, capture_preprocess is "
-        "not allowed.",
+        description="Maximum number of frames per inference, at most one per camera.",
     )
     batch_delay_ms: float = Field(
         0.0,

@@ -166,12 +166,6 @@ def test_a_file_exported_for_one_image_is_rejected_by_name(suffix: str, tmp_path
         assert (task.max_batch, task.batches, task.cameras) == (1, {}, ("rear",))
 
 
-def test_captured_preprocessing_excludes_batches() -> None:
-    flat = {"device": "cpu", "dnns": ["lane"], "dnn.lane.max_batch": 2, "dnn.lane.capture_preprocess": True}
-    with pytest.raises(ConfigError, match=r"dnn.lane.capture_preprocess is true with max_batch 2: .* above 1: false"):
-        build(to_config(flat))
-
-
 def test_batched_inferences_of_two_cameras_have_the_results_of_single_inferences() -> None:
     flat = {"device": "cpu", "cameras": ["front", "rear"], "dnns": ["object"]}
     flat |= {"dnn.object.max_batch": 4, "dnn.object.batch_delay_ms": 1000.0, "dnn.object.score_threshold": 0.01}

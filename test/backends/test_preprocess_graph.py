@@ -40,7 +40,7 @@ def image(height: int, width: int, seed: int = 0) -> torch.Tensor:
 def test_a_captured_size_writes_the_same_input_to_the_memory_of_the_first_stage(fit: str) -> None:
     preprocess = Preprocess(32, 24, fit=fit, bgr=True, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2))
     destination, captures = (torch.zeros(1, 3, 24, 32),), Captures()
-    graph = PreprocessGraph(preprocess, destination, captures)
+    graph = PreprocessGraph(preprocess, destination, captures, torch.Tensor.copy_)
     (before,) = graph(image(48, 64))
     assert before is not destination[0]
     graph.specialize((48, 64))
@@ -58,7 +58,7 @@ def test_a_captured_size_writes_the_same_input_to_the_memory_of_the_first_stage(
 
 def test_a_capture_preserves_the_input_of_the_frame_in_progress() -> None:
     destination = (torch.full((1, 3, 4, 4), 7.0),)
-    PreprocessGraph(Preprocess(4, 4), destination, Captures()).specialize((8, 8))
+    PreprocessGraph(Preprocess(4, 4), destination, Captures(), torch.Tensor.copy_).specialize((8, 8))
     assert bool((destination[0] == 7.0).all())
 
 
@@ -69,20 +69,20 @@ def test_a_failed_capture_preserves_the_input_of_the_frame_in_progress() -> None
 
     destination = (torch.full((1, 3, 4, 4), 7.0),)
     with pytest.raises(RuntimeError, match="cannot be captured"):
-        PreprocessGraph(Preprocess(4, 4), destination, fail).specialize((8, 8))
+        PreprocessGraph(Preprocess(4, 4), destination, fail, torch.Tensor.copy_).specialize((8, 8))
     assert bool((destination[0] == 7.0).all())
 
 
 def test_a_graph_with_other_results_is_an_error_and_not_used() -> None:
     destination, preprocess = (torch.zeros(1, 3, 4, 4),), Preprocess(4, 4)
-    graph = PreprocessGraph(preprocess, destination, Captures(broken=True))
+    graph = PreprocessGraph(preprocess, destination, Captures(broken=True), torch.Tensor.copy_)
     with pytest.raises(ValueError, match="result 0 is off by"):
         graph.specialize((8, 8))
     torch.testing.assert_close(graph(image(8, 8))[0], preprocess(image(8, 8))[0])
 
 
 def test_the_number_of_captured_sizes_is_bounded() -> None:
-    graph = PreprocessGraph(Preprocess(4, 4), (torch.zeros(1, 3, 4, 4),), Captures())
+    graph = PreprocessGraph(Preprocess(4, 4), (torch.zeros(1, 3, 4, 4),), Captures(), torch.Tensor.copy_)
     for number in range(MAX_SIZES):
         graph.specialize((8, 8 + number))
     with pytest.raises(ValueError, match="captured already"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from multi_dnn_ros.backends import stream_graph
+from multi_dnn_ros.backends import cuda_driver, stream_graph
 from multi_dnn_ros.backends.device_errors import is_device_failure, is_out_of_memory
 from multi_dnn_ros.backends.stream_graph import StreamGraph, keeps_priority_of_capture
 
@@ -39,8 +39,8 @@ class Driver:
         graph._obj.value = EXEC
         return self.instantiated
 
-    def cuGraphLaunch(self, graph: ctypes.c_void_p, stream: ctypes.c_void_p) -> int:
-        self.calls.append(("launch", graph.value, stream.value))
+    def cuGraphLaunch(self, graph: int, stream: int) -> int:
+        self.calls.append(("launch", graph, stream))
         return self.results.pop(0) if self.results else 0
 
     def cuGraphExecDestroy(self, graph: ctypes.c_void_p) -> int:
@@ -68,7 +68,10 @@ class TorchGraph:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     fake = Driver()
-    monkeypatch.setattr(stream_graph, "_driver", lambda: fake)
+    monkeypatch.setattr(stream_graph, "driver", lambda: fake)
+    monkeypatch.setattr(cuda_driver, "driver", lambda: fake)
+    monkeypatch.setattr(cuda_driver, "_holding_the_gil", lambda name, arguments: getattr(fake, name))
+    monkeypatch.setattr(stream_graph, "enqueue_on", cuda_driver.Enqueue)  # not cached
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", TorchGraph)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())

@@ -208,9 +208,9 @@ def test_a_hanging_batch_is_abandoned_with_all_its_frames(start, recorder):
     check_accounts(engine)
 
 
-def test_in_place_and_batches_are_mutually_exclusive():
-    with pytest.raises(ValueError, match="'a' has both in_place and batches"):
-        Engine([task(batches=(2,), in_place=True)], on_result=print)
+def test_specialize_and_batches_are_mutually_exclusive():
+    with pytest.raises(ValueError, match="'a' has both specialize and batches"):
+        Engine([task(batches=(2,), specialize=print)], on_result=print)
 
 
 class Scene:

@@ -247,8 +247,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "sms": (lambda at: {"model": "builtin:object", "sms": 8}, "dnn.x.sms is 8; only an NVIDIA GPU can be partitioned"),
     "batch": (
-        lambda at: {"model": "builtin:object", "max_batch": 2, "capture_preprocess": True},
-        "capture_preprocess is true with max_batch 2",
+        lambda at: {"model": "builtin:object", "max_batch": 2, "tiles": "2x1"},
+        "max_batch is 2 with tiles '2x1'",
     ),
 }
 

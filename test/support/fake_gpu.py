@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from multi_dnn_ros.backends.host_copies import HostCopies
 from multi_dnn_ros.engine import engine as engine_module
-from multi_dnn_ros.engine import job as job_module
 
 DEVICE = torch.device("cuda", 0)
 #: A clock's two readings may differ by this much more than what lies between them, seconds.
@@ -50,7 +50,7 @@ class FakeGpu:
         monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
         monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self._current, "stream", stream))
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-        monkeypatch.setattr(job_module, "_to_pinned", lambda tensor: tensor.clone())
+        monkeypatch.setattr(HostCopies, "start", lambda copies, tensor: tensor.clone())
         monkeypatch.setattr(engine_module, "make_stream", lambda device, sms, priority: Stream())
 
     def launch(self, seconds: float) -> None:

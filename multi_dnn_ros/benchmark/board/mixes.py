@@ -162,7 +162,7 @@ def mix_config(mix: Mix, device: str | None, resolved: torch.device, folder: Pat
     for number, network in enumerate(mix.dnns.networks):
         dnns[f"dnn{number}_{network.builder}"] = DnnConfig(
             role="object", model=str(paths[network]), decoder="yolo", labels=["nothing"], resize="stretch",
-            precision=_precision(resolved), capture_preprocess=resolved.type == "cuda",
+            precision=_precision(resolved),
         )  # fmt: skip
     return NodeConfig.model_validate({**config_of(BUILTIN, device or str(resolved), folder).model_dump(), "dnns": {
         name: dnn.model_dump() for name, dnn in dnns.items()}})  # fmt: skip

@@ -14,6 +14,7 @@ from gpu_stages import EXAMPLE, GPU, Prepared, fire, needs, needs_compiler, on_g
 from multi_dnn_ros.backends import Backend, Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
+from multi_dnn_ros.backends.cuda_driver import enqueue_on
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.backends.static_stages import single_launches
@@ -110,7 +111,7 @@ def test_captured_preprocessing_computes_the_same_and_allocates_nothing(
     preprocess = Preprocess(128, 96, fit=fit, bgr=True, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3))
     first = prepared("cuda_graph", "auto").stages[0]
     assert isinstance(first, Captured)
-    graph = PreprocessGraph(preprocess, first.inputs, capture_on(GPU))
+    graph = PreprocessGraph(preprocess, first.inputs, capture_on(GPU), enqueue_on(GPU).copy)
     rng = np.random.default_rng(0)
     images = [torch.from_numpy(rng.integers(0, 256, (240, 424, 3), np.uint8)).to(GPU) for _ in range(3)]
     graph.specialize((240, 424))
@@ -126,7 +127,7 @@ def test_captured_preprocessing_computes_the_same_and_allocates_nothing(
 def test_a_capture_preserves_an_input_that_is_still_being_written():
     """The frame in progress was launched on another stream."""
     destination = (torch.zeros(1, 3, 96, 128, device=GPU),)
-    graph = PreprocessGraph(Preprocess(128, 96), destination, capture_on(GPU))
+    graph = PreprocessGraph(Preprocess(128, 96), destination, capture_on(GPU), enqueue_on(GPU).copy)
     torch.cuda.synchronize(GPU)
     with torch.cuda.stream(torch.cuda.Stream(GPU)):
         torch.cuda._sleep(1_000_000_000)  # about half a second
@@ -173,7 +174,7 @@ def preprocessing() -> Callable[[], object]:
         return products((image[..., 0].float(),))
 
     image = torch.zeros(256, 256, 3, dtype=torch.uint8, device=GPU)
-    graph = PreprocessGraph(preprocess, (torch.zeros(256, 256, device=GPU),), capture_on(GPU))
+    graph = PreprocessGraph(preprocess, (torch.zeros(256, 256, device=GPU),), capture_on(GPU), enqueue_on(GPU).copy)
     graph.specialize((256, 256))
     return lambda: graph(image)
 

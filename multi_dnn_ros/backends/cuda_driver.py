@@ -1,0 +1,103 @@
+"""Calls of the CUDA driver (libcuda), which every process that uses a GPU loads.
+
+Each operation of PyTorch releases the GIL. If another thread computes in Python, getting it back takes up to the switch
+interval of the interpreter, many times as long as the operation. Functions that only enqueue work on a GPU return after
+microseconds and are therefore called here with the GIL held.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+
+#: CUresult
+_OUT_OF_MEMORY, _NO_CONTEXT = 2, 201
+
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
+#: Functions that enqueue work, and the types of their arguments; the last argument is the stream.
+_LAUNCH = ("cuGraphLaunch", (_POINTER, _POINTER))
+_FROM_HOST = ("cuMemcpyHtoDAsync_v2", (_POINTER, _POINTER, _SIZE, _POINTER))
+_TO_HOST = ("cuMemcpyDtoHAsync_v2", (_POINTER, _POINTER, _SIZE, _POINTER))
+_ON_DEVICE = ("cuMemcpyDtoDAsync_v2", (_POINTER, _POINTER, _SIZE, _POINTER))
+
+
+class Enqueue:
+    """Enqueues work of one GPU on the calling thread's current stream. See enqueue_on; any thread may call the methods.
+
+    They raise RuntimeError or torch.OutOfMemoryError, as PyTorch does. Tensors must be contiguous, and memory on the
+    host pinned. If the GPU hangs and its queue is full, a call can block, and with it all threads of the process; the
+    supervisor then ends the process, as it does if one thread hangs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._context = ctypes.c_void_p()
+        with torch.cuda.device(device):
+            self._index = torch.cuda.current_device()
+            check(driver().cuCtxGetCurrent(ctypes.byref(self._context)))
+
+    def graph(self, executable: int | None) -> None:
+        """Launch a graph. executable: its CUgraphExec."""
+        self._call(_LAUNCH, executable)
+
+    def copy_from_host(self, target: torch.Tensor, address: int) -> None:
+        """Fill `target` on the GPU with the bytes at `address` on the host."""
+        self._call(_FROM_HOST, target.data_ptr(), address, target.nbytes)
+
+    def copy_to_host(self, address: int, source: torch.Tensor) -> None:
+        """Copy the bytes of `source` on the GPU to `address` on the host."""
+        if source.nbytes:
+            self._call(_TO_HOST, address, source.data_ptr(), source.nbytes)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy the bytes of `source` to `target`, both on the GPU and of the same size."""
+        self._call(_ON_DEVICE, target.data_ptr(), source.data_ptr(), source.nbytes)
+
+    def _call(self, function: tuple[str, tuple[Any, ...]], *arguments: int | None) -> None:
+        call = _holding_the_gil(*function)
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        result = call(*arguments, stream)
+        if result == _NO_CONTEXT:  # the first CUDA call of this thread
+            check(driver().cuCtxSetCurrent(self._context))
+            result = call(*arguments, stream)
+        if result:
+            check(result)
+
+
+@functools.cache
+def enqueue_on(device: torch.device) -> Enqueue:
+    """The functions for `device`, a GPU with its index."""
+    return Enqueue(device)
+
+
+@functools.cache
+def driver() -> Any:
+    """The driver's library. ctypes releases the GIL during each call."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def check(result: int) -> None:
+    """Raise the exception that PyTorch would raise for this CUresult."""
+    if not result:
+        return
+    text = ctypes.c_char_p()
+    driver().cuGetErrorString(result, ctypes.byref(text))
+    words = (text.value or b"unknown error").decode()
+    if result == _OUT_OF_MEMORY:
+        raise torch.OutOfMemoryError(f"CUDA error: {words}")
+    raise RuntimeError(f"CUDA error: {words} (CUresult {result})")
+
+
+@functools.cache
+def _holding_the_gil(name: str, arguments: tuple[Any, ...]) -> Any:
+    """The driver's function `name`, called with the GIL held."""
+    function = getattr(_driver_with_gil(), name)
+    function.argtypes = arguments
+    return function
+
+
+@functools.cache
+def _driver_with_gil() -> Any:
+    return ctypes.PyDLL("libcuda.so.1")
