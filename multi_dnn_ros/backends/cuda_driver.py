@@ -22,6 +22,7 @@ _LAUNCH = ("cuGraphLaunch", (_POINTER, _POINTER))
 _FROM_HOST = ("cuMemcpyHtoDAsync_v2", (_POINTER, _POINTER, _SIZE, _POINTER))
 _TO_HOST = ("cuMemcpyDtoHAsync_v2", (_POINTER, _POINTER, _SIZE, _POINTER))
 _ON_DEVICE = ("cuMemcpyDtoDAsync_v2", (_POINTER, _POINTER, _SIZE, _POINTER))
+_RECORD = ("cuEventRecord", (_POINTER, _POINTER))
 
 
 class Enqueue:
@@ -54,6 +55,10 @@ class Enqueue:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy the bytes of `source` to `target`, both on the GPU and of the same size."""
         self._call(_ON_DEVICE, target.data_ptr(), source.data_ptr(), source.nbytes)
+
+    def record(self, event: torch.cuda.Event) -> None:
+        """Record an event, which PyTorch must have recorded before: the first time creates it."""
+        self._call(_RECORD, event.cuda_event)
 
     def _call(self, function: tuple[str, tuple[Any, ...]], *arguments: int | None) -> None:
         call = _holding_the_gil(*function)

@@ -15,7 +15,6 @@ from torch import fx, nn
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.backends.green_contexts import on_whole_gpu
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.cpu_features import has_int8_products
 from multi_dnn_ros.common.error_text import summarize_error
@@ -158,15 +157,10 @@ def _float32_results(stage: nn.Module, carried: Tensors, device: torch.device) -
     example for lack of memory.
     """
     if device.type == "cuda":
-
-        def compute() -> Tensors:
-            with torch.no_grad():  # which holds for one thread
-                found: Tensors = _copy_on(device, stage)(tuple(tensor.to(device) for tensor in carried))
-                return found
-
         try:
             with float32_products(False):
-                return on_whole_gpu(device, compute)
+                found: Tensors = _copy_on(device, stage)(tuple(tensor.to(device) for tensor in carried))
+                return found
         except Exception as error:
             log.debug("a stage is compared with float32 on the CPU: %s", summarize_error(error))
         torch.cuda.empty_cache()

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 import torch
 
+from multi_dnn_ros.backends.cuda_driver import enqueue_on
+
 
 class EventPool:
     """Timing events of one device. Thread-safe: list operations are atomic."""
@@ -17,12 +19,14 @@ class EventPool:
         self._free: list[torch.cuda.Event] = []
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        """Record an event on `stream`, after everything launched there so far."""
+        """Record an event on `stream`, the calling thread's current one, after everything launched there so far."""
         try:
             event = self._free.pop()
         except IndexError:
             event = torch.cuda.Event(enable_timing=True, blocking=True)
-        event.record(stream)
+            event.record(stream)
+        else:
+            enqueue_on(stream.device).record(event)
         return event
 
     def release(self, events: Iterable[torch.cuda.Event]) -> None:

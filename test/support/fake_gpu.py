@@ -11,6 +11,7 @@ import torch
 
 from multi_dnn_ros.backends.host_copies import HostCopies
 from multi_dnn_ros.engine import engine as engine_module
+from multi_dnn_ros.engine import events as events_module
 
 DEVICE = torch.device("cuda", 0)
 #: A clock's two readings may differ by this much more than what lies between them, seconds.
@@ -18,6 +19,8 @@ _SLACK_S = 1e-4
 
 
 class Stream:
+    device = DEVICE
+
     def __init__(self) -> None:
         self.until = 0.0
 
@@ -51,7 +54,12 @@ class FakeGpu:
         monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self._current, "stream", stream))
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
         monkeypatch.setattr(HostCopies, "start", lambda copies, tensor: tensor.clone())
+        monkeypatch.setattr(events_module, "enqueue_on", lambda device: self)
         monkeypatch.setattr(engine_module, "make_stream", lambda device, sms, priority: Stream())
+
+    def record(self, event: Event) -> None:
+        """Record an event on the calling thread's stream, as Enqueue does."""
+        event.record(self._current.stream)
 
     def launch(self, seconds: float) -> None:
         """On the calling thread's stream."""
