@@ -105,6 +105,15 @@ class JobProcesses:
             rank.join(max(0.0, deadline - time.monotonic()))
         self.kill()
 
+    def finish(self, ended: int, timeout_s: float) -> None:
+        """End all ranks after rank `ended` has sent the result of the job. The others have nothing left to do, and are
+        killed: one that was to join waits for the first active rank, which does not train any more.
+        """
+        for unit, rank in self._ranks.items():
+            if unit != ended:
+                rank.kill()
+        self.join(timeout_s)
+
     def kill(self) -> None:
         """Kill all ranks."""
         for rank in self._ranks.values():
