@@ -69,7 +69,9 @@ class JobProcesses:
         ]
 
     def prepare(self) -> None:
-        """Make all ranks read the data before the job is measured, because other jobs pause during a measurement."""
+        """Make all ranks read the data before they have a share: other jobs pause while the job is measured, and the
+        job itself pauses while a rank joins.
+        """
         for rank in self._ranks.values():
             rank.send(Command(self.number, self.shares, prepare=True))
 

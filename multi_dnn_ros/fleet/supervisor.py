@@ -229,13 +229,12 @@ class Supervisor:
     # Start and measure alone
 
     def _spawn(self, job: RunningJob) -> None:
-        """Start the processes, which load their libraries, and the data if the job is to be measured, and then wait."""
+        """Start the processes, which load their libraries and the data, and then wait."""
         job.starts += 1
         # Never repeated, even if the job is removed and added again: the store still has the keys of its former ranks.
         prefix = f"{job.name}/{next(self._start_numbers)}"
         job.processes = JobProcesses(job.job, self._launcher, job.folder, prefix, self._rank_main)
-        if not job.state.alone_s:
-            job.processes.prepare()
+        job.processes.prepare()
         job.report, job.step_s, job.placed = None, 0.0, False
         job.state.status = "starting"
 
