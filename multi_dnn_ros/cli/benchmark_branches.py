@@ -18,6 +18,8 @@ cores. The outputs of all conditions must agree with the serial ones.
 Without names the networks are InceptionV3, GoogLeNet, RetinaNet, SSD300, DeepLabV3 and four of this package:
 encoder-windows and tracker-windows have attention heads with windows of 1, 2, 4 and 8 features, encoder-equal and
 tracker-equal have equal heads, which are also measured merged into one product.
+
+The files are written after each network, so that an interrupted run keeps what it has measured.
 """
 _EXAMPLES = """\
 multi-dnn benchmark branches --precision fp16 --output branches.json --plot branches.png
@@ -77,15 +79,17 @@ def _run(args: argparse.Namespace) -> int:
             print(_table(measured[-1:]), flush=True)
         if device.type == "cuda":
             torch.cuda.empty_cache()
+        if measured:  # otherwise an earlier file stays
+            write_figures(
+                args.output, {"networks": measured, "failed": failed}, scenario="branches", device=str(device),
+                streams=list(args.streams), rounds=args.rounds,
+            )  # fmt: skip
+            if args.plot is not None:
+                plot_branches(measured, args.plot)
     if not measured:
         raise CommandError("no network could be measured")
     print(_table(measured))
-    write_figures(
-        args.output, {"networks": measured, "failed": failed}, scenario="branches", device=str(device),
-        streams=list(args.streams), rounds=args.rounds,
-    )  # fmt: skip
     if args.plot is not None:
-        plot_branches(measured, args.plot)
         print(f"written to {args.plot}")
     return 1 if failed else 0
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
@@ -14,8 +15,10 @@ from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_units
 
 if TYPE_CHECKING:
+    from multi_dnn_ros.fleet.comparison import TrainedFleet
     from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFile
     from multi_dnn_ros.fleet.launcher import Launcher
+    from multi_dnn_ros.fleet.sharing import Policy
 
 _DETAILS = """\
 Every job of the file is a training run with one process per unit. Its mini-batch is divided over the units in tenths.
@@ -198,9 +201,21 @@ def _compare(args: argparse.Namespace, file: JobsFile, units: tuple[Unit, ...]) 
     from multi_dnn_ros.fleet.policy_result import compare
 
     _check_devices(units)
+
+    def write(trained: Mapping[Policy, TrainedFleet], **against: Any) -> None:
+        write_figures(
+            args.output,
+            {
+                "units": [unit.name for unit in units],
+                "jobs_file": file.model_dump(mode="json"),
+                "policies": {policy: each.figures() for policy, each in trained.items()},
+                **against,
+            },
+        )
+
     with Interrupts():
         display = Display()
-        trained = PolicyComparison(file, units, _folder(args), watch=display).run(display.set_title)
+        trained = PolicyComparison(file, units, _folder(args), watch=display).run(display.set_title, write)
     against = compare({policy: each.result for policy, each in trained.items()})
     print(table(*comparison_table(trained)))
     use = "unknown" if against["use_gain"] is None else f"{against['use_gain']:+.0%}"
@@ -209,15 +224,7 @@ def _compare(args: argparse.Namespace, file: JobsFile, units: tuple[Unit, ...]) 
         f"{against['largest_slow_down_below_better']:.0%} below the better baseline; use {use}, total time "
         f"{against['total_time_ratio']:.2f} times that of the better baseline"
     )
-    write_figures(
-        args.output,
-        {
-            "units": [unit.name for unit in units],
-            "jobs_file": file.model_dump(mode="json"),
-            "policies": {policy: each.figures() for policy, each in trained.items()},
-            "fair_against_baselines": against,
-        },
-    )
+    write(trained, fair_against_baselines=against)
     if args.plot is not None:
         panels = {str(policy): each.points for policy, each in trained.items()}
         write_slow_down_plot(args.plot, f"{len(units)} units", panels)

@@ -74,15 +74,24 @@ class PolicyComparison:
         self._watch = watch
         self._rank_main = rank_main
 
-    def run(self, progress: Callable[[str], None] = lambda text: None) -> dict[Policy, TrainedFleet]:
+    def run(
+        self,
+        progress: Callable[[str], None] = lambda text: None,
+        completed: Callable[[Mapping[Policy, TrainedFleet]], None] = lambda trained: None,
+    ) -> dict[Policy, TrainedFleet]:
         """Measure each job alone, then train all under each policy. progress: called with one line per step.
+        completed: called after each policy with the results so far.
 
         Raises CommandError if a job fails, if another fleet or comparison uses the folder, or if the folder has files
         of something else; OSError if the folder cannot be written.
         """
         with lock_folder(self._folder):  # the supervisors lock its folders only after old files were removed
             states = self._alone(progress)
-            return {policy: self._train(policy, states, progress) for policy in POLICIES}
+            trained: dict[Policy, TrainedFleet] = {}
+            for policy in POLICIES:
+                trained[policy] = self._train(policy, states, progress)
+                completed(trained)
+            return trained
 
     def _alone(self, progress: Callable[[str], None]) -> dict[str, JobState]:
         """The state of each job after its step alone was timed."""

@@ -69,7 +69,9 @@ class JobProcesses:
         ]
 
     def prepare(self) -> None:
-        """Make all ranks read the data before the job is measured, because other jobs pause during a measurement."""
+        """Make all ranks read the data before they have a share: other jobs pause while the job is measured, and the
+        job itself pauses while a rank joins.
+        """
         for rank in self._ranks.values():
             rank.send(Command(self.number, self.shares, prepare=True))
 
@@ -104,6 +106,15 @@ class JobProcesses:
         for rank in self._ranks.values():
             rank.join(max(0.0, deadline - time.monotonic()))
         self.kill()
+
+    def finish(self, ended: int, timeout_s: float) -> None:
+        """End all ranks after rank `ended` has sent the result of the job. The others have nothing left to do, and are
+        killed: one that was to join waits for the first active rank, which does not train any more.
+        """
+        for unit, rank in self._ranks.items():
+            if unit != ended:
+                rank.kill()
+        self.join(timeout_s)
 
     def kill(self) -> None:
         """Kill all ranks."""

@@ -13,7 +13,7 @@ class Command:
 
     number: counts the commands without `prepare`. shares: tenths by rank. before: the ranks with a share until now, the
     first of which has the state of the training; empty at the start. pause: keep the state and wait. stop: write a
-    checkpoint and end. prepare: read the data and initialize the device; all ranks will have a share soon.
+    checkpoint and end. prepare: read the data and initialize the device.
     """
 
     number: int

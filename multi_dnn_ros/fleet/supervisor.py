@@ -229,13 +229,12 @@ class Supervisor:
     # Start and measure alone
 
     def _spawn(self, job: RunningJob) -> None:
-        """Start the processes, which load their libraries, and the data if the job is to be measured, and then wait."""
+        """Start the processes, which load their libraries and the data, and then wait."""
         job.starts += 1
         # Never repeated, even if the job is removed and added again: the store still has the keys of its former ranks.
         prefix = f"{job.name}/{next(self._start_numbers)}"
         job.processes = JobProcesses(job.job, self._launcher, job.folder, prefix, self._rank_main)
-        if not job.state.alone_s:
-            job.processes.prepare()
+        job.processes.prepare()
         job.report, job.step_s, job.placed = None, 0.0, False
         job.state.status = "starting"
 
@@ -264,7 +263,7 @@ class Supervisor:
 
     def _handle(self, job: RunningJob, messages: Sequence[tuple[int, Message]]) -> None:
         failures = [(rank, message) for rank, message in messages if isinstance(message, Failed)]
-        for _, message in messages:
+        for rank, message in messages:
             if isinstance(message, Report) and job.processes is not None and message.number == job.processes.number:
                 job.report, job.step_s = message, message.step_s
                 if message.done > job.done_at_start + ALONE_STEPS:
@@ -273,17 +272,16 @@ class Supervisor:
                     self.show_line(f"{job.name}: {job.state.alone_s * 1e3:.1f} ms per step alone")
                     self._decide()
             elif isinstance(message, Ended):
-                self._ended(job, message)
+                self._ended(job, rank, message)
                 return
             elif isinstance(message, Paused) and job.processes is not None:
                 job.processes.is_paused = message.number == job.processes.number
         if failures and job.processes is not None:
             self._failed(job, failures)
 
-    def _ended(self, job: RunningJob, message: Ended) -> None:
+    def _ended(self, job: RunningJob, rank: int, message: Ended) -> None:
         assert job.processes is not None
-        # A rank that was to join waits for the others, which have ended.
-        job.processes.join(_END_S)
+        job.processes.finish(rank, _END_S)
         job.processes = None
         job.state.status, job.losses = "finished", message.losses
         if job.report is not None:

@@ -207,6 +207,28 @@ def test_the_command_prints_and_writes_the_comparison(
     report = json.loads((tmp_path / "out.json").read_text())
     assert set(report["policies"]) == {"fair", "even", "one unit"}
     assert report["policies"]["fair"]["slow_downs"].keys() == {"a"}
+    assert report["fair_against_baselines"]["total_time_ratio"] > 0.0
     assert (tmp_path / "out.png").stat().st_size > 1000
     assert main([*common, "--simulate", "x.json"]) == 2
     assert "exclude each other" in capsys.readouterr().err
+
+
+def test_an_interrupted_comparison_has_written_the_complete_policies(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated(monkeypatch)
+    jobs, output = tmp_path / "jobs.yaml", tmp_path / "out.json"
+    jobs.write_text(yaml.safe_dump({"jobs": [job.model_dump(mode="json", exclude_defaults=True)]}))
+    train = PolicyComparison._train
+
+    def interrupted(self: PolicyComparison, policy: Any, *given: Any) -> Any:
+        if policy == "one unit":
+            raise KeyboardInterrupt
+        return train(self, policy, *given)
+
+    command = ["fleet", str(jobs), "--units", "cpu:1,cpu:1", "--compare", "--output", str(output)]
+    monkeypatch.setattr(PolicyComparison, "_train", interrupted)
+    assert main(command) == 130
+    report = json.loads(output.read_text())
+    assert list(report["policies"]) == ["fair", "even"]
+    assert "fair_against_baselines" not in report

@@ -101,9 +101,7 @@ def check_pause_and_end(ranks: JobProcesses) -> None:
     assert found == [(1, Failed("was killed by SIGKILL (the kernel does this when memory runs out)", False, False))]
 
 
-def test_ranks_read_the_data_of_a_job_that_will_be_measured_before_they_have_a_share(
-    job: FleetJob, tmp_path: Path
-) -> None:
+def test_ranks_read_the_data_before_they_have_a_share(job: FleetJob, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     ranks = JobProcesses(job.model_copy(update={"data": f"cifar10:{missing}"}), LocalLauncher(UNITS), tmp_path, "a")
     try:

@@ -147,3 +147,22 @@ def test_a_job_that_is_removed_and_added_again_has_other_keys_in_the_store(job: 
         supervisor.run()
     for prefixes in launcher.prefixes.values():
         assert len(prefixes) == len(set(prefixes)) == 3
+
+
+def test_all_ranks_read_the_data_when_they_start_also_if_the_job_was_measured_before(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the job pauses while a rank that joins reads the data."""
+    path = write(tmp_path / "jobs.yaml", job)
+    run_until_placed(path)
+    prepared: list[int] = []
+    send = SimulatedRank.send
+
+    def record(rank: SimulatedRank, command: Command) -> None:
+        if command.prepare:
+            prepared.append(rank.unit)
+        send(rank, command)
+
+    monkeypatch.setattr(SimulatedRank, "send", record)
+    assert run_until_placed(path).jobs["a"].state.alone_s > 0.0
+    assert prepared == [0, 1]

@@ -282,3 +282,22 @@ def test_a_stop_that_is_interrupted_kills_all_ranks(
     with pytest.raises(KeyboardInterrupt):
         stop_jobs([processes], 5.0, 5.0)
     assert killed == list(launcher.ranks.values())
+
+
+def test_a_rank_that_was_to_join_does_not_delay_the_end_of_its_job(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for a rank that has ended, and the supervisor makes no decisions while it waits for a rank."""
+    calls: list[tuple[str, int]] = []
+
+    def send(rank: SimulatedRank, command: Command) -> None:
+        if command.active[:1] == (rank.unit,):
+            rank.put(Ended(True, 3, (0.5, 0.4, 0.3)))
+
+    monkeypatch.setattr(SimulatedRank, "send", send)
+    monkeypatch.setattr(SimulatedRank, "kill", lambda rank: calls.append(("kill", rank.unit)))
+    monkeypatch.setattr(SimulatedRank, "join", lambda rank, timeout_s: calls.append(("join", rank.unit)))
+    launcher = SimulatedLauncher(UNITS)
+    assert Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs").run()
+    assert calls.index(("kill", 1)) < calls.index(("join", 1))
+    assert calls.index(("join", 0)) < calls.index(("kill", 0))
