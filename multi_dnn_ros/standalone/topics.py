@@ -133,6 +133,7 @@ class Subscription(Waitable):
         self._logger = logs.get_logger("multi_dnn_ros.standalone")
         dds_qos = to_dds(qos, hash_user_data(msg_type.__msgtype__))
         self.reader = Reader(participant, _dds_topic(absolute, qos), msg_type.__msgtype__, dds_qos)
+        self.condition = self.reader.condition
 
     @property
     def callback(self) -> Callable[..., Any]:
@@ -143,11 +144,6 @@ class Subscription(Waitable):
     def callback(self, callback: Callable[..., Any]) -> None:
         self._with_info = _takes_two_arguments(callback)
         self._callback = callback
-
-    @property
-    def condition(self) -> Any:
-        """The condition that messages are available."""
-        return self.reader.condition
 
     def is_ready(self) -> bool:
         """Return whether there is a message."""
