@@ -75,6 +75,7 @@ class CameraDecoder(threading.Thread):
         self._newest: _Arrival | None = None
         self._idle = False  # whether the thread waits for an image
         self._decodes_on_arrival = False  # whether the thread that called arrived() decides about the newest image
+        self._error: Exception | None = None  # of decoding on arrival; the thread ends with it
         self._changes = 0  # arrivals and answers
         self._decode_timing = DecodeTiming()
         self._closing = False
@@ -187,7 +188,8 @@ class CameraDecoder(threading.Thread):
 
     def _has_work(self) -> bool:
         """Whether the thread has something to decide; the caller holds the lock."""
-        return (self._newest is not None and not self._decodes_on_arrival) or self._closing
+        waiting = self._newest is not None and not self._decodes_on_arrival
+        return waiting or self._closing or self._error is not None
 
     def _decode_on_arrival(self) -> None:
         """Decode the newest image in this thread if it is needed now; otherwise leave it to the decoder's thread."""
@@ -199,6 +201,8 @@ class CameraDecoder(threading.Thread):
                 needed = arrival is not None and dnns and has_engine and self._remaining_s(arrival.frame, dnns) <= 0
             if needed:
                 self._decode_newest(wait_s=0.0)
+        except Exception as error:  # of the host or the accounts
+            self._error = error
         finally:
             with self._wake:
                 self._decodes_on_arrival = False
@@ -212,6 +216,8 @@ class CameraDecoder(threading.Thread):
                 self._idle = True
                 self._wake.wait_for(self._has_work)
                 self._idle = False
+                if self._error is not None:
+                    raise self._error
                 changes = self._changes
             # Without the lock, because the host takes locks of its own.
             has_engine = self._host.has_engine_for(self._camera)
