@@ -235,26 +235,26 @@ class Executor(Surface):
 
     def _wait_for(self, waitables: list[Waitable], timeout_ns: int) -> list[Waitable]:
         """Wait until an entity is ready; return all that are. Without a wait if one is ready already."""
-        conditions = set()
+        by_condition: dict[Any, Waitable] = {}
+        others: list[Waitable] = []  # not in the wait set
         for entity in waitables:
-            if entity.callback_group is not None and not entity.callback_group.can_execute(entity):
-                continue  # its group is busy; the executor wakes when the running callback ends
-            if entity.condition is not None:
-                conditions.add(entity.condition)
-                continue
-            due_ns = entity.nanoseconds_until_ready()
-            if due_ns is not None and due_ns < timeout_ns:
-                timeout_ns = due_ns
-        waited = self._wait_set.wait(conditions, timeout_ns)
-        if waited is None:
+            group = entity.callback_group
+            if group is not None and not group.can_execute(entity):
+                others.append(entity)  # its group is busy; the executor wakes when the running callback ends
+            elif entity.condition is not None:
+                by_condition[entity.condition] = entity
+            else:
+                others.append(entity)
+                due_ns = entity.nanoseconds_until_ready()
+                if due_ns is not None and due_ns < timeout_ns:
+                    timeout_ns = due_ns
+        triggered = self._wait_set.wait(by_condition.keys(), timeout_ns)
+        if triggered is None:
             return [entity for entity in waitables if entity.is_ready()]
         # One call into DDS checks all conditions: there are dozens, and this runs before each callback.
-        attached, triggered = waited
-        return [
-            entity
-            for entity in waitables
-            if entity.condition in triggered or (entity.condition not in attached and entity.is_ready())
-        ]
+        ready = [entity for entity in others if entity.is_ready()]
+        ready += [by_condition[condition] for condition in triggered]
+        return ready
 
     def _claim(self, waitables: list[Waitable], ready: list[Waitable] | None) -> _Claim | None:
         # Each round serves all entities that were ready at its start, so that a busy one cannot starve the others.

@@ -31,11 +31,11 @@ class ExecutorWaitSet:
         self._wait = DDS._dll_handle.dds_waitset_wait
         self._make_buffer()
 
-    def wait(self, conditions: set[Any], timeout_ns: int) -> tuple[Set[Any], Set[Any]] | None:
+    def wait(self, conditions: Set[Any], timeout_ns: int) -> list[Any] | None:
         """Wait until a condition triggers, :meth:`wake` is called, or the timeout expires.
 
-        Returns the conditions that were waited for, without those freed meanwhile, and the triggered ones among them.
-        None: the wait set is closed, or another thread has been waiting until the timeout.
+        Returns the triggered conditions; None: the wait set is closed, or another thread has been waiting until the
+        timeout.
         """
         if not self._lock.acquire(timeout=min(timeout_ns / 1e9, threading.TIMEOUT_MAX)):
             return None
@@ -47,15 +47,16 @@ class ExecutorWaitSet:
             count = self._wait(self._set._ref, self._triggered, self._capacity, timeout_ns)
             if count < 0:
                 raise DDSException(count, "Occurred while waiting for entities")
-            triggered = {self._conditions_by_address[address] for address in self._triggered[:count]}
+            triggered = [self._conditions_by_address[address] for address in self._triggered[:count]]
             if self._guard in triggered:
-                triggered.discard(self._guard)
+                triggered.remove(self._guard)
                 self._guard.take()
-            return self._attached, triggered
+            return triggered
         finally:
             self._lock.release()
 
-    def _attach(self, conditions: set[Any]) -> None:
+    def _attach(self, wanted: Set[Any]) -> None:
+        conditions = frozenset(wanted)
         for condition in self._attached - conditions:
             if hasattr(condition, "_ref"):
                 with contextlib.suppress(DDSException):  # freed by another thread since
