@@ -98,7 +98,9 @@ class CameraSubscription:
 
     def _create(self, callback: Callable[..., None], qos: QoSProfile, lost: Callable[[Any], None]) -> Any:
         if is_standalone():
-            return self._node.create_subscription(self._kind, self._topic, callback, qos)
+            subscription: Any = self._node.create_subscription(self._kind, self._topic, callback, qos)
+            subscription.byte_views = True  # an image is copied into the memory of its frame anyway
+            return subscription
         callbacks, unsupported = _event_classes()
         # Without rclpy's default callbacks: CameraInput logs incompatible QoS itself, with the names of the nodes.
         events = callbacks(message_lost=lost, use_default_callbacks=False)

@@ -101,6 +101,8 @@ class OverlayPublisher:
 
     def add(self, result: Result) -> None:
         """Add a result; to be called before the memory of the frame's image is released. Does not draw."""
+        if not self._is_watched(result.frame.camera):
+            return
         latency_ms = result.timing.arrival_to_result_ns / 1e6
         layers = tuple(
             Layer(name, self._kinds[name], output, latency_ms)
@@ -111,7 +113,8 @@ class OverlayPublisher:
 
     def skip(self, drop: Drop) -> None:
         """A DNN has dropped a frame."""
-        self._finish(drop.dnn, drop.frame, None)
+        if self._is_watched(drop.frame.camera):
+            self._finish(drop.dnn, drop.frame, None)
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread; False if it did not end in time."""
@@ -121,13 +124,19 @@ class OverlayPublisher:
         self.thread.join(timeout_s)
         return not self.thread.is_alive()
 
+    def _is_watched(self, camera: str) -> bool:
+        """Whether the overlay has a subscription; otherwise, forget its unfinished frames and last results."""
+        if self._publishers[camera].subscribed:
+            return True
+        if self._open[camera] or self._latest[camera]:
+            with self._wake:
+                self._open[camera].clear()
+                self._latest[camera].clear()
+        return False
+
     def _finish(self, dnn: str, frame: Frame, last: _LastResult | None) -> None:
         camera = frame.camera
         with self._wake:
-            if not self._publishers[camera].subscribed:
-                self._open[camera].clear()
-                self._latest[camera].clear()
-                return
             if last is not None:
                 self._latest[camera][dnn] = last
             if frame.received_ns < self._newest_ns[camera]:

@@ -121,7 +121,8 @@ def _spin(
     executor: SingleThreadedExecutor, node: MultiDnnNode, stop: _StopSignal, service: ServiceStatus | None
 ) -> None:
     errors = 0
-    while stop.number is None and rclpy.ok():
+    ok = rclpy.ok  # the standalone runtime looks it up on each access
+    while stop.number is None and ok():
         try:
             executor.spin_once(timeout_sec=_POLL_S)
             errors = 0

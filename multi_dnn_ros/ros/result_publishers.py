@@ -118,7 +118,7 @@ class ResultPublishers:
         for name, topic in sorted(topics, key=lambda entry: entry[1].picture):  # small messages first
             publisher = self._publishers[camera, name, topic.name]
             if publisher.get_subscription_count():
-                publisher.publish(topic.message(found[name], header))
+                publisher.publish(topic.published(found[name], header))
         for name, output in found.items():  # last, so that the others do not wait for it
             self._publish_on_ground(result, name, output, ground)
 
@@ -161,7 +161,7 @@ class ResultPublishers:
 def _message_class(kind: ResultKind, topic: Topic | GroundTopic, result: str) -> type:
     """The class of the topic's messages. Also imports the function that makes them, so that its errors are seen now."""
     try:
-        assert callable(topic.message)
+        assert callable(topic.message if isinstance(topic, GroundTopic) else topic.published)
         message: type = message_class(topic.msgtype)
     except Exception as error:  # a module of another package may raise anything
         raise ExtensionError(

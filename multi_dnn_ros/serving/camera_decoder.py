@@ -1,4 +1,7 @@
-"""The thread of one camera: decodes its newest image once for all DNNs, into a buffer of the host, and offers it."""
+"""The thread of one camera: decodes its newest image once for all DNNs, into a buffer of the host, and offers it.
+
+A small raw image is decoded in the thread that receives it, because waking another thread takes longer.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import call_and_log_errors
 from multi_dnn_ros.engine.task import DropReason, Timing
 from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.admission import SWITCHED_OFF_MESSAGE, Admission
+from multi_dnn_ros.serving.admission import SWITCHED_OFF_MESSAGE, Admission, Refusal
 from multi_dnn_ros.serving.decode_timing import DecodeTiming
 from multi_dnn_ros.serving.host import Buffer, Host
 
@@ -70,6 +73,9 @@ class CameraDecoder(threading.Thread):
         self._admission = admission or Admission()
         self._wake = threading.Condition()
         self._newest: _Arrival | None = None
+        self._idle = False  # whether the thread waits for an image
+        self._decodes_on_arrival = False  # whether the thread that called arrived() decides about the newest image
+        self._error: Exception | None = None  # of decoding on arrival; the thread ends with it
         self._changes = 0  # arrivals and answers
         self._decode_timing = DecodeTiming()
         self._closing = False
@@ -78,14 +84,15 @@ class CameraDecoder(threading.Thread):
 
     # -- called from other threads
 
-    def arrived(self, frame: Frame, decode: Decode, late: bool = False) -> None:
+    def arrived(self, frame: Frame, decode: Decode, late: bool = False, quick: bool = False) -> None:
         """An image arrived; never blocks. An undecoded image that it replaces is dropped.
 
         The image is also for the DNNs that the replaced one was for: a DNN with a limited rate gets a newer image
         instead of none.
 
         frame: without image. decode: called at most once, in the decoder's thread. late: a newer image of the camera
-        arrived before this one, which is dropped.
+        arrived before this one, which is dropped. quick: decoding takes less time than waking the decoder's thread; it
+        is then decoded here if a DNN needs it now and the thread is idle. Calls of one camera must not overlap.
         """
         frame.received_ns = now_ns = self._clock()
         accounts, dnns = self._accounts, self._accounts.dnns_of(self._camera)
@@ -103,10 +110,21 @@ class CameraDecoder(threading.Thread):
                 self._newest = _Arrival(frame, decode, recipients)
             elif replaced is not None:  # its DNNs have been switched off since
                 self._newest = None
+            self._decodes_on_arrival = quick and self._idle and not self._closing and self._newest is not None
             self._changed()
+        try:
+            self._count_lost(frame, refusals, recipients, replaced)
+        finally:
+            if self._decodes_on_arrival:
+                self._decode_on_arrival()
+
+    def _count_lost(
+        self, frame: Frame, refusals: dict[str, Refusal], recipients: tuple[str, ...], replaced: _Arrival | None
+    ) -> None:
+        """Count the DNNs that do not get an arrived image, and the image that it has replaced."""
         for dnn, (reason, message) in refusals.items():
             if dnn not in recipients:
-                accounts.refused(frame, dnn, reason, message)
+                self._accounts.refused(frame, dnn, reason, message)
         if replaced is None:
             return
         if self._host.has_engine_for(self._camera):
@@ -165,14 +183,41 @@ class CameraDecoder(threading.Thread):
     def _changed(self) -> None:
         """Note a change. Without a waiting image the thread has nothing to decide and is not woken."""
         self._changes += 1
-        if self._newest is not None or self._closing:
+        if self._has_work():
             self._wake.notify()
+
+    def _has_work(self) -> bool:
+        """Whether the thread has something to decide; the caller holds the lock."""
+        waiting = self._newest is not None and not self._decodes_on_arrival
+        return waiting or self._closing or self._error is not None
+
+    def _decode_on_arrival(self) -> None:
+        """Decode the newest image in this thread if it is needed now; otherwise leave it to the decoder's thread."""
+        try:
+            has_engine, healthy = self._host.has_engine_for(self._camera), self._accounts.enabled_dnns(self._camera)
+            with self._wake:
+                arrival = self._newest
+                dnns = () if arrival is None else self._enabled_and_healthy(arrival, healthy)
+                needed = arrival is not None and dnns and has_engine and self._remaining_s(arrival.frame, dnns) <= 0
+            if needed:
+                self._decode_newest(wait_s=0.0)
+        except Exception as error:  # of the host or the accounts
+            self._error = error
+        finally:
+            with self._wake:
+                self._decodes_on_arrival = False
+                if self._has_work():
+                    self._wake.notify()
 
     def _wait_until_needed(self) -> bool:
         """Wait until an image should be decoded; False: the thread should end."""
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._newest is not None or self._closing)
+                self._idle = True
+                self._wake.wait_for(self._has_work)
+                self._idle = False
+                if self._error is not None:
+                    raise self._error
                 changes = self._changes
             # Without the lock, because the host takes locks of its own.
             has_engine = self._host.has_engine_for(self._camera)
@@ -182,7 +227,7 @@ class CameraDecoder(threading.Thread):
                     if self._closing:
                         return False
                     continue  # arrived() has dropped it meanwhile
-                dnns = tuple(dnn for dnn in self._enabled(self._newest.dnns) if dnn in healthy)
+                dnns = self._enabled_and_healthy(self._newest, healthy)
                 if has_engine and dnns:
                     remaining_s = 0.0 if self._closing else self._remaining_s(self._newest.frame, dnns)
                     if remaining_s <= 0:
@@ -208,9 +253,11 @@ class CameraDecoder(threading.Thread):
         )
         return (due_ns - self._clock()) / 1e9
 
-    def _decode_newest(self) -> None:
-        """Decode into a free buffer; until there is one, newer images still replace the waiting one."""
-        buffer = self._host.buffer(self._camera, _RETRY_S)
+    def _decode_newest(self, wait_s: float = _RETRY_S) -> None:
+        """Decode into a free buffer, waiting `wait_s` for one; until there is one, newer images still replace the
+        waiting one.
+        """
+        buffer = self._host.buffer(self._camera, wait_s)
         if buffer is None:
             return
         with self._wake:
@@ -259,6 +306,10 @@ class CameraDecoder(threading.Thread):
     def _enabled(self, dnns: tuple[str, ...]) -> tuple[str, ...]:
         """The DNNs among `dnns` that are not switched off by their parameter."""
         return tuple(dnn for dnn in dnns if self._admission.is_enabled(dnn))
+
+    def _enabled_and_healthy(self, arrival: _Arrival, healthy: tuple[str, ...]) -> tuple[str, ...]:
+        """The DNNs of an image that are neither switched off nor disabled. healthy: those that are not disabled."""
+        return tuple(dnn for dnn in self._enabled(arrival.dnns) if dnn in healthy)
 
     def _drop_for(self, frame: Frame, dnns: tuple[str, ...], reason: DropReason, message: str) -> None:
         """Drop an undecoded image for these DNNs; for those switched off by their parameter, that is the reason."""

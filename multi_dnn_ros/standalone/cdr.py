@@ -44,12 +44,16 @@ class CdrError(ValueError):
 
 
 class Cursor:
-    """A position in a serialized payload; alignment counts from the payload's first byte."""
+    """A position in a serialized payload; alignment counts from the payload's first byte.
 
-    __slots__ = ("buffer", "end", "position")
+    byte_views: sequences of bytes are read as views of the payload, without a copy.
+    """
 
-    def __init__(self, payload: memoryview) -> None:
+    __slots__ = ("buffer", "byte_views", "end", "position")
+
+    def __init__(self, payload: memoryview, byte_views: bool = False) -> None:
         self.buffer = payload
+        self.byte_views = byte_views
         self.position = 0
         self.end = len(payload)
 
@@ -79,13 +83,16 @@ def serialize(message: Message, prefix: bytes = b"", into: type[bytearray] = byt
     return buffer
 
 
-def deserialize(data: bytes | bytearray | memoryview, cls: type[MessageT], skip: int = 0) -> MessageT:
+def deserialize(
+    data: bytes | bytearray | memoryview, cls: type[MessageT], skip: int = 0, *, byte_views: bool = False
+) -> MessageT:
     """Return the message in `data`, CDR with its encapsulation header.
 
     Args:
         data: the serialized message.
         cls: its class.
         skip: number of bytes between the header and the message, a multiple of 8 (a service's header).
+        byte_views: fields of type `uint8[]` become views of `data` instead of copies in an `array.array`.
 
     Raises:
         CdrError: if the data is truncated, claims a wrong length, or is not CDR.
@@ -96,7 +103,7 @@ def deserialize(data: bytes | bytearray | memoryview, cls: type[MessageT], skip:
         raise CdrError(
             f"{cls.__msgtype__}: not plain CDR, the data starts with {bytes(view[:4]).hex(' ') or 'nothing'}"
         )
-    cursor = Cursor(view[HEADER_BYTES:])
+    cursor = Cursor(view[HEADER_BYTES:], byte_views)
     cursor.take(skip, 1)
     message: MessageT = _reader(cls.__msgtype__, order)(cursor)
     return message
@@ -347,15 +354,18 @@ def _check_length(cursor: Cursor, length: int, bound: int | None, element_bytes:
 
 def _numbers_reader(kind: FieldType, order: str) -> Read:
     code, size, bound = TYPECODES[kind.base], PRIMITIVE_BYTES[kind.base], kind.sequence
-    dtype, count = np.dtype(order + code), kind.array or 0
+    dtype, count, is_bytes = np.dtype(order + code), kind.array or 0, code == "B"
 
     def read_fixed(cursor: Cursor) -> np.ndarray[Any, Any]:
         start = cursor.take(count * size, size)
         return np.frombuffer(cursor.buffer, dtype, count, start).astype(code)
 
-    def read_sequence(cursor: Cursor) -> array.array[Any]:
+    def read_sequence(cursor: Cursor) -> array.array[Any] | memoryview:
         length = _read_length(cursor, order)
         _check_length(cursor, length, bound, size)
+        if is_bytes and cursor.byte_views:
+            start = cursor.take(length, 1)
+            return cursor.buffer[start : start + length]
         values: array.array[Any] = array.array(code)
         if length:
             start = cursor.take(length * size, size)

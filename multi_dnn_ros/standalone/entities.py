@@ -16,18 +16,17 @@ Work: TypeAlias = Callable[[], Any]
 
 
 class Waitable(Surface):
-    """Something with a callback; an executor checks whether it is ready, takes its work and runs it."""
+    """Something with a callback; an executor checks whether it is ready, takes its work and runs it.
+
+    condition: the DDS condition that triggers when the entity may be ready, or None; it never changes.
+    """
 
     def __init__(self, callback_group: CallbackGroup | None) -> None:
+        self.condition: Any = None
         self.callback_group = callback_group
         self._wake: Callable[[], None] = _nothing
         if callback_group is not None:
             callback_group.add_entity(self)
-
-    @property
-    def condition(self) -> Any:
-        """The DDS condition that triggers when the entity may be ready, or None."""
-        return None
 
     def is_ready(self) -> bool:
         """Return whether :meth:`take` would find work."""
@@ -38,7 +37,7 @@ class Waitable(Surface):
         raise NotImplementedError
 
     def nanoseconds_until_ready(self) -> int | None:
-        """Return the maximum wait until the next check; None if a condition or a wake-up signals it."""
+        """Return the maximum wait until the next check; None if a wake-up signals it. Not used with a condition."""
         return None
 
     def destroy(self) -> None:

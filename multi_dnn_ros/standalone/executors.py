@@ -213,46 +213,58 @@ class Executor(Surface):
     def _next(self, timeout_sec: float | None, stop: Callable[[], bool], has_room: Callable[[], bool]) -> _Claim | None:
         """Return the next work that its callback group allows to run; None on timeout, or if `stop()` is true."""
         deadline = _deadline(timeout_sec)
+        ready: list[Waitable] | None = None  # as found by the last wait; None: there was none yet
         while not stop():
             if not self._context.ok():
                 raise ExternalShutdownException
             if self._is_shutdown:
                 raise ShutdownException
             waitables = [entity for node in self.get_nodes() for entity in node.waitables]
-            found = self._claim(waitables) if has_room() else None
+            room = has_room()
+            found = self._claim(waitables, ready) if room else None
             if found is not None:
                 return found
-            left_ns = _FOREVER_NS if deadline is None else int((deadline - time.monotonic()) * 1e9)
-            if left_ns <= 0:
+            left_ns = _FOREVER_NS if deadline is None else max(int((deadline - time.monotonic()) * 1e9), 0)
+            if left_ns == 0 and ready is not None:
                 return None
-            self._wait_for(waitables if has_room() else [], left_ns)
+            if room:
+                ready = self._wait_for(waitables, 0 if self._tasks or self._task_round else left_ns)
+            else:
+                ready = self._wait_for([], left_ns)
         return None
 
-    def _wait_for(self, waitables: list[Waitable], timeout_ns: int) -> None:
-        conditions = set()
+    def _wait_for(self, waitables: list[Waitable], timeout_ns: int) -> list[Waitable]:
+        """Wait until an entity is ready; return all that are. Without a wait if one is ready already."""
+        by_condition: dict[Any, Waitable] = {}
+        others: list[Waitable] = []  # not in the wait set
         for entity in waitables:
-            if entity.callback_group is not None and not entity.callback_group.can_execute(entity):
-                continue  # its group is busy; the executor wakes when the running callback ends
-            if entity.condition is not None:
-                conditions.add(entity.condition)
-            due_ns = entity.nanoseconds_until_ready()
-            if due_ns is not None:
-                timeout_ns = min(timeout_ns, due_ns)
-        if timeout_ns > 0:
-            self._wait_set.wait(conditions, timeout_ns)
+            group = entity.callback_group
+            if group is not None and not group.can_execute(entity):
+                others.append(entity)  # its group is busy; the executor wakes when the running callback ends
+            elif entity.condition is not None:
+                by_condition[entity.condition] = entity
+            else:
+                others.append(entity)
+                due_ns = entity.nanoseconds_until_ready()
+                if due_ns is not None and due_ns < timeout_ns:
+                    timeout_ns = due_ns
+        triggered = self._wait_set.wait(by_condition.keys(), timeout_ns)
+        if triggered is None:
+            return [entity for entity in waitables if entity.is_ready()]
+        # One call into DDS checks all conditions: there are dozens, and this runs before each callback.
+        ready = [entity for entity in others if entity.is_ready()]
+        ready += [by_condition[condition] for condition in triggered]
+        return ready
 
-    def _claim(self, waitables: list[Waitable]) -> _Claim | None:
+    def _claim(self, waitables: list[Waitable], ready: list[Waitable] | None) -> _Claim | None:
         # Each round serves all entities that were ready at its start, so that a busy one cannot starve the others.
         # Tasks and entities alternate, so that a coroutine that never waits cannot starve the entities.
         with self._lock:
-            self._task_is_next = not self._task_is_next
-            found = self._claim_task() if self._task_is_next else None
-            found = found or self._claim_ready(waitables)
-            if found is None:
-                idle = self._wait_set.untriggered()
-                self._ready.extend(entity for entity in waitables if entity.condition not in idle and entity.is_ready())
-                found = self._claim_ready(waitables)
-            return found or self._claim_task()
+            if ready is None:
+                self._task_is_next = not self._task_is_next
+                return (self._claim_task() if self._task_is_next else None) or self._claim_ready(waitables)
+            self._ready.extend(ready)
+            return self._claim_ready(waitables) or self._claim_task()
 
     def _claim_task(self) -> _Claim | None:
         # As in rclpy: newest first, and every task runs once before any of them runs a second time.

@@ -37,6 +37,7 @@ class IncompatibleQos(Waitable):
     ) -> None:
         super().__init__(callback_group)
         self._endpoint = endpoint
+        self.condition = endpoint.entity  # triggers while the status is set
         reads = isinstance(endpoint, Reader)
         self._status: Any = (
             dds_c_t.requested_incompatible_qos_status() if reads else dds_c_t.offered_incompatible_qos_status()
@@ -52,14 +53,8 @@ class IncompatibleQos(Waitable):
         self._warn = warn
         endpoint.entity.set_status_mask(self._mask)  # only this status wakes an executor
 
-    @property
-    def condition(self) -> Any:
-        """The reader or writer itself, which triggers while the status is set."""
-        return self._endpoint.entity
-
     def is_ready(self) -> bool:
         """Return whether an incompatible endpoint was discovered."""
-        # Called before every callback of the executor, so without the lock and without allocating an object.
         if self._endpoint.closed or self._get_changes(self._handle, self._changes_at):
             return False
         return bool(self._changes.value & self._mask)

@@ -103,11 +103,7 @@ class _ServiceEndpoints(Waitable):
         except BaseException:
             self.writer.close()
             raise
-
-    @property
-    def condition(self) -> Any:
-        """The condition that requests or responses are available."""
-        return self.reader.condition
+        self.condition = self.reader.condition
 
     def is_ready(self) -> bool:
         """Return whether there is a request or a response."""

@@ -109,7 +109,11 @@ class Publisher(Surface):
 
 
 class Subscription(Waitable):
-    """Calls back for every message of one type on one topic."""
+    """Calls back for every message of one type on one topic.
+
+    byte_views: fields of type `uint8[]` are read-only views of the received bytes. rclpy has no such setting; it saves
+    a copy of each image.
+    """
 
     def __init__(
         self,
@@ -130,9 +134,11 @@ class Subscription(Waitable):
         self.callback = callback
         self.qos_profile = qos
         self.raw = raw
+        self.byte_views = False
         self._logger = logs.get_logger("multi_dnn_ros.standalone")
         dds_qos = to_dds(qos, hash_user_data(msg_type.__msgtype__))
         self.reader = Reader(participant, _dds_topic(absolute, qos), msg_type.__msgtype__, dds_qos)
+        self.condition = self.reader.condition
 
     @property
     def callback(self) -> Callable[..., Any]:
@@ -143,11 +149,6 @@ class Subscription(Waitable):
     def callback(self, callback: Callable[..., Any]) -> None:
         self._with_info = _takes_two_arguments(callback)
         self._callback = callback
-
-    @property
-    def condition(self) -> Any:
-        """The condition that messages are available."""
-        return self.reader.condition
 
     def is_ready(self) -> bool:
         """Return whether there is a message."""
@@ -162,7 +163,7 @@ class Subscription(Waitable):
         message: Any = data
         if not self.raw:
             try:
-                message = cdr.deserialize(data, self.msg_type)
+                message = cdr.deserialize(data, self.msg_type, byte_views=self.byte_views)
             except cdr.CdrError as error:
                 self._logger.error(f"message on {self.topic_name} dropped: {error}", throttle_duration_sec=1.0)
                 return None

@@ -22,58 +22,61 @@ class ExecutorWaitSet:
     def __init__(self, context: Context) -> None:
         self._lock = threading.Lock()  # acquired while waiting, so that the wait set is not freed meanwhile
         self._guard_lock = threading.RLock()  # a signal handler may call wake() in a thread that is in wake()
-        self._attached: set[Any] = set()
-        self._conditions_by_address: dict[int, Any] = {}  # Cyclone returns addresses for triggered conditions
-        self._triggered: Any = None  # buffer for these addresses
+        self._attached: Set[Any] = frozenset()
         self._closed = False
         self._guard = DdsGuardCondition(context.participant.entity)
         self._set = WaitSet(context.participant.entity)
         self._set.attach(self._guard)
+        # Not WaitSet.wait, which does not say what has triggered: Cyclone returns the addresses given in attach().
+        self._wait = DDS._dll_handle.dds_waitset_wait
+        self._make_buffer()
 
-    def untriggered(self) -> Set[Any]:
-        """Return conditions that are certainly not triggered; never blocks.
+    def wait(self, conditions: Set[Any], timeout_ns: int) -> list[Any] | None:
+        """Wait until a condition triggers, :meth:`wake` is called, or the timeout expires.
 
-        One call into DDS replaces one per entity, because an executor checks all its entities before each callback. A
-        condition stays triggered until its data is taken, so nothing is missed. A pending :meth:`wake` stays pending.
+        Returns the triggered conditions; None: the wait set is closed, or another thread has been waiting until the
+        timeout.
         """
-        if not self._lock.acquire(blocking=False):  # another thread waits
-            return frozenset()
+        if not self._lock.acquire(timeout=min(timeout_ns / 1e9, threading.TIMEOUT_MAX)):
+            return None
         try:
-            if self._closed or self._triggered is None:
-                return frozenset()
-            count = DDS._dll_handle.dds_waitset_wait(
-                self._set._ref, self._triggered, ctypes.c_size_t(len(self._triggered)), ctypes.c_int64(0)
-            )
-            if not 0 <= count <= len(self._triggered):
-                return frozenset()
-            return self._attached - {self._conditions_by_address.get(address) for address in self._triggered[:count]}
+            if self._closed:
+                return None
+            if conditions != self._attached:
+                self._attach(conditions)
+            count = self._wait(self._set._ref, self._triggered, self._capacity, timeout_ns)
+            if count < 0:
+                raise DDSException(count, "Occurred while waiting for entities")
+            triggered = [self._conditions_by_address[address] for address in self._triggered[:count]]
+            if self._guard in triggered:
+                triggered.remove(self._guard)
+                self._guard.take()
+            return triggered
         finally:
             self._lock.release()
 
-    def wait(self, conditions: set[Any], timeout_ns: int) -> None:
-        """Wait until a condition triggers, :meth:`wake` is called, or the timeout expires."""
-        with self._lock:
-            if self._closed:
-                return
-            changed = conditions != self._attached
-            for condition in self._attached - conditions:
-                if hasattr(condition, "_ref"):
-                    with contextlib.suppress(DDSException):  # freed by another thread since
-                        self._set.detach(condition)
-                self._set.attached[:] = [entry for entry in self._set.attached if entry[0] is not condition]
-            for condition in conditions - self._attached:
-                try:
-                    self._set.attach(condition)
-                except (DDSException, AttributeError):  # freed by another thread since
-                    conditions = conditions - {condition}
-            self._attached = conditions
-            if changed or self._triggered is None:
-                self._conditions_by_address = {
-                    ctypes.addressof(pointer): condition for condition, pointer in self._set.attached
-                }
-                self._triggered = (ctypes.c_void_p * len(self._conditions_by_address))()
-            self._set.wait(timeout_ns)
-            self._guard.take()
+    def _attach(self, wanted: Set[Any]) -> None:
+        conditions = frozenset(wanted)
+        for condition in self._attached - conditions:
+            if hasattr(condition, "_ref"):
+                with contextlib.suppress(DDSException):  # freed by another thread since
+                    self._set.detach(condition)
+            self._set.attached[:] = [entry for entry in self._set.attached if entry[0] is not condition]
+        for condition in conditions - self._attached:
+            try:
+                self._set.attach(condition)
+            except (DDSException, AttributeError):  # freed by another thread since
+                conditions = conditions - {condition}
+        self._attached = conditions
+        self._make_buffer()
+
+    def _make_buffer(self) -> None:
+        """Make the buffer for the addresses of triggered conditions."""
+        self._conditions_by_address: dict[int | None, Any] = {
+            ctypes.addressof(pointer): condition for condition, pointer in self._set.attached
+        }
+        self._capacity = len(self._conditions_by_address)
+        self._triggered = (ctypes.c_void_p * self._capacity)()
 
     def wake(self) -> None:
         """End the current wait, or the next one."""
@@ -90,4 +93,4 @@ class ExecutorWaitSet:
                 self._set.attached.clear()  # freeing the set detaches them
                 dds.delete(self._set)
                 dds.delete(self._guard)
-                self._attached = set()
+                self._attached = frozenset()

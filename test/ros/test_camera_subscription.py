@@ -11,6 +11,7 @@ from rclpy.qos import QoSProfile
 from sensor_msgs.msg import Image
 
 from multi_dnn_ros.ros import camera_subscription
+from multi_dnn_ros.ros.camera_input import is_quick
 from multi_dnn_ros.ros.camera_subscription import CameraSubscription
 
 SECOND = 1_000_000_000
@@ -86,3 +87,11 @@ def test_without_message_info_and_stamps_only_the_new_reader_delivers(humble: Re
         humble.receive(0, number, stamp=0)
         humble.receive(1, number, stamp=0)
     assert len(humble.delivered) == 3
+
+
+@pytest.mark.parametrize(
+    ("encoding", "size", "quick"),
+    [("rgb8", 400_000, True), ("mono8", 6, True), ("rgb8", 400_001, False), ("bayer_rggb8", 6, False), ("?", 6, False)],
+)
+def test_only_small_images_that_are_copied_or_reordered_are_quick(encoding: str, size: int, quick: bool) -> None:
+    assert is_quick(Image(encoding=encoding, data=bytes(size))) is quick

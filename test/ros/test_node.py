@@ -216,13 +216,14 @@ def test_why_a_dnn_is_disabled_is_logged(failure: Failure, line: str) -> None:
     assert lines == [line]
 
 
+@pytest.mark.parametrize("size", [(64, 48), (1280, 720)], ids=["decoded on arrival", "decoded in its thread"])
 def test_a_decoding_thread_that_ended_is_an_error(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: tuple[int, int]
 ) -> None:
     start(bench)
     heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
-    monkeypatch.setattr(CameraDecoder, "_decode_newest", lambda decoder: 1 / 0)
-    camera.publish(image())
+    monkeypatch.setattr(CameraDecoder, "_decode_newest", lambda decoder, **arguments: 1 / 0)
+    camera.publish(image(size=size))
     bench.until(lambda: bench.status("node").level == ERROR, "the error in the diagnostics")
     assert bench.status("node").message == "threads ended with an error: decode-front"
     assert "ZeroDivisionError" in caplog.text

@@ -32,8 +32,10 @@ class Publisher:
         self.begun = threading.Event()
         self.appended = threading.Condition()
 
+        self.subscriptions = 1
+
     def get_subscription_count(self) -> int:
-        return 1
+        return self.subscriptions
 
     def publish(self, message: Any) -> None:
         self.begun.set()
@@ -191,6 +193,21 @@ def test_images_are_not_copied_without_a_subscription(overlay: Overlay, monkeypa
     monkeypatch.setattr(shown, "image", lambda: np.zeros((6, 8, 3), np.uint8).view(Uncopied))
     overlay.complete(shown)
     monkeypatch.undo()
+
+
+def test_without_a_subscription_results_are_forgotten(overlay: Overlay) -> None:
+    front = overlay.publishers["front"]
+    overlay.complete(frame(100))
+    front.until("100")
+    overlay.answer("quick", frame(200), 210)
+    front.subscriptions = 0
+    overlay.answer("quick", frame(300), 310)
+    front.subscriptions = 1
+    last = frame(400)
+    overlay.answer("quick", last, 410)
+    overlay.drop("slow", last)
+    front.until("400")
+    assert overlay.layers[-1] == [("quick", False)]  # without the last result of `slow`
 
 
 def test_a_frame_that_was_never_decoded_has_no_overlay(overlay: Overlay) -> None:

@@ -57,14 +57,18 @@ class Bench:
             admission,
         )
         self.decoded: list[object] = []
+        self.threads: list[threading.Thread] = []  # that decoded them
         self.decoding = threading.Semaphore(0)
         self.permits = threading.Semaphore(0 if gate else 1000)
         self.decoder.start()
 
-    def send(self, number: int, decode: Callable[[Allocate], npt.NDArray[np.uint8]] | None = None) -> None:
+    def send(
+        self, number: int, decode: Callable[[Allocate], npt.NDArray[np.uint8]] | None = None, quick: bool = False
+    ) -> None:
         """Send an image full of `number`."""
 
         def fill(allocate: Allocate) -> npt.NDArray[np.uint8]:
+            self.threads.append(threading.current_thread())
             self.decoding.release()
             assert self.permits.acquire(timeout=WAIT_S)
             self.decoded.append(number)
@@ -72,7 +76,14 @@ class Bench:
             image[:] = number
             return image
 
-        self.decoder.arrived(Frame("front", number, context=number), decode or fill)
+        self.decoder.arrived(Frame("front", number, context=number), decode or fill, quick=quick)
+
+    def wait_idle(self) -> None:
+        """Wait until the decoder's thread waits for an image."""
+        end = time.monotonic() + WAIT_S
+        while not self.decoder._idle:
+            assert time.monotonic() < end
+            time.sleep(0.001)
 
     def wait_decoding(self) -> None:
         assert self.decoding.acquire(timeout=WAIT_S)
@@ -412,8 +423,9 @@ class BusyHost:
             worker.offer(number, frame)
 
 
+@pytest.mark.parametrize("quick_share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("seed", range(4))
-def test_every_image_is_counted_with_fast_and_slow_dnns(seed: int) -> None:
+def test_every_image_is_counted_with_fast_and_slow_dnns(seed: int, quick_share: float) -> None:
     chance = random.Random(seed)
     services_s = {f"dnn{number}": chance.choice((0.0, 0.001, 0.01, 0.03)) for number in range(chance.randint(1, 4))}
     ends = Ends()
@@ -442,7 +454,11 @@ def test_every_image_is_counted_with_fast_and_slow_dnns(seed: int) -> None:
         return image
 
     for number in range(300):
-        decoder.arrived(Frame("front", number), lambda allocate, value=number % 256: fill(allocate, value))  # type: ignore[misc]
+        decoder.arrived(
+            Frame("front", number),
+            lambda allocate, value=number % 256: fill(allocate, value),  # type: ignore[misc]
+            quick=chance.random() < quick_share,
+        )
         time.sleep(0.002 * chance.random())
     assert decoder.close(WAIT_S)
     assert accounts.wait_idle(WAIT_S)
@@ -459,6 +475,74 @@ def test_every_image_is_counted_with_fast_and_slow_dnns(seed: int) -> None:
     for stamps in seen.values():
         assert stamps == sorted(set(stamps))
         assert stamps
+
+
+def test_a_quick_image_is_decoded_in_the_thread_that_receives_it(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.wait_idle()
+    bench.send(1, quick=True)
+    assert bench.host.stamps() == [1]
+    assert bench.threads == [threading.current_thread()]
+    bench.host.answer("object")
+    bench.check()
+
+
+def test_a_quick_image_that_no_dnn_needs_yet_is_left_to_the_thread(make: Callable[..., Bench]) -> None:
+    bench = make()
+    for number in range(1, 5):  # a DNN that takes 100 ms, a camera with a period of 10 ms
+        bench.wait_idle()
+        bench.send(number, quick=True)
+        if number < 4:
+            bench.host.answer("object", finished_ns=bench.clock.now + number * 100 * MS)
+        bench.clock.now += 10 * MS
+    bench.wait_idle()
+    bench.send(5, quick=True)
+    assert bench.host.stamps() == [1, 2, 3, 4]
+    bench.host.answer("object", finished_ns=bench.clock.now)
+    assert bench.host.wait_offered(5) == [1, 2, 3, 4, 5]
+    assert bench.threads == [threading.current_thread()] * 4 + [bench.decoder]
+    bench.host.answer("object")
+    bench.check()
+
+
+def test_a_quick_image_does_not_overtake_one_in_the_thread(make: Callable[..., Bench]) -> None:
+    bench = make(gate=True)
+    bench.send(1)
+    bench.wait_decoding()
+    bench.send(2, quick=True)
+    assert bench.host.stamps() == []
+    bench.permits.release(2)
+    assert bench.host.wait_offered(2) == [1, 2]
+    assert bench.threads == [bench.decoder] * 2
+    for index in (0, 1):
+        bench.host.answer("object", index)
+    bench.check()
+
+
+def test_a_quick_image_without_a_free_buffer_is_left_to_the_thread(make: Callable[..., Bench]) -> None:
+    bench = make(buffers=1)
+    bench.wait_idle()
+    bench.send(1, quick=True)
+    bench.wait_idle()
+    bench.send(2, quick=True)
+    assert bench.host.stamps() == [1]
+    bench.host.answer("object")
+    assert bench.host.wait_offered(2) == [1, 2]
+    assert bench.threads == [threading.current_thread(), bench.decoder]
+    bench.host.answer("object")
+    bench.check()
+
+
+def test_a_quick_bad_image_is_reported(make: Callable[..., Bench]) -> None:
+    def fail(allocate: Allocate) -> npt.NDArray[np.uint8]:
+        raise FrameError("no pixels")
+
+    bench = make()
+    bench.wait_idle()
+    bench.send(1, fail, quick=True)
+    assert [str(error) for error in bench.bad] == ["no pixels"]
+    assert bench.ends.lost() == [(1, "object", DropReason.BAD_IMAGE)]
+    bench.check()
 
 
 def test_images_that_no_dnn_wants_are_not_decoded(make: Callable[..., Bench]) -> None:

@@ -109,3 +109,27 @@ def test_an_invalid_buffer_size_is_refused_and_named(domain: int, size: str) -> 
     done = _first_lines(domain, size)
     assert done.returncode != 0
     assert f"MULTI_DNN_ROS_RECEIVE_BUFFER must be a number of bytes from 65536, not {size!r}" in done.stderr
+
+
+def test_the_images_of_a_camera_are_not_copied(ros: Any, spin_until: Callable[..., None]) -> None:
+    from rclpy.qos import QoSProfile
+    from sensor_msgs.msg import CompressedImage, Image
+
+    from multi_dnn_ros.ros.camera_subscription import CameraSubscription
+    from multi_dnn_ros.vision.image_decoding import decode_image
+
+    node = ros.create_node("one")
+    got: list[Any] = []
+    qos = QoSProfile(depth=10)
+    for kind, topic in ((Image, "raw"), (CompressedImage, "jpeg")):
+        CameraSubscription(
+            node, kind, topic, qos, lambda message, sequence, late: got.append(message), lambda count: None
+        )
+        publisher = node.create_publisher(kind, topic, qos)
+        spin_until(node, lambda publisher=publisher: publisher.get_subscription_count() == 1)
+        details = {"width": 2, "height": 1, "step": 6, "encoding": "bgr8"} if kind is Image else {"format": "jpeg"}
+        publisher.publish(kind(data=bytes(range(6)), **details))
+    spin_until(node, lambda: len(got) == 2)
+    assert [type(message.data) for message in got] == [memoryview, memoryview]
+    raw = next(message for message in got if isinstance(message, Image))
+    assert decode_image(raw, 2).tolist() == [[[2, 1, 0], [5, 4, 3]]]

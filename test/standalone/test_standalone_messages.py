@@ -294,3 +294,16 @@ def test_install_refuses_if_a_real_rclpy_is_importable(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "rclpy", real)
     with pytest.raises(RuntimeError, match=r"a real rclpy is importable \(/opt/ros/rclpy/__init__.py\)"):
         standalone.install()
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000])
+def test_bytes_can_be_read_without_a_copy(size: int) -> None:
+    image = messages.message_class("sensor_msgs/msg/Image")(width=3, encoding="mono8", data=bytes(range(256)) * size)
+    data = bytes(cdr.serialize(image))
+    read = cdr.deserialize(data, type(image), byte_views=True)
+    assert isinstance(read.data, memoryview)
+    assert read.data.obj is data
+    assert bytes(read.data) == bytes(image.data)
+    assert (read.width, read.encoding) == (3, "mono8")
+    with pytest.raises(cdr.CdrError, match=r"Image\.data"):
+        cdr.deserialize(data[:-256] if size else data[:-1], type(image), byte_views=True)

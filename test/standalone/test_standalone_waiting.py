@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 
-def test_only_entities_whose_condition_triggered_are_checked(ros: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each check is a call into DDS, and a node has dozens of endpoints."""
+def test_one_call_into_dds_checks_all_entities(ros: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checking each would be a call each, before each callback, and a node has dozens of endpoints."""
     from rclpy.executors import SingleThreadedExecutor
     from std_msgs.msg import String
 
     from multi_dnn_ros.standalone.topics import Subscription
+    from multi_dnn_ros.standalone.wait_set import ExecutorWaitSet
 
     node = ros.create_node("one")
     executor = SingleThreadedExecutor()
@@ -38,19 +39,75 @@ def test_only_entities_whose_condition_triggered_are_checked(ros: Any, monkeypat
     publisher.publish(String(data="first"))
     spin_until(lambda: got == ["first"])
 
-    checks: Counter[str] = Counter()
-    is_ready = Subscription.is_ready
+    calls: Counter[str] = Counter()
 
-    def count_check(subscription: Subscription) -> bool:
-        checks[subscription.topic] += 1
-        return is_ready(subscription)
+    def count(kind: type, name: str) -> None:
+        original = getattr(kind, name)
 
-    monkeypatch.setattr(Subscription, "is_ready", count_check)
+        def counted(*arguments: Any) -> Any:
+            calls[name] += 1
+            return original(*arguments)
+
+        monkeypatch.setattr(kind, name, counted)
+
+    count(ExecutorWaitSet, "wait")
+    count(Subscription, "is_ready")
     for number in range(50):
         publisher.publish(String(data=str(number)))
         spin_until(lambda number=number: len(got) == number + 2)  # type: ignore[misc]
-    assert checks["busy"] >= 50
-    assert sum(count for topic, count in checks.items() if topic != "busy") < 50
+    assert 50 <= calls["wait"] < 100
+    assert calls["is_ready"] == 0
+
+
+def test_entities_and_coroutines_that_never_wait_alternate(ros: Any, spin_until: Callable[..., None]) -> None:
+    import asyncio
+
+    from rclpy.executors import SingleThreadedExecutor
+    from std_msgs.msg import String
+
+    node = ros.create_node("one")
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    got: list[str] = []
+    steps: list[int] = []
+    publisher = node.create_publisher(String, "topic", 10)
+    node.create_subscription(String, "topic", lambda message: got.append(message.data), 10)
+    spin_until(node, lambda: publisher.get_subscription_count() == 1)
+
+    async def run() -> None:
+        for step in range(1000):
+            steps.append(step)
+            await asyncio.sleep(0)
+
+    task = executor.create_task(run)
+    for number in range(10):
+        publisher.publish(String(data=str(number)))
+        begin = len(steps)
+        while len(got) <= number and len(steps) < 900:
+            executor.spin_once(timeout_sec=1.0)
+        assert len(got) == number + 1
+        assert len(steps) - begin < 50
+    while not task.done():
+        executor.spin_once(timeout_sec=1.0)
+    assert len(steps) == 1000
+
+
+def test_a_second_thread_that_spins_waits_no_longer_than_its_timeout(ros: Any) -> None:
+    from rclpy.executors import SingleThreadedExecutor
+
+    executor = SingleThreadedExecutor()
+    executor.add_node(ros.create_node("one"))
+    first = threading.Thread(target=executor.spin_once, kwargs={"timeout_sec": 30.0})
+    first.start()
+    second = threading.Thread(target=executor.spin_once, kwargs={"timeout_sec": 0.2})
+    second.start()
+    second.join(10.0)
+    ended = not second.is_alive()
+    while first.is_alive():  # a wake lets spin_once check again, so that only work ends it
+        executor.create_task(lambda: None)
+        first.join(0.1)
+    second.join(10.0)
+    assert ended
 
 
 def test_entities_of_other_threads_are_served_while_messages_arrive(ros: Any, spin_until: Callable[..., None]) -> None:

@@ -48,7 +48,14 @@ def _draw(canvas: Image, found: Detections, colors: Mapping[str, Color], stale: 
 KIND = ResultKind(
     "detections",
     Detections,
-    (Topic("detections", "vision_msgs/msg/Detection2DArray", "multi_dnn_ros.ros.result_messages:detections_message"),),
+    (
+        Topic(
+            "detections",
+            "vision_msgs/msg/Detection2DArray",
+            "multi_dnn_ros.ros.result_messages:detections_message",
+            to_published="multi_dnn_ros.ros.detection_bytes:published_detections",
+        ),
+    ),
     draw=draw_boxes,
     has_labels=True,
     truth="boxes",

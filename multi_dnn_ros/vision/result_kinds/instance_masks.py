@@ -29,7 +29,12 @@ KIND = ResultKind(
     "instance_masks",
     InstanceMasks,
     (
-        Topic("detections", "vision_msgs/msg/Detection2DArray", f"{_MESSAGES}:instance_boxes_message"),
+        Topic(
+            "detections",
+            "vision_msgs/msg/Detection2DArray",
+            f"{_MESSAGES}:instance_boxes_message",
+            to_published="multi_dnn_ros.ros.detection_bytes:published_instances",
+        ),
         Topic("mask", "sensor_msgs/msg/Image", f"{_MESSAGES}:instance_mask_message", picture=True),
     ),
     draw=draw_instances,
