@@ -24,7 +24,6 @@ from multi_dnn_ros.engine.runner import Runner
 from multi_dnn_ros.engine.specializer import Specializer
 from multi_dnn_ros.engine.statistics import DnnCameraStatistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason
-from multi_dnn_ros.engine.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +35,7 @@ class DnnThread(threading.Thread):
     only.
 
     runner: used to run an inference directly, see :meth:`Runner.try_run`; None: workers run all jobs.
-    observer: its methods are called when the outputs have arrived, and before and after decoding. turns: shared by all
-    DNNs of the engine.
+    observer: its methods are called when the outputs have arrived, and before and after decoding.
     """
 
     def __init__(
@@ -49,14 +47,12 @@ class DnnThread(threading.Thread):
         clock: Callable[[], int],
         runner: Runner | None = None,
         observer: Observer | None = None,
-        turns: Turns | None = None,
     ) -> None:
         super().__init__(name=f"dnn-{task.name}", daemon=True)
         self.task = task
         self._queue = queue
         self._runner = runner
         self._observer = observer or NullObserver()
-        self._turns = turns or Turns()
         self._callbacks = callbacks
         self._clock = clock
         self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
@@ -270,8 +266,7 @@ class DnnThread(threading.Thread):
             elif inference.drop_cause is None:
                 if row:
                     begin = self._clock()
-                with self._turns:
-                    self._publish(inference, item, row, begin)
+                self._publish(inference, item, row, begin)
                 row += 1
         inference.carried = ()
         if inference.drop_cause is not None:

@@ -21,7 +21,6 @@ from multi_dnn_ros.engine.reports import Callbacks, Failure
 from multi_dnn_ros.engine.runner import Runner
 from multi_dnn_ros.engine.statistics import Statistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
-from multi_dnn_ros.engine.turns import Turns
 from multi_dnn_ros.engine.worker import Worker
 
 
@@ -88,17 +87,9 @@ class Engine:
         self._device = device
         in_dnn_threads = device.type == "cpu" or len(tasks) == 1
         self._dnn_runners = {task.name: self._runner() for task in tasks if in_dnn_threads}
-        turns = Turns()
         self._dnns = {
             task.name: DnnThread(
-                task,
-                self._queue,
-                limits,
-                callbacks,
-                clock,
-                self._dnn_runners.get(task.name),
-                self._observer,
-                turns,
+                task, self._queue, limits, callbacks, clock, self._dnn_runners.get(task.name), self._observer
             )
             for task in tasks
         }
