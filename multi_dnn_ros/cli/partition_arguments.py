@@ -157,12 +157,11 @@ def plan_session(
     from multi_dnn_ros.common.reporting import cpu_count
     from multi_dnn_ros.partition.session import BatchSession
     from multi_dnn_ros.planning.batch_plan import plan_exact
-    from multi_dnn_ros.planning.batch_units import oversubscription_warning
+    from multi_dnn_ros.planning.batch_units import sharing_warnings
 
     units, tables = find_tables(model, precision, units, folder, check=True)
     plan = plan_exact(tables, batch)
-    warning = oversubscription_warning([unit for unit in units if plan.images[unit.name]], cpu_count())
-    if warning:
+    for warning in sharing_warnings([unit for unit in units if plan.images[unit.name]], cpu_count()):
         print(f"warning: {warning}", file=sys.stderr)
     divided = ", ".join(f"{count} on {name}" for name, count in plan.images.items())
     print(f"{model}: {batch} images per batch: {divided}; predicted {plan.total_ms:.4g} ms", file=sys.stderr)

@@ -21,7 +21,7 @@ from multi_dnn_ros.cli.partition_arguments import (
 )
 from multi_dnn_ros.cli.partition_report import image_counts, plan_json, plan_table, run_json, run_table
 from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.planning.batch_units import oversubscription_warning
+from multi_dnn_ros.planning.batch_units import sharing_warnings
 
 if TYPE_CHECKING:
     from multi_dnn_ros.partition.executor import Array
@@ -102,8 +102,7 @@ def _run(args: argparse.Namespace) -> int:
     plan = SEARCHES[args.search](tables, args.batch if images is None else len(images))
     if images is None:  # only now, because the plan has shown that the units can hold them
         images = random_images(shape, args.batch, args.seed)
-    warning = oversubscription_warning([unit for unit in chosen if plan.images[unit.name]], cpu_count())
-    if warning:
+    for warning in sharing_warnings([unit for unit in chosen if plan.images[unit.name]], cpu_count()):
         print(f"warning: {warning}")
     print(plan_table(plan, tables))
     with BatchSession(chosen, tables, plan, network_request(args), args.precision, timeout_s=args.timeout) as session:

@@ -154,12 +154,25 @@ def parse_units(text: str) -> tuple[Unit, ...]:
     return tuple(units)
 
 
-def oversubscription_warning(units: Sequence[Unit], cores: int) -> str:
-    """A warning if the CPU units together have more threads than there are cores; otherwise ""."""
+def sharing_warnings(units: Sequence[Unit], cores: int) -> list[str]:
+    """Warnings about units that slow each other down: CPU units that together have more threads than there are cores,
+    and units of one GPU, whose SMs overlap (see multi_dnn_ros.backends.green_contexts).
+    """
+    effect = "they slow each other down, which their separately measured times do not show"
+    warnings = []
     threads = {unit.name: unit.threads or cores for unit in units if unit.device == "cpu"}
-    if len(threads) < 2 or sum(threads.values()) <= cores:
-        return ""
-    return (
-        f"{' and '.join(threads)} together have {sum(threads.values())} threads on {cores} cores: they slow each "
-        "other down, which their separately measured times do not show; name --units with fewer threads"
-    )
+    if len(threads) > 1 and sum(threads.values()) > cores:
+        warnings.append(
+            f"{' and '.join(threads)} together have {sum(threads.values())} threads on {cores} cores: {effect}; use "
+            "units with fewer threads"
+        )
+    by_gpu: dict[str, list[str]] = {}
+    for unit in units:
+        if unit.device.startswith("cuda"):
+            by_gpu.setdefault(unit.device, []).append(unit.name)
+    warnings += [
+        f"{' and '.join(names)} use the same SMs: {effect}; use one of them"
+        for names in by_gpu.values()
+        if len(names) > 1
+    ]
+    return warnings

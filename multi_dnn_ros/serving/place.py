@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.pipeline.devices import devices_in_use, dnn_units
-from multi_dnn_ros.planning.batch_units import oversubscription_warning
+from multi_dnn_ros.planning.batch_units import sharing_warnings
 from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.host import Build, Progress
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -27,6 +27,6 @@ def place(config: NodeConfig, build: Build, report: Callable[[Progress], None]) 
     if problems:
         raise ConfigError("\n".join(problems))
     units = dnn_units(config)
-    if warning := oversubscription_warning(devices_in_use(units), cpu_count()):
+    for warning in sharing_warnings(devices_in_use(units), cpu_count()):
         log.warning("parameters dnn.<dnn>.device: %s", warning)
     return {dnn: tuple(unit.name for unit in dnn_devices) for dnn, dnn_devices in units.items()}

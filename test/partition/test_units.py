@@ -26,9 +26,9 @@ from multi_dnn_ros.planning.batch_table import table_path, write_table
 from multi_dnn_ros.planning.batch_units import (
     UnitError,
     UnitKind,
-    oversubscription_warning,
     parse_unit,
     parse_units,
+    sharing_warnings,
     unit_kinds,
 )
 
@@ -95,11 +95,21 @@ def test_the_automatic_backend_of_a_cpu_computes_on_the_provider_of_the_node(mon
     assert [request.providers for request in requests] == [("cpu",), (), ("cpu",), ()]
 
 
-def test_cpu_units_with_more_threads_than_cores_are_warned_about() -> None:
-    assert "3 threads on 2 cores" in oversubscription_warning(parse_units("cpu:1,cpu:2"), 2)
-    assert "4 threads" in oversubscription_warning(parse_units("cpu,cpu:2"), 2)
-    assert oversubscription_warning(parse_units("cpu:1,cuda:0"), 1) == ""
-    assert oversubscription_warning(parse_units("cpu:1,cpu:1/torchscript"), 2) == ""
+def test_units_that_slow_each_other_down_are_warned_about() -> None:
+    (threads,) = sharing_warnings(parse_units("cpu:1,cpu:2"), 2)
+    assert "cpu:1 and cpu:2 together have 3 threads on 2 cores" in threads
+    (whole,) = sharing_warnings(parse_units("cpu,cpu:2"), 2)
+    assert "4 threads" in whole
+    (gpu,) = sharing_warnings(parse_units("cuda:0/16sms,cuda:1,cuda:0/8sms"), 2)
+    assert "cuda:0/16sms and cuda:0/8sms use the same SMs" in gpu
+    assert len(sharing_warnings(parse_units("cpu:2,cpu:1,cuda:0/16sms,cuda:0"), 2)) == 2
+
+
+@pytest.mark.parametrize(
+    "units", ["cpu:1,cuda:0", "cpu:1,cpu:1/torchscript", "cuda:0,cuda:1", "cuda:0/16sms,cuda:1/8sms"]
+)
+def test_other_units_are_not_warned_about(units: str) -> None:
+    assert sharing_warnings(parse_units(units), 2) == []
 
 
 @pytest.mark.parametrize(
