@@ -44,8 +44,8 @@ class HostCopies:
     """Makes the copies for one DNN. Any thread may call it; the inferences of the DNN must run one after the other.
 
     Memory is used again for tensors of the same shape and type once nothing refers to the copy, including results that
-    share its memory. Until the end of this object it is not freed, so its amount is that of the largest number of copies
-    of each shape that were in use at the same time.
+    share its memory. It is freed with this object, so its amount is that of the largest number of copies of each shape
+    that were in use at the same time.
 
     allocate: returns pinned memory for a copy of a tensor.
     """
