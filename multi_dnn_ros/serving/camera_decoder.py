@@ -158,7 +158,7 @@ class CameraDecoder(threading.Thread):
             self._changed()
         if self.ident is not None:
             self.join(timeout_s)
-            self._abandoned = self.is_alive()
+            self._abandoned = True  # a frame that is still being decoded, here or on arrival, is dropped
             if self._offering.acquire(timeout=_LAST_OFFER_S):
                 self._offering.release()  # frames offered before are unanswered frames of the accounts
         with self._wake:
