@@ -29,15 +29,17 @@ class Enqueue:
     """Enqueues work of one GPU on the calling thread's current stream. See enqueue_on; any thread may call the methods.
 
     They raise RuntimeError or torch.OutOfMemoryError, as PyTorch does. Tensors must be contiguous, and memory on the
-    host pinned. If the GPU hangs and its queue is full, a call can block, and with it all threads of the process; the
-    supervisor then ends the process, as it does if one thread hangs.
+    host pinned. If the GPU hangs and its queue is full, a call can block, and with it all threads of the process. The
+    supervisor of an engine process then ends it, as it does if one thread hangs; with isolation `none` nothing does.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._context = ctypes.c_void_p()
         with torch.cuda.device(device):
             self._index = torch.cuda.current_device()
-            check(driver().cuCtxGetCurrent(ctypes.byref(self._context)))
+        # PyTorch's context. The calling thread may have none yet: PyTorch does not select a device that is current.
+        self._context, handle = ctypes.c_void_p(), ctypes.c_int()
+        check(driver().cuDeviceGet(ctypes.byref(handle), self._index))
+        check(driver().cuDevicePrimaryCtxRetain(ctypes.byref(self._context), handle))
 
     def graph(self, executable: int | None) -> None:
         """Launch a graph. executable: its CUgraphExec."""

@@ -1,7 +1,7 @@
 """CUDA graphs: a whole stage in one launch. For NVIDIA GPUs.
 
 Launching kernels one by one from Python holds the GIL, which makes threads slower than processes. A captured graph is
-one launch without the GIL, and its memory is allocated at capture time.
+one launch of a few microseconds, and its memory is allocated at capture time.
 """
 
 from __future__ import annotations

@@ -16,8 +16,16 @@ import torch
 
 from multi_dnn_ros.backends.cuda_driver import enqueue_on
 
-#: Types that NumPy does not have; their copies are made by PyTorch.
-_NOT_IN_NUMPY = frozenset({torch.bfloat16, torch.complex32})
+#: Types that NumPy has, too; copies of others are made by PyTorch.
+_IN_NUMPY = frozenset(
+    {
+        torch.float64, torch.float32, torch.float16, torch.complex128, torch.complex64, torch.bool, torch.uint8,
+        torch.int8, torch.int16, torch.int32, torch.int64,
+    }
+)  # fmt: skip
+#: Number of combinations of shape and type with memory of their own; copies of further ones are made by PyTorch. Only
+#: outputs whose shapes depend on the image have more.
+_MAX_SHAPES = 256
 
 Array = npt.NDArray[Any]
 
@@ -28,11 +36,16 @@ def _allocate(tensor: torch.Tensor) -> Array:
     return memory
 
 
+def _copy_by_pytorch(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
 class HostCopies:
     """Makes the copies for one DNN. Any thread may call it; the inferences of the DNN must run one after the other.
 
-    Memory is used again once nothing refers to the copy, including results that share its memory. It is never freed, so
-    its amount is that of the largest number of copies that were in use at the same time.
+    Memory is used again for tensors of the same shape and type once nothing refers to the copy, including results that
+    share its memory. It is freed with this object, so its amount is that of the largest number of copies of each shape
+    that were in use at the same time.
 
     allocate: returns pinned memory for a copy of a tensor.
     """
@@ -44,9 +57,11 @@ class HostCopies:
 
     def start(self, tensor: torch.Tensor) -> torch.Tensor:
         """Enqueue a copy on the calling thread's current stream. It is valid once the stream has completed it."""
-        if tensor.dtype in _NOT_IN_NUMPY or not tensor.is_contiguous():
-            return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-        free = self._free[tensor.shape, tensor.dtype]
+        key = tensor.shape, tensor.dtype
+        has_room = key in self._free or len(self._free) < _MAX_SHAPES
+        if tensor.dtype not in _IN_NUMPY or not tensor.is_contiguous() or not has_room:
+            return _copy_by_pytorch(tensor)
+        free = self._free[key]
         try:
             memory, address = free.pop()
         except IndexError:

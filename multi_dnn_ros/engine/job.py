@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -137,7 +138,14 @@ class Job:
         """
         inference = self.inference
         if stream is not None:
-            self._launch(device, stream, may_continue, now)
+            try:
+                self._launch(device, stream, may_continue, now)
+            except BaseException:
+                # What it has launched may still use the memory of the stages and of the outputs' copies: the DNN's next
+                # inference, perhaps on another stream, has to wait for it, too.
+                with contextlib.suppress(RuntimeError):  # the device has failed
+                    inference.ready = inference.events.record(stream)
+                raise
             return
         begin = now()
         if self.index == 0:

@@ -35,14 +35,17 @@ class JobProcesses:
         try:
             for unit, usable in enumerate(launcher.usable):
                 if usable:
-                    self.add(unit)
+                    self._ranks[unit] = self._start(unit)
         except BaseException:
             self.kill()
             raise
 
     def add(self, unit: int) -> None:
-        """Start a rank on a unit that has become usable; it waits for a command that gives it a share."""
+        """Start a rank on a unit that has become usable; it reads the data and waits for a command that gives it a
+        share.
+        """
         self._ranks[unit] = self._start(unit)
+        self._prepare(self._ranks[unit])
 
     def drop(self, unit: int) -> None:
         """Forget the rank on a unit that was lost; it must not have a share."""
@@ -73,7 +76,10 @@ class JobProcesses:
         job itself pauses while a rank joins.
         """
         for rank in self._ranks.values():
-            rank.send(Command(self.number, self.shares, prepare=True))
+            self._prepare(rank)
+
+    def _prepare(self, rank: RankHandle) -> None:
+        rank.send(Command(self.number, self.shares, prepare=True))
 
     def send(self, shares: Shares, *, pause: bool = False, stop: bool = False) -> None:
         """Send a command: the state of the job from its next step on."""

@@ -200,7 +200,7 @@ class ServingSession:
             source.update(dropped_datagrams)
         self._ground.update(self._outputs.wanted_on_ground())
 
-    # -- called in threads of the host and in decoding threads
+    # -- called in threads of the host and in threads that decode images
 
     def _on_answered(self, dnn: str, camera: str, handed_ns: int, timing: Timing | None) -> None:
         self._decoders[camera].answered(dnn, handed_ns, timing)

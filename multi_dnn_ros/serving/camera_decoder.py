@@ -51,7 +51,8 @@ class CameraDecoder(threading.Thread):
 
     host: a started host. accounts: the accounts that the host was started with; their `on_answered` must call
     :meth:`answered`.
-    on_bad_image: called once for each image that cannot be decoded, in this thread. clock: nanoseconds, monotonic.
+    on_bad_image: called once for each image that cannot be decoded, in the thread that decodes it. clock: nanoseconds,
+    monotonic.
     admission: which DNNs an image is for; None: all DNNs of the camera.
     """
 
@@ -85,14 +86,15 @@ class CameraDecoder(threading.Thread):
     # -- called from other threads
 
     def arrived(self, frame: Frame, decode: Decode, late: bool = False, quick: bool = False) -> None:
-        """An image arrived; never blocks. An undecoded image that it replaces is dropped.
+        """An image arrived. An undecoded image that it replaces is dropped. Blocks only if it decodes the image (see
+        `quick`), and then only as :meth:`Host.offer` does.
 
         The image is also for the DNNs that the replaced one was for: a DNN with a limited rate gets a newer image
         instead of none.
 
-        frame: without image. decode: called at most once, in the decoder's thread. late: a newer image of the camera
-        arrived before this one, which is dropped. quick: decoding takes less time than waking the decoder's thread; it
-        is then decoded here if a DNN needs it now and the thread is idle. Calls of one camera must not overlap.
+        frame: without image. decode: called at most once. late: a newer image of the camera arrived before this one,
+        which is dropped. quick: decoding takes less time than waking the decoder's thread; the image is then decoded
+        here if a DNN needs it now and the thread is idle. Calls of one camera must not overlap.
         """
         frame.received_ns = now_ns = self._clock()
         accounts, dnns = self._accounts, self._accounts.dnns_of(self._camera)
@@ -156,7 +158,7 @@ class CameraDecoder(threading.Thread):
             self._changed()
         if self.ident is not None:
             self.join(timeout_s)
-            self._abandoned = self.is_alive()
+            self._abandoned = True  # a frame that is still being decoded, here or on arrival, is dropped
             if self._offering.acquire(timeout=_LAST_OFFER_S):
                 self._offering.release()  # frames offered before are unanswered frames of the accounts
         with self._wake:

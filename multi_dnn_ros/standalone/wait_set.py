@@ -34,11 +34,13 @@ class ExecutorWaitSet:
     def wait(self, conditions: Set[Any], timeout_ns: int) -> list[Any] | None:
         """Wait until a condition triggers, :meth:`wake` is called, or the timeout expires.
 
-        Returns the triggered conditions; None: the wait set is closed, or another thread has been waiting until the
-        timeout.
+        Returns the triggered conditions; None: the wait set is closed, or another thread waited until the timeout or
+        until now.
         """
-        if not self._lock.acquire(timeout=min(timeout_ns / 1e9, threading.TIMEOUT_MAX)):
-            return None
+        if not self._lock.acquire(blocking=False):
+            if self._lock.acquire(timeout=min(timeout_ns / 1e9, threading.TIMEOUT_MAX)):
+                self._lock.release()
+            return None  # the caller knows how much of its time is left
         try:
             if self._closed:
                 return None

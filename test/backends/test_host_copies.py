@@ -88,3 +88,24 @@ def test_copies_of_several_shapes_and_types_do_not_share_memory(memory: Memory) 
         assert (float(one.sum()), float(two.sum()), int(three.sum())) == (4.0, 8.0, 12)
         del one, two, three
     assert memory.allocated == 3
+
+
+def test_copies_of_types_that_numpy_does_not_have_are_made_by_pytorch(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_copies, "_copy_by_pytorch", torch.Tensor.clone)
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        source = torch.ones(4).to(dtype)
+        assert torch.equal(HostCopies(memory).start(source).float(), source.float())
+    assert memory.allocated == 0
+
+
+def test_outputs_whose_shape_changes_do_not_take_more_and_more_memory(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_copies, "_copy_by_pytorch", torch.Tensor.clone)
+    copies = HostCopies(memory)
+    for _ in range(2):
+        for rows in range(1000):
+            assert len(copies.start(torch.ones(rows, 4))) == rows
+    assert memory.allocated == 256

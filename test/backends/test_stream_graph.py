@@ -14,7 +14,7 @@ from multi_dnn_ros.backends import cuda_driver, stream_graph
 from multi_dnn_ros.backends.device_errors import is_device_failure, is_out_of_memory
 from multi_dnn_ros.backends.stream_graph import StreamGraph, keeps_priority_of_capture
 
-CONTEXT, RAW, EXEC, STREAM = 11, 22, 33, 44
+CONTEXT, RAW, EXEC, STREAM, HANDLE = 11, 22, 33, 44, 55
 GPU = torch.device("cuda", 0)
 
 
@@ -27,6 +27,15 @@ class Driver:
         self.calls: list[tuple[Any, ...]] = []
 
     def cuCtxGetCurrent(self, context: Any) -> int:
+        context._obj.value = None  # of a thread that has not used CUDA before
+        return 0
+
+    def cuDeviceGet(self, handle: Any, index: int) -> int:
+        handle._obj.value = index + HANDLE
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, handle: ctypes.c_int) -> int:
+        assert handle.value == HANDLE
         context._obj.value = CONTEXT
         return 0
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
 import pytest
 import torch
 from engine_fakes import WAIT
-from fake_gpu import DEVICE, FakeGpu
+from fake_gpu import DEVICE, FakeGpu, Stream
 
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
+from multi_dnn_ros.engine.job import Inference, Item, Job
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
 JOBS, FRAMES = 4, 150
@@ -91,3 +93,29 @@ def test_every_frame_of_every_camera_has_a_result(gpu: FakeGpu, policy: str, sin
         assert all(result.timing.compute_ns > 0 for result in mine)
     assert {result.timing.batch for result in results["camera0"]} - {1, 2, 3} == set()
     assert {result.timing.batch for result in results["camera3"]} == {1}
+
+
+def test_an_inference_on_another_stream_waits_for_one_that_failed_half_way(gpu: FakeGpu) -> None:
+    """Both use the memory of the stages."""
+
+    def run(carried: Tensors) -> Tensors:
+        gpu.launch(10.0)
+        if int(carried[0]) == 0:
+            raise ValueError("after its launch")
+        return carried
+
+    task = DnnTask("a", ("front",), lambda image: (image,), (run,), lambda outputs, size: None)
+    before = Stream()
+    ready: torch.cuda.Event | None = torch.cuda.Event()
+    ends = []
+    for number, stream in enumerate((before, Stream())):
+        inference = Inference(
+            task, (Item(OnDevice("front", number, IMAGE)),), 0, None, 0, lambda inference: None, ready=ready,
+            stream=before,
+        )  # fmt: skip
+        torch.cuda.set_stream(stream)
+        with contextlib.nullcontext() if number else pytest.raises(ValueError, match="after its launch"):
+            Job(inference, 0).run(DEVICE, stream)
+        ready = inference.ready
+        ends.append(stream.until)
+    assert ends[1] >= ends[0] + 10.0

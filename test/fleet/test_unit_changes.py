@@ -301,3 +301,33 @@ def test_a_rank_that_was_to_join_does_not_delay_the_end_of_its_job(
     assert Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs").run()
     assert calls.index(("kill", 1)) < calls.index(("join", 1))
     assert calls.index(("join", 0)) < calls.index(("kill", 0))
+
+
+def test_a_rank_on_a_unit_that_has_returned_reads_the_data_before_it_has_a_share(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[tuple[int, Command]] = []
+    send = SimulatedRank.send
+
+    def record(rank: SimulatedRank, command: Command) -> None:
+        commands.append((rank.unit, command))
+        send(rank, command)
+
+    monkeypatch.setattr(SimulatedRank, "send", record)
+    launcher = SimulatedLauncher(UNITS, usable=(True, False))
+
+    class Events(Watch):
+        returned = False
+
+        def act(self, supervisor: Supervisor) -> bool:
+            if supervisor.jobs["a"].placed and not self.returned:
+                self.returned = True
+                launcher.change(1, True, "unit 1 has returned")
+            return any(unit == 1 for unit, _ in commands)
+
+    supervisor = Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs", watch=Events())
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    first = next(command for unit, command in commands if unit == 1)
+    assert first.prepare
+    assert 1 not in first.active

@@ -533,6 +533,20 @@ def test_a_quick_image_without_a_free_buffer_is_left_to_the_thread(make: Callabl
     bench.check()
 
 
+def test_a_quick_image_whose_decoding_outlasts_closing_is_dropped(make: Callable[..., Bench]) -> None:
+    bench = make(gate=True)
+    bench.wait_idle()
+    receiver = threading.Thread(target=bench.send, args=(1,), kwargs={"quick": True})
+    receiver.start()
+    bench.wait_decoding()
+    assert bench.decoder.close(WAIT_S)
+    bench.permits.release()
+    receiver.join(WAIT_S)
+    assert bench.host.stamps() == []
+    assert bench.ends.lost() == [(1, "object", DropReason.SHUTDOWN)]
+    bench.check()
+
+
 def test_a_quick_bad_image_is_reported(make: Callable[..., Bench]) -> None:
     def fail(allocate: Allocate) -> npt.NDArray[np.uint8]:
         raise FrameError("no pixels")

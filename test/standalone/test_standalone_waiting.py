@@ -110,6 +110,26 @@ def test_a_second_thread_that_spins_waits_no_longer_than_its_timeout(ros: Any) -
     assert ended
 
 
+def test_the_wait_for_another_thread_counts_towards_the_timeout(ros: Any) -> None:
+    from rclpy.executors import SingleThreadedExecutor
+
+    executor = SingleThreadedExecutor()
+    executor.add_node(ros.create_node("one"))
+    wait_set = executor._wait_set
+    timeouts_ns: list[int] = []
+    wait = wait_set._wait
+
+    def record(reference: Any, triggered: Any, capacity: int, timeout_ns: int) -> int:
+        timeouts_ns.append(timeout_ns)
+        return int(wait(reference, triggered, capacity, timeout_ns))
+
+    wait_set._wait = record
+    wait_set._lock.acquire()  # as another thread that waits
+    threading.Timer(0.5, wait_set._lock.release).start()
+    executor.spin_once(timeout_sec=1.0)
+    assert all(timeout_ns <= 500_000_000 for timeout_ns in timeouts_ns)
+
+
 def test_entities_of_other_threads_are_served_while_messages_arrive(ros: Any, spin_until: Callable[..., None]) -> None:
     from std_msgs.msg import String
 

@@ -27,7 +27,7 @@ from multi_dnn_ros.vision.agreement import Agreement
 
 WAIT = 60.0
 partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")
-CAPTURED = {"capture_preprocess": True}
+CAPTURED, NOT_CAPTURED = {"capture_preprocess": True}, {"capture_preprocess": False}
 
 
 def answers(device: str, extra: dict) -> dict[tuple[str, int], Tensors]:
@@ -63,7 +63,7 @@ def cpu_answers() -> dict[tuple[str, int], Tensors]:
 @pytest.mark.parametrize(
     "parameters",
     [
-        {},
+        NOT_CAPTURED,
         CAPTURED,
         {"precision": "fp16", **CAPTURED},
         pytest.param({"sms": 16, **CAPTURED}, marks=partitioned),
@@ -86,7 +86,7 @@ def _raw(task):
     return replace(task, decode=lambda outputs, size: tuple(output.clone() for output in outputs))
 
 
-@pytest.mark.parametrize("parameters", [{}, CAPTURED])
+@pytest.mark.parametrize("parameters", [NOT_CAPTURED, CAPTURED])
 def test_in_the_steady_state_nothing_is_allocated_on_gpu_or_host(parameters: dict):
     """Frames are uploaded through pinned memory; after the first ones, all of it is memory used before."""
 
