@@ -1,11 +1,14 @@
 """Tests on a real ROS 2 with this package built by colcon; skipped without one.
 
+Tests with a parameter `middleware` are skipped if that RMW implementation is not installed.
+
 source /opt/ros/jazzy/setup.bash && source install/setup.bash
 python3 -m pytest -p no:launch_testing -p no:launch_ros test/real_ros
 """
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -34,11 +37,28 @@ def _missing() -> str:
 MISSING = _missing()
 
 
+@functools.cache
+def _is_installed(package: str) -> bool:
+    from ament_index_python.packages import PackageNotFoundError, get_package_prefix
+
+    try:
+        get_package_prefix(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if MISSING and here in item.path.parents:
+        if here not in item.path.parents:
+            continue
+        if MISSING:
             item.add_marker(pytest.mark.skip(reason=MISSING))
+            continue
+        middleware = item.callspec.params.get("middleware") if hasattr(item, "callspec") else None
+        if middleware is not None and not _is_installed(middleware):
+            item.add_marker(pytest.mark.skip(reason=f"needs {middleware}"))
 
 
 @pytest.fixture

@@ -27,10 +27,12 @@ def _own_domain(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("tests", ["test_camera_topics.py", "test_ground_points.py", "test_layouts.py"])
+@pytest.mark.parametrize(
+    "tests", ["test_camera_topics.py", "test_detection_bytes.py", "test_ground_points.py", "test_layouts.py"]
+)
 @pytest.mark.parametrize("middleware", MIDDLEWARES)
 def test_camera_topics_as_on_the_standalone_runtime(middleware: str, tests: str) -> None:
-    """QoS that follows the publishers, missing publishers, losses, points in metres, layouts: the same tests."""
+    """The same tests: QoS that follows the publishers, missing publishers, losses, boxes, points in metres, layouts."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:launch_testing", "-p", "no:launch_ros", "-p",
          "no:cacheprovider", str(ROOT / "test" / "ros" / tests)],

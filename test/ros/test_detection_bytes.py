@@ -1,6 +1,8 @@
-"""The bytes of published detections are those of their message."""
+"""The bytes of published detections are those of their message, with zeros as padding."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from rclpy.serialization import deserialize_message, serialize_message
 from std_msgs.msg import Header
 from vision_msgs.msg import Detection2DArray
 
+from multi_dnn_ros.bags.definitions import canonical
 from multi_dnn_ros.ros import detection_bytes
 from multi_dnn_ros.ros.detection_bytes import published_detections, published_instances
 from multi_dnn_ros.ros.result_messages import detections_message
@@ -47,7 +50,7 @@ def test_the_bytes_are_those_of_the_message(
     message = detections_message(found, head)
     published = published_detections(found, head)
     assert isinstance(published, bytes)  # also with a real ROS 2, as long as it has vision_msgs 4
-    assert published == bytes(serialize_message(message))
+    assert published == canonical("vision_msgs/msg/Detection2DArray", bytes(serialize_message(message)))
     assert deserialize_message(published, Detection2DArray) == message
 
 
@@ -59,11 +62,45 @@ def test_instances_are_published_as_their_boxes() -> None:
         assert kind.topics[0].published is function
 
 
-def test_a_middleware_with_other_bytes_gets_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detection_bytes, "serialize_message", lambda message: b"other")
+@pytest.fixture
+def _unknown_layout() -> Iterator[None]:
+    """The layout is checked in the test, and again after it."""
     detection_bytes._is_layout.cache_clear()
-    try:
-        found, head = detections([(1, 0)], False), header("lens")
-        assert published_detections(found, head) == detections_message(found, head)
-    finally:
-        detection_bytes._is_layout.cache_clear()
+    yield
+    detection_bytes._is_layout.cache_clear()
+
+
+@pytest.mark.usefixtures("_unknown_layout")
+def test_a_middleware_with_messages_of_another_length_gets_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detection_bytes, "serialize_message", lambda message: b"other")
+    found, head = detections([(1, 0)], False), header("lens")
+    assert published_detections(found, head) == detections_message(found, head)
+
+
+@pytest.mark.usefixtures("_unknown_layout")
+@pytest.mark.parametrize("error", [None, RuntimeError("Fast CDR exception")])
+def test_a_middleware_that_reads_another_message_from_the_bytes_gets_the_message(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    def deserialize(serialized: bytes, kind: type) -> Detection2DArray:
+        if error is not None:
+            raise error
+        return Detection2DArray()
+
+    monkeypatch.setattr(detection_bytes, "deserialize_message", deserialize)
+    found, head = detections([(1, 0)], False), header("lens")
+    assert published_detections(found, head) == detections_message(found, head)
+
+
+@pytest.mark.usefixtures("_unknown_layout")
+def test_a_middleware_that_does_not_initialize_padding_gets_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Fast CDR 2.3.5 in memory that was used before."""
+
+    def serialize(message: Detection2DArray) -> bytes:
+        end = 4 + 8 + 4 + len(message.header.frame_id) + 1  # encapsulation, stamp, length and text of the frame id
+        serialized = bytes(serialize_message(message))
+        assert end % 4, "no padding"
+        return serialized[:end] + b"\xaa" + serialized[end + 1 :]
+
+    monkeypatch.setattr(detection_bytes, "serialize_message", serialize)
+    assert isinstance(published_detections(detections([(1, 0)], False), header("lens")), bytes)
