@@ -127,7 +127,8 @@ def test_the_wait_for_another_thread_counts_towards_the_timeout(ros: Any) -> Non
     wait_set._lock.acquire()  # as another thread that waits
     threading.Timer(0.5, wait_set._lock.release).start()
     executor.spin_once(timeout_sec=1.0)
-    assert all(timeout_ns <= 500_000_000 for timeout_ns in timeouts_ns)
+    assert timeouts_ns
+    assert max(timeouts_ns) < 750_000_000  # about half a second of the second is left
 
 
 def test_entities_of_other_threads_are_served_while_messages_arrive(ros: Any, spin_until: Callable[..., None]) -> None:
