@@ -30,14 +30,18 @@ _MAX_SHAPES = 256
 Array = npt.NDArray[Any]
 
 
-def _allocate(tensor: torch.Tensor) -> Array:
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     """Pinned memory for a copy of `tensor`."""
-    memory: Array = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).numpy()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+
+def _allocate(tensor: torch.Tensor) -> Array:
+    memory: Array = _pinned(tensor).numpy()
     return memory
 
 
 def _copy_by_pytorch(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    return _pinned(tensor).copy_(tensor, non_blocking=True)
 
 
 class HostCopies:

@@ -119,6 +119,11 @@ def load(reference: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+def loaded(value: Any) -> Any:
+    """A field of a specification that may be given as ``module:attribute``: the object. Raises as :func:`load`."""
+    return load(value) if isinstance(value, str) else value
+
+
 class Registry(Generic[T]):
     """The specifications of one group. spec: their class, which has an attribute `name`."""
 

@@ -35,17 +35,17 @@ class JobProcesses:
         try:
             for unit, usable in enumerate(launcher.usable):
                 if usable:
-                    self._ranks[unit] = self._start(unit)
+                    self.add(unit)
         except BaseException:
             self.kill()
             raise
 
     def add(self, unit: int) -> None:
-        """Start a rank on a unit that has become usable; it reads the data and waits for a command that gives it a
-        share.
+        """Start a rank on a usable unit. It reads the data before a command gives it a share, because other jobs pause
+        while the job is measured, and the job itself pauses while a rank joins.
         """
         self._ranks[unit] = self._start(unit)
-        self._prepare(self._ranks[unit])
+        self._ranks[unit].send(Command(self.number, self.shares, prepare=True))
 
     def drop(self, unit: int) -> None:
         """Forget the rank on a unit that was lost; it must not have a share."""
@@ -70,16 +70,6 @@ class JobProcesses:
             for rank in self._ranks.values()
             if rank.connection is not None and not rank.connection.closed
         ]
-
-    def prepare(self) -> None:
-        """Make all ranks read the data before they have a share: other jobs pause while the job is measured, and the
-        job itself pauses while a rank joins.
-        """
-        for rank in self._ranks.values():
-            self._prepare(rank)
-
-    def _prepare(self, rank: RankHandle) -> None:
-        rank.send(Command(self.number, self.shares, prepare=True))
 
     def send(self, shares: Shares, *, pause: bool = False, stop: bool = False) -> None:
         """Send a command: the state of the job from its next step on."""

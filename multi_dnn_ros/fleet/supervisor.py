@@ -234,7 +234,6 @@ class Supervisor:
         # Never repeated, even if the job is removed and added again: the store still has the keys of its former ranks.
         prefix = f"{job.name}/{next(self._start_numbers)}"
         job.processes = JobProcesses(job.job, self._launcher, job.folder, prefix, self._rank_main)
-        job.processes.prepare()
         job.report, job.step_s, job.placed = None, 0.0, False
         job.state.status = "starting"
 

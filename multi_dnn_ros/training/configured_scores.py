@@ -54,7 +54,7 @@ def score_dnn(dnn: Dnn, images: WholeImages, device: torch.device) -> dict[str, 
     for name, pairs in wanted.items():
         kind, labels = RESULT_KINDS.get(names[name].result_kind), names[name].labels
         assert kind.score is not None  # as found above
-        score = extensions.load(kind.score) if isinstance(kind.score, str) else kind.score
+        score = extensions.loaded(kind.score)
         try:
             scores[name] = dict(score(pairs, labels))
         except NoTruth as error:

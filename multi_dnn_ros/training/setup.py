@@ -128,7 +128,7 @@ def score_rows(
     kind = _kind_of(task) if kind is None else kind
     if kind.score is None:
         raise ValueError(f"results of kind '{kind.name}' cannot be scored")
-    score = extensions.load(kind.score) if isinstance(kind.score, str) else kind.score
+    score = extensions.loaded(kind.score)
 
     def pairs() -> Iterator[tuple[object, object]]:
         for outputs, batch in found:

@@ -171,7 +171,7 @@ def _inputs(preprocess: Preprocess) -> Inputs:
 def _loss(spec: DecoderSpec, dnn: Dnn, source: Source) -> Loss | None:
     if spec.loss is None:
         return None
-    make = extensions.load(spec.loss) if isinstance(spec.loss, str) else spec.loss
+    make = extensions.loaded(spec.loss)
     loss: Loss | None = make(dnn, source)
     return loss
 

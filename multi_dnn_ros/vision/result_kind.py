@@ -39,19 +39,13 @@ class Topic:
     @cached_property
     def message(self) -> Callable[[Any, Any], Any]:
         """`to_message`, imported if it is "module:function". Raises what the import raises."""
-        function: Callable[[Any, Any], Any] = (
-            extensions.load(self.to_message) if isinstance(self.to_message, str) else self.to_message
-        )
+        function: Callable[[Any, Any], Any] = extensions.loaded(self.to_message)
         return function
 
     @cached_property
     def published(self) -> Callable[[Any, Any], Any]:
         """Makes what a publisher sends: a message, or its bytes. Imported as :attr:`message`."""
-        if self.to_published is None:
-            return self.message
-        function: Callable[[Any, Any], Any] = (
-            extensions.load(self.to_published) if isinstance(self.to_published, str) else self.to_published
-        )
+        function: Callable[[Any, Any], Any] = extensions.loaded(self.to_published or self.to_message)
         return function
 
 
@@ -72,9 +66,7 @@ class GroundTopic:
     @cached_property
     def message(self) -> Callable[[Any, Any, Callable[[Any], GroundPoints]], Any]:
         """As :attr:`Topic.message`."""
-        function: Callable[[Any, Any, Callable[[Any], GroundPoints]], Any] = (
-            extensions.load(self.to_message) if isinstance(self.to_message, str) else self.to_message
-        )
+        function: Callable[[Any, Any, Callable[[Any], GroundPoints]], Any] = extensions.loaded(self.to_message)
         return function
 
 

@@ -105,7 +105,6 @@ def test_ranks_read_the_data_before_they_have_a_share(job: FleetJob, tmp_path: P
     missing = tmp_path / "missing"
     ranks = JobProcesses(job.model_copy(update={"data": f"cifar10:{missing}"}), LocalLauncher(UNITS), tmp_path, "a")
     try:
-        ranks.prepare()
         found: list[tuple[int, Message]] = []
         deadline = time.monotonic() + _PATIENCE_S
         while len(found) < len(UNITS) and time.monotonic() < deadline:
