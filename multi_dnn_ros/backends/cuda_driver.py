@@ -17,12 +17,15 @@ import torch
 _OUT_OF_MEMORY, _NO_CONTEXT = 2, 201
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
+_COPY = (_POINTER, _POINTER, _SIZE, _POINTER)
 #: Functions that enqueue work, and the types of their arguments; the last argument is the stream.
-_LAUNCH = ("cuGraphLaunch", (_POINTER, _POINTER))
-_FROM_HOST = ("cuMemcpyHtoDAsync_v2", (_POINTER, _POINTER, _SIZE, _POINTER))
-_TO_HOST = ("cuMemcpyDtoHAsync_v2", (_POINTER, _POINTER, _SIZE, _POINTER))
-_ON_DEVICE = ("cuMemcpyDtoDAsync_v2", (_POINTER, _POINTER, _SIZE, _POINTER))
-_RECORD = ("cuEventRecord", (_POINTER, _POINTER))
+_ENQUEUE = {
+    "cuGraphLaunch": (_POINTER, _POINTER),
+    "cuMemcpyHtoDAsync_v2": _COPY,
+    "cuMemcpyDtoHAsync_v2": _COPY,
+    "cuMemcpyDtoDAsync_v2": _COPY,
+    "cuEventRecord": (_POINTER, _POINTER),
+}
 
 
 class Enqueue:
@@ -40,35 +43,35 @@ class Enqueue:
         self._context, handle = ctypes.c_void_p(), ctypes.c_int()
         check(driver().cuDeviceGet(ctypes.byref(handle), self._index))
         check(driver().cuDevicePrimaryCtxRetain(ctypes.byref(self._context), handle))
+        self._library = _driver_with_gil()
 
     def graph(self, executable: int | None) -> None:
         """Launch a graph. executable: its CUgraphExec."""
-        self._call(_LAUNCH, executable)
+        self._call(self._library.cuGraphLaunch, executable)
 
     def copy_from_host(self, target: torch.Tensor, address: int) -> None:
         """Fill `target` on the GPU with the bytes at `address` on the host."""
-        self._call(_FROM_HOST, target.data_ptr(), address, target.nbytes)
+        self._call(self._library.cuMemcpyHtoDAsync_v2, target.data_ptr(), address, target.nbytes)
 
     def copy_to_host(self, address: int, source: torch.Tensor) -> None:
         """Copy the bytes of `source` on the GPU to `address` on the host."""
         if source.nbytes:
-            self._call(_TO_HOST, address, source.data_ptr(), source.nbytes)
+            self._call(self._library.cuMemcpyDtoHAsync_v2, address, source.data_ptr(), source.nbytes)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy the bytes of `source` to `target`, both on the GPU and of the same size."""
-        self._call(_ON_DEVICE, target.data_ptr(), source.data_ptr(), source.nbytes)
+        self._call(self._library.cuMemcpyDtoDAsync_v2, target.data_ptr(), source.data_ptr(), source.nbytes)
 
     def record(self, event: torch.cuda.Event) -> None:
         """Record an event, which PyTorch must have recorded before: the first time creates it."""
-        self._call(_RECORD, event.cuda_event)
+        self._call(self._library.cuEventRecord, event.cuda_event)
 
-    def _call(self, function: tuple[str, tuple[Any, ...]], *arguments: int | None) -> None:
-        call = _holding_the_gil(*function)
+    def _call(self, function: Any, *arguments: int | None) -> None:
         stream = torch._C._cuda_getCurrentRawStream(self._index)
-        result = call(*arguments, stream)
+        result = function(*arguments, stream)
         if result == _NO_CONTEXT:  # the first CUDA call of this thread
             check(driver().cuCtxSetCurrent(self._context))
-            result = call(*arguments, stream)
+            result = function(*arguments, stream)
         if result:
             check(result)
 
@@ -98,13 +101,9 @@ def check(result: int) -> None:
 
 
 @functools.cache
-def _holding_the_gil(name: str, arguments: tuple[Any, ...]) -> Any:
-    """The driver's function `name`, called with the GIL held."""
-    function = getattr(_driver_with_gil(), name)
-    function.argtypes = arguments
-    return function
-
-
-@functools.cache
 def _driver_with_gil() -> Any:
-    return ctypes.PyDLL("libcuda.so.1")
+    """The driver's library, for the functions that enqueue work. The GIL is held during each call."""
+    library = ctypes.PyDLL("libcuda.so.1")
+    for name, arguments in _ENQUEUE.items():
+        getattr(library, name).argtypes = arguments
+    return library

@@ -79,7 +79,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     fake = Driver()
     monkeypatch.setattr(stream_graph, "driver", lambda: fake)
     monkeypatch.setattr(cuda_driver, "driver", lambda: fake)
-    monkeypatch.setattr(cuda_driver, "_holding_the_gil", lambda name, arguments: getattr(fake, name))
+    monkeypatch.setattr(cuda_driver, "_driver_with_gil", lambda: fake)
     monkeypatch.setattr(stream_graph, "enqueue_on", cuda_driver.Enqueue)  # not cached
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", TorchGraph)
