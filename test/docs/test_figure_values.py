@@ -35,7 +35,8 @@ _NOT_IN_FILES = {
     "one-kernel-for-a-convolution-and-its-relu": {"4,700", "9,600"},
     "an-important-dnn-among-heavy-ones": {"106", "105", "8,100", "2.16"},
     "a-batch-on-two-gpus": {"1.79", "1.80", "1.82", "1.94", "2.07", "1.84", "1.91", "1.90", "1.88", "1.93", "1.87"},
-    "a-batch-on-four-gpus": {"3.31", "4.00"},
+    "distributed-training-steps-on-four-gpus": {"1.090", "1.037", "1.012", "1.015"},
+    "a-batch-on-four-gpus": {"3.31", "4.00", "3.33", "2.95", "2.92"},
     "the-profiler-on-a-gpu": {"224", "120"},
     "accuracy-against-macs": {"92.4"},
 }
@@ -153,6 +154,11 @@ def _predicted_speedup(result: Any) -> float:
     return float(min(alone) / result["plan"]["predicted_ms"])
 
 
+def _predicted_for(result: Any, processes: int) -> dict[str, float]:
+    """The predicted step times with this number of processes."""
+    return next(each for each in result["scaling_predicted"] if each["processes"] == processes)
+
+
 COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("the-demo", "47", "demo.json", lambda it: max(dnn["latency_ms"]["p95"] for dnn in it["dnns"].values())),
     ("the-demo", "150", "demo.json", lambda it: min(dnn["accounts"]["published"] for dnn in it["dnns"].values())),
@@ -166,8 +172,25 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("heavy-networks", "88", "heavy_gpu_fp16.json", lambda it: it["latency"]["all"]["last_window_ms"]["p99"]),
     ("heavy-networks", "101", "heavy_gpu.json", lambda it: it["latency"]["all"]["last_window_ms"]["p99"]),
     ("heavy-networks", "1.22", "host_heavy_gpu_h200.json", _cores),
-    ("a-batch-on-four-gpus", "3.31", "partition_resnet50_4gpus.json", _all_of),
-    ("a-batch-on-four-gpus", "4.00", "partition_vgg16_4gpus.json", _all_of),
+    *(
+        ("distributed-training-steps-on-four-gpus", figure, f"training_inception_v3_{gpus}gpus.json", compute)
+        for figure, gpus, compute in (
+            ("1.090", 2, lambda it: _predicted_for(it, 4)["layers_s"] * 1e3 / it["methods"]["alone"]["step_ms"]),
+            ("1.037", 2, lambda it: _predicted_for(it, 4)["ddp_s"] * 1e3 / it["methods"]["alone"]["step_ms"]),
+            ("1.012", 4, lambda it: it["methods"]["layers"]["step_ms"] / it["methods"]["alone"]["step_ms"]),
+            ("1.015", 4, lambda it: it["methods"]["ddp"]["step_ms"] / it["methods"]["alone"]["step_ms"]),
+        )
+    ),
+    *(
+        ("a-batch-on-four-gpus", figure, f"partition_{network}_4gpus.json", _all_of)
+        for network, figure in (
+            ("resnet50", "3.31"),
+            ("vgg16", "4.00"),
+            ("mobilenet_v2", "3.33"),
+            ("resnet34", "2.95"),
+            ("squeezenet1_1", "2.92"),
+        )
+    ),
     *(
         ("a-batch-on-two-gpus", figure, f"partition_{network}_2gpus.json", compute)
         for network, figure, compute in (
