@@ -1,4 +1,10 @@
-"""Decides the shares of the running jobs when a period is over, and records every decision."""
+"""Decides the shares of the running jobs when a period is over, and records every decision.
+
+A decision uses only steps that all jobs made at the same time, with their present shares. While a job joins a unit,
+which takes seconds on a GPU, the other jobs have more of that unit than later, and after the end of a job the others
+become faster. So the step times of all jobs are measured anew once every job trains with its present shares, and the
+period, or the trial of the last change, begins then.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,10 @@ from multi_dnn_ros.fleet.sharing import TRIAL_PART, Policy, Sharing
 from multi_dnn_ros.fleet.usable_units import decide_for_usable
 
 
+#: Steps from which the step time of a job is taken at least.
+_MEASURED_STEPS = 3
+
+
 class Decisions:
     """entries: every decision, for the report. use: 0..1 for each unit in the last period."""
 
@@ -21,7 +31,8 @@ class Decisions:
         self.entries: list[dict[str, Any]] = []
         self.use = [0.0] * len(launcher.units)
         self._launcher = launcher
-        self._made_at = time.monotonic()
+        self._since = time.monotonic()  # the begin of the period
+        self._measures_anew = self._jobs_ended = False
         self._sharing = Sharing(file.thresholds, file.gain, policy=file.policy)
 
     @property
@@ -37,30 +48,46 @@ class Decisions:
         """Continue with the thresholds of the file."""
         self._sharing.thresholds, self._sharing.gain = file.thresholds, file.gain
 
-    def is_due(self, period_s: float) -> bool:
-        """Whether the period, or the trial of the last change, is over."""
-        return time.monotonic() - self._made_at >= period_s * (TRIAL_PART if self._sharing.has_trial else 1.0)
+    def measure_anew(self, *, jobs_ended: bool = False) -> None:
+        """Discard the measured step times. jobs_ended: decide after the time of a trial, not after a whole period."""
+        self._measures_anew = True
+        self._jobs_ended |= jobs_ended
 
-    def make_due(self) -> None:
-        """End the period now."""
-        self._made_at = float("-inf")
+    def is_due(self, jobs: Mapping[str, RunningJob], period_s: float, seconds: float) -> bool:
+        """Whether the period, or the trial of the last change, is over, or a job has no shares yet.
+
+        Begins the period once all jobs train with their present shares. seconds: since the start.
+        """
+        if not all(job.placed for job in jobs.values()):
+            return True
+        if self._measures_anew:
+            if all(job.is_current for job in jobs.values()):
+                self._begin_period(jobs, seconds)
+            return False
+        is_short = self._sharing.has_trial or self._jobs_ended
+        return time.monotonic() - self._since >= period_s * (TRIAL_PART if is_short else 1.0)
+
+    def _begin_period(self, jobs: Mapping[str, RunningJob], seconds: float) -> None:
+        for job in jobs.values():
+            assert job.processes is not None
+            job.processes.send(job.shares)  # the same shares: only the measured step times are discarded
+        shares = {name: list(job.shares) for name, job in jobs.items()}
+        self.entries.append({**self._measured(jobs, seconds), "reason": "measured anew", "jobs": [], "shares": shares})
+        self._since = time.monotonic()
+        self._measures_anew = False
 
     def decide(self, jobs: Mapping[str, RunningJob], seconds: float) -> str:
         """Decide the shares of all running jobs, and send those that change. seconds: since the start.
 
-        Returns what has changed, in one line; empty: nothing. Decides nothing while a job has not reported under its
-        present shares, unless another job is to be placed.
+        Returns what has changed, in one line; empty: nothing. Decides nothing while a job has not been measured with
+        its present shares, unless another job is to be placed.
         """
-        if not jobs or (all(job.placed for job in jobs.values()) and not all(job.is_current for job in jobs.values())):
+        is_measured = all(job.is_current and job.measured_steps >= _MEASURED_STEPS for job in jobs.values())
+        if not jobs or (all(job.placed for job in jobs.values()) and not is_measured):
             return ""
-        self._made_at = time.monotonic()
-        self.use = self._launcher.take_use()
-        slow_downs = {
-            name: progress.slow_down
-            for name, job in jobs.items()
-            if job.placed and (progress := job.progress) is not None
-        }
-        weighted = {name: slow_down * jobs[name].job.priority for name, slow_down in slow_downs.items()}
+        self._since, self._jobs_ended = time.monotonic(), False
+        measured = self._measured(jobs, seconds)
+        weighted = {name: slow_down * jobs[name].job.priority for name, slow_down in measured["slow_downs"].items()}
         no_shares = (0,) * len(self._launcher.units)
         allocation = {name: job.shares if job.placed else no_shares for name, job in jobs.items()}
         limits = {name: job.state.limits for name, job in jobs.items() if min(job.state.limits) < TENTHS}
@@ -72,19 +99,29 @@ class Decisions:
             assert job.processes is not None
             job.processes.send(decision.allocation[name])
             job.placed = True
-        self.entries.append({
-            "seconds": round(seconds, 3),
-            "reason": decision.reason,
-            "jobs": list(decision.jobs),
-            "slow_downs": slow_downs,
-            "use": self.use,
-            "shares": {name: list(shares) for name, shares in decision.allocation.items()},
-            "images_per_s": {name: job.job.global_batch / job.step_s for name, job in jobs.items() if job.step_s},
-        })  # fmt: skip
+        if decision.jobs:
+            self.measure_anew()
+        shares = {name: list(tenths) for name, tenths in decision.allocation.items()}
+        self.entries.append({**measured, "reason": decision.reason, "jobs": list(decision.jobs), "shares": shares})
         for job in jobs.values():
             job.save()
         changes = ", ".join(f"{name} {decision.allocation[name]}" for name in decision.jobs)
         return f"shares ({decision.reason}): {changes}" if changes else ""
+
+    def _measured(self, jobs: Mapping[str, RunningJob], seconds: float) -> dict[str, Any]:
+        """The figures of an entry: step times and slow-downs now, and the use of the units since the last entry."""
+        self.use = self._launcher.take_use()
+        slow_downs = {
+            name: progress.slow_down
+            for name, job in jobs.items()
+            if job.placed and (progress := job.progress) is not None
+        }
+        return {
+            "seconds": round(seconds, 3),
+            "slow_downs": slow_downs,
+            "use": self.use,
+            "images_per_s": {name: job.job.global_batch / job.step_s for name, job in jobs.items() if job.step_s},
+        }
 
 
 def slow_down_points(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:

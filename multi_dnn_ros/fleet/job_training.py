@@ -92,8 +92,9 @@ class JobTraining:
     def take(self, shares: Shares, rank: int) -> None:
         """From now on, compute the tenths of the rank, which follow those of lower ranks in each batch."""
         first = sum(shares[:rank])
-        self._range = (first, first + shares[rank])
-        self._stream = None
+        if self._range != (first, first + shares[rank]):
+            self._range = (first, first + shares[rank])
+            self._stream = None
 
     def step(self, flag: float = 0.0) -> float:
         """Do one step. Returns the sum of `flag` over the ranks. Raises TrainingError for a loss that is not finite."""

@@ -94,6 +94,11 @@ class RunningJob:
         return self.processes is not None and self.report is not None and self.report.number == self.processes.number
 
     @property
+    def measured_steps(self) -> int:
+        """Steps from which the last report takes the step time; the first step after a command is not one of them."""
+        return max(0, self.report.count - 1) if self.report is not None else 0
+
+    @property
     def progress(self) -> Progress | None:
         """None until there is a report."""
         if self.report is None or not self.step_s or not self.state.alone_s:

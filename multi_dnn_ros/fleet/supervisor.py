@@ -137,7 +137,7 @@ class Supervisor:
             starting = [job for job in self._running() if job.state.status == "starting" and self._has_room(job)]
             if starting:
                 self._start(starting[0])
-            elif self.decisions.is_due(self._file.content.period_s):
+            elif self.decisions.is_due(self._shared(), self._file.content.period_s, self.seconds):
                 self._decide()
 
     def _running(self) -> list[RunningJob]:
@@ -362,22 +362,23 @@ class Supervisor:
         """Let the others continue if this job was being measured; share the units among those that are left."""
         if self.measuring is job:
             self._measurement.abandon(each.processes for each in self._running() if each.processes is not None)
-        if self.measuring is None:
-            self.decisions.make_due()
+        self.decisions.measure_anew(jobs_ended=True)
 
     # Shares
 
     def _decide(self) -> None:
-        if self._changes:  # decide in the next turn, which first applies these changes of units to the jobs
-            self.decisions.make_due()
+        if self._changes:  # the next turn first applies these changes of units to the jobs, and then decides
             return
-        jobs = {
+        if text := self.decisions.decide(self._shared(), self.seconds):
+            self.show_line(text)
+
+    def _shared(self) -> dict[str, RunningJob]:
+        """The jobs that share the units, or are to be placed on them."""
+        return {
             job.name: job
             for job in self._running()
             if job.state.status == "running" and (job.placed or sum(self._limits(job)) >= TENTHS)
         }
-        if text := self.decisions.decide(jobs, self.seconds):
-            self.show_line(text)
 
     # The end
 

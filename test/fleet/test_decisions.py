@@ -1,0 +1,124 @@
+"""Decisions use step times that all jobs had with their present shares, with simulated ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from simulated_launcher import SimulatedLauncher, SimulatedRank
+
+from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.launcher import RankHandle, RankMain
+from multi_dnn_ros.fleet.messages import Command, Message, Report
+from multi_dnn_ros.fleet.running_job import JobState, unit_keys
+from multi_dnn_ros.fleet.shares import Shares, used
+from multi_dnn_ros.fleet.supervisor import Supervisor
+from multi_dnn_ros.planning.batch_units import parse_unit
+
+UNITS = (parse_unit("cpu:1"),) * 2
+_ALONE_S, _TURNS = 0.1, 1500
+
+
+class SharedUnits(SimulatedLauncher):
+    """A step takes as long as on the unit where it is slowest: there, in proportion to the job's tenths and to the
+    number of jobs. As with real ranks, a job keeps reporting its former step time until the next command.
+
+    joining: turns that a job needs after a command before it trains; only then it slows the others down.
+    """
+
+    def __init__(self, joining: int = 0) -> None:
+        super().__init__(UNITS)
+        self.joining = joining
+        self.shares: dict[str, Shares] = {}  # of the jobs that train
+
+    def start(self, job: FleetJob, unit: int, folder: Path, prefix: str, rank_main: RankMain) -> RankHandle:
+        return SharingRank(job.name, unit, self)
+
+    def step_s(self, job: str) -> float:
+        shares = self.shares[job]
+        jobs = [sum(bool(each[unit]) for each in self.shares.values()) for unit in range(len(shares))]
+        return max(_ALONE_S * shares[unit] / 10 * jobs[unit] for unit in used(shares))
+
+
+class SharingRank(SimulatedRank):
+    def __init__(self, job: str, unit: int, launcher: SharedUnits) -> None:
+        super().__init__(unit)
+        self._job, self._launcher = job, launcher
+        self._command: Command | None = None
+        self._left, self._step_s = 0, 0.0
+
+    def send(self, command: Command) -> None:
+        super().send(command)
+        self._report = None
+        trains = not (command.prepare or command.pause or command.stop)
+        self._command = command if trains and command.active[:1] == (self.unit,) else None
+        if self._command is not None:
+            self._left = self._launcher.joining if command.shares != self._launcher.shares.get(self._job) else 0
+
+    def receive(self) -> list[Message]:
+        if self._command is not None and not self._left:
+            self._launcher.shares[self._job] = self._command.shares
+            step_s = self._launcher.step_s(self._job)
+            self._report = Report(self._command.number, 10, 1000, 10, step_s, 1.0)
+            self._command = None
+        self._left = max(0, self._left - 1)
+        return super().receive()
+
+
+def entries(job: FleetJob, folder: Path, launcher: SharedUnits, count: int) -> list[Mapping[str, Any]]:
+    """The first `count` decisions about three jobs, without those that place them: a and b are on unit 0, c on unit 1.
+
+    Their step times alone are known.
+    """
+    jobs = [job.model_copy(update={"name": name}) for name in ("a", "c", "b")]
+    content = [each.model_dump(mode="json", exclude_defaults=True) for each in jobs]
+    (folder / "jobs.yaml").write_text(yaml.safe_dump({"period_s": 0.2, "jobs": content}))
+    for each in jobs:
+        (folder / "runs" / each.name).mkdir(parents=True)
+        state = JobState(alone_s=_ALONE_S, limits=(10, 10), units=unit_keys(UNITS))
+        (folder / "runs" / each.name / "state.json").write_text(json.dumps(asdict(state)))
+    turns = 0
+
+    def watch(supervisor: Supervisor, line: str) -> None:
+        nonlocal turns
+        turns += not line
+        assert turns < _TURNS, supervisor.decisions.entries
+        if len(decided(supervisor)) >= count:
+            raise KeyboardInterrupt
+
+    def decided(supervisor: Supervisor) -> list[Mapping[str, Any]]:
+        return [entry for entry in supervisor.decisions.entries if entry["reason"] not in ("start", "measured anew")]
+
+    supervisor = Supervisor(folder / "jobs.yaml", launcher, folder / "runs", watch=watch)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    return decided(supervisor)
+
+
+@pytest.fixture(autouse=True)
+def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated ranks have no message that would end a turn of the supervisor before its tenth of a second."""
+    monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._TICK_S", 0.005)
+
+
+@pytest.mark.parametrize("joining", [0, 60])
+def test_a_change_that_slows_another_job_down_too_much_is_reverted(job: FleetJob, tmp_path: Path, joining: int) -> None:
+    """Spreading a over both units makes it faster, but c, which reported its former step time before, twice as slow;
+    also if a needs longer to join than a trial lasts."""
+    first, second = entries(job, tmp_path, SharedUnits(joining), 2)
+    assert first["slow_downs"] == {
+        "a": pytest.approx(2.0, 0.1),
+        "b": pytest.approx(2.0, 0.1),
+        "c": pytest.approx(1, 0.1),
+    }
+    assert first["reason"] == "algorithm"
+    (moved,) = first["jobs"]
+    assert 0 < first["shares"][moved][1] < 10
+    assert second["reason"] == "reverted"
+    assert second["slow_downs"]["c"] == pytest.approx(2.0, 0.1)
+    assert second["shares"][moved] == [10, 0]
