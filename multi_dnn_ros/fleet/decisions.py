@@ -19,7 +19,6 @@ from multi_dnn_ros.fleet.shares import TENTHS
 from multi_dnn_ros.fleet.sharing import TRIAL_PART, Policy, Sharing
 from multi_dnn_ros.fleet.usable_units import decide_for_usable
 
-
 #: Steps from which the step time of a job is taken at least.
 _MEASURED_STEPS = 3
 
