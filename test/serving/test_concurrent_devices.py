@@ -259,16 +259,12 @@ def test_cancelling_ends_all_devices(machine: Callable[..., FakeDevices], end: s
 
 
 def test_the_progress_of_gpus_is_added_up_and_names_the_device(machine: Callable[..., FakeDevices]) -> None:
-    both, turn = meet(2), threading.Event()
-
-    def answer(process: FakeProcess) -> Exception | None:
-        both(process)
+    def answer(process: FakeProcess) -> None:
         if process.device == "cuda:1":
-            process.report("loading object", 0, 40.0)
-            turn.set()
-        elif turn.wait(WAIT_S):
+            process.report("loading object", 0)
+        else:
             process.report("object ready", 1)
-        return None
+        until(lambda: len(gpus.progress) == 2, "both reports")
 
     gpus = machine("cuda:0", "cuda:1", answer=answer)
     gpus.configure()
