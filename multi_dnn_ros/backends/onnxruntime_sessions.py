@@ -20,7 +20,7 @@ from multi_dnn_ros.backends import Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.onnx_export import ExportedChain, export_chain, memory_file
 from multi_dnn_ros.backends.onnx_guards import add_guards
-from multi_dnn_ros.backends.onnx_providers import CPU, Choice, SessionRequest, compiled_folder, make_session
+from multi_dnn_ros.backends.onnx_providers import COMPILED, CPU, Choice, SessionRequest, compiled_folder, make_session
 from multi_dnn_ros.backends.onnx_split import Part, optimize_parts, optimize_whole
 from multi_dnn_ros.backends.quantization import check_quantized, quantize
 from multi_dnn_ros.common.thread_priority import call_at_kept_priority
@@ -186,8 +186,14 @@ def provider_session(
     device, precision, stream: see SessionRequest. Raises ProviderError and what ONNX Runtime raises.
     """
     request = SessionRequest(device, precision, torch.get_num_threads(), stream, choice.target)
-    request = replace(request, cache=compiled_folder(model, choice, request, dnn))
-    return make_session(model, _session_options(optimize=choice.provider.optimize), choice, request, dnn)
+    options = _session_options(optimize=choice.provider.optimize)
+    folder = compiled_folder(model, choice, request, dnn)
+    if folder is None:
+        return make_session(model, options, choice, request, dnn)
+    # Providers do not write their files atomically: of two identical GPUs that are configured at the same time, one
+    # compiles, and the other waits and reads the result.
+    with COMPILED.locked(folder.name):
+        return make_session(model, options, choice, replace(request, cache=folder), dnn)
 
 
 def _session_options(*, optimize: bool) -> Any:

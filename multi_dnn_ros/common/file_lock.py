@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -38,3 +40,20 @@ def lock_file(path: Path, taken: str, unprotected: str) -> TextIO:
             raise
         log.warning("%s cannot be locked (%s): %s", path, error.strerror, unprotected)
     return file
+
+
+@contextlib.contextmanager
+def waiting_lock(path: Path) -> Iterator[None]:
+    """Lock a file in the block; wait while another process or thread has locked it. It is created and never removed.
+
+    If the file cannot be written or locked, the block runs regardless: use it where a second writer costs time, but
+    does no harm.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.open("w", encoding="utf-8"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Closing is not enough: a process that was forked meanwhile has a copy of the open file.
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
+        yield

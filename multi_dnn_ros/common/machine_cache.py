@@ -4,10 +4,13 @@ An entry is a folder ``<kind>/<network>-<facts>`` in the user's cache folder, na
 the facts that the entry depends on: its setup, such as the precision, and the machine, such as the GPU and versions of
 libraries. An entry of the same network and setup from another machine, for example in a copied cache folder or from
 before an update, is named in the log, and neither used nor deleted.
+
+Several processes may use an entry at the same time, such as the engine processes of two GPUs of the same type.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -17,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.common.atomic_files import atomic_write
+from multi_dnn_ros.common.atomic_files import atomic_write, temporary_path
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.file_lock import waiting_lock
 from multi_dnn_ros.common.resources import cache_folder
 
 log = logging.getLogger(__name__)
@@ -101,7 +105,7 @@ class MachineCache:
                 shutil.rmtree(folder)
             if not folder.exists():
                 facts = {"format": _FORMAT, "setup": dict(key.setup), "machine": dict(key.machine)}
-                _write_json(folder / _FACTS, facts)
+                _create_entry(folder, facts)
         except OSError as error:
             log.warning("%s of %s are not cached: %s cannot be written: %s", self._what, key.title, folder, error)
             return None
@@ -118,6 +122,8 @@ class MachineCache:
             return None
         try:
             return json.loads((folder / CONTENT).read_text(encoding="utf-8"))
+        except FileNotFoundError:  # another process has created the entry and is about to write its content
+            return None
         except (OSError, ValueError, RecursionError) as error:
             log.warning("%s in %s are not used: %s", self._what, folder, summarize_error(error))
             return None
@@ -132,11 +138,18 @@ class MachineCache:
         except OSError as error:
             log.warning("%s of %s are not cached: %s cannot be written: %s", self._what, key.title, folder, error)
 
+    def locked(self, entry: str) -> contextlib.AbstractContextManager[None]:
+        """Held while an entry is made, so that another process waits for it instead of making it, too. entry: its name.
+
+        Without effect where files cannot be locked.
+        """
+        return waiting_lock(self.folder.parent / "locks" / f"{self._kind}-{entry}")
+
     def entries(self, network: str = "") -> Iterator[Entry]:
         """All entries, or those of one network."""
         if self.folder.is_dir():
             for folder in sorted(self.folder.glob(f"{network[:_DIGITS]}*-*")):
-                if folder.is_dir():
+                if folder.is_dir() and not folder.name.startswith("."):  # one that is being created
                     yield _read_entry(folder)
 
     def _log_unused(self, key: Key) -> None:
@@ -144,6 +157,8 @@ class MachineCache:
         if (self.folder / key.name).exists():
             return
         for entry in self.entries(key.network):
+            if entry.folder.name == key.name:  # another process has just created it
+                continue
             if entry.folder not in self._logged and entry.setup == dict(key.setup):
                 self._logged.add(entry.folder)
                 differences = entry.differences(key.machine)
@@ -161,6 +176,20 @@ def _read_entry(folder: Path) -> Entry:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Entry(folder, {}, {})
     return Entry(folder, setup, machine)
+
+
+def _create_entry(folder: Path, facts: Any) -> None:
+    """Create the folder of an entry with its facts in one step: without facts, another process would remove it."""
+    temporary = temporary_path(folder)
+    try:
+        _write_json(temporary / _FACTS, facts)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not (folder / _FACTS).exists():  # otherwise another process was quicker
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from multi_dnn_ros.common.file_lock import waiting_lock
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.graph.live_memory import peak_bytes, weight_bytes
 from multi_dnn_ros.graph.trace import trace
@@ -60,8 +61,9 @@ class CostCache:
             log.warning("costs of DNNs are not cached: %s cannot be written: %s", self._path, error)
             return
         megabytes = max(_MIN_MB, cost.memory_bytes / _BYTES_PER_MB)
-        # Read again: processes of other devices write to the same file.
-        TimingCache(self._path).put({f"{key} time": cost.ms, f"{key} memory in MB": megabytes})
+        # Read again, and locked: processes of other devices write to the same file.
+        with waiting_lock(self._path.with_suffix(".lock")):
+            TimingCache(self._path).put({f"{key} time": cost.ms, f"{key} memory in MB": megabytes})
 
 
 def cost_key(name: str, config: NodeConfig, device: torch.device) -> str:

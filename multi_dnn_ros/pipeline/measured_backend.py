@@ -86,17 +86,19 @@ def with_measured_backend(
         return settings.model_copy(update={"backend": automatic})
     rows = _candidates(settings, device)
     key = _key(dnn, settings, device, rows)
-    found, source = _cached(key, rows), _cache_text(key)
-    if found is None:
-        progress(f"measuring {sum(not row.reason for row in rows)} backends for {dnn.name}")
-        found, complete = _measured(dnn, settings, device, rows)
-        if complete and any(row.ms is not None for row in found):
-            CHOICES.write(key, [asdict(row) for row in found])
-        elif not complete:
-            progress(
-                f"the choice for {dnn.name} is not cached: a backend ran out of memory, which may be free next time"
-            )
-        source = "measured now"
+    # Identical GPUs are configured at the same time: one measures, and the others wait for its choice.
+    with CHOICES.locked(key.name):
+        found, source = _cached(key, rows), _cache_text(key)
+        if found is None:
+            progress(f"measuring {sum(not row.reason for row in rows)} backends for {dnn.name}")
+            found, complete = _measured(dnn, settings, device, rows)
+            if complete and any(row.ms is not None for row in found):
+                CHOICES.write(key, [asdict(row) for row in found])
+            elif not complete:
+                progress(
+                    f"the choice for {dnn.name} is not cached: a backend ran out of memory, which may be free next time"
+                )
+            source = "measured now"
     return _with_fastest(dnn, settings, device, found, source, progress)
 
 

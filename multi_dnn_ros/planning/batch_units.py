@@ -136,10 +136,12 @@ def unit_kinds() -> dict[str, UnitKind]:
 
 def parse_unit(text: str) -> Unit:
     """The unit with this name. Raises UnitError for an unknown kind or a syntax error."""
-    kinds = unit_kinds()
-    kind = kinds.get(re.split(r"[:/]", text, maxsplit=1)[0])
+    name = re.split(r"[:/]", text, maxsplit=1)[0]
+    # Kinds of other packages are imported only if they are needed: the node's process, which must stay free of PyTorch,
+    # parses names of devices.
+    kind = _registered.get(name) or unit_kinds().get(name)
     if kind is None:
-        forms = ", ".join(known.form for known in kinds.values())
+        forms = ", ".join(known.form for known in unit_kinds().values())
         raise UnitError(f"unit '{text}' is of an unknown kind; allowed: {forms}")
     return kind.parse(text)
 

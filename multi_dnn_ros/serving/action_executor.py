@@ -34,13 +34,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProcessTemplate:
-    """What every engine process of the device is started and configured with. label: first part of its name."""
+    """What every engine process of the device is started and configured with.
+
+    label: first part of its name. device: see ServedProcess.
+    """
 
     config: NodeConfig
     build: Build
     pools: Mapping[str, SlotPool]
     make: MakeProcess
     label: str = "engine"
+    device: str = ""
 
 
 class ActionExecutor:
@@ -123,9 +127,11 @@ class ActionExecutor:
     def _start_process(self, key: int) -> None:
         template = self._template
         try:
-            self._processes[key] = ServedProcess(
+            process = ServedProcess(
                 template.make, f"{template.label} {key}", tuple(template.config.dnns), template.pools, self._on_message
             )
+            process.device = template.device
+            self._processes[key] = process
         except Exception as error:  # OSError; RuntimeError: no thread can be started
             self._on_start_failed(key, f"it could not be started: {error}")
 

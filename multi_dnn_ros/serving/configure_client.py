@@ -24,8 +24,8 @@ _POLL_S = 0.05
 class ConfigureClient:
     """Starts the process. Raises OSError if that fails.
 
-    make, label, dnns, pools: see ServedProcess. cancelled: ends every wait. stopped_timeout_s: how long the process may
-    be stopped by a signal before it is killed.
+    make, label, dnns, pools: see ServedProcess. is_cancelled: whether every wait has to end. stopped_timeout_s: how
+    long the process may be stopped by a signal before it is killed.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class ConfigureClient:
         label: str,
         dnns: Sequence[str],
         pools: Mapping[str, SlotPool],
-        cancelled: threading.Event,
+        is_cancelled: Callable[[], bool],
         stopped_timeout_s: float,
     ) -> None:
-        self._cancelled = cancelled
+        self._is_cancelled = is_cancelled
         self._stopped_timeout_s = stopped_timeout_s
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class ConfigureClient:
     def _next(self, activity: str) -> Any:
         last_running_s = time.monotonic()
         while True:
-            if self._cancelled.is_set():
+            if self._is_cancelled():
                 raise Cancelled
             try:
                 message = self._messages.get(timeout=_POLL_S)

@@ -42,7 +42,7 @@ def measure_costs(config: NodeConfig, build: Build, report: Callable[[Progress],
     impossible: dict[str, str] = {}
 
     def progress(text: str) -> None:
-        report(Progress(f"measuring on {config.device}: {text}", 0, len(config.dnns)))
+        report(Progress(f"measuring: {text}", 0, len(config.dnns)))
 
     for name in config.dnns:
         try:

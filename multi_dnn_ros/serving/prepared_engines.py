@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from multi_dnn_ros.serving.choose_devices import choose_devices
+from multi_dnn_ros.serving.concurrent_devices import DeviceProgress, call_by_device
 from multi_dnn_ros.serving.configure_client import ConfigureClient
 from multi_dnn_ros.serving.device_parts import Devices, divide, names_devices
-from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, EngineDescription, Progress
+from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, DeviceCosts, EngineDescription, Progress
 from multi_dnn_ros.serving.served_process import MakeProcess
 from multi_dnn_ros.serving.slots import SlotPool, open_pools
 from multi_dnn_ros.serving.slots_per_camera import slot_layouts
@@ -25,6 +28,9 @@ _KILL_S = 0.8
 class PreparedEngines:
     """Starts the first process. Raises ConfigureError if that fails.
 
+    Different GPUs are measured and configured at the same time (see call_by_device). If that fails on one of them, the
+    waits for the others end at once; :meth:`discard` then ends their processes.
+
     make: starts a process. cancelled: ends every wait. pools: the slots of the cameras, which all processes map.
     """
 
@@ -33,6 +39,7 @@ class PreparedEngines:
         self.pools: Mapping[str, SlotPool] = {}
         self._make = make
         self._cancelled = cancelled
+        self._failed = threading.Event()  # on one device: ends the waits for the others
         self._clients: list[ConfigureClient] = []
         try:
             self.pools = open_pools(slot_layouts(config))
@@ -61,35 +68,39 @@ class PreparedEngines:
             device = self.config.device
             devices, parts = dict.fromkeys(self.config.dnns, (device,)), {device: self.config}
         try:
-            for device in list(parts)[1:]:  # they import their libraries while the first one is configured
+            for device in list(parts)[1:]:  # all of them now, so that they import their libraries at the same time
                 self._start(f"engine {device}")
         except OSError as error:
             raise ConfigureError(f"an engine process cannot be started: {error}") from error
         multi_device = tuple(dnn for dnn, names in devices.items() if len(names) > 1)
-        total, ready = sum(len(part.dnns) for part in parts.values()), 0
-        found = {}
-        for number, ((device, part), client) in enumerate(zip(parts.items(), self._clients, strict=True), start=1):
+        clients = dict(zip(parts, self._clients, strict=True))
+        if len(parts) > 1:
+            for device, client in clients.items():
+                client.process.device = device
+        steps = DeviceProgress({device: len(part.dnns) for device, part in parts.items()}, progress)
 
-            def report(step: Progress, before: int = ready, last: bool = number == len(parts)) -> None:
-                progress(replace(step, ready=before + step.ready, total=total, left_s=step.left_s if last else None))
-
+        def configure(device: str) -> EngineDescription:
+            part = parts[device]
             timed = tuple(dnn for dnn in part.dnns if dnn in multi_device)
-            description = client.configure(part, build, report, timed)
+            description = clients[device].configure(part, build, partial(steps.report, device), timed)
+            steps.done(device)
             if device not in ("auto", "cuda"):
                 fits = description.fits.values()
                 description = replace(description, device=device, fits=dict(zip([device], fits, strict=False)))
-            found[device] = (part, client, description)
-            ready += len(part.dnns)
+            return description
+
+        descriptions = call_by_device(tuple(parts), configure, self._failed.set)
         if self._cancelled.is_set():
             raise Cancelled
-        return devices, found
+        return devices, {device: (part, clients[device], descriptions[device]) for device, part in parts.items()}
 
     def discard(self) -> None:
         """End all processes and free the memory."""
         for client in self._clients:
             client.process.kill("configuring was cancelled or failed")
+        end = time.monotonic() + _KILL_S  # for all together
         for client in self._clients:
-            if not client.process.wait(_KILL_S):
+            if not client.process.wait(max(0.0, end - time.monotonic())):
                 log.error(
                     "engine process %d did not end after SIGKILL; its memory is not free until it ends",
                     client.process.pid,
@@ -101,25 +112,32 @@ class PreparedEngines:
         """One device for each DNN. possible: by DNN, the devices to choose from."""
         if all(len(devices) == 1 for devices in possible.values()):
             return possible
-        measured = {}
-        for device, part in divide(self.config, possible).items():
-            # In a separate process, which then ends and thereby frees all memory; one after another, because they would
-            # slow each other down.
+        parts = divide(self.config, possible)
+        steps = DeviceProgress({device: len(part.dnns) for device, part in parts.items()}, progress)
+
+        def measure(device: str) -> DeviceCosts:
+            # In a separate process, which then ends and thereby frees all memory.
             try:
-                self._start(f"engine {device} measuring")
+                client = self._start(f"engine {device} measuring")
             except OSError as error:
                 raise ConfigureError(f"an engine process cannot be started: {error}") from error
-            client = self._clients[-1]
-            measured[device] = client.measure(part, build, progress)
+            client.process.device = device
+            costs = client.measure(parts[device], build, partial(steps.report, device))
             client.process.kill("the DNNs are measured")
             client.process.wait(_KILL_S)
-            self._clients.pop()
+            self._clients.remove(client)
+            return costs
+
+        measured = call_by_device(tuple(parts), measure, self._failed.set)
         return choose_devices(self.config, measured)
 
-    def _start(self, label: str) -> None:
+    def _is_cancelled(self) -> bool:
+        return self._cancelled.is_set() or self._failed.is_set()
+
+    def _start(self, label: str) -> ConfigureClient:
         settings = self.config
-        self._clients.append(
-            ConfigureClient(
-                self._make, label, tuple(settings.dnns), self.pools, self._cancelled, settings.heartbeat_timeout_s
-            )
+        client = ConfigureClient(
+            self._make, label, tuple(settings.dnns), self.pools, self._is_cancelled, settings.heartbeat_timeout_s
         )
+        self._clients.append(client)
+        return client

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.frame import Frame
@@ -16,6 +15,7 @@ from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.action_executor import ProcessTemplate
+from multi_dnn_ros.serving.concurrent_devices import call_concurrently
 from multi_dnn_ros.serving.device_outcomes import DeviceOutcomes, MultiDeviceDnns
 from multi_dnn_ros.serving.device_parts import combine
 from multi_dnn_ros.serving.engine_process import EngineProcess
@@ -32,8 +32,6 @@ from multi_dnn_ros.settings.schema import NodeConfig
 
 #: Maximum time for close().
 _CLOSE_S = 2.0
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -104,9 +102,9 @@ class ProcessHost:
                 devices, found = prepared.configure(self._build, progress)
                 times = SupervisionTimes(config.fault_window_s, self._restart_s, self._retry_s)
                 for device, (part, client, description) in found.items():
-                    label = "engine" if len(found) == 1 else f"engine {device}"
+                    label, name = ("engine", "") if len(found) == 1 else (f"engine {device}", device)
                     template = ProcessTemplate(
-                        part.model_copy(deep=True), self._build, prepared.pools, self._make, label
+                        part.model_copy(deep=True), self._build, prepared.pools, self._make, label, name
                     )
                     engines[device] = SupervisedProcesses(template, description, times, client.process)
             except BaseException:
@@ -225,7 +223,7 @@ class ProcessHost:
 
     def stop(self, timeout_s: float) -> list[str]:
         engines, serving = tuple(self._engines.values()), self._serving
-        hanging = _call_concurrently([partial(one.stop, timeout_s) for one in engines])
+        hanging = call_concurrently([partial(one.stop, timeout_s) for one in engines])
         self._close_order()
         if serving is not None and engines:
             message = "still in progress when the engine's stop timed out"
@@ -241,7 +239,7 @@ class ProcessHost:
         if engines and self._serving is not None:
             accounts = self._serving.accounts
             accounts.drop_unanswered(accounts.cameras_by_dnn, DropReason.SHUTDOWN, "the engine was closed")
-        _call_concurrently([partial(one.close, max(0.1, end - time.monotonic())) for one in engines])
+        call_concurrently([partial(one.close, max(0.1, end - time.monotonic())) for one in engines])
         self._close_order()
         for pool in pools.values():
             pool.close()
@@ -265,11 +263,3 @@ class ProcessHost:
 
     def supervision_age_s(self) -> float:
         return max((engines.supervision_age_s() for engines in self._engines.values()), default=0.0)
-
-
-def _call_concurrently(calls: Sequence[Callable[[], Value]]) -> list[Value]:
-    """The results of all calls. Several calls run in separate threads, so that they share one timeout."""
-    if len(calls) <= 1:
-        return [call() for call in calls]
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]

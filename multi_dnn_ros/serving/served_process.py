@@ -58,7 +58,7 @@ class ServedProcess:
     on_message: receives each message that is not the outcome of a frame, and finally the End; called in the process's
     reader thread.
     memory: bytes by name, as last reported. last_result_ns: time of the last result; None: there was none.
-    last_results_ns: the same by DNN.
+    last_results_ns: the same by DNN. device: begins each line that the process logs; empty: there is only one device.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class ServedProcess:
         on_message: Callable[[ServedProcess, Any], None],
     ) -> None:
         self._pass_on = on_message
+        self.device = ""
         self.memory: Mapping[str, int] = {}
         self.started_ns = time.monotonic_ns()
         self.last_result_ns: int | None = None
@@ -164,7 +165,8 @@ class ServedProcess:
                 failure = message.failure
                 self._accounts.failure(replace(failure, disabled=False) if self._unanswered.is_draining else failure)
         elif isinstance(message, wire.Logged):
-            logging.getLogger(message.name).log(message.level, "%s", message.text)
+            text = f"{self.device}: {message.text}" if self.device else message.text
+            logging.getLogger(message.name).log(message.level, "%s", text)
         elif isinstance(message, wire.Report):
             self.memory = message.memory
             if message.ended_threads:

@@ -6,6 +6,7 @@ session of the CPU's provider that claims to be the other. GPU twin: test/gpu/ba
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import re
@@ -316,6 +317,27 @@ def test_compiled_networks_are_found_again_and_those_of_another_machine_are_name
     assert folder() == elsewhere
     assert "facts.json does not match the folder" in caplog.text
     assert not (elsewhere / "engine").exists()
+
+
+def test_a_second_process_waits_while_a_provider_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its files are not written atomically."""
+    Installed(monkeypatch, "openvino", loads=("openvino",))
+    locked: list[bool] = []
+    make = onnxruntime.InferenceSession
+
+    def session(*arguments: Any, **rest: Any) -> Any:
+        for path in (tmp_path / "locks").glob("onnx_providers-*"):
+            with path.open("w") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    locked.append(True)
+        return make(*arguments, **rest)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    stages = [stage.eval() for stage in cut_module(network(), IMAGE, 1)]
+    assert agrees(make_sessions(stages, IMAGE, 1e-4, choice=parse("openvino"), dnn="lane"))
+    assert locked == [True]
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(

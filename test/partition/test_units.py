@@ -79,6 +79,13 @@ def test_another_package_adds_a_kind_by_an_entry_point(monkeypatch: pytest.Monke
         batch_units.register(UnitKind("fake", "", partition_fakes.parse))
 
 
+def test_a_unit_of_this_package_imports_no_other_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node's process parses names of devices, and must not import PyTorch."""
+    point = EntryPoint("npu", "partition_npu:KIND", batch_units.GROUP)  # it cannot be imported
+    monkeypatch.setattr(batch_units, "entry_points", lambda group: [point])
+    assert [parse_unit(name).device for name in ("cpu:4", "cuda", "cuda:1/8sms")] == ["cpu", "cuda:0", "cuda:1"]
+
+
 def test_the_automatic_backend_of_a_cpu_computes_on_the_provider_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever build of ONNX Runtime is installed: OpenVINO would be preferred to the CPU's own provider."""
     requests: list[BackendRequest] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,15 @@ def test_the_cost_of_backend_measured_is_kept_under_its_choice(exported: Path, m
     assert measured(config).source == "measured"
     monkeypatch.setattr(measure_costs, "time_on_black_ms", lambda *args: pytest.fail("measured"))
     assert measured(config).source == "measured earlier"
+
+
+def test_costs_that_are_stored_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    """As by the processes of several GPUs; each thread opens the files and the lock itself, as a process does."""
+    path = tmp_path / "placement.json"
+    keys = [f"{device} {number}" for number in range(20) for device in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda key: CostCache(path).put(key, Cost(1.0, 1000)), keys))
+    assert [key for key in keys if CostCache(path).get(key) is None] == []
 
 
 def test_the_decoder_of_an_output_counts_and_its_class_names_do_not(exported: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,16 @@ def test_a_choice_made_while_a_backend_ran_out_of_memory_is_not_cached(
         assert chosen(dnn, lines=lines).backend != "toy"
         assert lines[0] == "measuring 4 backends for lane"
         assert "the choice for lane is not cached: a backend ran out of memory" in lines[1]
+
+
+def test_identical_gpus_measure_once(ms: Callable[[dict[str, float]], None], dnn: Dnn) -> None:
+    """Threads stand for the engine processes of the GPUs; each opens the lock itself, as a process does."""
+    ms({"eager": 4.0, "torchscript": 2.0, "onnxruntime/cpu": 3.0})
+    lines: list[str] = []
+    with ThreadPoolExecutor(4) as pool:
+        choices = list(pool.map(lambda _: chosen(dnn, lines=lines), range(4)))
+    assert {choice.backend for choice in choices} == {"torchscript"}
+    assert lines.count(MEASURING) == 1
 
 
 def test_int8_has_one_backend_and_is_not_measured(dnn: Dnn) -> None:
