@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from multi_dnn_ros.fleet.jobs_file import JobsFile
@@ -21,7 +21,7 @@ class Decisions:
         self.entries: list[dict[str, Any]] = []
         self.use = [0.0] * len(launcher.units)
         self._launcher = launcher
-        self._made_at = time.monotonic()
+        self._made_at = self._current_since = time.monotonic()
         self._sharing = Sharing(file.thresholds, file.gain, policy=file.policy)
 
     @property
@@ -37,9 +37,18 @@ class Decisions:
         """Continue with the thresholds of the file."""
         self._sharing.thresholds, self._sharing.gain = file.thresholds, file.gain
 
-    def is_due(self, period_s: float) -> bool:
-        """Whether the period, or the trial of the last change, is over."""
-        return time.monotonic() - self._made_at >= period_s * (TRIAL_PART if self._sharing.has_trial else 1.0)
+    def is_due(self, period_s: float, jobs: Iterable[RunningJob]) -> bool:
+        """Whether the period, or the trial of the last change, is over.
+
+        A change takes seconds, in which its job pauses and the others are faster. All placed jobs must have made steps
+        with their present shares for the time of a trial, so that these steps are the ones that are compared.
+        """
+        now, trial_s = time.monotonic(), period_s * TRIAL_PART
+        if not all(job.is_current for job in jobs if job.placed):
+            self._current_since = now
+            return False
+        over = now - self._made_at >= (trial_s if self._sharing.has_trial else period_s)
+        return over and now - self._current_since >= trial_s
 
     def make_due(self) -> None:
         """End the period now."""

@@ -117,6 +117,8 @@ class _Simulation:
             busy_s += sum(rates.use) * step
             resumed = self._advance(step, rates)
             self.now = until
+            if resumed:  # a change is judged by steps that all jobs have made with their present shares
+                next_decision = max(next_decision, self.now + self.fleet.period_s * TRIAL_PART)
             finished = [name for name, run in self.running.items() if run.done >= run.job.steps - 1e-6]
             for name in finished:
                 run = self.running.pop(name)

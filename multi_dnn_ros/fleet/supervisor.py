@@ -137,7 +137,7 @@ class Supervisor:
             starting = [job for job in self._running() if job.state.status == "starting" and self._has_room(job)]
             if starting:
                 self._start(starting[0])
-            elif self.decisions.is_due(self._file.content.period_s):
+            elif self.decisions.is_due(self._file.content.period_s, self._running()):
                 self._decide()
 
     def _running(self) -> list[RunningJob]:
