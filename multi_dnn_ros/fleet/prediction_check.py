@@ -65,7 +65,7 @@ class Check:
         }
 
     def step_errors(self, times: StepTimes) -> dict[str, Any]:
-        """Errors of predicted step times by policy, relative to the measured ones."""
+        """Errors of predicted step times by policy, relative to the measured ones; empty without settled periods."""
         loads = {job.name: JobLoad(times.of(job.model), job.global_batch) for job in self._file.jobs}
         found: dict[str, Any] = {}
         for policy, sets in self.settled.items():
@@ -73,12 +73,14 @@ class Check:
             for each in sets:
                 rates = predict(loads, each["shares"], self._units, times.interconnect, times.time_slice_ms / 1e3)
                 errors += [1e3 * rates.step_s[job] / value - 1.0 for job, value in each["measured_ms"].items()]
-            found[policy] = {
-                "step_times": len(errors),
-                "median_absolute_error": statistics.median(abs(error) for error in errors),
-                "largest_absolute_error": max(abs(error) for error in errors),
-                "median_error": statistics.median(errors),
-            }
+            found[policy] = {}
+            if errors:
+                found[policy] = {
+                    "step_times": len(errors),
+                    "median_absolute_error": statistics.median(abs(error) for error in errors),
+                    "largest_absolute_error": max(abs(error) for error in errors),
+                    "median_error": statistics.median(errors),
+                }
         return found
 
     def against_measured(self, predicted: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -171,7 +173,7 @@ def _rows(again: Mapping[str, Any]) -> list[list[str]]:
         [
             name, policy, _beside(each["policies"][policy]["largest_slow_down"], 2),
             _beside(each["policies"][policy]["total_s"], 0),
-            f"{each['step_time_errors'][policy]['median_absolute_error']:.1%}",
+            f"{errors['median_absolute_error']:.1%}" if (errors := each["step_time_errors"][policy]) else "not settled",
         ]
         for name, each in again.items()
         for policy in POLICIES
