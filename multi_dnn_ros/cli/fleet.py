@@ -30,7 +30,7 @@ checkpoint. An interrupted fleet continues from its checkpoints when the same co
 units are on the hosts of a Ray cluster, and DIR and the data must be on a file system that all hosts share.
 
 With --compare, the jobs are trained three times: with fair shares, and with two baselines, equal shares on all units
-and one unit per job. With --measure, training steps of the file's networks are timed on the first unit; with
+and one unit per job. With --measure, training steps of the file's jobs are timed on the first unit; with
 --simulate, the same comparison is simulated with such times.
 """
 _EXAMPLES = """\
@@ -42,6 +42,10 @@ multi-dnn fleet jobs.yaml --folder compared --units cuda:0,cuda:1 --compare --ou
 multi-dnn fleet jobs.yaml --units cuda:0,cuda:1 --measure times.json
 multi-dnn fleet jobs.yaml --simulate times.json --gpus 4 8 64 --copies 200 --output simulated.json
 """
+
+
+#: Keys of a job on which the time of a step depends: equal for all jobs of a model.
+_TIMED = ("global_batch", "size", "data", "scenes", "num_classes", "optimizer", "precision", "batch_norm")
 
 
 def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
@@ -234,33 +238,37 @@ def _compare(args: argparse.Namespace, file: JobsFile, units: tuple[Unit, ...]) 
 
 def _measure(args: argparse.Namespace, file: JobsFile, units: tuple[Unit, ...]) -> int:
     from multi_dnn_ros.common.reporting import provenance, table, write_text
-    from multi_dnn_ros.fleet.measure_steps import measure_interconnect, measure_network
-    from multi_dnn_ros.fleet.networks import load_trainable
+    from multi_dnn_ros.fleet.measure_steps import StepMeasurement, measure_interconnect
     from multi_dnn_ros.fleet.step_times import StepTimes
 
     if len(units) < 2:
         raise UsageError("--measure needs two units, between which the exchange of gradients is timed")
-    networks = []
     jobs: dict[str, FleetJob] = {}
     for job in file.jobs:
         first = jobs.setdefault(job.model, job)
-        if first.global_batch != job.global_batch or first.size != job.size:
-            raise UsageError(f"--measure: jobs {first.name} and {job.name} train {job.model} at different sizes")
+        different = [key for key in _TIMED if getattr(first, key) != getattr(job, key)]
+        if different:
+            raise UsageError(
+                f"--measure: jobs {first.name} and {job.name} train {job.model} with different {', '.join(different)}"
+            )
+    interconnect, process_s = measure_interconnect(units)
+    measurement = StepMeasurement(units[0], process_s)
+    networks = []
     for job in jobs.values():
         print(f"{job.model}, {job.global_batch} images", file=sys.stderr)
-        networks.append(measure_network(load_trainable(job), units[0], job.global_batch, job.precision))
+        networks.append(measurement.measure(job))
     times = StepTimes(
-        unit=units[0].name, interconnect=measure_interconnect(units),
+        unit=units[0].name, interconnect=interconnect,
         interconnect_source=f"measured between {units[0].name} and {units[1].name}", networks=tuple(networks),
         provenance=provenance(),
     )  # fmt: skip
     write_text(args.measure, times.model_dump_json(indent=2) + "\n")
     rows = [
-        [network.model, str(step.batch), f"{step.step_ms:.1f}", f"{step.busy_ms:.1f}"]
+        [network.model, str(step.batch), f"{step.step_ms:.1f}", f"{step.busy_ms:.1f}", f"{network.start_s:.1f}"]
         for network in networks
         for step in network.steps
     ]
-    print(table(["model", "images", "step ms", "busy ms"], rows))
+    print(table(["model", "images", "step ms", "busy ms", "start s"], rows))
     link = times.interconnect
     print(f"all-reduce: {link.latency_us:.0f} us, {link.bandwidth_gb_s:.2f} GB/s; written to {args.measure}")
     return 0

@@ -1,8 +1,8 @@
-"""Measures training steps of networks on one unit, and all-reduce between two units, for the simulator."""
+"""Measures training steps of jobs on one unit, and all-reduce between two units, for the simulator."""
 
 from __future__ import annotations
 
-import multiprocessing
+import gc
 import os
 import statistics
 import tempfile
@@ -15,93 +15,106 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
-from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.fleet.job_training import JobTraining, read_data
+from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.local_launcher import process_context, start_process
+from multi_dnn_ros.fleet.networks import load_trainable
+from multi_dnn_ros.fleet.rank_process import limit_threads
 from multi_dnn_ros.fleet.shares import TENTHS
 from multi_dnn_ros.fleet.step_times import Interconnect, NetworkTimes, StepTime
 from multi_dnn_ros.planning.batch_units import Unit
-from multi_dnn_ros.training.loop import set_training
-from multi_dnn_ros.training.precision import autocast
+from multi_dnn_ros.training.checks import CheckedData
+from multi_dnn_ros.training.datasets import framing_options
 from multi_dnn_ros.training.trainable import Trainable
 
-#: Tenths of the global batch that are measured.
-_MEASURED = (1, 2, 5, 10)
+#: Tenths of the global batch that are measured, and steps before each measurement.
+_MEASURED, _WARM_UP = (1, 2, 5, 10), 2
 #: Elements of the messages (float32: 4 kB and 16 MB), and repetitions.
 _SMALL, _LARGE, _REPEATS = 1 << 10, 1 << 22, 20
 _TIMEOUT = timedelta(seconds=120)
 
 
-def measure_network(network: Trainable, unit: Unit, batch: int, precision: str, samples: int = 5) -> NetworkTimes:
-    """Step times (forward, loss, backward, SGD) at 1, 2, 5 and 10 tenths of `batch`, on random images.
+class StepMeasurement:
+    """Measures jobs in turn, on one unit. A data set that several jobs use is read once."""
 
-    precision: fp32, bf16 (the forward pass on a GPU), or fp64 (everything). The loss of a classifier is its own. For
-    other networks, whose losses need boxes, masks or other ground truth, it is the mean square of all outputs.
-    """
-    device = torch.device(unit.device)
-    dtype = torch.float64 if precision == "fp64" else torch.float32
-    module = network.network.to(device, dtype)
-    set_training(module, True)
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-6, momentum=0.9)
-    width, height = network.size
-    rows = []
-    before = torch.get_num_threads()
-    if unit.threads:
-        torch.set_num_threads(unit.threads)
-    try:
-        for size in dict.fromkeys(max(1, batch * tenths // TENTHS) for tenths in _MEASURED):
-            images = torch.rand(size, 3, height, width, device=device, dtype=dtype)
-            step = _step(network, optimizer, images, "fp32" if precision == "fp64" else precision)
-            walls, busies = _time_steps(step, device, samples, torch.get_num_threads())
-            wall = statistics.median(walls)
-            busy = min(statistics.median(busies), wall)
-            rows.append(StepTime(batch=size, step_ms=wall * 1e3, busy_ms=busy * 1e3, samples=samples))
-    finally:
-        torch.set_num_threads(before)
-    bytes_ = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-    return NetworkTimes(model=network.model, size=network.size, gradient_bytes=bytes_, steps=tuple(rows))
+    def __init__(self, unit: Unit, process_s: float = 0.0, samples: int = 5) -> None:
+        """process_s: seconds until the process of a rank has initialized its unit. samples: steps per batch size."""
+        self._unit = unit
+        self._process_s = process_s
+        self._samples = samples
+        self._data: dict[Any, tuple[CheckedData, float]] = {}
 
+    def measure(self, job: FleetJob) -> NetworkTimes:
+        """Times of the job's own steps (data, augmentation, optimizer, precision), without exchange of gradients, at 1,
+        2, 5 and 10 tenths of its batch.
 
-def _step(
-    network: Trainable, optimizer: torch.optim.Optimizer, images: torch.Tensor, precision: str
-) -> Callable[[], None]:
-    class_loss = network.loss if network.task == "classes" else None
-    batch = {"image": images, "label": torch.zeros(len(images), dtype=torch.long, device=images.device)}
+        Raises TrainingError, ModelError, DatasetError, MissingExtra, as the job's training would.
+        """
+        steps = 1 + len(_MEASURED) * (_WARM_UP + self._samples + 1)
+        job = job.model_copy(update={"steps": steps, "epochs": None})
+        device = torch.device(self._unit.device)
+        before = torch.get_num_threads()
+        limit_threads(self._unit)
+        try:
+            begin = time.monotonic()
+            trainable = load_trainable(job)
+            built_s = time.monotonic() - begin
+            data, read_s = self._read(job, trainable)
+            begin = time.monotonic()
+            training = JobTraining(job, device, data, trainable)
+            training.take((TENTHS,), 0)
+            training.step()
+            _wait(device)
+            start_s = self._process_s + built_s + read_s + time.monotonic() - begin
+            rows = tuple(self._row(training, device, tenths) for tenths in _MEASURED)
+        finally:
+            torch.set_num_threads(before)
+        bytes_ = sum(p.numel() * p.element_size() for p in training.network.parameters() if p.requires_grad)
+        del training
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        return NetworkTimes(
+            model=trainable.model, size=trainable.size, gradient_bytes=bytes_, steps=rows, start_s=start_s
+        )
 
-    def once() -> None:
-        with autocast(images.device, precision):
-            outputs = network.network(images)
-        loss = class_loss(outputs, batch) if class_loss is not None else _mean_square(outputs)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
+    def _read(self, job: FleetJob, trainable: Trainable) -> tuple[CheckedData, float]:
+        """The data of the job, and the seconds that reading it took."""
+        # Images may be resized when they are read, as the network requires.
+        framing = (trainable.size, *sorted(framing_options(trainable.framing).items()))
+        key = (job.data, job.scenes, job.num_classes, trainable.task, trainable.labels, framing)
+        if key not in self._data:
+            begin = time.monotonic()
+            data = read_data(job, trainable)
+            self._data[key] = data, time.monotonic() - begin
+        return self._data[key]
 
-    return once
-
-
-def _mean_square(outputs: Any) -> torch.Tensor:
-    """Sum of the mean squares of all floating-point tensors in the outputs, which may be nested."""
-    leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-    parts = [leaf.square().mean() for leaf in leaves if leaf.is_floating_point()]
-    return torch.stack([part.to(torch.promote_types(part.dtype, torch.float32)) for part in parts]).sum()
+    def _row(self, training: JobTraining, device: torch.device, tenths: int) -> StepTime:
+        training.take((tenths, TENTHS - tenths), 0)
+        walls, busies = _time_steps(training.step, device, self._samples, torch.get_num_threads())
+        wall = statistics.median(walls)
+        busy = min(statistics.median(busies), wall)
+        batch = training.job.global_batch * tenths // TENTHS
+        return StepTime(batch=batch, step_ms=wall * 1e3, busy_ms=busy * 1e3, samples=self._samples)
 
 
 def _time_steps(
-    once: Callable[[], None], device: torch.device, samples: int, threads: int
+    once: Callable[[], object], device: torch.device, samples: int, threads: int
 ) -> tuple[list[float], list[float]]:
     """Seconds of each step, and seconds in which the unit computed: CPU time per thread, or kernel time of one step.
 
-    Steps are counted without the time that this thread waited for a core that other programs used.
+    Steps are counted without the time that this thread waited for a core that other programs used. On a GPU, a step
+    ends when the host has read its loss; while the optimizer computes, the host prepares the next step, as in a rank.
     """
-    for _ in range(2):
+    for _ in range(_WARM_UP):
         once()
     walls, busies = [], []
     for _ in range(samples):
-        _wait(device)
         # In this order, all waiting that is subtracted is part of the time from which it is subtracted.
         begin, waited, cpu = time.monotonic(), _waited_s(), time.process_time()
         once()
-        _wait(device)
         busies.append((time.process_time() - cpu) / threads)
         waited = _waited_s() - waited
         walls.append(time.monotonic() - begin - waited)
@@ -116,7 +129,7 @@ def _waited_s() -> float:
         return 0.0
 
 
-def _kernel_s(once: Callable[[], None]) -> float:
+def _kernel_s(once: Callable[[], object]) -> float:
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
@@ -130,23 +143,29 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure_interconnect(units: Sequence[Unit]) -> Interconnect:
-    """All-reduce between the first two units: gloo between CPU processes, NCCL between GPUs. Raises CommandError."""
-    context = multiprocessing.get_context("spawn")
+def measure_interconnect(units: Sequence[Unit]) -> tuple[Interconnect, float]:
+    """All-reduce between the first two units: gloo between CPU processes, NCCL between GPUs; and the seconds from the
+    start of these processes, which are started as ranks are, until they have initialized their units.
+
+    Raises CommandError.
+    """
+    context = process_context()
+    begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         queue: Any = context.Queue()
         arguments = [(rank, [unit.device for unit in units[:2]], str(Path(folder) / "store"), queue) for rank in (0, 1)]
         processes = [context.Process(target=_exchange, args=each, daemon=True) for each in arguments]
         for process in processes:
-            process.start()
+            start_process(process)
         for process in processes:
             process.join(_TIMEOUT.total_seconds())
         if any(process.exitcode != 0 for process in processes):
             for process in processes:
                 process.kill()
             raise CommandError(f"all-reduce between {units[0].name} and {units[1].name} failed")
-        small, large = queue.get()
-    return Interconnect(latency_us=small * 1e6, bandwidth_gb_s=_LARGE * 4 / max(large - small, 1e-9) / 1e9)
+        (small, large), ready = queue.get()
+    bandwidth = _LARGE * 4 / max(large - small, 1e-9) / 1e9
+    return Interconnect(latency_us=small * 1e6, bandwidth_gb_s=bandwidth), ready - begin
 
 
 def _exchange(rank: int, devices: Sequence[str], store: str, queue: Any) -> None:
@@ -154,6 +173,8 @@ def _exchange(rank: int, devices: Sequence[str], store: str, queue: Any) -> None
     device = torch.device(devices[rank])
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    torch.empty(1, device=device)
+    ready = time.monotonic()  # a clock of the machine, not of the process
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo", store=FileStore(store, 2), rank=rank, world_size=2,
         timeout=_TIMEOUT,
@@ -171,4 +192,4 @@ def _exchange(rank: int, devices: Sequence[str], store: str, queue: Any) -> None
         times.append(statistics.median(samples))
     dist.destroy_process_group()
     if rank == 0:
-        queue.put(tuple(times))
+        queue.put((tuple(times), ready))

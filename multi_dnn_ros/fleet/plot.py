@@ -30,6 +30,8 @@ def write_slow_down_plot(path: Path, title: str, panels: Mapping[str, Mapping[st
     for axes, (name, jobs) in zip(row, panels.items(), strict=True):
         for job, points in jobs.items():
             style = {"color": colours[job]} if colours else {"color": "C0", "alpha": 0.4, "linewidth": 0.8}
+            if len(points) == 1:  # a line of one point would not be seen
+                style["marker"] = "o"
             axes.plot([at for at, _ in points], [value for _, value in points], drawstyle="steps-post", **style)
         axes.set_title(name)
         axes.set_xlabel("minutes")

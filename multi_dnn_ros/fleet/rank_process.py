@@ -95,6 +95,14 @@ def redirect_output(setup: RankSetup) -> None:
     os.close(log)
 
 
+def limit_threads(unit: Unit) -> None:
+    """Let PyTorch use as many threads as a rank on the unit has."""
+    if unit.device.startswith("cuda"):
+        torch.set_num_threads(1)  # as torchrun does: every job has a rank per unit, each with a thread per core
+    elif unit.threads:
+        torch.set_num_threads(unit.threads)
+
+
 class Rank:
     """training: None while the rank has no share."""
 
@@ -109,9 +117,7 @@ class Rank:
         self._reported = self._saved = time.monotonic()
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-            torch.set_num_threads(1)  # as torchrun does: every job has a rank per unit, each with a thread per core
-        elif setup.unit.threads:
-            torch.set_num_threads(setup.unit.threads)
+        limit_threads(setup.unit)
 
     def run(self) -> None:
         command: Command = self._connection.recv()

@@ -36,8 +36,11 @@ def simulated_jobs(file: JobsFile, times: StepTimes, scenario: Scenario) -> list
     loads = {job.name: JobLoad(times.of(job.model), job.global_batch) for job in file.jobs}
     if not scenario.copies:
         return [
-            SimulatedJob(job.name, loads[job.name], _steps(job), job.start_after_s, job.priority) for job in file.jobs
-        ]
+            SimulatedJob(
+                job.name, loads[job.name], _steps(job), job.start_after_s, job.priority, times.of(job.model).start_s
+            )
+            for job in file.jobs
+        ]  # fmt: skip
     rng = random.Random(scenario.seed)
     jobs, now = [], 0.0
     work = [_steps(job) * alone_s(loads[job.name], 1, times.interconnect) for job in file.jobs]
@@ -46,7 +49,8 @@ def simulated_jobs(file: JobsFile, times: StepTimes, scenario: Scenario) -> list
     for k in range(scenario.copies):
         job = file.jobs[k % len(file.jobs)]
         steps = max(1, round(_steps(job) * rng.uniform(*_LENGTHS)))
-        jobs.append(SimulatedJob(f"{job.name}-{k + 1}", loads[job.name], steps, now, job.priority))
+        start_s = times.of(job.model).start_s
+        jobs.append(SimulatedJob(f"{job.name}-{k + 1}", loads[job.name], steps, now, job.priority, start_s))
         now += rng.expovariate(1.0 / gap)
     return jobs
 
@@ -55,7 +59,8 @@ def run_scenario(file: JobsFile, times: StepTimes, scenario: Scenario) -> dict[s
     """The results of every policy."""
     jobs = simulated_jobs(file, times, scenario)
     fleet = Fleet(
-        scenario.units, times.interconnect, file.period_s, thresholds=file.thresholds, gain=file.gain
+        scenario.units, times.interconnect, times.time_slice_ms / 1e3, file.period_s, times.change_s, file.thresholds,
+        file.gain,
     )  # fmt: skip
     return {policy: simulate(jobs, fleet, policy) for policy in POLICIES}
 

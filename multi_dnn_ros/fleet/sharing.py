@@ -3,6 +3,8 @@
 Algorithms 1 and 2 (:mod:`multi_dnn_ros.fleet.shares`) look one period back, and may alternate between two allocations
 forever. Here every change is first a trial that lasts part of a period, and an allocation that did not help is not
 proposed again while the set of jobs is the same. Other moves are tried when the algorithms propose nothing new.
+A trial costs seconds of the job's time, twice if it is reverted, so changes that a simple estimate expects to be
+reverted are not tried.
 
 A kept change lowers the slow-down of the job that moved by at least `gain`, and a job that the change makes slower
 remains less slowed down than the moved job was, so the number of changes is finite.
@@ -114,7 +116,10 @@ class Sharing:
             changed = tuple(job for job in proposal if proposal[job] != allocation[job])
             if len(proposal) < len(allocation) or not changed or _key(proposal) in self._rejected:
                 continue
-            self._trial = _Trial(dict(allocation), proposal, changed, dict(slow_downs), reason)
+            possible = _Trial(dict(allocation), proposal, changed, dict(slow_downs), reason)
+            if not self._helped(possible, _expected(possible)):
+                continue
+            self._trial = possible
             return Decision(proposal, reason, changed)
         return Decision(dict(allocation), "kept" if trial is not None else "unchanged")
 
@@ -182,6 +187,24 @@ def _moves(
         for target in targets:
             if target != source:
                 yield moved(shares, source, target, min(tenths, shares[source]))
+
+
+def _expected(trial: _Trial) -> dict[str, float]:
+    """The slow-downs with the tried shares, if the part of every job takes as long as its tenths times the number of
+    jobs on the unit. This holds for GPUs, where a job takes its share of the time also while it waits for its other
+    units; on CPUs the others are hindered less.
+    """
+    before, after = _loads(trial.before), _loads(trial.tried)
+    return {job: value * after[job] / before[job] for job, value in trial.slow_downs.items()}
+
+
+def _loads(allocation: Mapping[str, Shares]) -> dict[str, int]:
+    """By job: the tenths on its slowest unit, times the number of jobs on this unit."""
+    jobs = [sum(1 for tenths in unit if tenths) for unit in zip(*allocation.values(), strict=True)]
+    return {
+        job: max(tenths * count for tenths, count in zip(shares, jobs, strict=True))
+        for job, shares in allocation.items()
+    }
 
 
 def _key(allocation: Mapping[str, Shares]) -> tuple[tuple[str, Shares], ...]:

@@ -7,7 +7,7 @@ event to event, whatever the number of steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from multi_dnn_ros.fleet.contention import JobLoad, Rates, alone_s, predict
@@ -20,21 +20,27 @@ from multi_dnn_ros.fleet.step_times import Interconnect
 
 @dataclass(frozen=True)
 class SimulatedJob:
-    """load: network and batch. steps: total number. arrives_s: when it is added. priority: weight of its slow-down."""
+    """load: network and batch. steps: total number. arrives_s: when it is added. priority: weight of its slow-down.
+    start_s: time from its arrival until its first step, which counts as running time.
+    """
 
     name: str
     load: JobLoad
     steps: int
     arrives_s: float = 0.0
     priority: float = 1.0
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """units: number of units. period_s: time between decisions. change_s: pause of a job whose set of units changes."""
+    """units: number of units. time_slice_s: that of the units, see :func:`contention.predict`. period_s: time between
+    decisions. change_s: pause of a job whose set of units changes.
+    """
 
     units: int
     interconnect: Interconnect
+    time_slice_s: float = 0.0
     period_s: float = 30.0
     change_s: float = 1.0
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -96,57 +102,75 @@ class _Simulation:
         waiting = sorted(jobs, key=lambda job: job.arrives_s)
         ended: dict[str, float] = {}
         samples: list[Sample] = []
-        busy_s, next_decision = 0.0, 0.0
+        busy_s, next_decision, has_ended = 0.0, 0.0, False
         rates = self._rates()
         while waiting or self.running:
             due = waiting[0].arrives_s if waiting else math.inf
             if not self.running:
                 self.now = max(self.now, due)
             end = min((self._time_to_end(run, rates) for run in self.running.values()), default=math.inf)
-            decide = next_decision if self.running and self.policy == "fair" else math.inf
             pause = min((run.paused_s for run in self.running.values() if run.paused_s > 0.0), default=math.inf)
+            # As in a real fleet, nothing is decided before all jobs have made steps with their present shares.
+            decide = next_decision if self.running and self.policy == "fair" and pause == math.inf else math.inf
             until = min(due, self.now + end, max(decide, self.now), self.now + pause)
             step = until - self.now
             busy_s += sum(rates.use) * step
-            self._advance(step, rates)
+            resumed = self._advance(step, rates)
             self.now = until
             finished = [name for name, run in self.running.items() if run.done >= run.job.steps - 1e-6]
             for name in finished:
                 run = self.running.pop(name)
                 ended[name] = (self.now - run.job.arrives_s) / (run.job.steps * run.alone_s)
+            has_ended = has_ended or bool(finished)
+            if resumed or finished:  # the step times of all jobs are measured anew
+                next_decision = self.now + self._period_s(has_ended)
             new = 0
             while waiting and waiting[0].arrives_s <= self.now:
                 self._admit(waiting.pop(0))
                 new += 1
             rates = self._rates()
-            if self.policy == "fair" and self.running and (new or self.now >= next_decision):
+            can_decide = new or (self.now >= next_decision and not any(run.paused_s for run in self.running.values()))
+            if self.policy == "fair" and self.running and can_decide:
                 decision = self._decide(rates)
                 rates = self._rates()
                 if self.now >= next_decision:
-                    next_decision = self.now + self.fleet.period_s * (TRIAL_PART if self.sharing.has_trial else 1.0)
+                    has_ended = False
+                    next_decision = self.now + self._period_s(has_ended)
                     samples.append(Sample(self.now, self._slow_downs(rates), rates.use, decision.reason))
                     if watch is not None:
                         watch(samples[-1])
-            elif self.policy != "fair" and self.running and (new or finished):
+            elif self.policy != "fair" and self.running and (new or finished or resumed):
                 samples.append(Sample(self.now, self._slow_downs(rates), rates.use, "unchanged"))
         use = busy_s / (self.now * self.fleet.units) if self.now else 0.0
         return Simulated(self.policy, ended, use, self.now, self.changes, self.reverted, samples)
 
+    def _period_s(self, has_ended: bool) -> float:
+        """Time until the next decision. has_ended: a job has ended since the last one."""
+        return self.fleet.period_s * (TRIAL_PART if self.sharing.has_trial or has_ended else 1.0)
+
     def _rates(self) -> Rates:
         computing = {name: run.shares for name, run in self.running.items() if run.paused_s <= 0.0 and any(run.shares)}
-        return predict(self.loads, computing, self.fleet.units, self.fleet.interconnect)
+        return self._predict(computing)
+
+    def _predict(self, allocation: Mapping[str, Shares]) -> Rates:
+        fleet = self.fleet
+        return predict(self.loads, allocation, fleet.units, fleet.interconnect, fleet.time_slice_s)
 
     def _time_to_end(self, run: _Running, rates: Rates) -> float:
         step_s = rates.step_s.get(run.job.name)
         return math.inf if step_s is None else max(0.0, (run.job.steps - run.done) * step_s)
 
-    def _advance(self, seconds: float, rates: Rates) -> None:
+    def _advance(self, seconds: float, rates: Rates) -> bool:
+        """Returns whether the pause of a job has ended."""
+        resumed = False
         for name, run in self.running.items():
             if name in rates.step_s:
                 run.done += seconds / rates.step_s[name]
-            run.paused_s = max(0.0, run.paused_s - seconds)
-            if run.paused_s < 1e-9:
-                run.paused_s = 0.0
+            if run.paused_s:
+                run.paused_s = max(0.0, run.paused_s - seconds)
+                if run.paused_s < 1e-9:
+                    run.paused_s, resumed = 0.0, True
+        return resumed
 
     def _admit(self, job: SimulatedJob) -> None:
         fleet = self.fleet
@@ -157,7 +181,8 @@ class _Simulation:
             shares = first_shares(self.policy, self.arrived, allocation, [0.0] * fleet.units)
         self.arrived += 1
         self.loads[job.name] = job.load
-        self.running[job.name] = _Running(job, alone_s(job.load, fleet.units, fleet.interconnect), shares)
+        alone = alone_s(job.load, fleet.units, fleet.interconnect)
+        self.running[job.name] = _Running(job, alone, shares, paused_s=job.start_s)
 
     def _slow_downs(self, rates: Rates) -> dict[str, float]:
         return {
@@ -168,10 +193,7 @@ class _Simulation:
 
     def _decide(self, rates: Rates) -> Decision:
         """Decide as the supervisor of a real fleet does, from step times and use of the last period."""
-        settled = predict(
-            self.loads, {name: run.shares for name, run in self.running.items() if any(run.shares)},
-            self.fleet.units, self.fleet.interconnect,
-        )  # fmt: skip
+        settled = self._predict({name: run.shares for name, run in self.running.items() if any(run.shares)})
         slow_downs = {
             name: value * self.running[name].job.priority for name, value in self._slow_downs(settled).items()
         }

@@ -14,6 +14,11 @@ from multi_dnn_ros.planning.file_model import FileModel
 
 FORMAT: Literal["multi_dnn_ros step times 1"] = "multi_dnn_ros step times 1"
 
+#: Defaults by kind of unit; `--measure` does not measure these figures. Those of GPUs are from one run of eight jobs on
+#: four H200 (results/fleet_4gpus_prediction.json): the time slice is fitted, the pause is the median of its changes.
+_CUDA = {"time_slice_ms": 1.75, "change_s": 4.0}
+_CPU = {"time_slice_ms": 0.0, "change_s": 1.0}
+
 
 class StepTime(FileModel):
     """Median times of one training step of `batch` images, alone on a unit.
@@ -34,12 +39,16 @@ class StepTime(FileModel):
 
 
 class NetworkTimes(FileModel):
-    """One network: step times by rising batch size, and the bytes of its gradients."""
+    """One network: step times by rising batch size, and the bytes of its gradients.
+
+    start_s: seconds from the start of a job until the end of its first step; 0 in files in which it was not measured.
+    """
 
     model: str
     size: tuple[int, int] | None = None
     gradient_bytes: int = Field(ge=1)
     steps: tuple[StepTime, ...] = Field(min_length=1)
+    start_s: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _rising(self) -> NetworkTimes:
@@ -74,14 +83,28 @@ class Interconnect(FileModel):
 
 
 class StepTimes(FileModel):
-    """The file. interconnect_source: where the figures of the interconnect are from."""
+    """The file. interconnect_source: where the figures of the interconnect are from.
+
+    time_slice_ms: time slice of a unit, or 0 if a process does not use the unit while it waits for other units (see
+    :mod:`multi_dnn_ros.fleet.contention`). change_s: pause of a job whose set of units changes.
+    """
 
     format: Literal["multi_dnn_ros step times 1"] = FORMAT
     unit: str
+    time_slice_ms: float = Field(default=_CPU["time_slice_ms"], ge=0)
+    change_s: float = Field(default=_CPU["change_s"], ge=0)
     interconnect: Interconnect
     interconnect_source: str
     networks: tuple[NetworkTimes, ...] = Field(min_length=1)
     provenance: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, content: Any) -> Any:
+        """The defaults depend on the kind of unit."""
+        if not isinstance(content, dict):
+            return content
+        return {**(_CUDA if str(content.get("unit")).startswith("cuda") else _CPU), **content}
 
     def of(self, model: str) -> NetworkTimes:
         """The times of a network. Raises ValueError, which lists the measured networks."""

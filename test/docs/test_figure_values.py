@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -123,6 +124,21 @@ def _results_hz(result: Any) -> float:
     return min(window["all"][part]["samples"] for part in ("second_window_ms", "last_window_ms")) / window["window_s"]
 
 
+def _fair(result: Any, baseline: str) -> float:
+    return float(result["fair_against_baselines"][f"largest_slow_down_below_{baseline}"])
+
+
+def _trials(result: Any, *, reverted: bool) -> list[float]:
+    """Seconds of each trial of a change of shares; reverted: only those that were undone."""
+    decisions = result["policies"]["fair"]["decisions"]
+    return [
+        after["seconds"] - before["seconds"]
+        for before, after in pairwise(decisions)
+        if before["reason"] in ("algorithm", "alternative", "own units")
+        and (not reverted or after["reason"] == "reverted")
+    ]
+
+
 def _time(result: Any, other: str) -> float:
     times = result["ms_per_frame"]
     return times["engine"]["p50"] / times[other]["p50"]
@@ -168,6 +184,11 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("three-cameras-and-one-of-them-flooding", "170,650", "load_gpu.json", _offered),
     ("three-cameras-and-one-of-them-flooding", "5.1", "load_cpu.json", lambda it: it["flood_ratio"]),
     ("three-cameras-and-one-of-them-flooding", "1.9", "load_gpu.json", lambda it: it["flood_ratio"]),
+    ("eight-trainings-on-four-gpus", "51", "fleet_4gpus.json", lambda it: 100 * _fair(it, "worse")),
+    ("eight-trainings-on-four-gpus", "34", "fleet_4gpus.json", lambda it: -100 * _fair(it, "better")),
+    ("eight-trainings-on-four-gpus", "14", "fleet_4gpus.json", lambda it: len(_trials(it, reverted=False))),
+    ("eight-trainings-on-four-gpus", "9", "fleet_4gpus.json", lambda it: len(_trials(it, reverted=True))),
+    ("eight-trainings-on-four-gpus", "37", "fleet_4gpus.json", lambda it: sum(_trials(it, reverted=True))),
     ("heavy-networks", "225", "heavy_gpu_fp16.json", _results_hz),
     ("heavy-networks", "88", "heavy_gpu_fp16.json", lambda it: it["latency"]["all"]["last_window_ms"]["p99"]),
     ("heavy-networks", "101", "heavy_gpu.json", lambda it: it["latency"]["all"]["last_window_ms"]["p99"]),

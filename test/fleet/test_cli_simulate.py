@@ -64,3 +64,12 @@ def test_other_files_are_refused(files: tuple[Path, Path], capsys: pytest.Captur
     times.write_text(times.read_text().replace('"busy_ms":8.0', '"busy_ms":900.0'))
     assert main(["fleet", str(jobs), "--simulate", str(times)]) == 1
     assert "busy_ms = 900.0: must be at most step_ms" in capsys.readouterr().err
+
+
+def test_files_without_a_time_slice_get_that_of_their_unit(files: tuple[Path, Path]) -> None:
+    content = json.loads(files[1].read_text())
+    assert (content.pop("time_slice_ms"), content.pop("change_s")) == (1.75, 4.0)
+    assert StepTimes.model_validate(content).time_slice_ms == 1.75
+    on_cpu = StepTimes.model_validate({**content, "unit": "cpu:1"})
+    assert (on_cpu.time_slice_ms, on_cpu.change_s) == (0.0, 1.0)
+    assert StepTimes.model_validate({**content, "time_slice_ms": 0.0}).time_slice_ms == 0.0

@@ -21,12 +21,16 @@ from multi_dnn_ros.fleet.supervisor import Supervisor
 from multi_dnn_ros.planning.batch_units import parse_unit
 
 UNITS = (parse_unit("cpu:1"),) * 2
-_ALONE_S, _TURNS = 0.1, 1500
+#: Step times in seconds: of a whole job that has a unit for itself, and those that are known as alone.
+_STEP_S, _ALONE_S = 0.1, {"a": 0.05, "b": 0.05, "c": 0.1}
+#: Relative increase of the step time of a job by each other job on a unit.
+_BURDEN = {"a": 1.0, "b": 1.0, "c": 5.0}
+_TURNS = 1500
 
 
 class SharedUnits(SimulatedLauncher):
-    """A step takes as long as on the unit where it is slowest: there, in proportion to the job's tenths and to the
-    number of jobs. As with real ranks, a job keeps reporting its former step time until the next command.
+    """A step takes as long as on the unit where it is slowest: there, in proportion to the job's tenths, and longer for
+    each other job. As with real ranks, a job keeps reporting its former step time until the next command.
 
     joining: turns that a job needs after a command before it trains; only then it slows the others down.
     """
@@ -41,8 +45,8 @@ class SharedUnits(SimulatedLauncher):
 
     def step_s(self, job: str) -> float:
         shares = self.shares[job]
-        jobs = [sum(bool(each[unit]) for each in self.shares.values()) for unit in range(len(shares))]
-        return max(_ALONE_S * shares[unit] / 10 * jobs[unit] for unit in used(shares))
+        others = [sum(bool(each[unit]) for each in self.shares.values()) - 1 for unit in range(len(shares))]
+        return max(_STEP_S * shares[unit] / 10 * (1 + _BURDEN[job] * others[unit]) for unit in used(shares))
 
 
 class SharingRank(SimulatedRank):
@@ -80,7 +84,7 @@ def entries(job: FleetJob, folder: Path, launcher: SharedUnits, count: int) -> l
     (folder / "jobs.yaml").write_text(yaml.safe_dump({"period_s": 0.2, "jobs": content}))
     for each in jobs:
         (folder / "runs" / each.name).mkdir(parents=True)
-        state = JobState(alone_s=_ALONE_S, limits=(10, 10), units=unit_keys(UNITS))
+        state = JobState(alone_s=_ALONE_S[each.name], limits=(10, 10), units=unit_keys(UNITS))
         (folder / "runs" / each.name / "state.json").write_text(json.dumps(asdict(state)))
     turns = 0
 
@@ -108,17 +112,14 @@ def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("joining", [0, 60])
 def test_a_change_that_slows_another_job_down_too_much_is_reverted(job: FleetJob, tmp_path: Path, joining: int) -> None:
-    """Spreading a over both units makes it faster, but c, which reported its former step time before, twice as slow;
-    also if a needs longer to join than a trial lasts."""
+    """Spreading a or b over both units makes it faster, but c, which reported its former step time before, six times as
+    slow; also if the moved job needs longer to join than a trial lasts.
+    """
     first, second = entries(job, tmp_path, SharedUnits(joining), 2)
-    assert first["slow_downs"] == {
-        "a": pytest.approx(2.0, 0.1),
-        "b": pytest.approx(2.0, 0.1),
-        "c": pytest.approx(1, 0.1),
-    }
+    assert first["slow_downs"] == {name: pytest.approx(value, 0.1) for name, value in (("a", 4), ("b", 4), ("c", 1))}
     assert first["reason"] == "algorithm"
     (moved,) = first["jobs"]
     assert 0 < first["shares"][moved][1] < 10
     assert second["reason"] == "reverted"
-    assert second["slow_downs"]["c"] == pytest.approx(2.0, 0.1)
+    assert second["slow_downs"]["c"] == pytest.approx(6.0, 0.1)
     assert second["shares"][moved] == [10, 0]

@@ -12,8 +12,7 @@ import torch
 from multi_dnn_ros.common.extras import MissingExtra
 from multi_dnn_ros.fleet.job_training import JobTraining
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-from multi_dnn_ros.fleet.measure_steps import measure_network
-from multi_dnn_ros.fleet.networks import load_trainable
+from multi_dnn_ros.fleet.measure_steps import StepMeasurement
 from multi_dnn_ros.models.artifact import Description, save_artifact
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.planning.batch_units import parse_unit
@@ -77,5 +76,5 @@ def test_an_exported_program_is_trained_and_written(exported: FleetJob, tmp_path
 
 
 def test_the_steps_of_an_exported_program_are_measured(exported: FleetJob) -> None:
-    measured = measure_network(load_trainable(exported), parse_unit("cpu:1"), 10, "fp32", samples=1)
-    assert [step.batch for step in measured.steps] == [1, 2, 5, 10]
+    measured = StepMeasurement(parse_unit("cpu:1"), samples=1).measure(exported)
+    assert [step.batch for step in measured.steps] == [2, 4, 10, 20]

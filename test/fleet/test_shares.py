@@ -183,7 +183,7 @@ def test_decisions_settle_without_oscillation(demands: list[float], units: int) 
 def test_a_change_that_does_not_help_is_reverted_and_not_repeated() -> None:
     sharing = Sharing(THRESHOLDS)
     allocation: dict[str, Shares] = {"a": (10, 0), "b": (0, 10), "c": (10, 0)}
-    slow = {"a": 4.0, "b": 2.0, "c": 3.0}
+    slow = {"a": 4.0, "b": 1.0, "c": 3.0}
     assert sharing.decide(allocation, slow, [0.5, 0.5]).reason == "algorithm"  # a set of jobs never seen before
     tried = sharing.decide(allocation, slow, [0.5, 0.5])
     seen = [tried.allocation]
@@ -198,6 +198,17 @@ def test_a_change_that_does_not_help_is_reverted_and_not_repeated() -> None:
         assert tried.allocation not in seen
         seen.append(tried.allocation)
     assert tried.reason == "unchanged"
+
+
+def test_changes_that_are_expected_to_be_reverted_are_not_tried() -> None:
+    """Two jobs per unit. Any tenth of `a` on the other unit makes the two jobs there slower than `a` is now."""
+    allocation: dict[str, Shares] = {"a": (10, 0), "b": (10, 0), "c": (0, 10), "d": (0, 10)}
+    decision = Sharing(THRESHOLDS).decide(allocation, {"a": 4.0, "b": 3.0, "c": 3.0, "d": 3.0}, [0.9, 0.9])
+    assert (decision.allocation, decision.reason) == (allocation, "unchanged")
+    alone = Sharing(THRESHOLDS).decide(
+        {**allocation, "d": (10, 0)}, {"a": 4.0, "b": 3.0, "c": 1.0, "d": 3.0}, [0.9] * 2
+    )
+    assert alone.jobs == ("a",)  # two jobs instead of three
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -79,6 +81,67 @@ def test_predicted_steps_are_those_of_time_slices_within_15_percent(allocation: 
     assert predicted == pytest.approx(simulated, rel=0.15)
 
 
+SLICE_S = 2e-3
+SPREAD = (4, 3, 3)
+MIXED: list[Shares] = [(10, 0, 0), SPREAD, (0, 5, 5), SPREAD, (0, 10, 0)]
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "slice_s"),
+    [
+        ([SPREAD] * 6, 0.0),
+        ([SPREAD] * 6, SLICE_S),
+        ([(10, 0, 0)] * 6, 0.0),
+        ([(10, 0, 0)] * 6, SLICE_S),
+        # Not without time slices: a spread job that waits for a busy unit sleeps, and leaves its other units to others.
+        (MIXED, SLICE_S),
+    ],
+)
+def test_a_further_job_makes_no_job_faster(arrivals: list[Shares], slice_s: float) -> None:
+    """arrivals: shares of jobs that start one after another."""
+    kinds = [network(8, 0.2, 3), network(2, 0.03, 4, 240), network(5, 0.05, 8, 9)]
+    loads = {f"job{k}": JobLoad(kinds[k % 3], 100) for k in range(len(arrivals))}
+    before: dict[str, float] = {}
+    for count in range(1, len(arrivals) + 1):
+        allocation = {f"job{k}": arrivals[k] for k in range(count)}
+        now = predict(loads, allocation, 3, LINK, slice_s).step_s
+        assert all(now[job] >= before[job] * (1 - 1e-4) for job in before)
+        before = now
+    assert before["job0"] > 1.5 * predict(loads, {"job0": arrivals[0]}, 3, LINK, slice_s).step_s["job0"]
+
+
+@pytest.mark.parametrize("shares", [(10, 0, 0), SPREAD, (0, 5, 5)])
+def test_time_slices_do_not_change_a_single_job(shares: Shares) -> None:
+    loads = {"a": JobLoad(network(8, 0.2, 3), 100)}
+    plain, sliced = (predict(loads, {"a": shares}, 3, LINK, slice_s).step_s["a"] for slice_s in (0.0, SLICE_S))
+    assert sliced == pytest.approx(plain)
+    assert alone_s(loads["a"], 3, LINK) <= plain * (1 + 1e-9)
+
+
+def test_a_short_time_slice_without_waiting_for_others_equals_none() -> None:
+    """On one unit, jobs are in each other's way equally whether they sleep or poll: there is nobody to wait for."""
+    loads = {name: JobLoad(network(1.0, 0.1, 2.0), 100) for name in "abc"}
+    plain, sliced = (predict(loads, dict.fromkeys(loads, (10,)), 1, LINK, slice_s).step_s for slice_s in (0.0, 1e-9))
+    assert sliced == pytest.approx(plain, rel=1e-3)
+
+
+def test_a_spread_job_hinders_others_while_it_waits_only_with_time_slices() -> None:
+    """Its part on unit 0 is small, and it waits for unit 1 most of the time."""
+    loads = {"spread": JobLoad(network(0.0, 1.0, 0.0, 1), 100), "whole": JobLoad(network(0.0, 1.0, 0.0), 100)}
+    allocation = {"spread": (1, 9), "whole": (10, 0)}
+    assert predict(loads, allocation, 2, LINK).step_s["whole"] < 0.13
+    assert predict(loads, allocation, 2, LINK, SLICE_S).step_s["whole"] == pytest.approx(0.2, rel=0.05)
+
+
+def test_an_exchange_waits_longer_on_more_units() -> None:
+    loads = {name: JobLoad(network(1.0, 0.0, 0.0), 100) for name in "abcd"}
+    two, four = (
+        predict(loads, dict.fromkeys(loads, shares), 4, LINK, SLICE_S).step_s["a"]
+        for shares in ((5, 5, 0, 0), (3, 3, 2, 2))
+    )
+    assert four - two == pytest.approx(4 * 3 * SLICE_S, rel=0.2)  # four more steps of the ring, three other jobs
+
+
 def test_equal_jobs_on_one_unit_share_it() -> None:
     loads = {name: JobLoad(network(0.0, 0.1, 0.0), 100) for name in "abcd"}
     rates = predict(loads, dict.fromkeys(loads, (10,)), 1, LINK)
@@ -113,6 +176,26 @@ def test_a_job_alone_on_one_unit_is_not_slowed_down(policy: str) -> None:
     result = simulate(jobs(1), Fleet(1, LINK), policy)
     assert result.slow_downs == pytest.approx({"job0": 1.0}, rel=1e-3)
     assert result.changes == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_start_of_a_job_counts_as_running_time(policy: str) -> None:
+    (job,) = jobs(1)
+    alone = job.steps * alone_s(job.load, 1, LINK)
+    result = simulate([replace(job, start_s=30.0)], Fleet(1, LINK), policy)
+    assert result.total_s == pytest.approx(alone + 30.0)
+    assert result.slow_downs["job0"] == pytest.approx(1.0 + 30.0 / alone)
+
+
+def test_nothing_is_decided_while_a_change_takes_effect() -> None:
+    """A trial is evaluated when the job has made steps with its new shares, however long the change takes."""
+    fleet = Fleet(4, LINK, period_s=30.0, change_s=20.0)
+    times: list[tuple[float, str]] = []
+    simulate([SimulatedJob(job.name, job.load, job.steps) for job in jobs(6)], fleet, "fair",
+             lambda sample: times.append((sample.time_s, sample.reason)))  # fmt: skip
+    changes = [(at, following) for (at, reason), (following, _) in pairwise(times) if reason == "algorithm"]
+    assert changes
+    assert all(following - at >= 20.0 for at, following in changes)
 
 
 def largest(fleet: Fleet, some: list[SimulatedJob]) -> dict[str, float]:
