@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,12 +138,14 @@ class MachineCache:
         except OSError as error:
             log.warning("%s of %s are not cached: %s cannot be written: %s", self._what, key.title, folder, error)
 
-    def locked(self, entry: str) -> contextlib.AbstractContextManager[None]:
+    def locked(
+        self, entry: str, waiting: Callable[[str], object] = log.info
+    ) -> contextlib.AbstractContextManager[None]:
         """Held while an entry is made, so that another process waits for it instead of making it, too. entry: its name.
 
-        Without effect where files cannot be locked.
+        waiting: see waiting_lock. Without effect where files cannot be locked.
         """
-        return waiting_lock(self.folder.parent / "locks" / f"{self._kind}-{entry}")
+        return waiting_lock(self.folder.parent / "locks" / f"{self._kind}-{entry}", waiting)
 
     def entries(self, network: str = "") -> Iterator[Entry]:
         """All entries, or those of one network."""

@@ -30,7 +30,7 @@ class Decisions:
         self.entries: list[dict[str, Any]] = []
         self.use = [0.0] * len(launcher.units)
         self._launcher = launcher
-        self._since = time.monotonic()  # the begin of the period
+        self._since = time.monotonic()  # the start of the period
         self._measures_anew = self._jobs_ended = False
         self._sharing = Sharing(file.thresholds, file.gain, policy=file.policy)
 
@@ -52,28 +52,22 @@ class Decisions:
         self._measures_anew = True
         self._jobs_ended |= jobs_ended
 
-    def is_due(self, jobs: Mapping[str, RunningJob], period_s: float, seconds: float) -> bool:
-        """Whether the period, or the trial of the last change, is over, or a job has no shares yet.
+    def begin_period(self, jobs: Mapping[str, RunningJob]) -> None:
+        """Measure the step times anew, if that is to be done and all jobs train with their present shares."""
+        if self._measures_anew and all(job.is_current for job in jobs.values()):
+            for job in jobs.values():
+                assert job.processes is not None
+                job.processes.send(job.shares)  # the same shares: only the measured step times are discarded
+            self._since = time.monotonic()
+            self._measures_anew = False
 
-        Begins the period once all jobs train with their present shares. seconds: since the start.
-        """
+    def is_due(self, jobs: Mapping[str, RunningJob], period_s: float) -> bool:
+        """Whether the period, or the trial of the last change, is over, or a job has no shares yet."""
         if not all(job.placed for job in jobs.values()):
             return True
-        if self._measures_anew:
-            if all(job.is_current for job in jobs.values()):
-                self._begin_period(jobs, seconds)
-            return False
         is_short = self._sharing.has_trial or self._jobs_ended
-        return time.monotonic() - self._since >= period_s * (TRIAL_PART if is_short else 1.0)
-
-    def _begin_period(self, jobs: Mapping[str, RunningJob], seconds: float) -> None:
-        for job in jobs.values():
-            assert job.processes is not None
-            job.processes.send(job.shares)  # the same shares: only the measured step times are discarded
-        shares = {name: list(job.shares) for name, job in jobs.items()}
-        self.entries.append({**self._measured(jobs, seconds), "reason": "measured anew", "jobs": [], "shares": shares})
-        self._since = time.monotonic()
-        self._measures_anew = False
+        over = time.monotonic() - self._since >= period_s * (TRIAL_PART if is_short else 1.0)
+        return over and not self._measures_anew
 
     def decide(self, jobs: Mapping[str, RunningJob], seconds: float) -> str:
         """Decide the shares of all running jobs, and send those that change. seconds: since the start.
@@ -85,13 +79,17 @@ class Decisions:
         if not jobs or (all(job.placed for job in jobs.values()) and not is_measured):
             return ""
         self._since, self._jobs_ended = time.monotonic(), False
-        measured = self._measured(jobs, seconds)
-        weighted = {name: slow_down * jobs[name].job.priority for name, slow_down in measured["slow_downs"].items()}
+        self.use = self._launcher.take_use()
+        progress = {
+            name: progress for name, job in jobs.items() if job.placed and (progress := job.progress) is not None
+        }
+        weighted = {name: each.slow_down * jobs[name].job.priority for name, each in progress.items()}
+        remaining = {name: each.remaining_slow_down * jobs[name].job.priority for name, each in progress.items()}
         no_shares = (0,) * len(self._launcher.units)
         allocation = {name: job.shares if job.placed else no_shares for name, job in jobs.items()}
         limits = {name: job.state.limits for name, job in jobs.items() if min(job.state.limits) < TENTHS}
         decision = decide_for_usable(
-            self._sharing, self._launcher.usable, allocation, weighted, self.use, limits
+            self._sharing, self._launcher.usable, allocation, weighted, self.use, limits, remaining
         )  # fmt: skip
         for name in decision.jobs:
             job = jobs[name]
@@ -100,27 +98,19 @@ class Decisions:
             job.placed = True
         if decision.jobs:
             self.measure_anew()
-        shares = {name: list(tenths) for name, tenths in decision.allocation.items()}
-        self.entries.append({**measured, "reason": decision.reason, "jobs": list(decision.jobs), "shares": shares})
+        self.entries.append({
+            "seconds": round(seconds, 3),
+            "reason": decision.reason,
+            "jobs": list(decision.jobs),
+            "slow_downs": {name: each.slow_down for name, each in progress.items()},
+            "use": self.use,
+            "shares": {name: list(shares) for name, shares in decision.allocation.items()},
+            "images_per_s": {name: job.job.global_batch / job.step_s for name, job in jobs.items() if job.step_s},
+        })  # fmt: skip
         for job in jobs.values():
             job.save()
         changes = ", ".join(f"{name} {decision.allocation[name]}" for name in decision.jobs)
         return f"shares ({decision.reason}): {changes}" if changes else ""
-
-    def _measured(self, jobs: Mapping[str, RunningJob], seconds: float) -> dict[str, Any]:
-        """The figures of an entry: step times and slow-downs now, and the use of the units since the last entry."""
-        self.use = self._launcher.take_use()
-        slow_downs = {
-            name: progress.slow_down
-            for name, job in jobs.items()
-            if job.placed and (progress := job.progress) is not None
-        }
-        return {
-            "seconds": round(seconds, 3),
-            "slow_downs": slow_downs,
-            "use": self.use,
-            "images_per_s": {name: job.job.global_batch / job.step_s for name, job in jobs.items() if job.step_s},
-        }
 
 
 def slow_down_points(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:

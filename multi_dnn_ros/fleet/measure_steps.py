@@ -55,6 +55,8 @@ class StepMeasurement:
         steps = 1 + len(_MEASURED) * (_WARM_UP + self._samples + 1)
         job = job.model_copy(update={"steps": steps, "epochs": None})
         device = torch.device(self._unit.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         before = torch.get_num_threads()
         limit_threads(self._unit)
         try:
@@ -72,13 +74,14 @@ class StepMeasurement:
         finally:
             torch.set_num_threads(before)
         bytes_ = sum(p.numel() * p.element_size() for p in training.network.parameters() if p.requires_grad)
-        del training
+        times = NetworkTimes(
+            model=trainable.model, size=trainable.size, gradient_bytes=bytes_, steps=rows, start_s=start_s
+        )
+        del training, trainable
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        return NetworkTimes(
-            model=trainable.model, size=trainable.size, gradient_bytes=bytes_, steps=rows, start_s=start_s
-        )
+        return times
 
     def _read(self, job: FleetJob, trainable: Trainable) -> tuple[CheckedData, float]:
         """The data of the job, and the seconds that reading it took."""
@@ -132,6 +135,7 @@ def _waited_s() -> float:
 def _kernel_s(once: Callable[[], object]) -> float:
     from torch.profiler import ProfilerActivity, profile
 
+    torch.cuda.synchronize()  # a step ends before the kernels of its optimizer
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         once()
         torch.cuda.synchronize()

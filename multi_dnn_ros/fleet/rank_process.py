@@ -196,7 +196,7 @@ class Rank:
             if count > 1:  # the first step after a change also loads data and plans kernels
                 self._times.append(time.monotonic() - begin)
             if leads:
-                self._report(command.number, count)
+                self._report(command.number, count, last=training.done == training.total)
                 # After a command, another rank may already lead and write the same file.
                 if not flag and time.monotonic() - self._saved > self.setup.job.checkpoint_every_s:
                     training.save(self.setup.checkpoint)
@@ -209,9 +209,9 @@ class Rank:
             self._finish(training)
         return None
 
-    def _report(self, number: int, count: int) -> None:
+    def _report(self, number: int, count: int, *, last: bool) -> None:
         training, now = self.training, time.monotonic()
-        if training is None or not self._times or now - self._reported < _REPORT_S:
+        if training is None or not self._times or (now - self._reported < _REPORT_S and not last):
             return
         self._reported = now
         step_s = statistics.median(self._times)

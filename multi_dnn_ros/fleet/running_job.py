@@ -94,6 +94,11 @@ class RunningJob:
         return self.processes is not None and self.report is not None and self.report.number == self.processes.number
 
     @property
+    def is_trained(self) -> bool:
+        """Whether the last step is done, so that the job is being scored."""
+        return self.report is not None and self.report.done >= self.report.total
+
+    @property
     def measured_steps(self) -> int:
         """Steps from which the last report takes the step time; the first step after a command is not one of them."""
         return max(0, self.report.count - 1) if self.report is not None else 0

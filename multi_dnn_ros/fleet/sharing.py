@@ -89,12 +89,13 @@ class Sharing:
         slow_downs: Mapping[str, float],
         use: Sequence[float],
         limits: Mapping[str, Shares] | None = None,
+        remaining: Mapping[str, float] | None = None,
     ) -> Decision:
         """The shares of the next period.
 
         allocation: shares by job, of which those of a new job are all 0. slow_downs: by job, times its priority; those
         of new jobs are not used. use: 0..1 of each unit. limits: maximum tenths per unit of some jobs, which ran out of
-        memory with more.
+        memory with more. remaining: the parts of the slow-downs that are still to come; None: all of them.
         """
         limits = limits or {}
         jobs = frozenset(allocation)
@@ -117,7 +118,7 @@ class Sharing:
             if len(proposal) < len(allocation) or not changed or _key(proposal) in self._rejected:
                 continue
             possible = _Trial(dict(allocation), proposal, changed, dict(slow_downs), reason)
-            if not self._helped(possible, _expected(possible)):
+            if not self._helped(possible, _expected(possible, remaining or slow_downs)):
                 continue
             self._trial = possible
             return Decision(proposal, reason, changed)
@@ -189,13 +190,13 @@ def _moves(
                 yield moved(shares, source, target, min(tenths, shares[source]))
 
 
-def _expected(trial: _Trial) -> dict[str, float]:
-    """The slow-downs with the tried shares, if the part of every job takes as long as its tenths times the number of
+def _expected(trial: _Trial, remaining: Mapping[str, float]) -> dict[str, float]:
+    """The slow-downs with the tried shares, if the steps of every job take as long as its tenths times the number of
     jobs on the unit. This holds for GPUs, where a job takes its share of the time also while it waits for its other
-    units; on CPUs the others are hindered less.
+    units; on CPUs the others are hindered less. remaining: the parts of the slow-downs that are still to come.
     """
     before, after = _loads(trial.before), _loads(trial.tried)
-    return {job: value * after[job] / before[job] for job, value in trial.slow_downs.items()}
+    return {job: value + remaining[job] * (after[job] / before[job] - 1.0) for job, value in trial.slow_downs.items()}
 
 
 def _loads(allocation: Mapping[str, Shares]) -> dict[str, int]:

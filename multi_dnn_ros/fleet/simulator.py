@@ -131,11 +131,12 @@ class _Simulation:
             rates = self._rates()
             can_decide = new or (self.now >= next_decision and not any(run.paused_s for run in self.running.values()))
             if self.policy == "fair" and self.running and can_decide:
+                is_over = self.now >= next_decision
                 decision = self._decide(rates)
                 rates = self._rates()
-                if self.now >= next_decision:
-                    has_ended = False
-                    next_decision = self.now + self._period_s(has_ended)
+                has_ended = False
+                next_decision = self.now + self._period_s(has_ended)
+                if is_over:
                     samples.append(Sample(self.now, self._slow_downs(rates), rates.use, decision.reason))
                     if watch is not None:
                         watch(samples[-1])
@@ -194,11 +195,14 @@ class _Simulation:
     def _decide(self, rates: Rates) -> Decision:
         """Decide as the supervisor of a real fleet does, from step times and use of the last period."""
         settled = self._predict({name: run.shares for name, run in self.running.items() if any(run.shares)})
-        slow_downs = {
-            name: value * self.running[name].job.priority for name, value in self._slow_downs(settled).items()
-        }
+        slow_downs, remaining = {}, {}
+        for name, step_s in settled.step_s.items():
+            run = self.running[name]
+            progress = run.progress(self.now, step_s)
+            slow_downs[name] = progress.slow_down * run.job.priority
+            remaining[name] = progress.remaining_slow_down * run.job.priority
         allocation: Allocation = {name: run.shares for name, run in self.running.items()}
-        decision = self.sharing.decide(allocation, slow_downs, settled.use)
+        decision = self.sharing.decide(allocation, slow_downs, settled.use, remaining=remaining)
         for name in decision.jobs:
             run, shares = self.running[name], decision.allocation[name]
             if any(run.shares):

@@ -27,3 +27,8 @@ class Progress:
     def slow_down(self) -> float:
         """Predicted completion time now / completion time alone; 1: as fast as alone."""
         return (self.elapsed_s + self.remaining_s) / (self.total * self.alone_s)
+
+    @property
+    def remaining_slow_down(self) -> float:
+        """The part of the slow-down that is in proportion to the present step time."""
+        return self.remaining_s / (self.total * self.alone_s)

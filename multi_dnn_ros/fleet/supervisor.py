@@ -137,8 +137,10 @@ class Supervisor:
             starting = [job for job in self._running() if job.state.status == "starting" and self._has_room(job)]
             if starting:
                 self._start(starting[0])
-            elif self.decisions.is_due(self._shared(), self._file.content.period_s, self.seconds):
-                self._decide()
+            else:
+                self.decisions.begin_period(self._shared())
+                if self.decisions.is_due(self._shared(), self._file.content.period_s):
+                    self._decide()
 
     def _running(self) -> list[RunningJob]:
         return [job for job in self.jobs.values() if job.processes is not None]
@@ -359,7 +361,9 @@ class Supervisor:
         self.show_line(f"{job.name}: failed: {text}; see {job.folder}/rank*.log")
 
     def _release_measurement(self, job: RunningJob) -> None:
-        """Let the others continue if this job was being measured; share the units among those that are left."""
+        """Let the others continue if this job was being measured. The next decision, about those that are left, follows
+        soon.
+        """
         if self.measuring is job:
             self._measurement.abandon(each.processes for each in self._running() if each.processes is not None)
         self.decisions.measure_anew(jobs_ended=True)
@@ -373,11 +377,11 @@ class Supervisor:
             self.show_line(text)
 
     def _shared(self) -> dict[str, RunningJob]:
-        """The jobs that share the units, or are to be placed on them."""
+        """The jobs that share the units, or are to be placed on them. One that is being scored is not one of them."""
         return {
             job.name: job
             for job in self._running()
-            if job.state.status == "running" and (job.placed or sum(self._limits(job)) >= TENTHS)
+            if job.state.status == "running" and not job.is_trained and (job.placed or sum(self._limits(job)) >= TENTHS)
         }
 
     # The end

@@ -24,6 +24,7 @@ def decide_for_usable(
     slow_downs: Mapping[str, float],
     use: Sequence[float],
     limits: Mapping[str, Shares],
+    remaining: Mapping[str, float] | None = None,
 ) -> Decision:
     """:meth:`Sharing.decide` as if only the usable units existed. The others have no shares, and get none."""
     units = [unit for unit, can in enumerate(usable) if can]
@@ -40,5 +41,6 @@ def decide_for_usable(
         slow_downs,
         chosen(use),
         {job: chosen(tenths) for job, tenths in limits.items()},
+        remaining,
     )
     return replace(decision, allocation={job: spread(shares) for job, shares in decision.allocation.items()})

@@ -87,7 +87,7 @@ def with_measured_backend(
     rows = _candidates(settings, device)
     key = _key(dnn, settings, device, rows)
     # Identical GPUs are configured at the same time: one measures, and the others wait for its choice.
-    with CHOICES.locked(key.name):
+    with CHOICES.locked(key.name, lambda text: progress(f"{dnn.name}: {text}")):
         found, source = _cached(key, rows), _cache_text(key)
         if found is None:
             progress(f"measuring {sum(not row.reason for row in rows)} backends for {dnn.name}")

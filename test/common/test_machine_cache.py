@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from multi_dnn_ros.common import file_lock
 from multi_dnn_ros.common.file_lock import waiting_lock
 from multi_dnn_ros.common.machine_cache import Key, MachineCache
 
@@ -80,6 +81,18 @@ def test_a_process_waits_for_the_lock_of_another(tmp_path: Path) -> None:
     (tmp_path / "counter").write_text("0")
     assert run_together(_COUNTER, tmp_path) == ["", ""]
     assert (tmp_path / "counter").read_text() == "1000"
+
+
+def test_a_lock_that_is_never_released_is_not_waited_for_without_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_lock, "_WAIT_S", 0.2)
+    lines: list[str] = []
+    with waiting_lock(tmp_path / "a.lock"), waiting_lock(tmp_path / "a.lock", lines.append):
+        assert lines == [f"waiting for another process that has locked {tmp_path / 'a.lock'}"]
+        assert f"{tmp_path / 'a.lock'} has been locked by another process for 0.2 s" in caplog.text
+    with waiting_lock(tmp_path / "a.lock", lines.append):  # it is free again
+        assert len(lines) == 1
 
 
 def test_without_a_lock_the_block_runs_regardless(tmp_path: Path) -> None:

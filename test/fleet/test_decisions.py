@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from simulated_launcher import SimulatedLauncher, SimulatedRank
 
-from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet import decisions
+from multi_dnn_ros.fleet.decisions import Decisions
+from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFile
 from multi_dnn_ros.fleet.launcher import RankHandle, RankMain
 from multi_dnn_ros.fleet.messages import Command, Message, Report
 from multi_dnn_ros.fleet.running_job import JobState, unit_keys
@@ -68,8 +71,10 @@ class SharingRank(SimulatedRank):
         if self._command is not None and not self._left:
             self._launcher.shares[self._job] = self._command.shares
             step_s = self._launcher.step_s(self._job)
-            self._report = Report(self._command.number, 10, 1000, 10, step_s, 1.0)
+            self._report = Report(self._command.number, 10, 1000, 1, step_s, 1.0)
             self._command = None
+        elif self._report is not None:
+            self._report = replace(self._report, count=self._report.count + 1)
         self._left = max(0, self._left - 1)
         return super().receive()
 
@@ -86,17 +91,21 @@ def entries(job: FleetJob, folder: Path, launcher: SharedUnits, count: int) -> l
         (folder / "runs" / each.name).mkdir(parents=True)
         state = JobState(alone_s=_ALONE_S[each.name], limits=(10, 10), units=unit_keys(UNITS))
         (folder / "runs" / each.name / "state.json").write_text(json.dumps(asdict(state)))
-    turns = 0
+    turns = seen = 0
 
     def watch(supervisor: Supervisor, line: str) -> None:
-        nonlocal turns
+        nonlocal turns, seen
         turns += not line
         assert turns < _TURNS, supervisor.decisions.entries
-        if len(decided(supervisor)) >= count:
+        made = len(decided(supervisor))
+        if made > seen:  # the reports of this turn are those that the decision used
+            assert all(job.measured_steps >= 3 for job in supervisor.jobs.values())
+        seen = made
+        if made >= count:
             raise KeyboardInterrupt
 
     def decided(supervisor: Supervisor) -> list[Mapping[str, Any]]:
-        return [entry for entry in supervisor.decisions.entries if entry["reason"] not in ("start", "measured anew")]
+        return [entry for entry in supervisor.decisions.entries if entry["reason"] != "start"]
 
     supervisor = Supervisor(folder / "jobs.yaml", launcher, folder / "runs", watch=watch)
     with pytest.raises(KeyboardInterrupt):
@@ -123,3 +132,57 @@ def test_a_change_that_slows_another_job_down_too_much_is_reverted(job: FleetJob
     assert second["reason"] == "reverted"
     assert second["slow_downs"]["c"] == pytest.approx(6.0, 0.1)
     assert second["shares"][moved] == [10, 0]
+
+
+class Timed:
+    """Decisions about two jobs every 60 s, so that a trial takes 10 s, with a clock that the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr(decisions, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        jobs = [{"name": "a", "model": "m", "data": "d", "global_batch": 100, "steps": 9}]
+        launcher: Any = SimpleNamespace(units=UNITS)
+        self.decisions = Decisions(launcher, JobsFile.model_validate({"jobs": jobs}))
+        self.sent: list[str] = []
+        self.jobs: dict[str, Any] = {
+            name: SimpleNamespace(
+                placed=True, is_current=True, shares=(10, 0),
+                processes=SimpleNamespace(send=lambda shares, name=name: self.sent.append(name)),
+            )
+            for name in ("a", "b")
+        }  # fmt: skip
+
+    def is_due_after(self, seconds: float) -> bool:
+        self.now_s += seconds
+        self.decisions.begin_period(self.jobs)
+        return self.decisions.is_due(self.jobs, 60.0)
+
+
+def test_the_period_begins_when_all_jobs_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = Timed(monkeypatch)
+    timed.decisions.measure_anew()
+    timed.jobs["b"].is_current = False  # it joins a unit
+    assert not timed.is_due_after(500.0)
+    assert timed.sent == []
+    timed.jobs["b"].is_current = True
+    assert not timed.is_due_after(0.0)
+    assert timed.sent == ["a", "b"]
+    assert not timed.is_due_after(59.0)
+    assert timed.is_due_after(2.0)
+    assert timed.sent == ["a", "b"]
+
+
+def test_after_the_end_of_a_job_the_next_decision_follows_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = Timed(monkeypatch)
+    assert not timed.is_due_after(50.0)
+    timed.decisions.measure_anew(jobs_ended=True)
+    assert not timed.is_due_after(30.0)
+    assert not timed.is_due_after(9.0)
+    assert timed.is_due_after(2.0)
+
+
+def test_a_job_without_shares_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = Timed(monkeypatch)
+    timed.decisions.measure_anew()
+    timed.jobs["b"].placed = timed.jobs["b"].is_current = False
+    assert timed.is_due_after(0.0)

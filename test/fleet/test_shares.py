@@ -211,6 +211,15 @@ def test_changes_that_are_expected_to_be_reverted_are_not_tried() -> None:
     assert alone.jobs == ("a",)  # two jobs instead of three
 
 
+def test_only_what_is_left_of_a_job_is_expected_to_change() -> None:
+    """A tenth of `x` on the unit of `z` makes the steps of `z` twice as long, but `z` is nearly done."""
+    allocation: dict[str, Shares] = {"x": (10, 0), "y": (10, 0), "w": (10, 0), "z": (0, 10)}
+    slow_downs = {"x": 3.0, "y": 2.5, "w": 2.5, "z": 1.95}
+    assert Sharing(THRESHOLDS).decide(allocation, slow_downs, [0.9, 0.9], remaining=slow_downs).reason == "unchanged"
+    remaining = {"x": 2.9, "y": 1.2, "w": 1.2, "z": 0.1}
+    assert Sharing(THRESHOLDS).decide(allocation, slow_downs, [0.9, 0.9], remaining=remaining).jobs == ("x",)
+
+
 @pytest.mark.parametrize(
     ("policy", "units", "expected"),
     [

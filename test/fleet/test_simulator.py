@@ -194,8 +194,9 @@ def test_nothing_is_decided_while_a_change_takes_effect() -> None:
     simulate([SimulatedJob(job.name, job.load, job.steps) for job in jobs(6)], fleet, "fair",
              lambda sample: times.append((sample.time_s, sample.reason)))  # fmt: skip
     changes = [(at, following) for (at, reason), (following, _) in pairwise(times) if reason == "algorithm"]
-    assert changes
-    assert all(following - at >= 20.0 for at, following in changes)
+    gaps = [following - at for at, following in changes]
+    assert max(gaps) >= 25.0
+    assert all(gap == pytest.approx(5.0) or gap >= 25.0 for gap in gaps)  # 5 s: the job stays on its units
 
 
 def largest(fleet: Fleet, some: list[SimulatedJob]) -> dict[str, float]:

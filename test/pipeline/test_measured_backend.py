@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -231,10 +232,24 @@ def test_a_choice_made_while_a_backend_ran_out_of_memory_is_not_cached(
         assert "the choice for lane is not cached: a backend ran out of memory" in lines[1]
 
 
-def test_identical_gpus_measure_once(ms: Callable[[dict[str, float]], None], dnn: Dnn) -> None:
-    """Threads stand for the engine processes of the GPUs; each opens the lock itself, as a process does."""
+def test_identical_gpus_measure_once(
+    ms: Callable[[dict[str, float]], None], dnn: Dnn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads stand for the engine processes of the GPUs; each opens the lock itself, as a process does. The first one
+    measures until another has said that it waits.
+    """
     ms({"eager": 4.0, "torchscript": 2.0, "onnxruntime/cpu": 3.0})
     lines: list[str] = []
+    measure = measured_backend._measured
+
+    def measured(*arguments: Any) -> Any:
+        deadline = time.monotonic() + 20.0
+        while not any(line.startswith("lane: waiting for another process that has locked ") for line in lines):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return measure(*arguments)
+
+    monkeypatch.setattr(measured_backend, "_measured", measured)
     with ThreadPoolExecutor(4) as pool:
         choices = list(pool.map(lambda _: chosen(dnn, lines=lines), range(4)))
     assert {choice.backend for choice in choices} == {"torchscript"}
