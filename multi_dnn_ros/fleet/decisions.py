@@ -2,7 +2,7 @@
 
 A decision uses only steps that all jobs made at the same time, with their present shares. While a job joins a unit,
 which takes seconds on a GPU, the other jobs have more of that unit than later, and after the end of a job the others
-become faster. So the step times of all jobs are measured anew once every job trains with its present shares, and the
+become faster. So the step times of all jobs are measured again once every job trains with its present shares, and the
 period, or the trial of the last change, begins then.
 """
 
@@ -31,7 +31,7 @@ class Decisions:
         self.use = [0.0] * len(launcher.units)
         self._launcher = launcher
         self._since = time.monotonic()  # the start of the period
-        self._measures_anew = self._jobs_ended = False
+        self._step_times_discarded = self._jobs_ended = False
         self._sharing = Sharing(file.thresholds, file.gain, policy=file.policy)
 
     @property
@@ -47,19 +47,19 @@ class Decisions:
         """Continue with the thresholds of the file."""
         self._sharing.thresholds, self._sharing.gain = file.thresholds, file.gain
 
-    def measure_anew(self, *, jobs_ended: bool = False) -> None:
+    def discard_step_times(self, *, jobs_ended: bool = False) -> None:
         """Discard the measured step times. jobs_ended: decide after the time of a trial, not after a whole period."""
-        self._measures_anew = True
+        self._step_times_discarded = True
         self._jobs_ended |= jobs_ended
 
     def begin_period(self, jobs: Mapping[str, RunningJob]) -> None:
-        """Measure the step times anew, if that is to be done and all jobs train with their present shares."""
-        if self._measures_anew and all(job.is_current for job in jobs.values()):
+        """Start a period if the step times were discarded and all jobs train with their present shares."""
+        if self._step_times_discarded and all(job.is_current for job in jobs.values()):
             for job in jobs.values():
                 assert job.processes is not None
                 job.processes.send(job.shares)  # the same shares: only the measured step times are discarded
             self._since = time.monotonic()
-            self._measures_anew = False
+            self._step_times_discarded = False
 
     def is_due(self, jobs: Mapping[str, RunningJob], period_s: float) -> bool:
         """Whether the period, or the trial of the last change, is over, or a job has no shares yet."""
@@ -67,7 +67,7 @@ class Decisions:
             return True
         is_short = self._sharing.has_trial or self._jobs_ended
         over = time.monotonic() - self._since >= period_s * (TRIAL_PART if is_short else 1.0)
-        return over and not self._measures_anew
+        return over and not self._step_times_discarded
 
     def decide(self, jobs: Mapping[str, RunningJob], seconds: float) -> str:
         """Decide the shares of all running jobs, and send those that change. seconds: since the start.
@@ -97,7 +97,7 @@ class Decisions:
             job.processes.send(decision.allocation[name])
             job.placed = True
         if decision.jobs:
-            self.measure_anew()
+            self.discard_step_times()
         self.entries.append({
             "seconds": round(seconds, 3),
             "reason": decision.reason,

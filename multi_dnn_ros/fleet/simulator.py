@@ -122,7 +122,7 @@ class _Simulation:
                 run = self.running.pop(name)
                 ended[name] = (self.now - run.job.arrives_s) / (run.job.steps * run.alone_s)
             has_ended = has_ended or bool(finished)
-            if resumed or finished:  # the step times of all jobs are measured anew
+            if resumed or finished:  # the step times of all jobs are measured again
                 next_decision = self.now + self._period_s(has_ended)
             new = 0
             while waiting and waiting[0].arrives_s <= self.now:

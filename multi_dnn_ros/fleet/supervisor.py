@@ -366,7 +366,7 @@ class Supervisor:
         """
         if self.measuring is job:
             self._measurement.abandon(each.processes for each in self._running() if each.processes is not None)
-        self.decisions.measure_anew(jobs_ended=True)
+        self.decisions.discard_step_times(jobs_ended=True)
 
     # Shares
 

@@ -160,7 +160,7 @@ class Timed:
 
 def test_the_period_begins_when_all_jobs_train(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = Timed(monkeypatch)
-    timed.decisions.measure_anew()
+    timed.decisions.discard_step_times()
     timed.jobs["b"].is_current = False  # it joins a unit
     assert not timed.is_due_after(500.0)
     assert timed.sent == []
@@ -175,7 +175,7 @@ def test_the_period_begins_when_all_jobs_train(monkeypatch: pytest.MonkeyPatch) 
 def test_after_the_end_of_a_job_the_next_decision_follows_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = Timed(monkeypatch)
     assert not timed.is_due_after(50.0)
-    timed.decisions.measure_anew(jobs_ended=True)
+    timed.decisions.discard_step_times(jobs_ended=True)
     assert not timed.is_due_after(30.0)
     assert not timed.is_due_after(9.0)
     assert timed.is_due_after(2.0)
@@ -183,6 +183,6 @@ def test_after_the_end_of_a_job_the_next_decision_follows_soon(monkeypatch: pyte
 
 def test_a_job_without_shares_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = Timed(monkeypatch)
-    timed.decisions.measure_anew()
+    timed.decisions.discard_step_times()
     timed.jobs["b"].placed = timed.jobs["b"].is_current = False
     assert timed.is_due_after(0.0)
