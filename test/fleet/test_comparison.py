@@ -27,10 +27,10 @@ UNITS = (parse_unit("cpu:1"),) * 2
 
 @pytest.fixture
 def file(job: FleetJob, monkeypatch: pytest.MonkeyPatch) -> JobsFile:
-    """Two small jobs of different length."""
+    """Two small jobs of different length, which train for several periods: without a decision there are no points."""
     monkeypatch.setattr(squeezenet, "SqueezeNet", Narrow)
-    short = job.model_copy(update={"model": "torchvision:squeezenet1_1", "steps": 30})
-    return JobsFile(jobs=(short, short.model_copy(update={"name": "b", "steps": 40})), period_s=0.5)
+    short = job.model_copy(update={"model": "torchvision:squeezenet1_1", "steps": 120})
+    return JobsFile(jobs=(short, short.model_copy(update={"name": "b", "steps": 160})), period_s=0.2)
 
 
 def test_each_policy_trains_all_jobs_and_is_not_trained_again(file: JobsFile, tmp_path: Path) -> None:
