@@ -21,7 +21,7 @@ from multi_dnn_ros.fleet.job_training import JobTraining, read_data
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.local_launcher import process_context, start_process
 from multi_dnn_ros.fleet.networks import load_trainable
-from multi_dnn_ros.fleet.rank_process import limit_threads
+from multi_dnn_ros.fleet.rank_process import use_unit
 from multi_dnn_ros.fleet.shares import TENTHS
 from multi_dnn_ros.fleet.step_times import Interconnect, NetworkTimes, StepTime
 from multi_dnn_ros.planning.batch_units import Unit
@@ -55,10 +55,8 @@ class StepMeasurement:
         steps = 1 + len(_MEASURED) * (_WARM_UP + self._samples + 1)
         job = job.model_copy(update={"steps": steps, "epochs": None})
         device = torch.device(self._unit.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
         before = torch.get_num_threads()
-        limit_threads(self._unit)
+        use_unit(self._unit)
         try:
             begin = time.monotonic()
             trainable = load_trainable(job)

@@ -95,9 +95,10 @@ def redirect_output(setup: RankSetup) -> None:
     os.close(log)
 
 
-def limit_threads(unit: Unit) -> None:
-    """Let PyTorch use as many threads as a rank on the unit has."""
+def use_unit(unit: Unit) -> None:
+    """Let PyTorch use the device and as many threads as a rank on the unit does."""
     if unit.device.startswith("cuda"):
+        torch.cuda.set_device(unit.device)
         torch.set_num_threads(1)  # as torchrun does: every job has a rank per unit, each with a thread per core
     elif unit.threads:
         torch.set_num_threads(unit.threads)
@@ -115,9 +116,7 @@ class Rank:
         self._device = torch.device(setup.unit.device)
         self._times: deque[float] = deque(maxlen=_WINDOW)
         self._reported = self._saved = time.monotonic()
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-        limit_threads(setup.unit)
+        use_unit(setup.unit)
 
     def run(self) -> None:
         command: Command = self._connection.recv()

@@ -123,7 +123,7 @@ class _Simulation:
                 ended[name] = (self.now - run.job.arrives_s) / (run.job.steps * run.alone_s)
             has_ended = has_ended or bool(finished)
             if resumed or finished:  # the step times of all jobs are measured again
-                next_decision = self.now + self._period_s(has_ended)
+                next_decision = self.now + self._period_s(has_ended=has_ended)
             new = 0
             while waiting and waiting[0].arrives_s <= self.now:
                 self._admit(waiting.pop(0))
@@ -135,7 +135,7 @@ class _Simulation:
                 decision = self._decide(rates)
                 rates = self._rates()
                 has_ended = False
-                next_decision = self.now + self._period_s(has_ended)
+                next_decision = self.now + self._period_s(has_ended=False)
                 if is_over:
                     samples.append(Sample(self.now, self._slow_downs(rates), rates.use, decision.reason))
                     if watch is not None:
@@ -145,7 +145,7 @@ class _Simulation:
         use = busy_s / (self.now * self.fleet.units) if self.now else 0.0
         return Simulated(self.policy, ended, use, self.now, self.changes, self.reverted, samples)
 
-    def _period_s(self, has_ended: bool) -> float:
+    def _period_s(self, *, has_ended: bool) -> float:
         """Time until the next decision. has_ended: a job has ended since the last one."""
         return self.fleet.period_s * (TRIAL_PART if self.sharing.has_trial or has_ended else 1.0)
 

@@ -138,8 +138,9 @@ class Supervisor:
             if starting:
                 self._start(starting[0])
             else:
-                self.decisions.begin_period(self._shared())
-                if self.decisions.is_due(self._shared(), self._file.content.period_s):
+                jobs = self._shared()
+                self.decisions.begin_period(jobs)
+                if self.decisions.is_due(jobs, self._file.content.period_s):
                     self._decide()
 
     def _running(self) -> list[RunningJob]:
