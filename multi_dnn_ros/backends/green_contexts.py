@@ -1,7 +1,7 @@
 """Streams on a share of a GPU, which is a number of its SMs in a CUDA green context.
 
-A share limits the SMs that its kernels use. It does not reserve them, and memory bandwidth stays shared. CUDA chooses
-the SMs, so shares of different size overlap.
+A share limits the SMs that its kernels use. It does not reserve them: DNNs without a share use all SMs, and memory
+bandwidth stays shared. Shares of different size do not overlap as long as the GPU has enough SMs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from multi_dnn_ros.backends.sm_division import SmDivision
+
 T = TypeVar("T")
 
 #: (minimum, step) of a share's SMs by major compute capability; _FROM_9 for 9 and above. Source: CUDA driver API,
@@ -25,9 +27,11 @@ _FROM_9 = (8, 8)
 #: Streams per share, assigned round-robin: callers never return them, and a GPU has few hardware queues.
 _STREAMS = 16
 
-#: (device index, SMs) -> the green context and its streams. A process keeps one share of each size until it ends,
+#: (device index, SMs) -> the streams of a share. A process keeps one share of each size until it ends,
 #: because streams and captured graphs do not outlive their context.
-_shares: dict[tuple[int, int], tuple[Any, Iterator[Any]]] = {}
+_shares: dict[tuple[int, int], Iterator[torch.cuda.Stream]] = {}
+#: By device index.
+_divisions: dict[int, SmDivision] = {}
 #: CUDA's handle of each stream of a share -> its SMs.
 _sms_of: dict[int, int] = {}
 _lock = threading.RLock()
@@ -71,7 +75,7 @@ def make_stream(device: torch.device, sms: int = 0, priority: int = 0) -> torch.
         key = (device.index or 0, sms)
         if key not in _shares:
             _shares[key] = _make_share(device, sms)
-        stream: torch.cuda.Stream = next(_shares[key][1])
+        stream: torch.cuda.Stream = next(_shares[key])
         return stream
 
 
@@ -121,11 +125,10 @@ def with_own_cudnn_plans(sms: int, work: Callable[[], T]) -> T:
         return thread.submit(work).result()
 
 
-def _make_share(device: torch.device, sms: int) -> tuple[Any, Iterator[Any]]:
-    from torch.cuda.green_contexts import GreenContext
-
-    torch.zeros(1, device=device)  # a green context needs the primary context
-    context: Any = GreenContext.create(sms, device.index or 0)
-    streams = [context.Stream() for _ in range(_STREAMS)]
+def _make_share(device: torch.device, sms: int) -> Iterator[torch.cuda.Stream]:
+    index = device.index or 0
+    if index not in _divisions:
+        _divisions[index] = SmDivision(device)
+    streams = _divisions[index].streams(sms, _STREAMS)
     _sms_of.update({stream.cuda_stream: sms for stream in streams})
-    return context, itertools.cycle(streams)
+    return itertools.cycle(streams)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +46,16 @@ def subset_table(plans: Mapping[tuple[str, ...], Plan | None]) -> str:
 def run_table(plan: Plan, done: BatchRun) -> str:
     from multi_dnn_ros.common.reporting import table
 
-    measured, busy = done.unit_ms(), done.utilization()
-    rows = [
-        [name, str(count), f"{plan.ms[name]:.4g}", f"{measured[name]:.4g}" if name in measured else "-",
-         f"{busy[name]:.0%}" if name in busy else "-"]
-        for name, count in plan.images.items()
-    ]  # fmt: skip
-    return table(["unit", "images", "predicted ms", "measured ms", "utilization"], rows)
+    measured, busy, parts = done.unit_ms(), done.utilization(), done.parts_ms()
+    rows = []
+    for name, count in plan.images.items():
+        row = [name, str(count), f"{plan.ms[name]:.4g}"]
+        if name in measured:
+            row += [f"{ms:.4g}" for ms in (measured[name], *dataclasses.astuple(parts[name]))]
+            row.append(f"{busy[name]:.0%}")
+        rows.append(row + ["-"] * (9 - len(row)))
+    head = ["unit", "images", "predicted ms", "measured ms", "copy in", "network", "copy out", "host", "utilization"]
+    return table(head, rows)
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -61,7 +65,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 def run_json(done: BatchRun) -> dict[str, Any]:
     return {
         "measured_ms": done.measured_ms if done.rounds else None,
-        "rounds": [[vars(share) for share in shares] for shares in done.rounds],
+        "rounds": [[dataclasses.asdict(share) for share in shares] for shares in done.rounds],
+        "parts_ms": {name: vars(times) for name, times in done.parts_ms().items()},
         "utilization": done.utilization(),
         "failures": list(done.failures),
         "repeated_images": done.repeated_images,

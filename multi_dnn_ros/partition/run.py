@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import median
 
 import numpy as np
 
-from multi_dnn_ros.partition.executor import Array
+from multi_dnn_ros.partition.executor import Array, RunTimes
 from multi_dnn_ros.partition.session import BatchSession, Share
 
 
@@ -47,6 +47,14 @@ class BatchRun:
             for share in shares:
                 times.setdefault(share.unit, []).append(share.end_ms - share.begin_ms)
         return {name: median(values) for name, values in times.items()}
+
+    def parts_ms(self) -> dict[str, RunTimes]:
+        """What each unit's time consists of: median of each part over the rounds."""
+        times: dict[str, list[RunTimes]] = {}
+        for shares in self.rounds:
+            for share in shares:
+                times.setdefault(share.unit, []).append(share.times)
+        return {name: RunTimes(*map(median, zip(*map(astuple, each), strict=True))) for name, each in times.items()}
 
 
 def run_rounds(session: BatchSession, images: Array, rounds: int = 1) -> BatchRun:

@@ -14,7 +14,7 @@ import numpy as np
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.partition import messages
 from multi_dnn_ros.partition.blocks import Block, BlockForm
-from multi_dnn_ros.partition.executor import Array, NetworkRequest, OutputForm
+from multi_dnn_ros.partition.executor import Array, NetworkRequest, OutputForm, RunTimes
 from multi_dnn_ros.partition.unit_process import PREPARE_TIMEOUT_S, UnitFailure, UnitProcesses
 from multi_dnn_ros.planning.batch_plan import SEARCHES, Plan, PlanError, UnitTimes, capacity
 from multi_dnn_ros.planning.batch_units import Unit
@@ -24,13 +24,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Share:
-    """The images that one unit computed. Times in milliseconds from the start of the batch."""
+    """The images that one unit computed. begin_ms, end_ms: from the start of the batch. times: the parts in between."""
 
     unit: str
     first: int
     count: int
     begin_ms: float
     end_ms: float
+    times: RunTimes
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class BatchSession:
             self._lose(failure)
             failed[name] = shares[name]
         return tuple(
-            Share(name, *shares[name], (ran.begin_ns - begin) / 1e6, (ran.end_ns - begin) / 1e6)
+            Share(name, *shares[name], (ran.begin_ns - begin) / 1e6, (ran.end_ns - begin) / 1e6, ran.times)
             for name, ran in answers.items()
         )
 

@@ -158,7 +158,7 @@ def parse_units(text: str) -> tuple[Unit, ...]:
 
 def sharing_warnings(units: Sequence[Unit], cores: int) -> list[str]:
     """Warnings about units that slow each other down: CPU units that together have more threads than there are cores,
-    and units of one GPU, whose SMs overlap (see multi_dnn_ros.backends.green_contexts).
+    and a whole GPU with shares of it. Shares of one GPU do not overlap (see multi_dnn_ros.backends.sm_division).
     """
     effect = "they slow each other down, which their separately measured times do not show"
     warnings = []
@@ -168,13 +168,13 @@ def sharing_warnings(units: Sequence[Unit], cores: int) -> list[str]:
             f"{' and '.join(threads)} together have {sum(threads.values())} threads on {cores} cores: {effect}; use "
             "units with fewer threads"
         )
-    by_gpu: dict[str, list[str]] = {}
+    by_gpu: dict[str, list[Unit]] = {}
     for unit in units:
         if unit.device.startswith("cuda"):
-            by_gpu.setdefault(unit.device, []).append(unit.name)
+            by_gpu.setdefault(unit.device, []).append(unit)
     warnings += [
-        f"{' and '.join(names)} use the same SMs: {effect}; use one of them"
-        for names in by_gpu.values()
-        if len(names) > 1
+        f"{' and '.join(unit.name for unit in gpu_units)} use the same SMs: {effect}; use only shares, or one of them"
+        for gpu_units in by_gpu.values()
+        if len(gpu_units) > 1 and any(not unit.sms for unit in gpu_units)
     ]
     return warnings

@@ -60,21 +60,26 @@ def test_an_impossible_share_is_an_error_that_names_the_dnn(monkeypatch: pytest.
 
 
 def test_streams_of_one_size_belong_to_one_share_and_are_assigned_round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
-    contexts: list[SimpleNamespace] = []
+    parts: list[int] = []
     handles = itertools.count(1)
 
-    def create(sms: int, index: int) -> SimpleNamespace:
-        contexts.append(SimpleNamespace(sms=sms, Stream=lambda: SimpleNamespace(cuda_stream=next(handles))))
-        return contexts[-1]
+    def divide(sms: int, count: int) -> list[SimpleNamespace]:
+        parts.append(sms)
+        return [SimpleNamespace(cuda_stream=next(handles)) for _ in range(count)]
 
-    monkeypatch.setattr("torch.cuda.green_contexts.GreenContext", SimpleNamespace(create=create))
+    divisions: list[torch.device] = []
+    monkeypatch.setattr(
+        green_contexts, "SmDivision", lambda device: divisions.append(device) or SimpleNamespace(streams=divide)
+    )
+    monkeypatch.setattr(green_contexts, "_divisions", {})
     monkeypatch.setattr(green_contexts, "_shares", {})
     monkeypatch.setattr(green_contexts, "_sms_of", {})
     streams = [green_contexts.make_stream(CPU, 16) for _ in range(40)]
     assert len({id(stream) for stream in streams}) == 16
     assert streams[0] is streams[16]
     green_contexts.make_stream(CPU, 8)
-    assert [context.sms for context in contexts] == [16, 8]
+    assert parts == [16, 8]
+    assert len(divisions) == 1  # both are parts of one division
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
     for stream, sms in (
         (streams[3], 16),
@@ -130,8 +135,8 @@ def test_another_thread_does_not_take_streams_of_a_round(monkeypatch: pytest.Mon
             return self.handle
 
     offering = False
-    context = SimpleNamespace(Stream=Stream)
-    monkeypatch.setattr("torch.cuda.green_contexts.GreenContext", SimpleNamespace(create=lambda sms, index: context))
+    division = SimpleNamespace(streams=lambda sms, count: [Stream() for _ in range(count)])
+    monkeypatch.setattr(green_contexts, "_divisions", {0: division})
     monkeypatch.setattr(green_contexts, "_shares", {})
     monkeypatch.setattr(green_contexts, "_sms_of", {})
     stream = green_contexts.make_stream(CPU, 16)

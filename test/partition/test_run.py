@@ -47,6 +47,7 @@ def test_outputs_are_complete_and_in_the_order_of_the_inputs() -> None:
         assert {share.unit: share.count for share in shares} == dict(plan.images)
         assert sorted((share.first, share.count) for share in shares)[0][0] == 0
         assert all(0.0 <= share.begin_ms <= share.end_ms for share in shares)
+        assert all(0.0 < share.times.total_ms <= share.end_ms - share.begin_ms for share in shares)
     assert set(done.utilization()) == set(plan.images)
     assert all(0.0 < part <= 1.0 for part in done.utilization().values())
     assert not done.failures
@@ -131,6 +132,7 @@ def test_the_command_writes_outputs_report_and_plot(
         np.testing.assert_allclose(output, right, rtol=1e-6)
     report = json.loads((tmp_path / "run.json").read_text())
     assert sum(report["plan"]["images"].values()) == 9
+    assert all(parts["compute_ms"] > 1.0 for parts in report["parts_ms"].values())
     assert [entry["units"] for entry in report["subsets"]] == [
         ["fake:a/ms=1"], ["fake:b/ms=1"], ["fake:a/ms=1", "fake:b/ms=1"]
     ]  # fmt: skip
