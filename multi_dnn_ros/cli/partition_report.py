@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from multi_dnn_ros.partition.adjust import AdjustedRun
     from multi_dnn_ros.partition.run import BatchRun
     from multi_dnn_ros.planning.batch_plan import Plan
     from multi_dnn_ros.planning.batch_table import BatchTable
@@ -56,6 +57,16 @@ def run_table(plan: Plan, done: BatchRun) -> str:
         rows.append(row + ["-"] * (9 - len(row)))
     head = ["unit", "images", "predicted ms", "measured ms", "copy in", "network", "copy out", "host", "utilization"]
     return table(head, rows)
+
+
+def adjusted_text(plan: Plan, adjusted: AdjustedRun) -> str:
+    """How a batch divided by `plan` was divided again."""
+    factors = ", ".join(f"{name} {factor:.2f}" for name, factor in adjusted.factors.items())
+    text = f"while all units run, they need this multiple of the time in their tables: {factors}\n"
+    before = f"{image_counts(plan)} images, {adjusted.first.measured_ms:.4g} ms"
+    if adjusted.kept:
+        return f"{text}no other division is faster: {before}"
+    return f"{text}divided again: {image_counts(adjusted.plan)} images (before: {before})"
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

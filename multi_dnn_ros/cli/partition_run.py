@@ -19,7 +19,7 @@ from multi_dnn_ros.cli.partition_arguments import (
     stored_tables,
     units,
 )
-from multi_dnn_ros.cli.partition_report import image_counts, plan_json, plan_table, run_json, run_table
+from multi_dnn_ros.cli.partition_report import adjusted_text, image_counts, plan_json, plan_table, run_json, run_table
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.planning.batch_units import sharing_warnings
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from multi_dnn_ros.planning.batch_table import BatchTable
 
 _DETAILS = """\
-The batch is divided as by `multi-dnn partition plan`. Each CPU unit runs in its own process; the units of one GPU are
+The batch is divided as by `multi-dnn partition plan`, and then again by the times that the units need while all of them
+run (--no-adjust: only as planned). Each CPU unit runs in its own process; the units of one GPU are
 threads of one process. Outputs are in the order of the inputs. To check them, one of the units, the one with the fewest
 images, processes the first and the last image of every unit again.
 
@@ -61,6 +62,9 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     add_seed(parser, "the random images")
     add("--rounds", type=positive, default=5, metavar="N",
         help="timed runs, of which medians are reported (default: %(default)s)")  # fmt: skip
+    add("--adjust", action=argparse.BooleanOptionalAction, default=True,
+        help="with several units, divide the batch again by the times measured while all of them run "
+        "(default: %(default)s)")  # fmt: skip
     add("--timeout", type=positive_float, default=600.0, metavar="S",
         help="seconds that one run may take before a unit counts as failed (default: %(default)g)")  # fmt: skip
     add("--compare", action="store_true",
@@ -119,11 +123,20 @@ def _run_on(
 ) -> None:
     """Run the plan of the session, compare outputs, print tables and write files."""
     from multi_dnn_ros.common.reporting import provenance, write_json
+    from multi_dnn_ros.partition.adjust import run_adjusted
     from multi_dnn_ros.partition.run import run_rounds
     from multi_dnn_ros.planning.batch_plan import plan_subsets
 
     plan, batch = session.plan, len(images)
-    done = run_rounds(session, images, args.rounds)
+    again: dict[str, Any] = {}
+    if args.adjust and len(plan.used) > 1:
+        adjusted = run_adjusted(session, tables, images, args.rounds)
+        if adjusted.factors:
+            print(f"\n{adjusted_text(plan, adjusted)}")
+            again = {"factors": dict(adjusted.factors), "first": {"plan": plan_json(plan), **run_json(adjusted.first)}}
+        plan, done = adjusted.plan, adjusted.done
+    else:
+        done = run_rounds(session, images, args.rounds)
     largest = _check_outputs(session, tables, plan, images, done)
     print(f"\n{run_table(plan, done)}")
     found = f"measured {done.measured_ms:.4g} ms ({done.measured_ms / plan.total_ms - 1:+.1%})"
@@ -149,7 +162,7 @@ def _run_on(
         write_gantt(args.plot, f"{args.model}, batch {batch}", bars)
     if args.report is not None:
         write_json(args.report, {**provenance(), "model": args.model, "batch": batch, "plan": plan_json(plan),
-                                 **run_json(done), "difference": largest, "subsets": compared})  # fmt: skip
+                                 **run_json(done), **again, "difference": largest, "subsets": compared})  # fmt: skip
 
 
 def _check_outputs(

@@ -64,7 +64,14 @@ class Executor(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of one input image: (3, height, width), float32."""
+        """Shape of one input image: (3, height, width)."""
+        ...
+
+    @property
+    def image_dtype(self) -> str:
+        """NumPy's name of the dtype in which images are best copied to the device: float32, or float16 if the network
+        computes in it anyway. `run` gets images in this dtype if all units of a batch have the same, else in float32.
+        """
         ...
 
     @property
@@ -88,7 +95,8 @@ class Executor(Protocol):
     def run(self, images: Array, outputs: tuple[Array, ...]) -> RunTimes:
         """Run a batch of the size that was prepared last.
 
-        images: (batch, 3, height, width) float32. outputs: (batch, ...) each, filled in the order of the images.
+        images: (batch, 3, height, width), float32 or `image_dtype`. outputs: (batch, ...) each, filled in the order of
+        the images.
         """
         ...
 

@@ -22,6 +22,7 @@ class Opened:
 
     device: str
     shape: tuple[int, int, int]
+    image_dtype: str
     parameters: int
     tolerance: float
 

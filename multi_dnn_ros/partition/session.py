@@ -87,7 +87,9 @@ class BatchSession:
             self.shape = opened[0].shape
             #: The largest tolerance of the units, see Executor.
             self.tolerance = max(each.tolerance for each in opened)
-            self._blocks.append(Block(BlockForm((plan.batch, *self.shape), "float32")))
+            dtypes = {each.image_dtype for each in opened}
+            dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
+            self._blocks.append(Block(BlockForm((plan.batch, *self.shape), dtype)))
         except BaseException:
             self.close()
             raise
@@ -108,7 +110,8 @@ class BatchSession:
                 f"images have the shape {tuple(images.shape)}; the network expects up to {self.plan.batch} images of "
                 f"the shape {self.shape}"
             )
-        self._blocks[0].array[: len(images)] = images
+        with np.errstate(over="ignore"):  # infinite in float16, as on the device
+            self._blocks[0].array[: len(images)] = images
 
     def compute(self) -> Computed:
         """Run the network on the images that were loaded.

@@ -76,7 +76,7 @@ class _Server:
         if isinstance(request, messages.Open):
             opened: Executor = executor_class(self._unit)(self._unit, request.network, request.precision)
             self._executor = opened
-            return messages.Opened(opened.device, opened.shape, opened.parameters, opened.tolerance)
+            return messages.Opened(opened.device, opened.shape, opened.image_dtype, opened.parameters, opened.tolerance)
         executor = self._executor
         if executor is None:
             raise RuntimeError(f"{self._unit.name} received {type(request).__name__} before Open")
@@ -105,7 +105,7 @@ class _Server:
     def _measure(self, executor: Executor, request: messages.Measure) -> messages.Measured:
         from multi_dnn_ros.partition.blocks import Block
 
-        images = Block(BlockForm((request.batch, *executor.shape), "float32"))
+        images = Block(BlockForm((request.batch, *executor.shape), executor.image_dtype))
         images.array[:] = random_images(executor.shape, request.batch)
         blocks = [images]
         if request.transfer:

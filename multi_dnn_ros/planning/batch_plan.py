@@ -22,6 +22,24 @@ class UnitTimes(Protocol):
     def predict_ms(self, batch: int) -> float: ...
 
 
+@dataclass(frozen=True)
+class _Slowed:
+    unit: UnitTimes
+    factor: float
+
+    @property
+    def largest(self) -> int:
+        return self.unit.largest
+
+    def predict_ms(self, batch: int) -> float:
+        return self.factor * self.unit.predict_ms(batch)
+
+
+def slowed(unit: UnitTimes, factor: float) -> UnitTimes:
+    """Times of a unit that takes `factor` times as long as in `unit`."""
+    return _Slowed(unit, factor)
+
+
 class PlanError(ValueError):
     """The batch cannot be divided among the units; the message names their largest batches."""
 
@@ -119,6 +137,11 @@ def plan_greedy(units: Mapping[str, UnitTimes], batch: int) -> Plan:
 
 
 SEARCHES: Mapping[str, Callable[[Mapping[str, UnitTimes], int], Plan]] = {"exact": plan_exact, "greedy": plan_greedy}
+
+
+def replanned(plan: Plan, units: Mapping[str, UnitTimes]) -> Plan:
+    """The same division, with times predicted by `units`."""
+    return _plan(units, plan.images, plan.search)
 
 
 def plan_subsets(

@@ -18,7 +18,8 @@ SHAPE = (3, 4, 4)
 
 def parse(text: str) -> Unit:
     """fake:<name>[/<option>=<number>]... Options: ms (per image), max_batch, prepare (seconds), die (killed in a run),
-    exit, full, fail, hang, wrong, absent.
+    exit, full, fail, hang, wrong, absent, half (images in float16),
+    only (number of images at which `ms` holds; 90 ms per image for any other number).
     """
     match = re.fullmatch(r"fake:(\w+)((?:/\w+=[0-9.]+)*)", text)
     if match is None:
@@ -40,6 +41,10 @@ class FakeExecutor:
         self.device = self.identity(unit, precision)
         self.shape, self.parameters, self.tolerance = SHAPE, 7, 1e-4
         self._ready = 0
+
+    @property
+    def image_dtype(self) -> str:
+        return "float16" if self._options.get("half") else "float32"
 
     @staticmethod
     def identity(unit: Unit, precision: str) -> str:
@@ -68,7 +73,10 @@ class FakeExecutor:
         if self._options.get("hang"):
             time.sleep(600)
         began = time.perf_counter()
-        time.sleep(self._options.get("ms", 1.0) * len(images) / 1e3)
+        ms = self._options.get("ms", 1.0)
+        if len(images) != self._options.get("only", len(images)):
+            ms = 90.0
+        time.sleep(ms * len(images) / 1e3)
         outputs[0][:] = images.mean(axis=(1, 2, 3)) + self._options.get("wrong", 0.0)
         outputs[1][:] = images[:, :1, 0, :1]
         return RunTimes(0.0, 1e3 * (time.perf_counter() - began), 0.0)
