@@ -53,6 +53,10 @@ class _Queue:
         """Whether a new frame of the camera would replace a waiting one."""
         return camera in self._waiting()
 
+    def has_waiting(self) -> bool:
+        """Whether the device has work after the frame in progress."""
+        return len(self.frames) > 1
+
     def _waiting(self) -> set[str]:
         return set(list(self.frames.values())[1:])
 
@@ -60,8 +64,10 @@ class _Queue:
 class FrameDispatcher:
     """Thread-safe. devices: names of the devices, by DNN. service_ms: (DNN, device) -> time of a frame, as measured.
 
-    allowance_ns: a device on which the frame replaces no waiting one is preferred if it is expected to finish the frame
-    at most this much later than the fastest device. clock: nanoseconds, monotonic.
+    As long as a device has no waiting frame, a device on which the new frame replaces none is preferred. When all have
+    waiting frames, more of them would only wait longer, so the new frame replaces a waiting one of its camera if there
+    is one. allowance_ns: a device is preferred only if it is expected to finish the frame at most this much later than
+    the fastest one. clock: nanoseconds, monotonic.
     """
 
     def __init__(
@@ -91,8 +97,12 @@ class FrameDispatcher:
             queues = {device: self._queues[dnn][device] for device in enabled or devices}
             expected = {device: queue.finishes_ns(camera, now_ns) for device, queue in queues.items()}
             latest = min(expected.values()) + self._allowance_ns
-            free = [d for d, queue in queues.items() if not queue.replaces(camera) and expected[d] <= latest]
-            device = min(free or expected, key=lambda name: expected[name])
+            soon = [name for name in queues if expected[name] <= latest]
+            replacing = [name for name in soon if queues[name].replaces(camera)]
+            if not replacing or not all(queue.has_waiting() for queue in queues.values()):
+                replacing = []  # another waiting frame keeps a device busy
+            free = [name for name in soon if not queues[name].replaces(camera)]
+            device = min(replacing or free or expected, key=lambda name: expected[name])
             queue = queues[device]
             if not queue.frames:
                 queue.since_ns = now_ns
