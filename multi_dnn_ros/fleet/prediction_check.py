@@ -1,8 +1,8 @@
 """``python -m multi_dnn_ros.fleet.prediction_check``: compares a measured fleet with the simulator.
 
 The measured fleet is the report of `multi-dnn fleet --compare`; the prediction made before it is the report of
-`--simulate`, whose step times are also the input of the simulations made here. These use values of the model that were
-fitted to the same measured fleet: they show whether the model explains the run, not whether it predicts another one.
+`--simulate`, whose step times are also the input of the simulations made here. The file says whether anything in these
+was fitted to the measured fleet: then they show whether the model explains the run, not whether it predicts another one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from multi_dnn_ros.fleet.step_times import StepTimes
 #: A job that has made its last step still uses a unit, while it is scored. Step times of others are not used that many
 #: seconds before its end.
 _SCORING_S = 4.0
+#: The run to which the time slice in step_times.py was fitted: its file, when it was measured, and the revision of its
+#: rules for shares.
+FITTED_RUN, _FITTED_AT, _FITTED_REVISION = "results/fleet_4gpus.json", "2026-11-27", "ae9bf559"
 FITTED = "fitted to the same run, not verified on another"
+NOT_FITTED = (
+    f"nothing was fitted to this run: the time slice and the pause for a change are defaults, fitted to {FITTED_RUN} "
+    f"({_FITTED_AT}, revision {_FITTED_REVISION}), or those of the file of step times"
+)
 
 
 def settled_steps(file: JobsFile, decisions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -66,8 +66,8 @@ def _by_group(augment: Augment, batch: Batch, groups: Sequence[tuple[torch.Gener
     """The batch, augmented as if each group (generator, number of rows) were a batch of its own."""
     if batch["image"].is_cuda:
         return augment(batch, GroupedRandom(tuple(groups)))
-    # On a CPU one group after another: for 64 images of 224x224 pixels this takes half the time, because the images of a
-    # group fit better in its caches.
+    # On a CPU one group after another: for 64 images of 224x224 pixels this takes half the time, because the images of
+    # a group fit better in its caches.
     split = {name: tensor.split([count for _, count in groups]) for name, tensor in batch.items()}
     parts = [
         augment({name: tensors[k] for name, tensors in split.items()}, rng)
