@@ -27,7 +27,7 @@ from multi_dnn_ros.fleet.step_times import StepTimes
 #: A job that has made its last step still uses a unit, while it is scored. Step times of others are not used that many
 #: seconds before its end.
 _SCORING_S = 4.0
-#: The run to which the defaults in step_times.py were fitted, and the SHA-256 of its figures, by which it is recognized.
+#: The run to which the defaults in step_times.py were fitted, and the SHA-256 of its policies, which identifies it.
 FITTED_RUN = "results/fleet_4gpus.json (2026-11-26, revision ae9bf559)"
 _FITTED_DIGEST = "0654a18ea5eabe7336e70bfe8921ad4e380d31dfcfdabf0b791d47261bac305e"
 FITTED = "fitted to the same run, not verified on another"
@@ -152,8 +152,8 @@ def main() -> None:
     parser.add_argument("--image-ms", type=float, default=0.0, help="correction: time of the unit per image")
     parser.add_argument("--host-ms", type=float, default=0.0, help="correction: time of the host per tenth of a batch")
     parser.add_argument("--fitted-to-this-run", action="store_true",
-                        help="starts, corrections or the model were chosen by means of the measured fleet; the file says "
-                        "so, and otherwise that nothing was fitted to it")  # fmt: skip
+                        help="starts, corrections or the model were chosen by means of the measured fleet; the file "
+                        "says so, and otherwise that nothing was fitted to it")  # fmt: skip
     parser.add_argument("--output", type=Path, required=True, help="JSON file")
     args = parser.parse_args()
     measured, before = (json.loads(path.read_text(encoding="utf-8")) for path in (args.measured, args.predicted))
