@@ -15,7 +15,9 @@ Two kinds of units differ in what a process does while it waits for the other un
   all-reduce over n units, which need the data that another unit has just sent, and in the _TURNS points of a step at
   which its host waits for the unit.
 
-The model of time slices was fitted to one run of eight jobs on four H200 (results/fleet_4gpus_prediction.json).
+The model of time slices was fitted to one run of eight jobs on four H200 (results/fleet_4gpus_prediction.json). Since
+then a rank prepares its next batch before it reads the loss, so that its host waits while the unit has work: _TURNS may
+be too high now.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from multi_dnn_ros.fleet.step_times import Interconnect, NetworkTimes
 
 Floats = npt.NDArray[np.float64]
 _ROUNDS, _TOLERANCE = 500, 1e-6
-#: Points of a step at which the host waits for the unit, so that the unit then has no work of the job: it reads the
-#: loss, and copies the indices of the next batch (JobTraining.step, ArrayBatches).
+#: Points of a step at which the host waits for the unit, so that the unit then has no work of the job. In the run to
+#: which the model was fitted: it read the loss, and copied the indices of the next batch.
 _TURNS = 2
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from multi_dnn_ros.common.reporting import provenance
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.networks import load_trainable
 from multi_dnn_ros.fleet.shares import Shares
+from multi_dnn_ros.fleet.step_batches import StepBatches
 from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, save_artifact, suffix_of
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training.batch_norm import with_global_batch_norm
-from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.checks import CheckedData, check_data
 from multi_dnn_ros.training.data import DataRequest, open_data
@@ -31,6 +30,7 @@ from multi_dnn_ros.training.precision import autocast
 from multi_dnn_ros.training.retrain import check_labels
 from multi_dnn_ros.training.setup import make_batches, score_rows
 from multi_dnn_ros.training.trainable import Trainable
+from multi_dnn_ros.training.transfers import HostCopy
 
 _CLIP = 10.0
 
@@ -70,12 +70,13 @@ class JobTraining:
         self.network.to(self._dtype)
         if job.batch_norm == "global":
             with_global_batch_norm(self.network)
-        self._batches = make_batches(
+        batches = make_batches(
             [self.data.part("train")], self._trainable.task, self._trainable.inputs, job.global_batch, job.seed, device
         )
-        if self._batches.batch_size < job.global_batch:
-            raise TrainingError(f"global_batch = {job.global_batch}: {job.data} has {self._batches.batch_size} rows")
-        length = len(self._batches)
+        if batches.batch_size < job.global_batch:
+            raise TrainingError(f"global_batch = {job.global_batch}: {job.data} has {batches.batch_size} rows")
+        self._batches = StepBatches(batches)
+        length = len(batches)
         self.total = job.steps if job.steps is not None else int(job.epochs or 0) * length
         self._schedule = Schedule(
             math.ceil(self.total / length), job.lr, job.optimizer, job.weight_decay, warmup_epochs=job.warm_up,
@@ -84,57 +85,65 @@ class JobTraining:
         self._optimizer = make_optimizer(self.network, self._schedule)
         self.done = 0
         self.losses: list[float] = []
-        self._range = (0, 10)
-        self._stream: Iterator[Batch] | None = None
+        self._first = 0
         self._weights = [p for p in self.network.parameters() if p.requires_grad]
         set_training(self.network, True)
 
     def take(self, shares: Shares, rank: int) -> None:
         """From now on, compute the tenths of the rank, which follow those of lower ranks in each batch."""
-        first = sum(shares[:rank])
-        if self._range != (first, first + shares[rank]):
-            self._range = (first, first + shares[rank])
-            self._stream = None
+        self._first = sum(shares[:rank])
+        self._batches.take(self._first, self._first + shares[rank])
 
     def step(self, flag: float = 0.0) -> float:
-        """Do one step. Returns the sum of `flag` over the ranks. Raises TrainingError for a loss that is not finite."""
-        epoch, position = divmod(self.done, len(self._batches))
-        if self._stream is None or position == 0:
-            self._stream = self._batches.tenths(epoch, position, *self._range)
-        batch = next(self._stream)
+        """Do one step. Returns the sum of `flag` over the ranks. Raises TrainingError for a loss that is not finite.
+
+        On a GPU this returns when the host has read the loss, while the GPU still updates the weights and prepares the
+        next batch. So the time from one return to the next is that of a whole step, but the last step of the training,
+        which prepares no batch. After an exception the state must not be used: the weights may be those after the step.
+        An error in the next batch is raised in this step, which is then not counted.
+        """
+        batch = self._batches.get(self.done)
         # For dropout: different random numbers in each rank, and the same ones when a step is repeated.
-        torch.manual_seed((self.job.seed * 1_000_003 + self.done) * 11 + self._range[0])
+        torch.manual_seed((self.job.seed * 1_000_003 + self.done) * 11 + self._first)
         # The schedule has whole epochs, which `steps` need not fill.
         set_rate(self._optimizer, self._schedule, self.done / self.total * self._schedule.epochs)
         with autocast(self.device, self._schedule.precision):
             outputs = self.network(batch["image"].to(self._dtype))
         assert self._trainable.loss is not None
         # Gradients are summed over the ranks, so that each image counts the same, whatever the shares.
-        loss = self._trainable.loss(outputs, batch) * (len(batch["image"]) / self._batches.batch_size)
+        loss = self._trainable.loss(outputs, batch) * (len(batch["image"]) / self.job.global_batch)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        value, flag = self._exchange(loss.detach(), flag)
-        if not math.isfinite(value):
-            raise TrainingError(f"step {self.done + 1}: the loss is {value}; lower lr = {self.job.lr} or check data")
+        exchanged = HostCopy(self._exchange(loss.detach(), flag))
         torch.nn.utils.clip_grad_norm_(self._weights, _CLIP)
         self._optimizer.step()
+        # Before the loss is read: the GPU would be idle if the host prepared the next batch only then.
+        if self.done + 1 < self.total:
+            self._batches.prepare(self.done + 1)
+        value, flag = exchanged.values()
+        if not math.isfinite(value):
+            raise TrainingError(f"step {self.done + 1}: the loss is {value}; lower lr = {self.job.lr} or check data")
         self.losses.append(value)
         self.done += 1
         return flag
 
-    def _exchange(self, loss: Tensor, flag: float) -> tuple[float, float]:
-        """Sum gradients, loss and flag over the ranks, in one message, so that the flag costs nothing."""
+    def _exchange(self, loss: Tensor, flag: float) -> Tensor:
+        """Sum gradients, loss and flag over the ranks, in one message, so that the flag costs nothing.
+
+        Returns the sums of loss and flag, (2,).
+        """
+        # Not torch.tensor(), for whose copy to the GPU the host would wait.
+        extra = torch.full((1,), flag, dtype=self._dtype, device=self.device)
+        own = torch.cat([loss.to(self._dtype).reshape(1), extra])
         if not dist.is_initialized() or dist.get_world_size() == 1:
-            return float(loss), flag
+            return own
         gradients = [weight.grad for weight in self._weights if weight.grad is not None]
-        extra = torch.tensor([flag], device=self.device)
-        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), loss.to(self._dtype).reshape(1), extra])
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), own])
         dist.all_reduce(flat)
-        sizes = [gradient.numel() for gradient in gradients]
-        *parts, value, summed = flat.split([*sizes, 1, 1])
+        parts, sums = flat[:-2].split([gradient.numel() for gradient in gradients]), flat[-2:]
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
-        return float(value), float(summed)
+        return sums
 
     def state_bytes(self) -> bytes:
         """The whole state, for a rank that joins."""
@@ -200,7 +209,6 @@ class JobTraining:
         self.network.load_state_dict(state["network"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.done, self.losses = int(state["done"]), list(state["losses"])
-        self._stream = None
 
     def _identity(self) -> dict[str, Any]:
         data = {"images": self.data.counts, "digest": self.data.digest}

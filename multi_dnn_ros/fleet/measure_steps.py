@@ -52,7 +52,8 @@ class StepMeasurement:
 
         Raises TrainingError, ModelError, DatasetError, MissingExtra, as the job's training would.
         """
-        steps = 1 + len(_MEASURED) * (_WARM_UP + self._samples + 1)
+        # One more than are done, because the last step of a training prepares no further batch.
+        steps = 2 + len(_MEASURED) * (_WARM_UP + self._samples + 1)
         job = job.model_copy(update={"steps": steps, "epochs": None})
         device = torch.device(self._unit.device)
         before = torch.get_num_threads()
@@ -107,7 +108,8 @@ def _time_steps(
     """Seconds of each step, and seconds in which the unit computed: CPU time per thread, or kernel time of one step.
 
     Steps are counted without the time that this thread waited for a core that other programs used. On a GPU, a step
-    ends when the host has read its loss; while the optimizer computes, the host prepares the next step, as in a rank.
+    ends when the host has read its loss, as in a rank: the GPU may still update the weights and prepare the next batch,
+    which is part of the time of the next step. The kernels of both are counted.
     """
     for _ in range(_WARM_UP):
         once()

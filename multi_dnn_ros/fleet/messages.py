@@ -34,7 +34,8 @@ class Report:
     """Progress, from the first active rank.
 
     number: that of the command in force. done, total: steps of the job. count: steps under this command. step_s: median
-    time of the last of these steps, without the first. loss: that of the last step.
+    time of the last of these steps, without the first; a step ends when its loss is known (see JobTraining.step). loss:
+    that of the last step.
     """
 
     number: int

@@ -1,13 +1,14 @@
 """``python -m multi_dnn_ros.fleet.prediction_check``: compares a measured fleet with the simulator.
 
 The measured fleet is the report of `multi-dnn fleet --compare`; the prediction made before it is the report of
-`--simulate`, whose step times are also the input of the simulations made here. These use values of the model that were
-fitted to the same measured fleet: they show whether the model explains the run, not whether it predicts another one.
+`--simulate`, whose step times are also the input of the simulations made here. The file says whether anything in these
+was fitted to the measured fleet. If so, they show whether the model explains the run, not whether it predicts another.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,11 @@ from multi_dnn_ros.fleet.step_times import StepTimes
 #: A job that has made its last step still uses a unit, while it is scored. Step times of others are not used that many
 #: seconds before its end.
 _SCORING_S = 4.0
+#: The run to which the defaults in step_times.py were fitted, and the SHA-256 of its policies, which identifies it.
+FITTED_RUN = "results/fleet_4gpus.json (2026-11-26, revision ae9bf559)"
+_FITTED_DIGEST = "0654a18ea5eabe7336e70bfe8921ad4e380d31dfcfdabf0b791d47261bac305e"
 FITTED = "fitted to the same run, not verified on another"
+NOT_FITTED = f"nothing was fitted to this run: the defaults of time slice and pause are fitted to {FITTED_RUN}"
 
 
 def settled_steps(file: JobsFile, decisions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -98,16 +103,17 @@ class Check:
             }
         return found
 
-    def simulated(self, start_s: float, image_ms: float = 0.0, host_ms: float = 0.0) -> dict[str, Any]:
-        """A simulation with the present model. start_s: of every job. image_ms: added to the busy time per image.
-        host_ms: added to the idle time per tenth, each of which is augmented separately.
+    def simulated(self, start_s: float | None, image_ms: float = 0.0, host_ms: float = 0.0) -> dict[str, Any]:
+        """A simulation with the present model. start_s: of every job; None: as in the file of step times. image_ms:
+        added to the busy time per image. host_ms: added to the idle time per tenth, for runs in which each tenth was
+        augmented separately.
         """
         times = corrected(self._times, start_s, image_ms, host_ms)
         results = run_scenario(self._file, times, Scenario(self._units))
         return {
             "time_slice_ms": times.time_slice_ms,
             "change_s": times.change_s,
-            "start_s": start_s,
+            "start_s": start_s,  # null: as in the file of step times
             "image_ms": image_ms,
             "host_ms_per_tenth": host_ms,
             "policies": self.against_measured({policy: result.figures() for policy, result in results.items()}),
@@ -115,11 +121,12 @@ class Check:
         }
 
 
-def corrected(times: StepTimes, start_s: float, image_ms: float, host_ms: float) -> StepTimes:
+def corrected(times: StepTimes, start_s: float | None, image_ms: float, host_ms: float) -> StepTimes:
     """The step times with the corrections of :meth:`Check.simulated`."""
     content = times.model_dump()
     for network in content["networks"]:
-        network["start_s"] = start_s
+        if start_s is not None:
+            network["start_s"] = start_s
         largest = network["steps"][-1]["batch"]
         for step in network["steps"]:
             step["busy_ms"] += image_ms * step["batch"]
@@ -127,23 +134,36 @@ def corrected(times: StepTimes, start_s: float, image_ms: float, host_ms: float)
     return StepTimes.model_validate(content)
 
 
+def note(measured: Mapping[str, Any], *, fitted: bool) -> str:
+    """Whether simulations were fitted to the measured run. fitted: as the user says; not needed for FITTED_RUN."""
+    content = json.dumps(measured["policies"], sort_keys=True)
+    return FITTED if fitted or hashlib.sha256(content.encode()).hexdigest() == _FITTED_DIGEST else NOT_FITTED
+
+
 def main() -> None:
     """Write the comparison."""
     parser = argparse.ArgumentParser(prog="python -m multi_dnn_ros.fleet.prediction_check", description=__doc__)
     parser.add_argument("measured", type=Path, help="report of `multi-dnn fleet --compare`")
     parser.add_argument("predicted", type=Path, help="report of `multi-dnn fleet --simulate`, made before")
-    parser.add_argument("--start-s", type=float, nargs="+", default=[10.0], metavar="S",
+    parser.add_argument("--start-s", type=float, nargs="+", default=[None], metavar="S",
                         help="seconds until a job's first step; with the first value the corrections are tried, the "
-                        "others show how much the figures depend on it (default: 10)")  # fmt: skip
+                        "others show how much the figures depend on it (default: as in the file of step times, 0 if it "
+                        "was not measured)")  # fmt: skip
     parser.add_argument("--image-ms", type=float, default=0.0, help="correction: time of the unit per image")
     parser.add_argument("--host-ms", type=float, default=0.0, help="correction: time of the host per tenth of a batch")
+    parser.add_argument("--fitted-to-this-run", action="store_true",
+                        help="starts, corrections or the model were chosen by means of the measured fleet; the file "
+                        "says so, and otherwise that nothing was fitted to it")  # fmt: skip
     parser.add_argument("--output", type=Path, required=True, help="JSON file")
     args = parser.parse_args()
     measured, before = (json.loads(path.read_text(encoding="utf-8")) for path in (args.measured, args.predicted))
     times = StepTimes.model_validate(before["step_times"])
     check = Check(measured, times)
     (scenario,) = [each for each in before["scenarios"] if each["units"] == len(measured["units"])]
-    without_slices = times.model_copy(update={"time_slice_ms": 0.0})
+    # The simulator knew no time slices when it wrote files without this key.
+    slice_ms = before["step_times"].get("time_slice_ms", 0.0)
+    as_before = times.model_copy(update={"time_slice_ms": slice_ms})
+    sentence = note(measured, fitted=args.fitted_to_this_run)
     start_s, *other_starts = args.start_s
     again = {"step times as measured": check.simulated(start_s)}
     if args.image_ms:
@@ -159,13 +179,13 @@ def main() -> None:
             "settled": check.settled,
             "predicted before the run": {
                 "policies": check.against_measured(scenario["policies"]),
-                "step_time_errors": check.step_errors(without_slices),
+                "step_time_errors": check.step_errors(as_before),
             },
-            "simulated after the run": {"note": FITTED, **again},
+            "simulated after the run": {"note": sentence, **again},
         },
     )
     print(table(["simulation", "policy", "largest slow-down", "total s", "steps, median error"], _rows(again)))
-    print(f"after the run: {FITTED}; written to {args.output}")
+    print(f"after the run: {sentence}; written to {args.output}")
 
 
 def _rows(again: Mapping[str, Any]) -> list[list[str]]:

@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from multi_dnn_ros.training.batches import Batch, augment_colours, uniform
+from multi_dnn_ros.training.batches import Batch, augment_colours
+from multi_dnn_ros.training.random_rows import Random, by_group, uniform
 
 #: Side of the blocks that JPEG and MJPEG quantize, pixels.
 _BLOCK = 8
 
 
-def augment_roads(batch: Batch, rng: torch.Generator) -> Batch:
+def augment_roads(batch: Batch, rng: Random) -> Batch:
     """Vary images (B, 3, h, w) 0..1 with their masks (B, 1, h, w) uint8; h and w multiples of 8.
 
     Geometry: mirrored, scaled by 0.7 to 1.5, turned by up to 4 degrees, shifted by up to 15 %. Content: parts of
@@ -39,7 +40,7 @@ def augment_roads(batch: Batch, rng: torch.Generator) -> Batch:
     return {**batch, "image": image.clamp(0.0, 1.0), "mask": (mask * 255.0).round().to(torch.uint8)}
 
 
-def _selected(rng: torch.Generator, count: int, share: float) -> Tensor:
+def _selected(rng: Random, count: int, share: float) -> Tensor:
     """(count, 1, 1, 1): 1 for a random `share` of the images, 0 for the others."""
     return (uniform(rng, 0.0, 1.0, count, 1, 1, 1) < share).float()
 
@@ -52,7 +53,7 @@ def _coordinates(image: Tensor) -> tuple[Tensor, Tensor]:
     return across.view(1, 1, 1, -1), down.view(1, 1, -1, 1)
 
 
-def _field(image: Tensor, rng: torch.Generator, cells: int) -> Tensor:
+def _field(image: Tensor, rng: Random, cells: int) -> Tensor:
     """(B, 1, h, w) smooth noise, 0..1, with about `cells` random values across."""
     b, _, height, width = image.shape
     rows = max(2, round(cells * height / width))
@@ -60,7 +61,7 @@ def _field(image: Tensor, rng: torch.Generator, cells: int) -> Tensor:
     return F.interpolate(values, (height, width), mode="bicubic", align_corners=False).clamp(0.0, 1.0)
 
 
-def _moved(image: Tensor, mask: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _moved(image: Tensor, mask: Tensor, rng: Random) -> tuple[Tensor, Tensor]:
     b, _, height, width = image.shape
     scale = 1.0 / uniform(rng, 0.7, 1.5, b)
     mirror = torch.where(uniform(rng, 0.0, 1.0, b) < 0.5, -1.0, 1.0)
@@ -80,7 +81,7 @@ def _moved(image: Tensor, mask: Tensor, rng: torch.Generator) -> tuple[Tensor, T
     )
 
 
-def _rectangle(image: Tensor, rng: torch.Generator, largest: float) -> Tensor:
+def _rectangle(image: Tensor, rng: Random, largest: float) -> Tensor:
     """(B, 1, h, w) bool: one rectangle per image with sides up to `largest` of the image's."""
     b = len(image)
     across, down = _coordinates(image)
@@ -89,10 +90,10 @@ def _rectangle(image: Tensor, rng: torch.Generator, largest: float) -> Tensor:
     return ((across - x).abs() < half_width) & ((down - y).abs() < half_height)
 
 
-def _covered(image: Tensor, mask: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _covered(image: Tensor, mask: Tensor, rng: Random) -> tuple[Tensor, Tensor]:
     b = len(image)
     part = _rectangle(image, rng, 0.4) & (_selected(rng, b, 0.35) > 0)
-    image, mask = torch.where(part, image.roll(1, 0), image), torch.where(part, mask.roll(1, 0), mask)
+    image, mask = (torch.where(part, by_group(rng, each, _rolled), each) for each in (image, mask))
     for _ in range(2):
         part = _rectangle(image, rng, 0.2) & (_selected(rng, b, 0.3) > 0)
         plain = uniform(rng, 0.0, 1.0, b, 3, 1, 1).expand_as(image)
@@ -100,7 +101,11 @@ def _covered(image: Tensor, mask: Tensor, rng: torch.Generator) -> tuple[Tensor,
     return image, mask
 
 
-def _worn(image: Tensor, mask: Tensor, rng: torch.Generator) -> Tensor:
+def _rolled(rows: Tensor) -> Tensor:
+    return rows.roll(1, 0)
+
+
+def _worn(image: Tensor, mask: Tensor, rng: Random) -> Tensor:
     """Fade paint into the asphalt next to it; the mask is unchanged, because a person would still see the line."""
     b = len(image)
     paint = F.max_pool2d(mask, 3, 1, 1)
@@ -111,7 +116,7 @@ def _worn(image: Tensor, mask: Tensor, rng: torch.Generator) -> Tensor:
     return torch.lerp(image, around, paint * missing * strength)
 
 
-def _textured(image: Tensor, rng: torch.Generator) -> Tensor:
+def _textured(image: Tensor, rng: Random) -> Tensor:
     b = len(image)
     for cells in (6, 20, 80):
         amount = uniform(rng, 0.0, 0.12, b, 1, 1, 1) * _selected(rng, b, 0.6)
@@ -120,7 +125,7 @@ def _textured(image: Tensor, rng: torch.Generator) -> Tensor:
     return image.clamp(0.0, 1.0)
 
 
-def _shaded(image: Tensor, rng: torch.Generator) -> Tensor:
+def _shaded(image: Tensor, rng: Random) -> Tensor:
     """Add bands (poles, bridges, walls) and blotches (trees) of shadow."""
     b = len(image)
     across, down = _coordinates(image)
@@ -135,7 +140,7 @@ def _shaded(image: Tensor, rng: torch.Generator) -> Tensor:
     return image * (1.0 - uniform(rng, 0.1, 0.6, b, 1, 1, 1) * _selected(rng, b, 0.3) * trees)
 
 
-def _veiled(image: Tensor, rng: torch.Generator) -> Tensor:
+def _veiled(image: Tensor, rng: Random) -> Tensor:
     """Add haze that grows with the distance, and the glare of a low sun or of a lamp."""
     b = len(image)
     across, down = _coordinates(image)
@@ -147,13 +152,13 @@ def _veiled(image: Tensor, rng: torch.Generator) -> Tensor:
     return image + glare * uniform(rng, 0.1, 0.8, b, 1, 1, 1) * _selected(rng, b, 0.2)
 
 
-def _without_colour(image: Tensor, rng: torch.Generator) -> Tensor:
+def _without_colour(image: Tensor, rng: Random) -> Tensor:
     grey = image.mean(dim=1, keepdim=True).expand_as(image)
     b = len(image)
     return torch.lerp(image, grey, uniform(rng, 0.3, 1.0, b, 1, 1, 1) * _selected(rng, b, 0.25))
 
 
-def _blurred(image: Tensor, rng: torch.Generator) -> Tensor:
+def _blurred(image: Tensor, rng: Random) -> Tensor:
     b = len(image)
     for kernel, padding in (((3, 3), (1, 1)), ((1, 5), (0, 2)), ((5, 1), (2, 0))):
         soft = F.avg_pool2d(F.pad(image, (padding[1], padding[1], padding[0], padding[0]), "replicate"), kernel, 1)
@@ -161,7 +166,7 @@ def _blurred(image: Tensor, rng: torch.Generator) -> Tensor:
     return image
 
 
-def _in_blocks(image: Tensor, rng: torch.Generator) -> Tensor:
+def _in_blocks(image: Tensor, rng: Random) -> Tensor:
     """Add JPEG artifacts: round the coefficients of 8 x 8 pixel blocks to steps that grow with the frequency."""
     b, channels, height, width = image.shape
     order = torch.arange(_BLOCK, device=image.device, dtype=image.dtype)

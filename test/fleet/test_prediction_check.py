@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from multi_dnn_ros.fleet.jobs_file import JobsFile
-from multi_dnn_ros.fleet.prediction_check import FITTED, main, settled_steps
+from multi_dnn_ros.fleet.prediction_check import FITTED, NOT_FITTED, main, settled_steps
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -49,14 +49,45 @@ def test_the_measured_fleet_is_compared(
     options = ["--start-s", "10", "8", "--host-ms", "0.9", "--output", str(output)]
     monkeypatch.setattr(sys, "argv", ["prediction_check", *files, *options])
     main()
-    assert FITTED in capsys.readouterr().out
+    assert FITTED in capsys.readouterr().out  # the defaults of the model were fitted to this run
     content = json.loads(output.read_text())
     kept = json.loads((RESULTS / "fleet_4gpus_prediction.json").read_text())
     before = "predicted before the run"
     assert content[before]["policies"] == kept[before]["policies"]
     assert content[before]["step_time_errors"]["even"]["median_absolute_error"] > 0.3
     again = content["simulated after the run"]
+    assert again["note"] == kept["simulated after the run"]["note"] == FITTED
+    for name in ("step times as measured", "0.9 ms more of the host per tenth"):
+        same = kept["simulated after the run"][name]["step_time_errors"]
+        for policy, errors in again[name]["step_time_errors"].items():
+            assert errors == pytest.approx(same[policy], rel=1e-6)
     assert set(again) == {"note", "step times as measured", "0.9 ms more of the host per tenth",
                           "step times as measured, start after 8 s"}  # fmt: skip
     errors = again["0.9 ms more of the host per tenth"]["step_time_errors"]
     assert all(errors[policy]["median_absolute_error"] < 0.15 for policy in ("fair", "even", "one unit"))
+
+
+@pytest.mark.parametrize(("option", "expected"), [([], NOT_FITTED), (["--fitted-to-this-run"], FITTED)])
+def test_the_file_says_whether_anything_was_fitted_to_the_run(
+    option: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run than the one to which the defaults of the model were fitted, with measured starts and time slices."""
+    run = json.loads((RESULTS / "fleet_4gpus.json").read_text())
+    run["policies"]["fair"]["total_s"] += 1.0
+    simulated = json.loads((RESULTS / "fleet_4gpus_simulated.json").read_text())
+    simulated["step_times"]["time_slice_ms"] = 1.75
+    for network in simulated["step_times"]["networks"]:
+        network["start_s"] = 9.0
+    for name, content in (("run", run), ("simulated", simulated)):
+        (tmp_path / name).write_text(json.dumps(content))
+    output = tmp_path / "out.json"
+    files = [str(tmp_path / name) for name in ("run", "simulated")]
+    monkeypatch.setattr(sys, "argv", ["prediction_check", *files, *option, "--output", str(output)])
+    main()
+    content = json.loads(output.read_text())
+    again = content["simulated after the run"]
+    assert again["note"] == expected
+    assert ("results/fleet_4gpus.json" in again["note"]) == (not option)
+    same = again["step times as measured"]
+    assert same["start_s"] is None
+    assert same["step_time_errors"] == content["predicted before the run"]["step_time_errors"]
