@@ -211,7 +211,7 @@ class ServingSession:
         call_and_log_errors(self._after_publishing, result)  # the frame counts as published even if this fails
 
     def _after_publishing(self, result: Result) -> None:
-        height, width = result.frame.image().shape[:2]
+        height, width = result.frame.size
         self._on_size(result.frame.camera, (width, height))
         age_ns = self._clock.now().nanoseconds - result.frame.stamp_ns
         self._ages.add((result.dnn, result.frame.camera), time.monotonic_ns(), age_ns)
