@@ -223,7 +223,8 @@ class DnnThread(threading.Thread):
         try:
             for item in waiting:
                 try:
-                    item.frame.decode_for(self._device)
+                    with self._queue.outside_jobs():  # it allocates memory, which must not happen during a capture
+                        item.frame.decode_for(self._device)
                 except FrameError as error:
                     item.drop_cause = (DropReason.BAD_IMAGE, f"camera {item.frame.camera}: {error}")
             if all(item.drop_cause is not None for item in inference.items):

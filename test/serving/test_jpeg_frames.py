@@ -35,6 +35,11 @@ from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS, JpegDecoder, Jpe
 from multi_dnn_ros.benchmark.host_traffic import HostTraffic
 from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.engine import DropReason, Engine, Frame, Result
+from multi_dnn_ros.engine.dnn_frames import FailureLimits
+from multi_dnn_ros.engine.dnn_thread import DnnThread
+from multi_dnn_ros.engine.policies import make_policy
+from multi_dnn_ros.engine.queue import JobQueue
+from multi_dnn_ros.engine.reports import Callbacks
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
@@ -136,6 +141,29 @@ def test_the_time_of_decoding_is_a_part_of_preprocessing() -> None:
     (result,) = recorder.results
     assert result.timing.pre_ns >= 50_000_000
     assert result.timing.decode_ns == 0
+
+
+def test_nothing_is_decoded_while_the_queue_is_paused() -> None:
+    """CUDA graphs are captured meanwhile."""
+    queue = JobQueue(make_policy("fifo", 0), time.monotonic_ns)
+    decode = Waiting()
+    frame = Frame("front", 0, jpeg(), jpeg_decoder=JpegDecoder(decode))
+    recorder = Recorder()
+    thread = DnnThread(task("a"), queue, FailureLimits(), Callbacks(*recorder.callbacks().values()), time.monotonic_ns)
+    thread.start()
+    with queue.paused(WAIT):
+        thread.offer(frame)
+        assert not decode.begun.wait(0.1)
+    assert decode.begun.wait(WAIT)
+    with pytest.raises(TimeoutError), queue.paused(0.05):
+        pass
+    decode.go.set()
+    with queue.paused(WAIT):
+        assert frame.is_decoded_for(CPU)
+    queue.close()
+    thread.close(drop_waiting=True)
+    thread.abandon()
+    thread.join(WAIT)
 
 
 @pytest.mark.parametrize("batch", [False, True])
