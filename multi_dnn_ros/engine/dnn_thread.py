@@ -226,7 +226,7 @@ class DnnThread(threading.Thread):
                     with self._queue.outside_jobs():  # it allocates memory, which must not happen during a capture
                         item.frame.decode_for(self._device)
                 except FrameError as error:
-                    item.drop_cause = (DropReason.BAD_IMAGE, f"camera {item.frame.camera}: {error}")
+                    item.drop_cause = (DropReason.BAD_IMAGE, str(error))
             if all(item.drop_cause is not None for item in inference.items):
                 inference.drop_cause = inference.items[0].drop_cause
         except Exception as error:  # of the device

@@ -55,6 +55,11 @@ class Frame:
         self._source, self.decode_ns = image, decode_ns
 
     @property
+    def has_image(self) -> bool:
+        """Whether the image was set."""
+        return self._source is not None
+
+    @property
     def source(self) -> FrameImage:
         """The image as it was given. Raises ValueError if the frame was dropped before it had one."""
         if self._source is None:

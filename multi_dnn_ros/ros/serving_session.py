@@ -219,6 +219,8 @@ class ServingSession:
 
     def _on_drop(self, drop: Drop) -> None:
         self._overlay.skip(drop)
+        if drop.reason is DropReason.BAD_IMAGE and drop.frame.has_image:  # a JPEG file that the engine could not decode
+            self._on_bad_image(drop.frame.camera, FrameError(drop.message))
         if drop.reason not in _LOGGED:
             self._log.debug(
                 f"DNN {drop.dnn} dropped the frame of camera {drop.frame.camera} with stamp {drop.frame.stamp_ns} ns: "

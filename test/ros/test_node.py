@@ -133,7 +133,7 @@ def test_a_compressed_camera(bench: Bench) -> None:
 
 
 def test_jpeg_images_are_decoded_by_the_engine_and_the_overlay_if_its_device_can(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     on_device = []
 
@@ -159,7 +159,13 @@ def test_jpeg_images_are_decoded_by_the_engine_and_the_overlay_if_its_device_can
     assert (overlays[0].height, overlays[0].width) == (146, 238)
     assert overlays[0].data[3 * (100 * 238 + 200)] == 200
     camera.publish(CompressedImage(header=image(stamp=4).header, format="jpeg", data=data.tobytes()[:-50]))
-    bench.until(lambda: bench.status("camera front").by_key.get("bad images") == "1", "the count")
+    bench.until(lambda: bench.status("camera front").by_key.get("bad images") == "1", "the count of a truncated file")
+    table = data.tobytes().index(b"\xff\xc4")  # impossible Huffman tables, which only the engine finds
+    data[table + 5 : table + 21] = 255
+    camera.publish(CompressedImage(header=image(stamp=5).header, format="jpeg", data=data.tobytes()))
+    bench.until(lambda: bench.status("camera front").by_key.get("bad images") == "2", "the count of a damaged file")
+    log = capfd.readouterr().err
+    assert "camera front, topic /front/image_raw/compressed: data is a truncated JPEG" in log
 
 
 def test_a_bad_frame_is_counted_and_the_next_one_served(bench: Bench) -> None:
