@@ -118,7 +118,8 @@ class Frame:
         GPU, and all streams for an image that was decoded there.
         """
         with self._lock:
-            self.decode_for(device)
+            if not self.is_decoded_for(device):
+                self.decode_for(device)
             if device not in self._uploads:
                 self._uploads[device] = _upload(self.image(), device)
                 return self._uploads[device][0]  # the copy runs on the caller's stream
