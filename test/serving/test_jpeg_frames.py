@@ -184,6 +184,20 @@ def test_a_damaged_file_drops_its_frame_with_camera_and_reason(batch: bool) -> N
     assert [result.frame.context for result in recorder.results] == [1]  # not disabled: the DNN did not fail
 
 
+def test_a_damaged_file_does_not_affect_the_other_images_of_its_batch() -> None:
+    recorder = Recorder()
+    dnn = task("a", cameras=("front", "rear", "left"), batches=(2, 4), batch_delay_ns=500_000_000)
+    engine = Engine([dnn], **recorder.callbacks())
+    engine.start()
+    decoder = JpegDecoder(jpeg_pipelines.decode_with_mark)
+    for camera, file in (("front", jpeg(50)), ("rear", jpeg_for_device(damaged(), MAX_PIXELS)), ("left", jpeg(90))):
+        engine.offer(Frame(camera, 0, file, jpeg_decoder=decoder))
+    engine.stop(WAIT, drain=True)
+    assert [(drop.frame.camera, drop.reason) for drop in recorder.drops] == [("rear", DropReason.BAD_IMAGE)]
+    values = {result.frame.camera: round(result.output[0]) for result in recorder.results}
+    assert values == {"front": 52, "left": 92}  # each of the two jobs adds 1
+
+
 def test_a_file_is_decoded_with_opencv_if_the_device_fails_which_is_logged_once_per_camera(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
