@@ -24,7 +24,7 @@ _RECORDED_FRAMES = 20
 class CameraPlan:
     """One camera. size: (width, height). encoding: that of its raw images; empty: JPEG, as CompressedImage.
 
-    phase_ms: time of its images after multiples of the period; None: any time.
+    phase_ms: time of its images after multiples of the period; None: any time. jpeg_decoder: see CameraConfig.
     """
 
     name: str
@@ -32,10 +32,12 @@ class CameraPlan:
     encoding: str
     rate_hz: float
     phase_ms: float | None = None
+    jpeg_decoder: str = "auto"
 
     @property
     def config(self) -> CameraConfig:
-        return CameraConfig(transport="raw" if self.encoding else "compressed")
+        transport = "raw" if self.encoding else "compressed"
+        return CameraConfig.model_validate({"transport": transport, "jpeg_decoder": self.jpeg_decoder})
 
     @property
     def topic(self) -> str:

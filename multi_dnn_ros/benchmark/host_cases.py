@@ -30,7 +30,9 @@ _NULL_SIZE = 32
 
 @dataclass(frozen=True)
 class HostCase:
-    """One case. size: (width, height) of each camera's images. encoding: that of raw images; empty: JPEG."""
+    """One case. size: (width, height) of each camera's images. encoding: that of raw images; empty: JPEG. jpeg_decoder:
+    the parameter of the cameras; it is no part of the name, so that files with other values can be compared.
+    """
 
     preset: str
     cameras: int
@@ -38,6 +40,7 @@ class HostCase:
     encoding: str
     rate_hz: float
     repeat: int = field(default=0, compare=False)
+    jpeg_decoder: str = "auto"
 
     @property
     def name(self) -> str:
@@ -47,12 +50,16 @@ class HostCase:
 
     @property
     def plans(self) -> list[CameraPlan]:
-        return [CameraPlan(f"camera{number}", self.size, self.encoding, self.rate_hz) for number in range(self.cameras)]
+        return [
+            CameraPlan(f"camera{number}", self.size, self.encoding, self.rate_hz, jpeg_decoder=self.jpeg_decoder)
+            for number in range(self.cameras)
+        ]
 
     def described(self) -> dict[str, Any]:
         """For JSON."""
         return {"preset": self.preset, "cameras": self.cameras, "size": list(self.size),
-                "encoding": self.encoding or "jpeg", "rate_hz": self.rate_hz}  # fmt: skip
+                "encoding": self.encoding or "jpeg", "rate_hz": self.rate_hz,
+                "jpeg_decoder": self.jpeg_decoder}  # fmt: skip
 
 
 def matrix(
@@ -62,6 +69,7 @@ def matrix(
     encodings: Sequence[str],
     rate_hz: float,
     repeats: int,
+    jpeg_decoder: str = "auto",
 ) -> list[HostCase]:
     """Every combination; the repeats of a case are as far apart as possible.
 
@@ -76,7 +84,7 @@ def matrix(
             f"--encodings {', '.join(unread)}: allowed with preset {THREE_NODES}: {', '.join(_PEER_ENCODINGS)}"
         )
     return [
-        HostCase(preset, count, size, "" if encoding == "jpeg" else encoding, rate_hz, repeat)
+        HostCase(preset, count, size, "" if encoding == "jpeg" else encoding, rate_hz, repeat, jpeg_decoder)
         for repeat in range(repeats)
         for count in cameras
         for size in sizes

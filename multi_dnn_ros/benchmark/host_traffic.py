@@ -115,9 +115,14 @@ class HostTraffic:
         due = time.monotonic()
         number = 0
         while not self._stopping.wait(max(0.0, due - time.monotonic())):
-            self._decoders[camera].arrived(Frame(camera, time.time_ns(), context=number), self._decode(camera, number))
+            self._deliver(self._decoders[camera], Frame(camera, time.time_ns(), context=number))
             number += 1
             due = max(due + period_s, time.monotonic())
+
+    def _deliver(self, decoder: CameraDecoder, frame: Frame) -> None:
+        """Deliver an image of the frame's camera; the frame's context is the index of the image."""
+        assert isinstance(frame.context, int)
+        decoder.arrived(frame, self._decode(frame.camera, frame.context))
 
     def _decode(self, camera: str, number: int) -> Callable[[Allocate], npt.NDArray[np.uint8]]:
         def decode(allocate: Allocate) -> npt.NDArray[np.uint8]:

@@ -48,6 +48,8 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
         help="image sizes in pixels (default: 640x480 1280x720 1920x1080)")  # fmt: skip
     add("--encodings", nargs="+", choices=("jpeg", *ENCODINGS), default=["rgb8", "jpeg"], metavar="NAME",
         help="jpeg (CompressedImage) or encodings of sensor_msgs/Image (default: rgb8 jpeg)")  # fmt: skip
+    add("--jpeg-decoder", choices=("auto", "cpu", "gpu"), default="auto",
+        help="parameter jpeg_decoder of the cameras, for encoding jpeg (default: %(default)s)")  # fmt: skip
     add("--rate", type=positive_float, default=10.0, metavar="HZ", help="images per second and camera (default: 10)")
     add("--seconds", type=positive_float, default=15.0, metavar="S",
         help="length of each run in seconds (default: %(default)g)")  # fmt: skip
@@ -72,7 +74,7 @@ def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import provenance, write_json
 
     baseline = read_baseline(args.baseline) if args.baseline is not None else None
-    cases = matrix(args.presets, args.cameras, args.sizes, args.encodings, args.rate, args.repeats)
+    cases = matrix(args.presets, args.cameras, args.sizes, args.encodings, args.rate, args.repeats, args.jpeg_decoder)
     if baseline is not None:
         check_common(dict.fromkeys(case.name for case in cases), baseline)
     finished: dict[str, Any] = {}

@@ -89,7 +89,7 @@ class Engine:
         self._dnn_runners = {task.name: self._runner() for task in tasks if in_dnn_threads}
         self._dnns = {
             task.name: DnnThread(
-                task, self._queue, limits, callbacks, clock, self._dnn_runners.get(task.name), self._observer
+                task, self._queue, limits, callbacks, clock, self._dnn_runners.get(task.name), self._observer, device
             )
             for task in tasks
         }

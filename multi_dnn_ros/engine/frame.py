@@ -1,4 +1,4 @@
-"""One camera image in the engine: uploaded once, shared by all DNNs."""
+"""One camera image in the engine: decoded or uploaded once, shared by all DNNs."""
 
 from __future__ import annotations
 
@@ -9,50 +9,117 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile, size_of
+
 if TYPE_CHECKING:
     import torch
 
     from multi_dnn_ros.backends import Tensors
+    from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder
 
 
 class Frame:
     """An image of a camera and its origin.
 
     camera: the camera's name. stamp_ns: capture time from the message header, nanoseconds.
-    image: (H, W, 3) uint8 RGB, C-contiguous. None: to be set by :meth:`set_image` before the frame is offered.
+    image: (H, W, 3) uint8 RGB, C-contiguous, or a JPEG file. None: to be set by :meth:`set_image` before the frame is
+    offered.
     context: passed through to the result (the ROS header); the engine does not read it.
+    jpeg_decoder: decodes a JPEG file on the device; None: it is decoded on the CPU.
     """
 
     def __init__(
-        self, camera: str, stamp_ns: int, image: npt.NDArray[np.uint8] | None = None, context: object = None
+        self,
+        camera: str,
+        stamp_ns: int,
+        image: FrameImage | None = None,
+        context: object = None,
+        jpeg_decoder: JpegDecoder | None = None,
     ) -> None:
         self.camera = camera
         self.stamp_ns = stamp_ns
         self.context = context
         self.received_ns = 0  # on the engine's clock; 0: set by Engine.offer
-        self.decode_ns = 0  # duration of decoding the image
-        self._image = image
+        self.decode_ns = 0  # duration of decoding the image, or of storing a JPEG file, before the frame is offered
+        self._source = image
+        self._pixels: npt.NDArray[np.uint8] | None = None  # of a JPEG file, decoded on the CPU
+        self._problem = ""  # why the JPEG file cannot be decoded
+        self._jpeg_decoder = jpeg_decoder
         self._uploads: dict[torch.device, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._inputs: dict[Hashable, _Inputs] = {}
 
-    def set_image(self, image: npt.NDArray[np.uint8], decode_ns: int) -> None:
+    def set_image(self, image: FrameImage, decode_ns: int) -> None:
         """Set the image and the duration of its decoding, before the frame is offered."""
-        self._image, self.decode_ns = image, decode_ns
+        self._source, self.decode_ns = image, decode_ns
+
+    @property
+    def has_image(self) -> bool:
+        """Whether the image was set."""
+        return self._source is not None
+
+    @property
+    def source(self) -> FrameImage:
+        """The image as it was given. Raises ValueError if the frame was dropped before it had one."""
+        if self._source is None:
+            raise ValueError(f"the frame of camera {self.camera} has no image")
+        return self._source
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the image. Raises ValueError as :attr:`source` does."""
+        return size_of(self.source)
 
     def image(self) -> npt.NDArray[np.uint8]:
-        """(H, W, 3) uint8 RGB. Raises ValueError if the frame was dropped before it was decoded."""
-        if self._image is None:
-            raise ValueError(f"the frame of camera {self.camera} has no image")
-        return self._image
+        """(H, W, 3) uint8 RGB. A JPEG file is decoded on the CPU, on the first call.
 
-    def tensor(self, device: torch.device) -> torch.Tensor:
-        """The image as (H, W, 3) uint8 on `device`, uploaded on the first call.
+        Raises ValueError as :attr:`source` does, and FrameError for a file that cannot be decoded.
+        """
+        source = self.source
+        if not isinstance(source, JpegFile):
+            return source
+        with self._lock:
+            if self._problem:
+                raise FrameError(self._problem)
+            if self._pixels is None:
+                try:
+                    self._pixels = source.decode()
+                except FrameError as error:
+                    self._problem = str(error)
+                    raise
+            return self._pixels
 
-        On CUDA the copy runs on the calling thread's current stream; the streams of later callers wait for it on the
-        GPU.
+    def is_decoded_for(self, device: torch.device) -> bool:
+        """Whether :meth:`tensor` will not decode. Without the lock: False may be out of date."""
+        return not isinstance(self._source, JpegFile) or self._pixels is not None or device in self._uploads
+
+    def decode_for(self, device: torch.device) -> None:
+        """Decode a JPEG file: on the device if the frame has a decoder, otherwise or if that fails on the CPU.
+
+        Happens once for all callers; the others wait. Releases the GIL. Raises FrameError for a file that cannot be
+        decoded, and an error of the device that is_device_failure recognizes.
         """
         with self._lock:
+            if self.is_decoded_for(device):
+                return
+            source = self.source
+            if self._jpeg_decoder is not None and isinstance(source, JpegFile) and not self._problem:
+                decoded = self._jpeg_decoder(source, self.camera)
+                if decoded is not None:
+                    self._uploads[device] = decoded
+                    return
+            self.image()
+
+    def tensor(self, device: torch.device) -> torch.Tensor:
+        """The image as (H, W, 3) uint8 on `device`, decoded and uploaded on the first call.
+
+        On CUDA the copy runs on the calling thread's current stream; the streams of later callers wait for it on the
+        GPU, and all streams for an image that was decoded there.
+        """
+        with self._lock:
+            if not self.is_decoded_for(device):
+                self.decode_for(device)
             if device not in self._uploads:
                 self._uploads[device] = _upload(self.image(), device)
                 return self._uploads[device][0]  # the copy runs on the caller's stream

@@ -13,7 +13,7 @@ class Observer(Protocol):
 
     def began(self, dnn: str) -> None:
         """On a CPU, a job of the DNN starts; on a GPU, the first job of an inference is launched. On both, decoding of
-        its outputs starts.
+        its image or of its outputs starts.
         """
         ...
 

@@ -41,6 +41,7 @@ class JobQueue:
         self._closed = False
         self._running = 0  # jobs taken and not yet done
         self._resuming = 0  # callers of exchange that wait for the end of a pause; they keep their slots
+        self._outside = 0  # callers inside outside_jobs
         self._paused = False
         # By DNN: the smallest offset (see Policy.offset_ns) of all other DNNs. Empty: launches are not bounded.
         self._min_other_offset_ns: dict[str, int] = {}
@@ -140,6 +141,22 @@ class JobQueue:
             if self._paused:
                 self._idle.notify_all()
 
+    @contextlib.contextmanager
+    def outside_jobs(self) -> Iterator[None]:
+        """Context for work on the device that belongs to no job: it takes no slot, but a pause waits for its end, and
+        it waits for the end of a pause.
+        """
+        with self._lock:
+            self._filled.wait_for(lambda: self._closed or not self._paused)
+            self._outside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._outside -= 1
+                if self._paused:
+                    self._idle.notify_all()
+
     def may_continue(self, job: Job) -> bool:
         """Whether `job`, the next of an inference in progress, may run now: no queued job has a smaller key.
 
@@ -215,7 +232,7 @@ class JobQueue:
 
     @contextlib.contextmanager
     def paused(self, timeout_s: float = PAUSE_TIMEOUT_S) -> Iterator[None]:
-        """Context in which no job runs: running jobs finish first, queued ones wait.
+        """Context in which no job runs, and nothing in :meth:`outside_jobs`: what runs finishes first, the rest waits.
 
         Required for capturing a CUDA graph. Pauses are serialized across all engines of the process, because a stopped
         engine may still be capturing. Raises TimeoutError if a running job, or another pause, does not end in time.
@@ -225,7 +242,7 @@ class JobQueue:
         try:
             with self._lock:
                 self._paused = True
-                idle = self._idle.wait_for(lambda: not self._running, timeout_s)
+                idle = self._idle.wait_for(lambda: not self._running and not self._outside, timeout_s)
             if not idle:
                 raise TimeoutError(f"a job did not end within {timeout_s:g} s")
             yield

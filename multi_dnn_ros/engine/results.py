@@ -31,8 +31,7 @@ def make_result(inference: Inference, item: Item, row: int, begin_ns: int, clock
     """
     frame, task = item.frame, inference.task
     try:
-        height, width = frame.image().shape[:2]
-        output = task.decode(inference.outputs(row), (height, width))
+        output = task.decode(inference.outputs(row), frame.size)
     except Exception as error:
         item.drop_cause = (DropReason.BAD_OUTPUT, f"{type(error).__name__}: {error}")
         return None

@@ -32,7 +32,7 @@ class Specializer:
         for item in inference.items:
             if item.drop_cause is not None:
                 continue
-            height, width = size = item.frame.image().shape[:2]
+            height, width = size = item.frame.size
             attempts_left = self._attempts_left.get(size, _MAX_ATTEMPTS if len(self._attempts_left) < _MAX_SIZES else 0)
             if not attempts_left:
                 continue

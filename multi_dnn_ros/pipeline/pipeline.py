@@ -15,6 +15,7 @@ import torch
 from multi_dnn_ros.engine.task import DnnTask
 
 if TYPE_CHECKING:
+    from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder
     from multi_dnn_ros.models.dnn import Dnn
     from multi_dnn_ros.planning.predictor import Predictor
     from multi_dnn_ros.settings.schema import DnnConfig
@@ -26,6 +27,7 @@ class Pipeline:
 
     dnns: by name, for labels and thresholds. predictor: predicts layer times, from parameter `predictor`; None: not
     set. backends: the parameters of the DNNs whose backend auto or measured was replaced by a measured one.
+    jpeg_decoder: decodes JPEG files on the device; set when the DNNs are configured. None: they are decoded on the CPU.
     """
 
     device: torch.device
@@ -34,6 +36,7 @@ class Pipeline:
     dnns: Mapping[str, Dnn]
     predictor: Predictor | None = None
     backends: Mapping[str, DnnConfig] = field(default_factory=dict)
+    jpeg_decoder: JpegDecoder | None = None
 
     @property
     def servers(self) -> int:

@@ -89,7 +89,7 @@ class BatchRunner:
         for index, frame in enumerate(frames):
             rows = slice(index * dnn.tiles, (index + 1) * dnn.tiles)
             try:
-                height, width = frame.image().shape[:2]
+                height, width = frame.size
                 result = dnn.decode(tuple(output[rows].float() for output in outputs), (height, width))
             except Exception as error:  # decoders raise arbitrary errors for malformed outputs
                 self._settle(Drop(dnn.name, frame, DropReason.BAD_OUTPUT, f"{type(error).__name__}: {error}"))

@@ -17,9 +17,9 @@ from multi_dnn_ros.ros.camera_subscription import CameraSubscription
 from multi_dnn_ros.ros.image_sources import Publisher, PublisherState
 from multi_dnn_ros.ros.qos import described, subscription_qos
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
-from multi_dnn_ros.serving.camera_decoder import Decode
+from multi_dnn_ros.serving.camera_decoder import Decode, ReadJpeg
 from multi_dnn_ros.settings.schema import CameraConfig
-from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image, jpeg_for_device
 
 #: A warning is logged if a topic has had no compatible publisher for this time.
 WARN_AFTER_NS = 5_000_000_000
@@ -33,7 +33,8 @@ class CameraInput:
     """The subscription of one camera.
 
     on_frame: called with each frame (without its image), the function that decodes the image, whether a later image has
-    arrived before it, and whether it is decoded quickly; must not block. clock: monotonic, nanoseconds. check: checks
+    arrived before it, whether it is decoded quickly, and the function that reads a JPEG file (None: decode it on the
+    CPU), as :meth:`CameraDecoder.arrived`; must not block. clock: monotonic, nanoseconds. check: checks
     the node's receive buffers.
     """
 
@@ -42,7 +43,7 @@ class CameraInput:
         node: LifecycleNode,
         camera: str,
         config: CameraConfig,
-        on_frame: Callable[[Frame, Decode, bool, bool], None],
+        on_frame: Callable[[Frame, Decode, bool, bool, ReadJpeg | None], None],
         clock: Callable[[], int],
         check: ReceiveCheck,
     ) -> None:
@@ -153,11 +154,14 @@ class CameraInput:
 
     def _on_raw(self, message: Image, sequence: int | None, late: bool) -> None:
         self._count(message, sequence, late, f"{message.width} x {message.height} {message.encoding[:40]}")
-        self._pass_on(message, decode_image, late, quick=is_quick(message))
+        self._pass_on(message, decode_image, late, quick=is_quick(message), read_jpeg=None)
 
     def _on_compressed(self, message: CompressedImage, sequence: int | None, late: bool) -> None:
         self._count(message, sequence, late, f"{len(message.data)} bytes {message.format[:40]}")
-        self._pass_on(message, decode_compressed, late, quick=False)
+        read_jpeg = None
+        if self._config.jpeg_decoder != "cpu":
+            read_jpeg = partial(jpeg_for_device, message, self._config.max_pixels)
+        self._pass_on(message, decode_compressed, late, quick=False, read_jpeg=read_jpeg)
 
     def _count(self, message: Image | CompressedImage, sequence: int | None, late: bool, shape: str) -> None:
         record, size, stamp_ns = self.record, len(message.data), _stamp_ns(message)
@@ -174,9 +178,16 @@ class CameraInput:
     def _on_lost(self, count: int) -> None:
         self.record.estimator.add_reported_losses(self._clock(), count)
 
-    def _pass_on(self, message: Image | CompressedImage, decode: Callable, late: bool, quick: bool) -> None:
+    def _pass_on(
+        self,
+        message: Image | CompressedImage,
+        decode: Callable,
+        late: bool,
+        quick: bool,
+        read_jpeg: ReadJpeg | None,
+    ) -> None:
         frame = Frame(self._camera, _stamp_ns(message), context=message.header)
-        self._on_frame(frame, partial(decode, message, self._config.max_pixels), late, quick)
+        self._on_frame(frame, partial(decode, message, self._config.max_pixels), late, quick, read_jpeg)
 
 
 def is_quick(message: Image) -> bool:

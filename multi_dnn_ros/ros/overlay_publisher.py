@@ -1,7 +1,7 @@
 """Publishes each image with the results drawn on it, raw and as JPEG, while the topic has a subscription.
 
 Drawing runs in a thread of its own, so that no DNN waits for it. The memory of a frame's image is reused once its last
-DNN has finished, so the image is copied before that.
+DNN has finished, so the image is copied before that; a JPEG file is decoded when it is drawn.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from std_msgs.msg import Header
 
+from multi_dnn_ros.common.jpeg_file import FrameImage, pixels_of
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.ros.result_messages import image_message, jpeg_message
@@ -47,7 +48,7 @@ class _Overlay:
     frame: Frame
     waiting: set[str]
     layers: dict[str, tuple[Layer, ...]] = field(default_factory=dict)
-    image: npt.NDArray[np.uint8] | None = None
+    image: FrameImage | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class OverlayPublisher:
             Layer(name, self._kinds[name], output, latency_ms)
             for name, output in results_by_name(result.dnn, result.output).items()
         )
-        last = _LastResult(result.frame.received_ns, result.timing.finished_ns, result.frame.image().shape[:2], layers)
+        last = _LastResult(result.frame.received_ns, result.timing.finished_ns, result.frame.size, layers)
         self._finish(result.dnn, result.frame, last)
 
     def skip(self, drop: Drop) -> None:
@@ -158,7 +159,7 @@ class OverlayPublisher:
             self._newest_ns[camera] = frame.received_ns
             for older in [other for other in overlays if other.received_ns < frame.received_ns]:
                 del overlays[older]
-        overlay.image = frame.image().copy()  # without the lock, which the DNNs of other cameras need
+        overlay.image = frame.source.copy()  # without the lock, which the DNNs of other cameras need
         with self._wake:
             if frame.received_ns >= self._newest_ns[camera]:  # otherwise another thread has completed a newer frame
                 self._ready[camera] = overlay
@@ -175,7 +176,7 @@ class OverlayPublisher:
                 layers = [*chain(*overlay.layers.values()), *self._held(camera, overlay)]
             try:
                 assert overlay.image is not None
-                pixels = draw(overlay.image, layers)
+                pixels = draw(pixels_of(overlay.image), layers)
                 self._publishers[camera].publish(pixels, overlay.frame.context)
             except Exception as error:  # one failed overlay must not end the thread
                 self._report(
@@ -185,8 +186,7 @@ class OverlayPublisher:
 
     def _held(self, camera: str, overlay: _Overlay) -> list[Layer]:
         """The last results of the DNNs that dropped this frame; without them their boxes would flicker."""
-        assert overlay.image is not None
-        frame, size = overlay.frame, overlay.image.shape[:2]
+        frame, size = overlay.frame, overlay.frame.size
         return [
             replace(layer, stale=True)
             for dnn, last in self._latest[camera].items()

@@ -127,7 +127,7 @@ class ResultPublishers:
         for topic in self._kinds[name].ground_topics:
             publisher = self._publishers[camera, name, topic.name]
             if publisher.get_subscription_count():
-                height, width = result.frame.image().shape[:2]
+                height, width = result.frame.size
                 view = ground(camera, header, (width, height))
                 if view is not None:
                     publisher.publish(topic.message(output, *view))

@@ -211,7 +211,7 @@ class ServingSession:
         call_and_log_errors(self._after_publishing, result)  # the frame counts as published even if this fails
 
     def _after_publishing(self, result: Result) -> None:
-        height, width = result.frame.image().shape[:2]
+        height, width = result.frame.size
         self._on_size(result.frame.camera, (width, height))
         age_ns = self._clock.now().nanoseconds - result.frame.stamp_ns
         self._ages.add((result.dnn, result.frame.camera), time.monotonic_ns(), age_ns)
@@ -219,6 +219,8 @@ class ServingSession:
 
     def _on_drop(self, drop: Drop) -> None:
         self._overlay.skip(drop)
+        if drop.reason is DropReason.BAD_IMAGE and drop.frame.has_image:  # a JPEG file that the engine could not decode
+            self._on_bad_image(drop.frame.camera, FrameError(drop.message))
         if drop.reason not in _LOGGED:
             self._log.debug(
                 f"DNN {drop.dnn} dropped the frame of camera {drop.frame.camera} with stamp {drop.frame.stamp_ns} ns: "

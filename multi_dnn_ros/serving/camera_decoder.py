@@ -1,5 +1,7 @@
 """The thread of one camera: decodes its newest image once for all DNNs, into a buffer of the host, and offers it.
 
+If the engines decode JPEG files on their devices, the file is stored in the buffer instead of the pixels.
+
 A small raw image is decoded in the thread that receives it, because waking another thread takes longer.
 """
 
@@ -15,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile
 from multi_dnn_ros.common.opencv_threads import disable_opencv_threads
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import call_and_log_errors
@@ -30,6 +33,8 @@ log = logging.getLogger(__name__)
 Allocate = Callable[[int, int], npt.NDArray[np.uint8]]
 #: Decodes an image as RGB into memory that it allocates with the given function, and returns it. Raises FrameError.
 Decode = Callable[[Allocate], npt.NDArray[np.uint8]]
+#: Checks a JPEG file and returns it; None if it has to be decoded on the CPU. Raises FrameError.
+ReadJpeg = Callable[[], "JpegFile | None"]
 
 #: Interval between retries while the host has no engine for the camera or no free buffer.
 _RETRY_S = 0.02
@@ -39,11 +44,14 @@ _LAST_OFFER_S = 0.1
 
 @dataclass(frozen=True)
 class _Arrival:
-    """An image that is not decoded yet. dnns: the DNNs that it is for."""
+    """An image that is not decoded yet. dnns: the DNNs that it is for. read_jpeg: None: it is no JPEG file, or has to
+    be decoded on the CPU.
+    """
 
     frame: Frame
     decode: Decode
     dnns: tuple[str, ...]
+    read_jpeg: ReadJpeg | None = None
 
 
 class CameraDecoder(threading.Thread):
@@ -85,7 +93,14 @@ class CameraDecoder(threading.Thread):
 
     # -- called from other threads
 
-    def arrived(self, frame: Frame, decode: Decode, late: bool = False, quick: bool = False) -> None:
+    def arrived(
+        self,
+        frame: Frame,
+        decode: Decode,
+        late: bool = False,
+        quick: bool = False,
+        read_jpeg: ReadJpeg | None = None,
+    ) -> None:
         """An image arrived. An undecoded image that it replaces is dropped. Blocks only if it decodes the image (see
         `quick`), and then only as :meth:`Host.offer` does.
 
@@ -94,7 +109,8 @@ class CameraDecoder(threading.Thread):
 
         frame: without image. decode: called at most once. late: a newer image of the camera arrived before this one,
         which is dropped. quick: decoding takes less time than waking the decoder's thread; the image is then decoded
-        here if a DNN needs it now and the thread is idle. Calls of one camera must not overlap.
+        here if a DNN needs it now and the thread is idle. read_jpeg: called instead of `decode`, or before it, if the
+        engines of the DNNs decode JPEG files on their devices. Calls of one camera must not overlap.
         """
         frame.received_ns = now_ns = self._clock()
         accounts, dnns = self._accounts, self._accounts.dnns_of(self._camera)
@@ -109,7 +125,7 @@ class CameraDecoder(threading.Thread):
             waiting = () if replaced is None else self._enabled(replaced.dnns)
             recipients = tuple(dnn for dnn in dnns if dnn not in refusals or dnn in waiting)
             if recipients:
-                self._newest = _Arrival(frame, decode, recipients)
+                self._newest = _Arrival(frame, decode, recipients, read_jpeg)
             elif replaced is not None:  # its DNNs have been switched off since
                 self._newest = None
             self._decodes_on_arrival = quick and self._idle and not self._closing and self._newest is not None
@@ -274,7 +290,7 @@ class CameraDecoder(threading.Thread):
         self._drop_switched_off(frame, arrival.dnns, dnns)
         begin_ns = self._clock()
         try:
-            image = arrival.decode(buffer.image)
+            image = self._image(arrival, buffer, dnns)
         except Exception as error:
             buffer.release()
             bad_image = error if isinstance(error, FrameError) else FrameError(f"{type(error).__name__}: {error}")
@@ -283,6 +299,15 @@ class CameraDecoder(threading.Thread):
             return
         frame.set_image(image, decode_ns=self._clock() - begin_ns)
         self._offer(frame, buffer, dnns)
+
+    def _image(self, arrival: _Arrival, buffer: Buffer, dnns: tuple[str, ...]) -> FrameImage:
+        """The image of an arrival in the buffer: its JPEG file if the engines decode it, otherwise the pixels."""
+        if arrival.read_jpeg is not None and self._host.decodes_jpeg(self._camera, dnns):
+            file = arrival.read_jpeg()
+            memory = None if file is None else buffer.file(file.data.nbytes)
+            if file is not None and memory is not None:
+                return file.copy(memory)
+        return arrival.decode(buffer.image)
 
     def _offer(self, frame: Frame, buffer: Buffer, dnns: tuple[str, ...]) -> None:
         with self._wake:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder, JpegUnavailable, make_jpeg_decoder
 from multi_dnn_ros.common.memory import freeze_heap
 from multi_dnn_ros.common.reporting import cpu_model
 from multi_dnn_ros.serving.host import Build, DnnDescription, EngineDescription, Progress, ResultDescription
@@ -18,6 +21,8 @@ from multi_dnn_ros.settings.schema import NodeConfig
 if TYPE_CHECKING:
     from multi_dnn_ros.pipeline.pipeline import Pipeline
     from multi_dnn_ros.planning.image_sizes import Fit
+
+log = logging.getLogger(__name__)
 
 
 def configure(
@@ -33,7 +38,8 @@ def configure(
 
     build: makes the pipeline from the parameters. report: called with each step. measure_capacity: also measure whether
     the DNNs fit the device; see `_measure_fit`. timed: DNNs whose time per frame is measured.
-    Raises what `build` raises (ValueError or OSError because of parameters and files), and RuntimeError for a DNN that
+    Raises what `build` raises (ValueError or OSError because of parameters and files), ValueError for a device that
+    cannot decode JPEG files although a parameter jpeg_decoder requires it, and RuntimeError for a DNN that
     fails on a black image. Call this function from one thread per process only, because torch.export crashes in a
     second thread.
     """
@@ -41,12 +47,40 @@ def configure(
     file = durations_file(part, library_versions())
     progress = ProgressReport(dnns, read_durations(file), report)
     pipeline: Pipeline = build(part, progress)
+    pipeline = replace(pipeline, jpeg_decoder=_jpeg_decoder(config, pipeline))
     warm_up(pipeline.tasks, pipeline.device, progress)
     fit = _measure_fit(part, pipeline, progress) if measure_capacity else None
     service_ms = {task.name: time_on_black_ms(task, pipeline.device) for task in pipeline.tasks if task.name in timed}
     freeze_heap()
     keep_durations(file, progress.finished())
     return pipeline, _describe(pipeline, fit, service_ms)
+
+
+def _jpeg_decoder(config: NodeConfig, pipeline: Pipeline) -> JpegDecoder | None:
+    """The decoder of JPEG files on the device; None if no camera of the DNNs uses it, or if the device cannot.
+
+    Raises ValueError if the parameter jpeg_decoder of a camera requires it.
+    """
+    served = dict.fromkeys(camera for task in pipeline.tasks for camera in task.cameras)
+    modes = {
+        camera: config.cameras[camera].jpeg_decoder
+        for camera in served
+        if config.cameras[camera].transport == "compressed"
+    }
+    if all(mode == "cpu" for mode in modes.values()):
+        return None
+    try:
+        return make_jpeg_decoder(pipeline.device)
+    except JpegUnavailable as error:
+        required = [camera for camera, mode in modes.items() if mode == "gpu"]
+        if required:
+            raise ValueError(
+                f"parameter camera.{required[0]}.jpeg_decoder is 'gpu', but a DNN of the camera runs on "
+                f"{pipeline.device}: {error}; allowed there: auto, cpu"
+            ) from None
+        if pipeline.device.type != "cpu":
+            log.info("JPEG images are decoded on the CPU, because %s cannot decode them: %s", pipeline.device, error)
+    return None
 
 
 def describe_failure(error: Exception) -> tuple[str, bool]:
@@ -103,4 +137,5 @@ def _describe(pipeline: Pipeline, fit: Fit | None, service_ms: Mapping[str, floa
         {} if fit is None else {str(device): fit},
         library_versions(),
         service_ms,
+        pipeline.jpeg_decoder is not None,
     )

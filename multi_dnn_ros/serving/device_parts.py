@@ -54,6 +54,7 @@ def combine(config: NodeConfig, parts: Mapping[str, EngineDescription]) -> Engin
         dnns=dnns,
         fits=_share_rates({device: fit for part in parts.values() for device, fit in part.fits.items()}),
         versions=first.versions,
+        decodes_jpeg=all(part.decodes_jpeg for part in parts.values()),
     )
 
 

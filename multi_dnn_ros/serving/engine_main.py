@@ -24,6 +24,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile
+from multi_dnn_ros.common.opencv_threads import disable_opencv_threads
 from multi_dnn_ros.common.thread_names import name_threads
 from multi_dnn_ros.common.thread_priority import keep_priority
 from multi_dnn_ros.common.thread_switching import short_switch_interval
@@ -111,6 +113,7 @@ class EngineMain:
                 found()
 
         threading.Thread(target=self._send_reports, name="report", daemon=True).start()
+        disable_opencv_threads()  # an image that a DNN's thread decodes must not occupy all cores
         self._channel.send(wire.Ready())
         while True:
             self._tasks.get()()
@@ -147,7 +150,12 @@ class EngineMain:
                 dropped = wire.FrameDropped(offer.number, dnn, DropReason.SHUTDOWN, "the engine is not started")
                 self._channel.send(dropped)
             return
-        image = self._slots[offer.camera].image(offer.slot, offer.height, offer.width)
+        slots = self._slots[offer.camera]
+        image: FrameImage
+        if offer.jpeg_bytes:
+            image = JpegFile(slots.file(offer.slot, offer.jpeg_bytes), offer.height, offer.width)
+        else:
+            image = slots.image(offer.slot, offer.height, offer.width)
         self._outcomes.expect(offer)
         engine.offer(
             offer.number,

@@ -78,7 +78,7 @@ class EngineDescription:
     device: its name (`cpu`, `cuda:0`), or several names. device_name: name of the processor. workers: number of threads
     that run jobs. dnns: by name. fits: by device, whether its DNNs fit, as measured; empty: not measured. versions:
     versions of torch and CUDA, by name. service_ms: for each DNN with several devices, measured milliseconds per frame
-    on `device`; empty if `device` is several names.
+    on `device`; empty if `device` is several names. decodes_jpeg: whether the engine decodes JPEG files on its device.
     """
 
     device: str
@@ -88,6 +88,7 @@ class EngineDescription:
     fits: Mapping[str, Fit] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     service_ms: Mapping[str, float] = field(default_factory=dict)
+    decodes_jpeg: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,10 +168,14 @@ class Swap(Protocol):
 
 
 class Buffer(Protocol):
-    """Memory that an image is decoded into. Not reused before all its users have released it."""
+    """Memory for an image or a JPEG file. Not reused before all its users have released it."""
 
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
         """View of the memory for the image, (H, W, 3) uint8, C-contiguous. Raises ValueError if it is too large."""
+        ...
+
+    def file(self, size: int) -> npt.NDArray[np.uint8] | None:
+        """View of the same memory for a file of `size` bytes, (bytes,) uint8; None if the file is too large."""
         ...
 
     def output(self, dnn: str) -> npt.NDArray[np.uint8]:
@@ -222,16 +227,22 @@ class Host(Protocol):
         ...
 
     def offer(self, number: int, frame: Frame, buffer: Buffer, dnns: Collection[str]) -> None:
-        """Hand a decoded frame to those DNNs that have an engine, and drop it for the others. Blocks only while an
+        """Hand a frame to those DNNs that have an engine, and drop it for the others. Blocks only while an
         engine process receives nothing, for at most a second per process.
 
-        number: number of the frame in the accounts. buffer: contains the image; the accounts release it. dnns: DNNs of
-        its camera.
+        number: number of the frame in the accounts. buffer: contains the image or its JPEG file; the accounts release
+        it. dnns: DNNs of its camera.
         """
         ...
 
     def has_engine_for(self, camera: str) -> bool:
         """Whether at least one DNN of the camera has an engine now."""
+        ...
+
+    def decodes_jpeg(self, camera: str, dnns: Collection[str]) -> bool:
+        """Whether every engine that serves one of the DNNs for the camera now decodes JPEG files on its device. Other
+        engines decode them on the CPU, each for itself.
+        """
         ...
 
     def update(self, dnn: str, name: str, value: Any) -> None:

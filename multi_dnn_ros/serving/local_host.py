@@ -119,7 +119,7 @@ class LocalHost:
         return self._pools[camera].take(timeout_s)
 
     def offer(self, number: int, frame: Frame, buffer: Buffer, dnns: Collection[str]) -> None:
-        image, received_ns, decode_ns = frame.image(), frame.received_ns, frame.decode_ns
+        image, received_ns, decode_ns = frame.source, frame.received_ns, frame.decode_ns
         with self._lock:
             engine, accounts = self._engine, self._accounts
         if accounts is None:
@@ -140,6 +140,10 @@ class LocalHost:
 
     def has_engine_for(self, camera: str) -> bool:
         return self._engine is not None and camera in self._pools
+
+    def decodes_jpeg(self, camera: str, dnns: Collection[str]) -> bool:
+        pipeline = self._pipeline
+        return pipeline is not None and pipeline.jpeg_decoder is not None
 
     def update(self, dnn: str, name: str, value: Any) -> None:
         from multi_dnn_ros.serving.served_engine import set_runtime

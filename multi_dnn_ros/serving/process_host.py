@@ -217,6 +217,15 @@ class ProcessHost:
             not process.has_ended for engines in self._engines.values() for process, _ in engines.routes(camera).served
         )
 
+    def decodes_jpeg(self, camera: str, dnns: Collection[str]) -> bool:
+        serving = [
+            process
+            for engines in self._engines.values()
+            for process, served in engines.routes(camera).served
+            if any(dnn in dnns for dnn in served)
+        ]
+        return bool(serving) and all(process.decodes_jpeg for process in serving)
+
     def update(self, dnn: str, name: str, value: Any) -> None:
         for engines in self._engines.values():
             engines.update(dnn, name, value)

@@ -6,9 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
+from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile
 from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.engine import Engine
 from multi_dnn_ros.engine.frame import Frame
@@ -44,6 +42,7 @@ class ServedEngine:
     ) -> None:
         self._outcomes = outcomes
         self._pins = PinnedImages(pipeline.device)
+        self._jpeg_decoder = pipeline.jpeg_decoder
         self._engine = Engine(
             [_with_settings(task, config.dnns[task.name]) for task in pipeline.tasks],
             on_result=self._on_result,
@@ -63,7 +62,7 @@ class ServedEngine:
         self,
         number: int,
         camera: str,
-        image: npt.NDArray[np.uint8],
+        image: FrameImage,
         *,
         stamp_ns: int,
         received_ns: int,
@@ -72,11 +71,12 @@ class ServedEngine:
     ) -> None:
         """Offer an image to the DNNs of its camera; called by one thread per camera.
 
-        image: (H, W, 3) uint8 RGB, at the beginning of a slot. Times: nanoseconds. dnns: only these DNNs; None: all
-        of the camera.
+        image: (H, W, 3) uint8 RGB or a JPEG file, at the beginning of a slot; not read after the DNNs have answered.
+        Times: nanoseconds. dnns: only these DNNs; None: all of the camera.
         """
-        self._pins.pin(image)
-        frame = Frame(camera, stamp_ns, context=number)
+        if not isinstance(image, JpegFile):  # which is small, and decoded where it lies
+            self._pins.pin(image)
+        frame = Frame(camera, stamp_ns, context=number, jpeg_decoder=self._jpeg_decoder)
         frame.set_image(image, decode_ns)
         frame.received_ns = received_ns
         self._engine.offer(frame, dnns)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
@@ -58,7 +59,8 @@ class ServedProcess:
     on_message: receives each message that is not the outcome of a frame, and finally the End; called in the process's
     reader thread.
     memory: bytes by name, as last reported. last_result_ns: time of the last result; None: there was none.
-    last_results_ns: the same by DNN. device: begins each line that the process logs; empty: there is only one device.
+    last_results_ns: the same by DNN. decodes_jpeg: see EngineDescription; False until the process is configured.
+    device: begins each line that the process logs; empty: there is only one device.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class ServedProcess:
     ) -> None:
         self._pass_on = on_message
         self.device = ""
+        self.decodes_jpeg = False
         self.memory: Mapping[str, int] = {}
         self.started_ns = time.monotonic_ns()
         self.last_result_ns: int | None = None
@@ -130,8 +133,8 @@ class ServedProcess:
         return self._process.wait(timeout_s)
 
     def offer(self, number: int, frame: Frame, slot: Slot, dnns: tuple[str, ...]) -> bool:
-        """Send a decoded frame to these DNNs; False: the process has ended, or is finishing its frames."""
-        height, width = frame.image().shape[:2]
+        """Send a frame to these DNNs; False: the process has ended, or is finishing its frames."""
+        source, (height, width) = frame.source, frame.size
         offer = wire.Offer(
             number,
             frame.camera,
@@ -142,6 +145,7 @@ class ServedProcess:
             frame.received_ns,
             frame.decode_ns,
             dnns,
+            source.data.nbytes if isinstance(source, JpegFile) else 0,
         )
         with self._offering:
             if not self._unanswered.add(number, slot, dnns):
@@ -172,6 +176,8 @@ class ServedProcess:
             if message.ended_threads:
                 self._pass_on(self, ThreadsEnded(message.ended_threads))
         else:
+            if isinstance(message, wire.Configured):
+                self.decodes_jpeg = message.description.decodes_jpeg
             self._pass_on(self, message)
 
     def _on_result(self, result: wire.FrameResult) -> None:

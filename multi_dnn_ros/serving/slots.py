@@ -69,6 +69,15 @@ class SlotMemory:
         begin = slot * self.layout.slot_bytes
         return self._bytes[begin : begin + size].reshape(height, width, _CHANNELS)
 
+    def file(self, slot: int, size: int) -> npt.NDArray[np.uint8]:
+        """View of the JPEG file of `size` bytes in a slot, (bytes,) uint8; it has the place of the image. Raises
+        ValueError if it is larger than the slot.
+        """
+        if size > self.layout.image_bytes:
+            raise ValueError(f"a file of {size} bytes does not fit into a slot of {self.layout.image_bytes} bytes")
+        begin = slot * self.layout.slot_bytes
+        return self._bytes[begin : begin + size]
+
     def output(self, slot: int, dnn: str) -> npt.NDArray[np.uint8]:
         """View of the space for the large results of one DNN, (bytes,) uint8; empty if the DNN has none in a slot."""
         layout = self.layout
@@ -77,10 +86,9 @@ class SlotMemory:
         begin = slot * layout.slot_bytes + layout.image_bytes + layout.outputs.index(dnn) * layout.output_bytes
         return self._bytes[begin : begin + layout.output_bytes]
 
-    def touch_image(self, slot: int, pixels: int) -> None:
-        """Reserve the memory of a free slot for an image of this size; its content is lost."""
-        begin = slot * self.layout.slot_bytes
-        self._bytes[begin : begin + _CHANNELS * pixels : mmap.PAGESIZE] = 0
+    def touch_image(self, slot: int, size: int) -> None:
+        """Reserve the memory of a free slot for an image or a file of this many bytes; its content is lost."""
+        self.file(slot, size)[:: mmap.PAGESIZE] = 0
 
     def touch_output(self, slot: int, dnn: str, size: int) -> None:
         """Reserve the memory of a free slot for large results of a DNN, of this many bytes; their content is lost."""
@@ -102,8 +110,15 @@ class Slot:
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
         """See :meth:`SlotMemory.image`. The first image of a size reserves memory in all free slots."""
         image = self._pool.memory.image(self.index, height, width)
-        self._pool.reserve(height * width)
+        self._pool.reserve(image.nbytes)
         return image
+
+    def file(self, size: int) -> npt.NDArray[np.uint8] | None:
+        """See :meth:`SlotMemory.file`; None if the file is larger than the slot."""
+        if size > self._pool.memory.layout.image_bytes:
+            return None
+        self._pool.reserve(size)
+        return self._pool.memory.file(self.index, size)
 
     def output(self, dnn: str) -> npt.NDArray[np.uint8]:
         """See :meth:`SlotMemory.output`."""
@@ -141,7 +156,7 @@ class SlotPool:
             raise
         self.free = list(range(layout.count))
         self.changed = threading.Condition()
-        self._reserved_pixels = 0
+        self._reserved_bytes = 0
         self._reserved_outputs: dict[str, int] = {}  # bytes by DNN
 
     def take(self, timeout_s: float = 0.0) -> Slot | None:
@@ -151,13 +166,13 @@ class SlotPool:
                 return None
             return Slot(self, self.free.pop())
 
-    def reserve(self, pixels: int) -> None:
-        """Reserve the memory of all free slots for images of this size, unless larger ones reserved more."""
+    def reserve(self, size: int) -> None:
+        """Reserve the memory of all free slots for images of this many bytes, unless larger ones reserved more."""
         with self.changed:
-            if pixels > self._reserved_pixels:
-                self._reserved_pixels = pixels
+            if size > self._reserved_bytes:
+                self._reserved_bytes = size
                 for index in self.free:
-                    self.memory.touch_image(index, pixels)
+                    self.memory.touch_image(index, size)
 
     def reserve_output(self, dnn: str, size: int) -> None:
         """Likewise, reserve memory for the large results of a DNN, of `size` bytes."""

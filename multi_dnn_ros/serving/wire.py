@@ -68,6 +68,8 @@ class Start:
 class Offer:
     """A frame in a slot of its camera, of `height` x `width` pixels.
 
+    jpeg_bytes: size of the JPEG file in the slot; 0: the slot has the pixels.
+
     Times are nanoseconds on the monotonic clock, except stamp_ns, which is the header's.
     dnns: DNNs that process the frame; each answers once, by FrameResult or FrameDropped. A process may be configured
     for more DNNs, which another process serves.
@@ -82,6 +84,7 @@ class Offer:
     received_ns: int
     decode_ns: int
     dnns: tuple[str, ...]
+    jpeg_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,13 @@ class CameraConfig(Section):
         description="Maximum number of pixels of an image. Larger images are dropped as bad_image. The default is "
         "7680 x 4320 (8K UHD).",
     )
+    jpeg_decoder: Literal["auto", "cpu", "gpu"] = Field(
+        "auto",
+        description="Where JPEG images are decoded (transport compressed). auto: on the GPU, by nvJPEG, if all DNNs of "
+        "the camera run on GPUs that can; otherwise on the CPU. cpu: on the CPU. gpu: as auto, but configuring fails "
+        "if a device of the DNNs of the camera cannot. PNG, and kinds of JPEG that nvJPEG does not support, are always "
+        "decoded on the CPU (docs/cameras.md).",
+    )
     rate_hz: float = Field(
         0.0,
         ge=0.0,

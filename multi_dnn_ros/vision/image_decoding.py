@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.vision.image_files import check_image_file
+from multi_dnn_ros.common.jpeg_file import JpegFile, RgbImage, decode_file, new_image
+from multi_dnn_ros.vision.image_files import check_image_file, is_jpeg
 
-RgbImage = npt.NDArray[np.uint8]
 #: (height, width), already checked -> memory for the image, (H, W, 3) uint8, C-contiguous.
 AllocateImage = Callable[[int, int], RgbImage]
 _Rows = npt.NDArray[np.uint8]  # (rows, bytes per row without padding); row stride: `step`
@@ -56,11 +56,7 @@ class _Encoding:
     min_side: int = 1
 
 
-def _new_image(height: int, width: int) -> RgbImage:
-    return np.empty((height, width, 3), np.uint8)
-
-
-def decode_image(message: ImageMessage, max_pixels: int, allocate: AllocateImage = _new_image) -> RgbImage:
+def decode_image(message: ImageMessage, max_pixels: int, allocate: AllocateImage = new_image) -> RgbImage:
     """A raw image as (H, W, 3) uint8 RGB, C-contiguous, written in one pass to memory from `allocate`.
 
     16-bit values are scaled to 8 bits by round(v / 257), so that 65535 becomes 255; images of a camera that uses only
@@ -97,7 +93,7 @@ def decode_image(message: ImageMessage, max_pixels: int, allocate: AllocateImage
 
 
 def decode_compressed(
-    message: CompressedImageMessage, max_pixels: int, allocate: AllocateImage = _new_image
+    message: CompressedImageMessage, max_pixels: int, allocate: AllocateImage = new_image
 ) -> RgbImage:
     """A JPEG or PNG image as (H, W, 3) uint8 RGB, C-contiguous, in memory from `allocate`.
 
@@ -108,19 +104,22 @@ def decode_compressed(
     and a size above `max_pixels` are detected before anything is decoded.
     """
     data = bytes(message.data)
-    width, height = check_image_file(data, message.format, lambda w, h: _check_size(w, h, max_pixels))
-    try:
-        decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-    except cv2.error as error:
-        raise FrameError(f"data cannot be decoded: {error.err or error}") from None
-    if decoded is None or decoded.shape != (height, width, 3):
-        raise FrameError(
-            f"data cannot be decoded: the header says {width} x {height}, "
-            f"the decoder gives {'nothing' if decoded is None else decoded.shape}"
-        )
-    image = allocate(height, width)
-    _convert(decoded, cv2.COLOR_BGR2RGB, image)
-    return image
+    header = check_image_file(data, message.format, lambda w, h: _check_size(w, h, max_pixels))
+    return decode_file(np.frombuffer(data, np.uint8), header.height, header.width, allocate)
+
+
+def jpeg_for_device(message: CompressedImageMessage, max_pixels: int) -> JpegFile | None:
+    """The file, not decoded, if it is a JPEG of a kind that nvJPEG decodes; otherwise None.
+
+    Checked as by :func:`decode_compressed`. Raises FrameError.
+    """
+    if not is_jpeg(bytes(message.data[:8])):
+        return None
+    data = bytes(message.data)
+    header = check_image_file(data, message.format, lambda w, h: _check_size(w, h, max_pixels))
+    if not header.fits_nvjpeg:
+        return None
+    return JpegFile(np.frombuffer(data, np.uint8), header.height, header.width)
 
 
 def _convert(image: npt.NDArray[Any], code: int, into: RgbImage) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 from multi_dnn_ros.common.frame_error import FrameError
 
@@ -17,17 +18,34 @@ _MAX_SCANS = 64
 #: Start-of-frame markers (ITU T.81 table B.1): C0 to CF without DHT, JPG and DAC.
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
+_BASELINE, _PROGRESSIVE, _ADOBE = 0xC0, 0xC2, 0xEE
+#: Sampling factors (horizontal, vertical) of the luma component that nvJPEG decodes if those of chroma are 1: 4:4:4,
+#: 4:2:2, 4:4:0, 4:2:0, 4:1:1.
+_NVJPEG_SAMPLING = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
 
 
-def check_image_file(file: bytes, claimed_format: str, check_size: Callable[[int, int], None]) -> tuple[int, int]:
-    """(width, height) from the header, after `check_size(width, height)`. FrameError for a truncated or damaged file.
+class FileHeader(NamedTuple):
+    """width, height: pixels. fits_nvjpeg: whether it is a JPEG of a kind that nvJPEG decodes as OpenCV does."""
+
+    width: int
+    height: int
+    fits_nvjpeg: bool = False
+
+
+def is_jpeg(head: bytes) -> bool:
+    """Whether a file that begins with these bytes is a JPEG."""
+    return head.startswith(_JPEG)
+
+
+def check_image_file(file: bytes, claimed_format: str, check_size: Callable[[int, int], None]) -> FileHeader:
+    """The header, after `check_size(width, height)`. FrameError for a truncated or damaged file.
 
     PNG: all chunks are complete and their checksums correct (PNG specification, sections 5.3 and 11.2.2). JPEG: the
     segments up to the first scan are complete, and the end marker exists (ITU T.81, annex B); entropy-coded data has no
     checksum.
     """
     head = file[:8]
-    if head.startswith(_JPEG):
+    if is_jpeg(head):
         return _check_jpeg(file, check_size)
     if head == _PNG:
         return _check_png(memoryview(file), check_size)
@@ -37,8 +55,9 @@ def check_image_file(file: bytes, claimed_format: str, check_size: Callable[[int
     )
 
 
-def _check_jpeg(file: bytes, check_size: Callable[[int, int], None]) -> tuple[int, int]:
-    size: tuple[int, int] | None = None
+def _check_jpeg(file: bytes, check_size: Callable[[int, int], None]) -> FileHeader:
+    header: FileHeader | None = None
+    ycbcr = True
     position = 2
     while True:
         while file[position : position + 2] == b"\xff\xff":  # fill bytes before a marker are allowed
@@ -49,15 +68,17 @@ def _check_jpeg(file: bytes, check_size: Callable[[int, int], None]) -> tuple[in
         if length < 2 or position + 2 + length > len(file):
             raise _truncated("JPEG", len(file), f"the segment at byte {position} has {length} bytes")
         if marker in _START_OF_FRAME:
-            if size is not None or length < 8:
+            if header is not None or length < 8:
                 raise FrameError(f"data is a damaged JPEG: a frame header of {length} bytes at byte {position}")
             height, width = (int.from_bytes(file[position + at : position + at + 2], "big") for at in (5, 7))
             check_size(width, height)
-            size = width, height
+            header = FileHeader(width, height, _fits_nvjpeg(marker, file[position + 4 : position + 2 + length]))
+        if marker == _ADOBE and file[position + 4 : position + 9] == b"Adobe" and length >= 14:
+            ycbcr = file[position + 15] == 1  # the transform; 0: RGB or CMYK, 2: YCCK
         if marker == _START_OF_SCAN:
             break
         position += 2 + length
-    if size is None:
+    if header is None:
         raise FrameError("data is a damaged JPEG: no frame header before the first scan")
     # In a scan every 0xFF is followed by 0x00 or a marker, so these two bytes can only be the end marker.
     if file.find(bytes((0xFF, _END_OF_IMAGE)), position) < 0:
@@ -65,10 +86,25 @@ def _check_jpeg(file: bytes, check_size: Callable[[int, int], None]) -> tuple[in
     scans = file.count(bytes((0xFF, _START_OF_SCAN)), position)
     if scans > _MAX_SCANS:
         raise FrameError(f"data is a JPEG of {scans} scans; allowed: at most {_MAX_SCANS}")
-    return size
+    return header if ycbcr else header._replace(fits_nvjpeg=False)
 
 
-def _check_png(file: memoryview, check_size: Callable[[int, int], None]) -> tuple[int, int]:
+def _fits_nvjpeg(marker: int, fields: bytes) -> bool:
+    """Whether a frame header describes a baseline or progressive JPEG of 8 bits, grey or YCbCr, in one of the usual
+    subsamplings. fields: those after its length (ITU T.81, B.2.2): bits, height, width, number of components, and per
+    component its id, sampling factors and table.
+    """
+    components = [fields[at : at + 3] for at in range(6, len(fields), 3)]
+    if marker not in (_BASELINE, _PROGRESSIVE) or fields[0] != 8 or len(fields) != 6 + 3 * fields[5]:
+        return False
+    ids, sampling = bytes(each[0] for each in components), [divmod(each[1], 16) for each in components]
+    if len(components) == 1:
+        return sampling == [(1, 1)]
+    # Components with the ids R, G, B are not YCbCr (libjpeg, default_decompress_parms).
+    return len(components) == 3 and ids != b"RGB" and sampling[0] in _NVJPEG_SAMPLING and sampling[1:] == [(1, 1)] * 2
+
+
+def _check_png(file: memoryview, check_size: Callable[[int, int], None]) -> FileHeader:
     size: tuple[int, int] | None = None
     position = len(_PNG)
     while position + 12 <= len(file):
@@ -89,7 +125,7 @@ def _check_png(file: memoryview, check_size: Callable[[int, int], None]) -> tupl
             )
             check_size(*size)
         if kind == b"IEND":
-            return size
+            return FileHeader(*size)
         position = end
     raise _truncated("PNG", len(file), "no end chunk")
 

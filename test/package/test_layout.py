@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "graph": {"common"},
     "models": {"common", "settings", "vision"},
     "backends": {"common", "graph"},
-    "engine": {"backends"},
+    "engine": {"common", "backends"},
     "planning": {"common", "graph", "models", "backends", "engine"},
     "pipeline": {"common", "settings", "vision", "graph", "models", "backends", "engine", "planning"},
     "serving": {"common", "settings", "backends", "engine", "planning", "pipeline"},

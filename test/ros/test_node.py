@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
+import torch
 from node_bench import POISON, Bench, image
 from rclpy.lifecycle import LifecyclePublisher
 from rclpy.logging import LoggingSeverity
@@ -19,6 +20,8 @@ from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from vision_msgs.msg import Detection2DArray
 
+from multi_dnn_ros.backends import jpeg_decoding
+from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.serving_session import ServingSession
@@ -127,6 +130,42 @@ def test_a_compressed_camera(bench: Bench) -> None:
     bench.camera("/front/image_raw/compressed", CompressedImage).publish(message)
     bench.until(lambda: heard, "a detection")
     assert heard[0].detections[0].results[0].hypothesis.score == pytest.approx(200 / 255)
+
+
+def test_jpeg_images_are_decoded_by_the_engine_and_the_overlay_if_its_device_can(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    on_device = []
+
+    def decode(file: JpegFile) -> jpeg_decoding.Decoded:
+        on_device.append((file.height, file.width))
+        return torch.from_numpy(file.decode()), None
+
+    monkeypatch.setitem(jpeg_decoding.JPEG_DECODERS, "cpu", lambda device: decode)
+    start(bench, {"camera.front.transport": "compressed", "camera.front.jpeg_decoder": "gpu"})
+    heard, overlays = bench.listen(OUT, Detection2DArray), bench.listen("/multi_dnn/front/overlay", Image)
+    _, data = cv2.imencode(".jpg", np.full((146, 238, 3), 200, np.uint8))
+    message = CompressedImage(header=image(stamp=3).header, format="jpeg", data=data.tobytes())
+    camera = bench.camera("/front/image_raw/compressed", CompressedImage)
+
+    def drawn() -> bool:  # once the node knows of the subscription to the overlay
+        camera.publish(message)
+        return bool(heard and overlays)
+
+    bench.until(drawn, "a detection and an overlay")
+    assert heard[0].detections[0].results[0].hypothesis.score == pytest.approx(200 / 255)
+    assert heard[0].header.stamp.sec == 3
+    assert set(on_device[1:]) == {(146, 238)}  # the first one is the trial
+    assert (overlays[0].height, overlays[0].width) == (146, 238)
+    assert overlays[0].data[3 * (100 * 238 + 200)] == 200
+    camera.publish(CompressedImage(header=image(stamp=4).header, format="jpeg", data=data.tobytes()[:-50]))
+    bench.until(lambda: bench.status("camera front").by_key.get("bad images") == "1", "the count of a truncated file")
+    table = data.tobytes().index(b"\xff\xc4")  # impossible Huffman tables, which only the engine finds
+    data[table + 5 : table + 21] = 255
+    camera.publish(CompressedImage(header=image(stamp=5).header, format="jpeg", data=data.tobytes()))
+    bench.until(lambda: bench.status("camera front").by_key.get("bad images") == "2", "the count of a damaged file")
+    log = capfd.readouterr().err
+    assert "camera front, topic /front/image_raw/compressed: data is a truncated JPEG" in log
 
 
 def test_a_bad_frame_is_counted_and_the_next_one_served(bench: Bench) -> None:

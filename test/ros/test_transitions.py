@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -70,6 +70,9 @@ class SlowHost:
         pass
 
     def has_engine_for(self, camera: str) -> bool:
+        return False
+
+    def decodes_jpeg(self, camera: str, dnns: Collection[str]) -> bool:
         return False
 
     def stop(self, timeout_s: float) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 
+from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile, size_of
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.serving import default_build, wire
 from multi_dnn_ros.serving.engine_process import EngineProcess
@@ -119,19 +120,35 @@ class Rig:
         dnns: tuple[str, ...] | None = None,
     ) -> tuple[int, Slot]:
         """Offer an image full of `value`; the caller releases the slot. dnns: by default all of the camera."""
+        return self.offer_image(np.full((*size, 3), value, np.uint8), camera, dnns)
+
+    def offer_image(
+        self, image: FrameImage, camera: str = "front", dnns: tuple[str, ...] | None = None
+    ) -> tuple[int, Slot]:
+        """Offer pixels or a JPEG file, as :meth:`offer` does."""
         dnns = self.dnns_of(camera) if dnns is None else dnns
         slot = self.pools[camera].take(WAIT_S)
         assert slot is not None
-        image = slot.image(*size)
-        image[:] = value
+        height, width = size_of(image)
+        jpeg_bytes = 0
+        if isinstance(image, JpegFile):
+            jpeg_bytes = image.data.nbytes
+            image.copy(slot.file(jpeg_bytes))
+        else:
+            slot.image(height, width)[:] = image
         self.numbers += 1
-        now = time.monotonic_ns()
-        self.process.send(wire.Offer(self.numbers, camera, slot.index, *size, 5, now - 3_000_000, 2_000_000, dnns))
+        begin = time.monotonic_ns() - 3_000_000
+        offer = wire.Offer(self.numbers, camera, slot.index, height, width, 5, begin, 2_000_000, dnns, jpeg_bytes)
+        self.process.send(offer)
         return self.numbers, slot
 
     def outcomes(self, value: int, camera: str = "front", size: tuple[int, int] = (48, 64)) -> dict[str, Any]:
-        """Offer an image. Returns, by DNN, its result or FrameDropped."""
-        number, slot = self.offer(value, camera, size)
+        """Offer an image full of `value`. Returns, by DNN, its result or FrameDropped."""
+        return self.outcomes_of(np.full((*size, 3), value, np.uint8), camera)
+
+    def outcomes_of(self, image: FrameImage, camera: str = "front") -> dict[str, Any]:
+        """Likewise for pixels or a JPEG file."""
+        number, slot = self.offer_image(image, camera)
         found: dict[str, Any] = {}
 
         def complete() -> bool:

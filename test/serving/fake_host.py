@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,9 @@ class FakeBuffer:
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
         return np.zeros((height, width, 3), np.uint8)
 
+    def file(self, size: int) -> npt.NDArray[np.uint8] | None:
+        return np.zeros(size, np.uint8) if size <= self._host.file_bytes else None
+
     def output(self, dnn: str) -> npt.NDArray[np.uint8]:
         return np.zeros(0, np.uint8)
 
@@ -65,10 +68,15 @@ class FakeHost:
         self.serving = True
         self.offered: list[tuple[int, Frame]] = []
         self.recipients: list[tuple[str, ...]] = []
+        self.on_device: set[str] = set()  # DNNs whose engine decodes JPEG files
+        self.file_bytes = 1_000_000  # size of the largest file that fits into a buffer
         self.fails: Exception | None = None
 
     def has_engine_for(self, camera: str) -> bool:
         return self.serving
+
+    def decodes_jpeg(self, camera: str, dnns: Collection[str]) -> bool:
+        return self.on_device.issuperset(dnns)
 
     def buffer(self, camera: str, timeout_s: float) -> FakeBuffer | None:
         with self.changed:

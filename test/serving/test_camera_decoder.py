@@ -7,7 +7,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -414,6 +414,9 @@ class BusyHost:
 
     def has_engine_for(self, camera: str) -> bool:
         return True
+
+    def decodes_jpeg(self, camera: str, dnns: Collection[str]) -> bool:
+        return False
 
     def buffer(self, camera: str, timeout_s: float) -> Slot | None:
         return self.pool.take(timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,9 @@ class GpuHost:
 
     def has_engine_for(self, camera: str) -> bool:
         return True
+
+    def decodes_jpeg(self, camera: str, dnns: Collection[str]) -> bool:
+        return False
 
     def buffer(self, camera: str, timeout_s: float) -> Any:
         return self._pool.take(timeout_s)

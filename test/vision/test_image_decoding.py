@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.vision.image_decoding import _ENCODINGS, decode_compressed, decode_image
+from multi_dnn_ros.vision.image_decoding import _ENCODINGS, decode_compressed, decode_image, jpeg_for_device
 
 MAX_PIXELS = 1 << 20
 
@@ -310,6 +310,54 @@ def test_a_jpeg_of_a_thousand_scans_is_rejected():
         decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", many)), MAX_PIXELS)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        (cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
+        *((cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor) for factor in (0x111111, 0x211111, 0x221111, 0x121111, 0x411111)),
+    ],
+)
+@pytest.mark.parametrize("grey", [False, True])
+def test_usual_jpeg_files_may_be_decoded_on_the_device(options, grey):
+    image = picture()[:, :, 0].copy() if grey else picture()
+    data = cv2.imencode(".jpg", image, options)[1].tobytes()
+    frame = SimpleNamespace(format="jpeg", data=array.array("B", data))
+    file = jpeg_for_device(frame, MAX_PIXELS)
+    assert (file.height, file.width, file.data.tobytes()) == (*image.shape[:2], data)
+    np.testing.assert_array_equal(file.decode(), decode_compressed(frame, MAX_PIXELS))
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (1, 0xC1),  # extended sequential
+        (1, 0xC9),  # arithmetic coding
+        (4, 12),  # 12 bits
+        (9, 4),  # four components: CMYK
+        (11, 0x14),  # unusual sampling of luma
+        (14, 0x21),  # chroma with more samples than usual
+    ],
+)
+def test_unusual_jpeg_files_are_decoded_on_the_cpu(at, value):
+    data = bytearray(compressed(".jpg", picture()).data)
+    data[data.index(b"\xff\xc0") + at] = value
+    assert jpeg_for_device(SimpleNamespace(format="jpeg", data=array.array("B", data)), MAX_PIXELS) is None
+
+
+def test_jpeg_files_that_are_not_ycbcr_are_decoded_on_the_cpu():
+    data = bytes(compressed(".jpg", picture()).data)
+    for transform, fits in ((0, False), (1, True), (2, False)):
+        adobe = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00" + bytes([transform])
+        marked = array.array("B", data[:2] + adobe + data[2:])
+        assert (jpeg_for_device(SimpleNamespace(format="jpeg", data=marked), MAX_PIXELS) is not None) is fits
+    named = bytearray(data)
+    for number, name in enumerate(b"RGB"):
+        named[data.index(b"\xff\xc0") + 10 + 3 * number] = name
+    assert jpeg_for_device(SimpleNamespace(format="jpeg", data=array.array("B", named)), MAX_PIXELS) is None
+    assert jpeg_for_device(compressed(".png", picture()), MAX_PIXELS) is None
+
+
 def test_another_file_format_is_named():
     with pytest.raises(FrameError, match=r"47 49 46.*JPEG or PNG"):
         decode_compressed(SimpleNamespace(format="gif", data=array.array("B", b"GIF89a....")), MAX_PIXELS)
@@ -326,10 +374,11 @@ def test_any_damaged_file_yields_an_image_or_a_frame_error(seed, extension, edit
     data = bytearray(compressed(extension, picture(16, 24)).data)
     for at, value in edits:
         data[at % len(data)] = value
+    frame = SimpleNamespace(format="x", data=array.array("B", data[: len(data) - cut % 3]))
     try:
-        image = decode_compressed(
-            SimpleNamespace(format="x", data=array.array("B", data[: len(data) - cut % 3])), 10_000
-        )
+        file = jpeg_for_device(frame, 10_000)
+        assert file is None or file.height * file.width <= 10_000
+        image = decode_compressed(frame, 10_000)
     except FrameError:
         return
     assert image.ndim == 3

@@ -1,0 +1,142 @@
+"""Decoding of JPEG files on the device that runs the DNNs, by type of device."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from multi_dnn_ros.backends.device_errors import is_device_failure
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.jpeg_file import JpegFile
+
+log = logging.getLogger(__name__)
+
+#: A decoded image on the device, (H, W, 3) uint8 RGB, contiguous, and an event after which it is complete; None: it is.
+Decoded = tuple[torch.Tensor, "torch.cuda.Event | None"]
+#: Thread-safe. Raises any exception if it cannot decode the file.
+DecodeOnDevice = Callable[[JpegFile], Decoded]
+
+#: Size (height, width) of the file that is decoded to see whether a device can; not a multiple of a JPEG's blocks.
+_TRIAL_SIZE = (70, 101)
+#: Maximum of the mean difference from OpenCV's pixels, in levels. Decoders differ in rounding and in the interpolation
+#: of chroma.
+_TRIAL_DIFFERENCE = 3.0
+
+
+class JpegUnavailable(Exception):
+    """JPEG files cannot be decoded on the device; the message is the reason."""
+
+
+class NvJpeg:
+    """A :data:`DecodeOnDevice` for a CUDA GPU: nvJPEG, called by torchvision.
+
+    torchvision decodes one file at a time per process, on a stream of its own, and waits for its end without the GIL.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        from torchvision.io import ImageReadMode, decode_jpeg
+
+        self._decode = decode_jpeg
+        self._mode = ImageReadMode.RGB
+        self._lock = threading.Lock()
+        self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self._stream = torch.cuda.Stream(self._device)
+
+    def __call__(self, file: JpegFile) -> Decoded:
+        data = torch.from_numpy(file.data)
+        with self._lock, torch.cuda.stream(self._stream):
+            # torchvision writes to memory of the current stream on its own stream, without waiting for the current one
+            # (decode_jpegs_cuda.cpp of 0.26): the previous copy, whose source may be that memory, must have ended.
+            self._stream.synchronize()
+            planes = self._decode(data, mode=self._mode, device=self._device)
+            image = planes.permute(1, 2, 0).contiguous()
+            complete = torch.cuda.Event()
+            complete.record(self._stream)
+        return image, complete
+
+
+#: By type of device, makes the function that decodes there; it may raise any exception if that is impossible.
+JPEG_DECODERS: dict[str, Callable[[torch.device], DecodeOnDevice]] = {"cuda": NvJpeg}
+
+
+class JpegDecoder:
+    """Decodes JPEG files on one device; thread-safe."""
+
+    def __init__(self, decode: DecodeOnDevice) -> None:
+        self._decode = decode
+        self._failed: set[str] = set()  # cameras whose failure was logged
+
+    def __call__(self, file: JpegFile, camera: str) -> Decoded | None:
+        """The image on the device, (H, W, 3) uint8 RGB; None if that fails, which is logged once per camera.
+
+        Raises an error of the device that is_device_failure recognizes.
+        """
+        try:
+            image, complete = self._decode(file)
+            if tuple(image.shape) != (file.height, file.width, 3):
+                raise ValueError(f"the header says {file.width} x {file.height}, the result is {tuple(image.shape)}")
+        except Exception as error:
+            if is_device_failure(error):
+                raise
+            if camera not in self._failed:
+                self._failed.add(camera)
+                log.warning(
+                    "camera %s: a JPEG image of %d x %d could not be decoded on the GPU and is decoded on the CPU; "
+                    "further ones are not logged: %s",
+                    camera,
+                    file.width,
+                    file.height,
+                    summarize_error(error),
+                )
+            return None
+        return image, complete
+
+
+def make_jpeg_decoder(device: torch.device) -> JpegDecoder:
+    """The decoder for a device, after it has decoded a small file as OpenCV does.
+
+    Raises JpegUnavailable, and an error of the device that is_device_failure recognizes.
+    """
+    factory = JPEG_DECODERS.get(device.type)
+    if factory is None:
+        raise JpegUnavailable(f"device {device} decodes no JPEG files")
+    file = _trial_file()
+    try:
+        decode = factory(device)
+        image, _ = decode(file)
+        pixels = _to_host(image)
+    except Exception as error:
+        if is_device_failure(error):
+            raise
+        raise JpegUnavailable(summarize_error(error)) from None
+    expected = file.decode()
+    if pixels.shape != expected.shape:
+        raise JpegUnavailable(f"a trial image of shape {expected.shape} was decoded to {pixels.shape}")
+    difference = float(np.abs(pixels.astype(np.float32) - expected).mean())
+    if difference > _TRIAL_DIFFERENCE:
+        raise JpegUnavailable(
+            f"a trial image differs from OpenCV's by {difference:.1f} levels; allowed: {_TRIAL_DIFFERENCE:g}"
+        )
+    return JpegDecoder(decode)
+
+
+def _to_host(image: torch.Tensor) -> np.ndarray[Any, Any]:
+    if image.device.type == "cuda":
+        torch.cuda.synchronize(image.device)  # it was written on another stream
+    return image.cpu().numpy()
+
+
+def _trial_file() -> JpegFile:
+    """Gradients in all three channels: without edges, the interpolation of chroma hardly matters."""
+    import cv2
+
+    height, width = _TRIAL_SIZE
+    rows, columns = np.linspace(0, 255, height)[:, None], np.linspace(0, 255, width)[None, :]
+    channels = (rows + 0 * columns, 0 * rows + columns, (rows + columns) / 2)
+    _, data = cv2.imencode(".jpg", np.stack(channels, axis=2).astype(np.uint8), [cv2.IMWRITE_JPEG_QUALITY, 95])
+    return JpegFile(data.reshape(-1), height, width)
