@@ -15,6 +15,8 @@ import torch
 
 #: CUresult
 _OUT_OF_MEMORY, _NO_CONTEXT = 2, 201
+#: CUctx_flags: how the host waits for the GPU, and the bits of all ways.
+_BLOCKING_SYNC, _SCHEDULING = 0x04, 0x07
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 _COPY = (_POINTER, _POINTER, _SIZE, _POINTER)
@@ -80,6 +82,18 @@ class Enqueue:
 def enqueue_on(device: torch.device) -> Enqueue:
     """The functions for `device`, a GPU with its index."""
     return Enqueue(device)
+
+
+def wait_without_polling(device: torch.device) -> None:
+    """From now on, threads that wait for the GPU in the driver sleep; by default they poll, which takes a core.
+
+    Raises RuntimeError or AttributeError for a driver before CUDA 12.1, which cannot change this.
+    """
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()  # makes PyTorch's context the current one of this thread
+        flags = ctypes.c_uint()
+        check(driver().cuCtxGetFlags(ctypes.byref(flags)))
+        check(driver().cuCtxSetFlags(flags.value & ~_SCHEDULING | _BLOCKING_SYNC))
 
 
 @functools.cache

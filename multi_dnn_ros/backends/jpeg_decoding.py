@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from multi_dnn_ros.backends.cuda_driver import wait_without_polling
 from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.jpeg_file import JpegFile
@@ -36,6 +37,7 @@ class NvJpeg:
     """A :data:`DecodeOnDevice` for a CUDA GPU: nvJPEG, called by torchvision.
 
     torchvision decodes one file at a time per process, on a stream of its own, and waits for its end without the GIL.
+    By default this wait polls; while DNNs keep the GPU busy, that would cost more CPU time than decoding on the CPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,6 +48,10 @@ class NvJpeg:
         self._lock = threading.Lock()
         self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self._stream = torch.cuda.Stream(self._device)
+        try:
+            wait_without_polling(self._device)
+        except (RuntimeError, AttributeError) as error:
+            log.info("decoding JPEG images polls the GPU, because the driver cannot change it: %s", error)
 
     def __call__(self, file: JpegFile) -> Decoded:
         data = torch.from_numpy(file.data)

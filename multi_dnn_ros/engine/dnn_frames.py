@@ -71,6 +71,11 @@ class DnnFrames:
             return None
         return self._drop(old, DropReason.OVERWRITTEN, "a newer frame replaced it before the DNN started on it")
 
+    def refuse(self, frame: Frame, cause: DropCause) -> Drop:
+        """Count a frame that is dropped before it is put."""
+        self._recorders[frame.camera].offered += 1
+        return self._drop(frame, *cause)
+
     def take(self, task: DnnTask, now_ns: int) -> tuple[list[Item], list[Drop]]:
         """Take the frames of the next inference. Also returns the drops of those that exceeded the maximum age."""
         items: list[Item] = []

@@ -10,9 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.backends.host_copies import HostCopies
-from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.engine.batch_delay import BatchDelay
 from multi_dnn_ros.engine.dnn_frames import DnnFrames, FailureLimits
 from multi_dnn_ros.engine.events import EventPool
@@ -38,7 +36,6 @@ class DnnThread(threading.Thread):
 
     runner: used to run an inference directly, see :meth:`Runner.try_run`; None: workers run all jobs.
     observer: its methods are called when the outputs have arrived, and before and after decoding.
-    device: where the jobs run; JPEG files are decoded for it.
     """
 
     def __init__(
@@ -50,14 +47,12 @@ class DnnThread(threading.Thread):
         clock: Callable[[], int],
         runner: Runner | None = None,
         observer: Observer | None = None,
-        device: torch.device | None = None,
     ) -> None:
         super().__init__(name=f"dnn-{task.name}", daemon=True)
         self.task = task
         self._queue = queue
         self._runner = runner
         self._observer = observer or NullObserver()
-        self._device = device or torch.device("cpu")
         self._callbacks = callbacks
         self._clock = clock
         self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
@@ -84,6 +79,12 @@ class DnnThread(threading.Thread):
             drop = self._put_frame(frame)
         if drop is not None:
             self._report([drop])
+
+    def refuse(self, frame: Frame, cause: DropCause) -> None:
+        """Drop a frame that was not offered."""
+        with self._lock:
+            drop = self._frames.refuse(frame, cause)
+        self._report([drop])
 
     def submit(self, frame: Frame, timeout_s: float | None) -> bool:
         """Wait until the camera's mailbox is empty, then offer the frame. False on timeout."""
@@ -195,11 +196,7 @@ class DnnThread(threading.Thread):
                     return
             # Start the next frames first: the device then works while these results are decoded.
             if inference is not None:
-                self._decode_images(inference)
-                if inference.drop_cause is None:
-                    self._enqueue(inference, may_launch=finished is None)
-                else:
-                    self.done(inference)
+                self._enqueue(inference, may_launch=finished is None)
             self._report(too_old)
             if finished is not None:
                 self._finish(finished)
@@ -208,34 +205,6 @@ class DnnThread(threading.Thread):
             # Drop the references, so that the frames' memory is freed while this thread waits.
             finished = inference = None
             too_old = []
-
-    def _decode_images(self, inference: Inference) -> None:
-        """Decode the frames that are JPEG files, unless another DNN of the device has done it.
-
-        It takes 1 to 2 ms on a GPU, without the GIL. A worker would delay the jobs of all other DNNs for that time;
-        here only the DNNs that have the same frame wait.
-        """
-        waiting = [item for item in inference.items if not item.frame.is_decoded_for(self._device)]
-        if not waiting:
-            return
-        began_ns = self._clock()
-        self._observer.began(self.task.name)
-        try:
-            for item in waiting:
-                try:
-                    with self._queue.outside_jobs():  # it allocates memory, which must not happen during a capture
-                        item.frame.decode_for(self._device)
-                except FrameError as error:
-                    item.drop_cause = (DropReason.BAD_IMAGE, str(error))
-            if all(item.drop_cause is not None for item in inference.items):
-                inference.drop_cause = inference.items[0].drop_cause
-        except Exception as error:  # of the device
-            if is_device_failure(error):
-                self._observer.device_failed(self.task.name, error)
-            inference.drop_cause = (DropReason.DNN_ERROR, f"decoding the image: {type(error).__name__}: {error}")
-        finally:
-            self._observer.ended(self.task.name)
-        inference.pre_ns = self._clock() - began_ns
 
     def _enqueue(self, inference: Inference, *, may_launch: bool) -> None:
         """Queue the first job. With a runner, run what can be run directly, and queue the rest.

@@ -13,7 +13,8 @@ from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.engine.dnn_frames import FailureLimits
 from multi_dnn_ros.engine.dnn_thread import DnnThread
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.job import Job
+from multi_dnn_ros.engine.image_thread import ImageThread
+from multi_dnn_ros.engine.job import DropCause, Job
 from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.policies import Policy, make_policy
 from multi_dnn_ros.engine.queue import JobQueue
@@ -50,8 +51,8 @@ class Engine:
 
     workers: number of threads that run jobs, and on a CPU the maximum number of jobs that run at the same time.
     policy: fifo, priority, edf, or a :class:`Policy`. max_launched: None: no bound.
-    on_result, on_failure: called in the DNN's thread; on_drop also in the thread that offers a frame or stops the
-    engine. An exception in one of them drops at most that frame.
+    on_result, on_failure: called in the DNN's thread; on_drop also in the thread that offers a frame, decodes it or
+    stops the engine. An exception in one of them drops at most that frame.
     max_failures: consecutive failures that disable a DNN. clock: nanoseconds, monotonic. observer: see
     :class:`Observer`.
 
@@ -89,10 +90,11 @@ class Engine:
         self._dnn_runners = {task.name: self._runner() for task in tasks if in_dnn_threads}
         self._dnns = {
             task.name: DnnThread(
-                task, self._queue, limits, callbacks, clock, self._dnn_runners.get(task.name), self._observer, device
+                task, self._queue, limits, callbacks, clock, self._dnn_runners.get(task.name), self._observer
             )
             for task in tasks
         }
+        self._images = ImageThread(device, self._queue, self._observer, clock, self._pass_on, self._refuse)
         cameras = dict.fromkeys(camera for task in tasks for camera in task.cameras)
         self._dnns_by_camera = {
             camera: [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras] for camera in cameras
@@ -123,14 +125,26 @@ class Engine:
         self._started = True
 
     def offer(self, frame: Frame, dnns: Collection[str] | None = None) -> None:
-        """Pass a frame to every DNN of its camera; never blocks. Frames that it replaces are dropped and counted.
+        """Pass a frame to every DNN of its camera, a JPEG file once it is decoded; never blocks. Frames that it
+        replaces are dropped and counted. Called by one thread per camera.
 
         Its arrival time is `received_ns`, or now if that is 0. dnns: only these DNNs; None: all.
         """
         frame.received_ns = frame.received_ns or self._clock()
-        for dnn in self._dnns_of(frame.camera):
-            if dnns is None or dnn.task.name in dnns:
-                dnn.offer(frame)
+        served = (dnn.task.name for dnn in self._dnns_of(frame.camera))
+        chosen = tuple(name for name in served if dnns is None or name in dnns)
+        if frame.is_decoded_for(self._device) and not self._images.holds(frame.camera):
+            self._pass_on(frame, chosen)
+        elif chosen:
+            self._images.put(frame, chosen)
+
+    def _pass_on(self, frame: Frame, dnns: tuple[str, ...]) -> None:
+        for dnn in dnns:
+            self._dnns[dnn].offer(frame)
+
+    def _refuse(self, frame: Frame, dnns: tuple[str, ...], cause: DropCause) -> None:
+        for dnn in dnns:
+            self._dnns[dnn].refuse(frame, cause)
 
     def submit(self, frame: Frame, timeout_s: float | None = None) -> bool:
         """As :meth:`offer`, but waits until each DNN's mailbox is empty, so that no frame is replaced.
@@ -164,7 +178,9 @@ class Engine:
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no frame is waiting or in progress; False on timeout."""
         deadline = time.monotonic() + timeout_s
-        return all(dnn.wait_idle(max(0.0, deadline - time.monotonic())) for dnn in self._dnns.values())
+        return self._images.wait_idle(timeout_s) and all(
+            dnn.wait_idle(max(0.0, deadline - time.monotonic())) for dnn in self._dnns.values()
+        )
 
     def stop(self, timeout_s: float, *, drain: bool = False) -> list[str]:
         """Stop within `timeout_s` seconds, even with jobs queued.
@@ -175,17 +191,21 @@ class Engine:
         """
         deadline = time.monotonic() + timeout_s
         self._started = False
+        if drain:
+            self._images.wait_idle(0.4 * timeout_s)
         for dnn in self._dnns.values():
             dnn.close(drop_waiting=not drain)
-        if drain and not self.wait_idle(0.8 * timeout_s):
+        self._images.close()
+        if drain and not self.wait_idle(deadline - 0.2 * timeout_s - time.monotonic()):
             for dnn in self._dnns.values():
                 dnn.close(drop_waiting=True)
         for job in self._queue.close():
             job.inference.drop_cause = (DropReason.SHUTDOWN, "the engine stopped while the job was queued")
             job.inference.done(job.inference)
-        threads = [thread for thread in (*self._workers, *self._dnns.values()) if thread.ident is not None]
+        threads = [thread for thread in self._threads() if thread.ident is not None]
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        self._images.abandon((DropReason.SHUTDOWN, "its image was still being decoded after the engine's stop timeout"))
         for dnn in self._dnns.values():
             dnn.abandon()
         for thread in threads:  # threads that only waited for abandoned frames end immediately
@@ -198,13 +218,16 @@ class Engine:
 
     def running_threads(self) -> list[str]:
         """Names of the running threads; after :meth:`stop`, those that hang."""
-        return [thread.name for thread in (*self._workers, *self._dnns.values()) if thread.is_alive()]
+        return [thread.name for thread in self._threads() if thread.is_alive()]
 
     def failed_threads(self) -> list[str]:
         """Names of threads that an error ended while the engine is running; the log has the traceback."""
         if not self._started:
             return []
-        return [thread.name for thread in (*self._workers, *self._dnns.values()) if not thread.is_alive()]
+        return [thread.name for thread in self._threads() if thread.ident is not None and not thread.is_alive()]
+
+    def _threads(self) -> list[threading.Thread]:
+        return [*self._workers, *self._dnns.values(), self._images]
 
     def _runner(self, *, waits_for_kernels: bool = False) -> Runner:
         return Runner(

@@ -42,7 +42,6 @@ class Inference:
     events: source of CUDA events. spans: the pair of events around each job.
     host_copies: makes the copies of the outputs on the CPU.
     compute_ns: time in the layers; on a GPU measured there, and known once the outputs have arrived.
-    pre_ns: time of decoding, upload and preprocessing of the images.
     drop_cause: why no item will have a result; set by the first thread that finds a cause.
     observed: Observer.began was called for the inference, so Observer.ended must be called, too.
     """
@@ -151,7 +150,7 @@ class Job:
         begin = now()
         if self.index == 0:
             inference.carried = self._inputs(device)
-            inference.pre_ns += now() - begin
+            inference.pre_ns = now() - begin
             begin = now()
         single = inference.task.single_launch.get(inference.batch) if self.index == 0 else None
         if single is not None and not self.is_last and may_continue(self.successor()):
@@ -179,7 +178,7 @@ class Job:
         if self.index == 0:
             before = now()
             inference.carried = self._inputs(device)
-            inference.pre_ns += now() - before
+            inference.pre_ns = now() - before
         begin = record(stream)
         single = inference.task.single_launch.get(inference.batch) if self.index == 0 else None
         if single is not None and may_continue(self.successor()):
@@ -209,8 +208,6 @@ class Job:
             return self._input(items[0].frame, device)
         images: list[Tensors] = []
         for item in items:
-            if item.drop_cause is not None:  # its image could not be decoded
-                continue
             try:
                 images.append(self._input(item.frame, device))
             except Exception as error:

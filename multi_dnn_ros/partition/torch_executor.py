@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,7 +49,8 @@ class TorchExecutor:
         self._parameters = sum(tensor.numel() for tensor in self._network.module.parameters())
         self._chain: tuple[Stage, ...] = ()
         self._pinned: list[PinnedImages] = []
-        self._expected_s: dict[int, float] = {}  # by number of images: the last time until the results had arrived
+        # By number of images, the last times on the GPU: one of them may be that of a batch that had to wait.
+        self._gpu_s: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=2))
         self._stream = (
             make_stream(self._target.device, self._target.sms) if self._target.device.type == "cuda" else None
         )
@@ -145,10 +147,11 @@ class TorchExecutor:
             for output, result in zip(outputs, results, strict=True):
                 torch.from_numpy(output).copy_(result, non_blocking=True)
             marks[3].record()
-            wait_for(marks[3], began + self._expected_s.get(len(images), 0.0))
+            recent_s = self._gpu_s[len(images)]
+            wait_for(marks[3], began + (min(recent_s) if len(recent_s) == recent_s.maxlen else 0.0))
         elapsed_s = time.perf_counter() - began
-        self._expected_s[len(images)] = elapsed_s
         gaps = [before.elapsed_time(after) for before, after in itertools.pairwise(marks)]
+        recent_s.append(sum(gaps) / 1e3)  # not the elapsed time, which contains oversleeping
         return RunTimes(gaps[0], gaps[1], gaps[2], max(0.0, 1e3 * elapsed_s - sum(gaps)))
 
     @contextmanager

@@ -35,11 +35,10 @@ from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS, JpegDecoder, Jpe
 from multi_dnn_ros.benchmark.host_traffic import HostTraffic
 from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.engine import DropReason, Engine, Frame, Result
-from multi_dnn_ros.engine.dnn_frames import FailureLimits
-from multi_dnn_ros.engine.dnn_thread import DnnThread
+from multi_dnn_ros.engine.image_thread import ImageThread
+from multi_dnn_ros.engine.observer import NullObserver
 from multi_dnn_ros.engine.policies import make_policy
 from multi_dnn_ros.engine.queue import JobQueue
-from multi_dnn_ros.engine.reports import Callbacks
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
@@ -108,27 +107,37 @@ class Waiting:
         return torch.from_numpy(file.decode()), None
 
 
-def test_a_frame_is_decoded_once_for_all_dnns_and_only_when_one_starts_it() -> None:
+def test_frames_are_decoded_once_for_all_dnns_and_keep_their_order() -> None:
     decode, recorder = Waiting(), Recorder()
     decoder = JpegDecoder(decode)
-    engine = Engine([task("a"), task("b")], **recorder.callbacks(), workers=2)
+    engine = Engine([task("a"), task("b", cameras=("front", "rear"))], **recorder.callbacks(), workers=2)
     engine.start()
-    frames = [Frame("front", number, jpeg(), number, jpeg_decoder=decoder) for number in range(4)]
-    engine.offer(frames[0])
+    engine.offer(Frame("front", 0, jpeg(), 0, jpeg_decoder=decoder))
     assert decode.begun.wait(WAIT)
-    assert engine.submit(frames[1], WAIT)  # once both DNNs have started frame 0
-    for each in frames[2:]:  # frames 1 and 2 are overwritten while frame 0 is decoded
-        engine.offer(each)
+    pixels = np.zeros((48, 64, 3), np.uint8)
+    engine.offer(Frame("front", 1, pixels, 1))  # needs no decoding, but must not overtake frame 0
+    engine.offer(Frame("rear", 2, pixels, 2))
+    deadline = time.monotonic() + WAIT
+    while not recorder.results:  # the other camera is not delayed
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert not engine.wait_idle(0.0)
     decode.go.set()
     assert engine.stop(WAIT, drain=True) == []
-    assert decode.calls == 2
-    assert sorted((drop.frame.context, drop.reason) for drop in recorder.drops) == [
-        (number, DropReason.OVERWRITTEN) for number in (1, 1, 2, 2)
-    ]
-    assert {result.frame.context for result in recorder.results} == {0, 3}
+    assert decode.calls == 1
+    assert recorder.results[0].frame.context == 2
+    ends = {(end.dnn, end.frame.context) for end in (*recorder.results, *recorder.drops)}
+    assert ends == {("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2)}
+    for dnn in ("a", "b"):
+        front = [
+            result.frame.context for result in recorder.results if (result.dnn, result.frame.camera) == (dnn, "front")
+        ]
+        assert front == sorted(front)
+        assert front[-1] == 1
+    assert all(drop.reason is DropReason.OVERWRITTEN and drop.frame.context == 0 for drop in recorder.drops)
 
 
-def test_the_time_of_decoding_is_a_part_of_preprocessing() -> None:
+def test_the_time_of_decoding_is_counted() -> None:
     def slow(file: JpegFile) -> jpeg_decoding.Decoded:
         time.sleep(0.05)
         return torch.from_numpy(file.decode()), None
@@ -139,8 +148,29 @@ def test_the_time_of_decoding_is_a_part_of_preprocessing() -> None:
     engine.offer(Frame("front", 0, jpeg(), jpeg_decoder=JpegDecoder(slow)))
     engine.stop(WAIT, drain=True)
     (result,) = recorder.results
-    assert result.timing.pre_ns >= 50_000_000
-    assert result.timing.decode_ns == 0
+    assert result.timing.decode_ns >= 50_000_000
+    assert result.timing.pre_ns < 50_000_000
+
+
+def test_an_engine_stops_in_time_while_an_image_is_being_decoded() -> None:
+    decode, recorder = Waiting(), Recorder()
+    engine = Engine([task("a"), task("b")], **recorder.callbacks())
+    engine.start()
+    for number in range(2):
+        engine.offer(Frame("front", number, jpeg(), number, jpeg_decoder=JpegDecoder(decode)))
+    assert decode.begun.wait(WAIT)
+    assert engine.stop(0.3, drain=True) == ["images"]
+    expected = sorted((dnn, number, DropReason.SHUTDOWN) for dnn in "ab" for number in range(2))
+    assert sorted((drop.dnn, drop.frame.context, drop.reason) for drop in recorder.drops) == expected
+    decode.go.set()
+    deadline = time.monotonic() + WAIT
+    while engine.running_threads():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert len(recorder.drops) == 4  # nothing is counted twice
+    engine.offer(Frame("front", 2, jpeg(), 2))
+    assert [drop.reason for drop in recorder.drops[4:]] == [DropReason.SHUTDOWN] * 2
+    assert not recorder.results
 
 
 def test_nothing_is_decoded_while_the_queue_is_paused() -> None:
@@ -148,11 +178,12 @@ def test_nothing_is_decoded_while_the_queue_is_paused() -> None:
     queue = JobQueue(make_policy("fifo", 0), time.monotonic_ns)
     decode = Waiting()
     frame = Frame("front", 0, jpeg(), jpeg_decoder=JpegDecoder(decode))
-    recorder = Recorder()
-    thread = DnnThread(task("a"), queue, FailureLimits(), Callbacks(*recorder.callbacks().values()), time.monotonic_ns)
-    thread.start()
+    passed: list[Frame] = []
+    thread = ImageThread(
+        CPU, queue, NullObserver(), time.monotonic_ns, lambda frame, dnns: passed.append(frame), lambda *lost: None
+    )
     with queue.paused(WAIT):
-        thread.offer(frame)
+        thread.put(frame, ("a",))
         assert not decode.begun.wait(0.1)
     assert decode.begun.wait(WAIT)
     with pytest.raises(TimeoutError), queue.paused(0.05):
@@ -160,10 +191,11 @@ def test_nothing_is_decoded_while_the_queue_is_paused() -> None:
     decode.go.set()
     with queue.paused(WAIT):
         assert frame.is_decoded_for(CPU)
-    queue.close()
-    thread.close(drop_waiting=True)
-    thread.abandon()
+    assert thread.wait_idle(WAIT)
+    assert passed == [frame]
+    thread.close()
     thread.join(WAIT)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("batch", [False, True])

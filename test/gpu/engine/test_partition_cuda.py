@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import statistics
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.partition.executor import NetworkRequest, random_images
+from multi_dnn_ros.partition.torch_executor import TorchExecutor
 from multi_dnn_ros.planning.batch_table import read_table
+from multi_dnn_ros.planning.batch_units import parse_unit
 
 MODEL = ["torchvision:squeezenet1_1", "--size", "64x64"]
 
@@ -35,6 +41,23 @@ def test_a_gpu_and_the_cpu_give_the_outputs_of_one_of_them(tmp_path: Path) -> No
         # Medians of sums are not sums of medians, but the launch of a network alone takes longer than they differ.
         assert row.total.p50 > row.input.p50 + row.compute.p50 + row.output.p50
     assert torch.cuda.get_device_name(0) in table.device
+
+
+def test_a_slow_batch_does_not_delay_later_ones() -> None:
+    """The first batch is slow; a unit sleeps until shortly before the expected end of a batch."""
+    executor = TorchExecutor(parse_unit("cuda:0"), NetworkRequest("torchvision:squeezenet1_1", size=(64, 64)), "auto")
+    (form,) = executor.prepare(4)
+    images, outputs = random_images(executor.shape, 4), (np.zeros((4, *form.shape), form.dtype),)
+    executor.attach(images, outputs)
+    with torch.cuda.stream(torch.cuda.Stream()):  # keeps the GPU busy for about 50 ms, and with it the first batch
+        matrix = torch.rand(8192, 8192, device="cuda")
+        for _ in range(4):
+            matrix @ matrix
+    begin = time.perf_counter()
+    executor.run(images, outputs)
+    first_ms = 1e3 * (time.perf_counter() - begin)
+    later = [executor.run(images, outputs).host_ms for _ in range(5)]
+    assert statistics.median(later) < max(1.0, 0.05 * first_ms)
 
 
 def test_shares_of_one_gpu_run_at_the_same_time(tmp_path: Path) -> None:
