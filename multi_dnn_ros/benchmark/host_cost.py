@@ -33,7 +33,7 @@ _GROUPS: dict[str, tuple[tuple[str, str], ...]] = {
     # The main thread spins the executor: it takes images, and the timer of the diagnostics runs there.
     "node": (("receive", r"$"), ("decode", "decode-"), ("publish", "reader"), ("diagnostics", "diagnostics"),
              ("middleware", _MIDDLEWARE)),
-    "engine": (("engine", r"dnn-|worker-"), ("exchange", "receive"), ("report", "report|heartbeat")),
+    "engine": (("engine", r"dnn-|worker-|images"), ("exchange", "receive"), ("report", "report|heartbeat")),
     "camera": (("send", r"$"), ("middleware", _MIDDLEWARE)),
     "peer": (("main", r"$"), ("middleware", _MIDDLEWARE)),
 }  # fmt: skip

@@ -147,16 +147,22 @@ class Engine:
             self._dnns[dnn].refuse(frame, cause)
 
     def submit(self, frame: Frame, timeout_s: float | None = None) -> bool:
-        """As :meth:`offer`, but waits until each DNN's mailbox is empty, so that no frame is replaced.
+        """As :meth:`offer`, but decodes a JPEG file in this thread, and waits until each DNN's mailbox is empty, so
+        that no frame is replaced.
 
         False if a DNN's mailbox was not emptied within `timeout_s` seconds: that DNN and those after it did not get the
         frame.
         """
         frame.received_ns = self._clock()
+        dnns = self._dnns_of(frame.camera)
+        if not frame.is_decoded_for(self._device):
+            names = tuple(dnn.task.name for dnn in dnns)
+            if cause := self._images.decode(frame, names):
+                self._refuse(frame, names, cause)
+                return True
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         return all(
-            dnn.submit(frame, None if deadline is None else max(0.0, deadline - time.monotonic()))
-            for dnn in self._dnns_of(frame.camera)
+            dnn.submit(frame, None if deadline is None else max(0.0, deadline - time.monotonic())) for dnn in dnns
         )
 
     def update(

@@ -105,6 +105,26 @@ class ImageThread(threading.Thread):
         for each in lost:
             self._refuse(each.frame, each.dnns, cause)
 
+    def decode(self, frame: Frame, dnns: Dnns) -> DropCause | None:
+        """Decode a frame in the calling thread. Returns why it cannot be decoded."""
+        dnn = dnns[0]
+        begin_ns = self._clock()
+        self._observer.began(dnn)
+        try:
+            with self._queue.outside_jobs():  # it allocates memory, which must not happen during a capture
+                frame.decode_for(self._device)
+        except FrameError as error:
+            return DropReason.BAD_IMAGE, str(error)
+        except Exception as error:
+            if is_device_failure(error):
+                self._observer.device_failed(dnn, error)
+            log.exception("an image of camera %s could not be decoded", frame.camera)
+            return DropReason.DNN_ERROR, f"decoding the image: {type(error).__name__}: {error}"
+        finally:
+            self._observer.ended(dnn)
+        frame.decode_ns += self._clock() - begin_ns
+        return None
+
     # -- the thread
 
     def run(self) -> None:
@@ -114,7 +134,7 @@ class ImageThread(threading.Thread):
                 if not self._waiting:
                     return
                 first, closed = self._waiting[0], self._closed
-            cause = None if closed else self._decode(first)
+            cause = None if closed else self.decode(first.frame, first.dnns)
             with self._changed:
                 lost, first.lost = first.lost, True
             if not lost and cause is None:
@@ -124,23 +144,3 @@ class ImageThread(threading.Thread):
             with self._changed:
                 self._waiting.popleft()
                 self._changed.notify_all()
-
-    def _decode(self, item: _Waiting) -> DropCause | None:
-        """Returns why the frame cannot be decoded."""
-        dnn = item.dnns[0]
-        begin_ns = self._clock()
-        self._observer.began(dnn)
-        try:
-            with self._queue.outside_jobs():  # it allocates memory, which must not happen during a capture
-                item.frame.decode_for(self._device)
-        except FrameError as error:
-            return DropReason.BAD_IMAGE, str(error)
-        except Exception as error:
-            if is_device_failure(error):
-                self._observer.device_failed(dnn, error)
-            log.exception("an image of camera %s could not be decoded", item.frame.camera)
-            return DropReason.DNN_ERROR, f"decoding the image: {type(error).__name__}: {error}"
-        finally:
-            self._observer.ended(dnn)
-        item.frame.decode_ns += self._clock() - begin_ns
-        return None

@@ -31,13 +31,14 @@ _NOT_IN_FILES = {
     "on-a-cpu": {"1613"},
     "three-cameras-and-one-of-them-flooding": {"56,578", "170,650"},
     "engine-processes": {"262", "267"},
-    "heavy-networks": {"225", "188", "270", "1.22"},
+    "heavy-networks": {"225", "188", "270", "1.22", "1.31"},
     "shared-weights-decomposed": {"0.328"},
     "one-kernel-for-a-convolution-and-its-relu": {"4,700", "9,600"},
     "an-important-dnn-among-heavy-ones": {"106", "105", "8,100", "2.16"},
     "a-batch-on-two-gpus": {"1.79", "1.80", "1.82", "1.94", "2.07", "1.84", "1.91", "1.90", "1.88", "1.93", "1.87"},
     "distributed-training-steps-on-four-gpus": {"1.090", "1.037", "1.012", "1.015"},
-    "a-batch-on-four-gpus": {"3.31", "4.00", "3.33", "2.95", "2.92"},
+    "a-batch-on-shares-of-one-gpu": {"39.7", "33.3", "33.0", "29.7", "26.0", "24.8", "23.4"},
+    "a-batch-on-four-gpus": {"3.31", "4.00", "3.33", "2.95", "2.92", "3.48", "3.21"},
     "the-profiler-on-a-gpu": {"224", "120"},
     "accuracy-against-macs": {"92.4"},
 }
@@ -145,9 +146,16 @@ def _time(result: Any, other: str) -> float:
 
 
 def _cores(result: Any) -> float:
-    """CPU time of the node and its engine process per second, of the case with raw images."""
-    (case,) = (of for name, of in result["cases"].items() if name.endswith("bgr8"))
+    """CPU time of the node and its engine process per second, of the case with raw images if there are several."""
+    cases = result["cases"]
+    (case,) = cases.values() if len(cases) == 1 else (of for name, of in cases.items() if name.endswith("bgr8"))
     return float(case["cpu_ms_per_result"] * case["results_hz"] / 1e3)
+
+
+def _less_than_one_share(it: Any) -> float:
+    """Percent less time on all units than on the first share alone."""
+    (alone,) = (each["measured_ms"] for each in it["subsets"] if each["units"] == ["cuda:0/16sms"])
+    return 100.0 * (1.0 - it["measured_ms"] / alone)
 
 
 def _all_of(result: Any) -> float:
@@ -193,6 +201,20 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("heavy-networks", "88", "heavy_gpu_fp16.json", lambda it: it["latency"]["all"]["last_window_ms"]["p99"]),
     ("heavy-networks", "101", "heavy_gpu.json", lambda it: it["latency"]["all"]["last_window_ms"]["p99"]),
     ("heavy-networks", "1.22", "host_heavy_gpu_h200.json", _cores),
+    ("heavy-networks", "0.86", "host_heavy_gpu_h100_jpeg_gpu.json", _cores),
+    ("heavy-networks", "1.31", "host_heavy_gpu_h100_jpeg_cpu.json", _cores),
+    *(
+        ("a-batch-on-shares-of-one-gpu", figure, f"partition_{network}_shares.json", _less_than_one_share)
+        for network, figure in (
+            ("mobilenet_v2", "39.7"),
+            ("squeezenet1_1", "33.3"),
+            ("squeezenet1_0", "33.0"),
+            ("inception_v3", "29.7"),
+            ("resnet50", "26.0"),
+            ("resnet18", "24.8"),
+            ("resnet34", "23.4"),
+        )
+    ),
     *(
         ("distributed-training-steps-on-four-gpus", figure, f"training_inception_v3_{gpus}gpus.json", compute)
         for figure, gpus, compute in (
@@ -210,6 +232,8 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
             ("mobilenet_v2", "3.33"),
             ("resnet34", "2.95"),
             ("squeezenet1_1", "2.92"),
+            ("squeezenet1_0", "3.48"),
+            ("densenet121", "3.21"),
         )
     ),
     *(
