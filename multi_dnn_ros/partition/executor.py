@@ -89,7 +89,10 @@ class Executor(Protocol):
         ...
 
     def attach(self, inputs: Array, outputs: tuple[Array, ...]) -> None:
-        """Called before `run` with the arrays that `run` will use, so that a GPU can register their memory."""
+        """Called before `run` with the arrays that `run` will use, so that a GPU can register their memory.
+
+        An executor that registers memory must keep the arrays until it has unregistered it.
+        """
         ...
 
     def run(self, images: Array, outputs: tuple[Array, ...]) -> RunTimes:

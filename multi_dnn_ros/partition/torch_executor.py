@@ -49,6 +49,8 @@ class TorchExecutor:
         self._parameters = sum(tensor.numel() for tensor in self._network.module.parameters())
         self._chain: tuple[Stage, ...] = ()
         self._pinned: list[PinnedImages] = []
+        # The memory that is registered. If it were unmapped before, CUDA could not map anything else at its address.
+        self._attached: tuple[Array, ...] = ()
         # By number of images, the last times on the GPU: one of them may be that of a batch that had to wait.
         self._gpu_s: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=2))
         self._stream = (
@@ -105,9 +107,11 @@ class TorchExecutor:
         for pinned in self._pinned:
             pinned.close()
         self._pinned = []
+        self._attached = ()
         if self._stream is None:
             return
-        for array in (inputs, *outputs):
+        self._attached = (inputs, *outputs)
+        for array in self._attached:
             pinned = PinnedImages(self._target.device)
             pinned.pin(array.reshape(-1).view(np.uint8))
             self._pinned.append(pinned)

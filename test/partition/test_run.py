@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -228,6 +229,33 @@ def test_backends_of_a_cpu_unit_compute_the_same() -> None:
         assert times.input_ms == 0.0
     assert found[0].shape == (2, 3)
     assert disagreement(found[:1], found[1:]) < 1e-3
+
+
+def test_memory_stays_mapped_while_it_is_registered_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise CUDA fails later with "resource already mapped", if it gets an address that is still registered."""
+    registered: list[weakref.ref[np.ndarray]] = []
+
+    class Pins:
+        def __init__(self, device: torch.device) -> None:
+            pass
+
+        def pin(self, memory: np.ndarray) -> None:
+            assert memory.base is not None
+
+        def close(self) -> None:
+            assert registered[0]() is not None
+
+    monkeypatch.setattr("multi_dnn_ros.partition.torch_executor.PinnedImages", Pins)
+    request = NetworkRequest("torchvision:squeezenet1_1", num_classes=3, size=(32, 32))
+    executor = TorchExecutor(parse_unit("cpu:1"), request, "auto")
+    monkeypatch.setattr(executor, "_stream", object())  # as on a GPU
+    images = random_images((3, 32, 32), 2)
+    registered.append(weakref.ref(images))
+    executor.attach(images, ())
+    del images
+    assert registered[0]() is not None
+    executor.attach(random_images((3, 32, 32), 4), ())
+    assert registered[0]() is None
 
 
 @pytest.mark.long  # fake units, and a CPU unit in this process, are tested above
