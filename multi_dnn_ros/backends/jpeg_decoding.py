@@ -27,6 +27,8 @@ _TRIAL_SIZE = (70, 101)
 #: Maximum of the mean difference from OpenCV's pixels, in levels. Decoders differ in rounding and in the interpolation
 #: of chroma.
 _TRIAL_DIFFERENCE = 3.0
+#: Images of a camera that fail in a row, after which the device is not tried again for it.
+_MAX_FAILURES = 3
 
 
 class JpegUnavailable(Exception):
@@ -37,7 +39,6 @@ class NvJpeg:
     """A :data:`DecodeOnDevice` for a CUDA GPU: nvJPEG, called by torchvision.
 
     torchvision decodes one file at a time per process, on a stream of its own, and waits for its end without the GIL.
-    By default this wait polls; while DNNs keep the GPU busy, that would cost more CPU time than decoding on the CPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -48,10 +49,6 @@ class NvJpeg:
         self._lock = threading.Lock()
         self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self._stream = torch.cuda.Stream(self._device)
-        try:
-            wait_without_polling(self._device)
-        except (RuntimeError, AttributeError) as error:
-            log.info("decoding JPEG images polls the GPU, because the driver cannot change it: %s", error)
 
     def __call__(self, file: JpegFile) -> Decoded:
         data = torch.from_numpy(file.data)
@@ -75,13 +72,18 @@ class JpegDecoder:
 
     def __init__(self, decode: DecodeOnDevice) -> None:
         self._decode = decode
-        self._failed: set[str] = set()  # cameras whose failure was logged
+        self._failures: dict[str, int] = {}  # by camera, in a row
+        self._logged: set[str] = set()  # cameras
 
     def __call__(self, file: JpegFile, camera: str) -> Decoded | None:
-        """The image on the device, (H, W, 3) uint8 RGB; None if that fails, which is logged once per camera.
+        """The image on the device, (H, W, 3) uint8 RGB; None if that fails, which is logged once per camera, or if
+        it has failed for the last images of the camera.
 
         Raises an error of the device that is_device_failure recognizes.
         """
+        failures = self._failures.get(camera, 0)
+        if failures >= _MAX_FAILURES:
+            return None
         try:
             image, complete = self._decode(file)
             if tuple(image.shape) != (file.height, file.width, 3):
@@ -89,17 +91,20 @@ class JpegDecoder:
         except Exception as error:
             if is_device_failure(error):
                 raise
-            if camera not in self._failed:
-                self._failed.add(camera)
+            self._failures[camera] = failures + 1
+            if camera not in self._logged:
+                self._logged.add(camera)
                 log.warning(
                     "camera %s: a JPEG image of %d x %d could not be decoded on the GPU and is decoded on the CPU; "
-                    "further ones are not logged: %s",
+                    "after %d in a row the GPU is not tried again: %s",
                     camera,
                     file.width,
                     file.height,
+                    _MAX_FAILURES,
                     summarize_error(error),
                 )
             return None
+        self._failures[camera] = 0
         return image, complete
 
 
@@ -128,7 +133,22 @@ def make_jpeg_decoder(device: torch.device) -> JpegDecoder:
         raise JpegUnavailable(
             f"a trial image differs from OpenCV's by {difference:.1f} levels; allowed: {_TRIAL_DIFFERENCE:g}"
         )
+    if device.type == "cuda":
+        _stop_polling(device)
     return JpegDecoder(decode)
+
+
+def _stop_polling(device: torch.device) -> None:
+    """Let the process sleep while it waits for the GPU in the driver.
+
+    By default it polls. While DNNs keep the GPU busy, that costs more CPU time than decoding on the CPU.
+    """
+    try:
+        wait_without_polling(device)
+    except (RuntimeError, AttributeError) as error:
+        if is_device_failure(error):
+            raise
+        log.info("decoding JPEG images polls the GPU, because the driver cannot change it: %s", error)
 
 
 def _to_host(image: torch.Tensor) -> np.ndarray[Any, Any]:

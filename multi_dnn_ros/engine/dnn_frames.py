@@ -71,10 +71,15 @@ class DnnFrames:
             return None
         return self._drop(old, DropReason.OVERWRITTEN, "a newer frame replaced it before the DNN started on it")
 
-    def refuse(self, frame: Frame, cause: DropCause) -> Drop:
-        """Count a frame that is dropped before it is put."""
+    def refuse(self, frame: Frame, cause: DropCause) -> tuple[list[Drop], Failure | None]:
+        """Drop a frame before it is put. If the reason is a failure, it counts as one of the DNN."""
         self._recorders[frame.camera].offered += 1
-        return self._drop(frame, *cause)
+        drops = [self._drop(frame, *cause)]
+        if cause[0] not in FAILURES or self._health.disabled is not None:
+            return drops, None
+        self._health.failed(cause[1])
+        failure, waiting = self._after_failure(cause[1])
+        return drops + waiting, failure
 
     def take(self, task: DnnTask, now_ns: int) -> tuple[list[Item], list[Drop]]:
         """Take the frames of the next inference. Also returns the drops of those that exceeded the maximum age."""

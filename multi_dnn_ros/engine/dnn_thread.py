@@ -83,8 +83,8 @@ class DnnThread(threading.Thread):
     def refuse(self, frame: Frame, cause: DropCause) -> None:
         """Drop a frame that was not offered."""
         with self._lock:
-            drop = self._frames.refuse(frame, cause)
-        self._report([drop])
+            drops, failure = self._frames.refuse(frame, cause)
+        self._report(drops, failure)
 
     def submit(self, frame: Frame, timeout_s: float | None) -> bool:
         """Wait until the camera's mailbox is empty, then offer the frame. False on timeout."""

@@ -41,7 +41,7 @@ class Frame:
         self.stamp_ns = stamp_ns
         self.context = context
         self.received_ns = 0  # on the engine's clock; 0: set by Engine.offer
-        self.decode_ns = 0  # duration of decoding the image, or of storing a JPEG file, before the frame is offered
+        self.decode_ns = 0  # duration of decoding the image, or of storing and decoding its JPEG file
         self._source = image
         self._pixels: npt.NDArray[np.uint8] | None = None  # of a JPEG file, decoded on the CPU
         self._problem = ""  # why the JPEG file cannot be decoded

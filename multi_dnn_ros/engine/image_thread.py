@@ -20,6 +20,7 @@ from multi_dnn_ros.engine.task import DropReason
 
 log = logging.getLogger(__name__)
 
+_REPLACED: DropCause = (DropReason.OVERWRITTEN, "a newer image of the camera replaced it before it was decoded")
 #: Names of DNNs.
 Dnns = tuple[str, ...]
 
@@ -34,14 +35,14 @@ class _Waiting:
 
 
 class ImageThread(threading.Thread):
-    """Decodes frames in the order in which they are put. Starts with the first one.
+    """Decodes frames in the order in which they are put, of each camera the newest. Starts with the first one.
 
     A frame takes 1 to 2 ms on a GPU, and several times as long if DNNs keep it busy. In the thread of a DNN this would
     delay its results, and in a worker the jobs of all DNNs.
 
-    pass_on: receives each decoded frame and its DNNs. refuse: receives those that cannot be decoded, with the reason.
-    Both are called in this thread, or by the caller of `put` after `close`. queue: nothing is decoded while it is
-    paused. observer: is told that the first of the DNNs is computing, so that a decoder that hangs is noticed.
+    pass_on: receives each decoded frame and its DNNs. refuse: receives those that are not decoded, with the reason.
+    Both are called in this thread, in those that call `put` and, at the end, in the one that calls `abandon`. queue:
+    nothing is decoded while it is paused. observer: notices a decoder that hangs.
     """
 
     def __init__(
@@ -67,16 +68,20 @@ class ImageThread(threading.Thread):
     # -- called from other threads
 
     def put(self, frame: Frame, dnns: Dnns) -> None:
-        """Decode the frame after those put before; never blocks."""
+        """Decode the frame after those put before; never blocks. Of a waiting frame of the same camera, only the DNNs
+        are left that do not get this one.
+        """
         with self._changed:
             closed = self._closed
+            replaced = [] if closed else self._replace(_Waiting(frame, dnns))
             if not closed:
-                self._waiting.append(_Waiting(frame, dnns))
                 if self.ident is None:
                     self.start()
                 self._changed.notify_all()
         if closed:
             self._pass_on(frame, dnns)
+        for older, lost in replaced:
+            self._refuse(older, lost, _REPLACED)
 
     def holds(self, camera: str) -> bool:
         """Whether a frame of the camera waits or is being decoded; a later one must not overtake it."""
@@ -106,24 +111,51 @@ class ImageThread(threading.Thread):
             self._refuse(each.frame, each.dnns, cause)
 
     def decode(self, frame: Frame, dnns: Dnns) -> DropCause | None:
-        """Decode a frame in the calling thread. Returns why it cannot be decoded."""
-        dnn = dnns[0]
+        """Decode a frame in the calling thread. Returns why it cannot be decoded.
+
+        A frame stays undecoded if the engine is stopped during a pause; its DNNs then accept no more frames.
+        """
         begin_ns = self._clock()
-        self._observer.began(dnn)
         try:
-            with self._queue.outside_jobs():  # it allocates memory, which must not happen during a capture
-                frame.decode_for(self._device)
+            with self._queue.outside_jobs() as allowed:  # it allocates memory, which must not happen during a capture
+                if not allowed:
+                    return None
+                self._observer.image_began()
+                try:
+                    frame.decode_for(self._device)
+                finally:
+                    self._observer.image_ended()
         except FrameError as error:
             return DropReason.BAD_IMAGE, str(error)
         except Exception as error:
+            log.debug("an image of camera %s could not be decoded", frame.camera, exc_info=True)
             if is_device_failure(error):
-                self._observer.device_failed(dnn, error)
-            log.exception("an image of camera %s could not be decoded", frame.camera)
+                self._observer.device_failed(dnns[0], error)
             return DropReason.DNN_ERROR, f"decoding the image: {type(error).__name__}: {error}"
-        finally:
-            self._observer.ended(dnn)
         frame.decode_ns += self._clock() - begin_ns
         return None
+
+    def _replace(self, new: _Waiting) -> list[tuple[Frame, Dnns]]:
+        """Add a frame, in the place of the one that it replaces. Returns the frames and DNNs that are lost by this."""
+        lost: list[tuple[Frame, Dnns]] = []
+        kept: deque[_Waiting] = deque()
+        placed = False
+        for older in self._waiting:
+            # The first one is being decoded.
+            replaced = bool(kept) and older.frame.camera == new.frame.camera and not older.lost
+            both = tuple(dnn for dnn in older.dnns if replaced and dnn in new.dnns)
+            if both:
+                lost.append((older.frame, both))
+                older.dnns = tuple(dnn for dnn in older.dnns if dnn not in both)
+            if older.dnns:
+                kept.append(older)
+            elif not placed:
+                kept.append(new)
+                placed = True
+        if not placed:
+            kept.append(new)
+        self._waiting = kept
+        return lost
 
     # -- the thread
 

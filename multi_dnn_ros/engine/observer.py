@@ -13,7 +13,7 @@ class Observer(Protocol):
 
     def began(self, dnn: str) -> None:
         """On a CPU, a job of the DNN starts; on a GPU, the first job of an inference is launched. On both, decoding of
-        its image or of its outputs starts.
+        its outputs starts.
         """
         ...
 
@@ -23,8 +23,16 @@ class Observer(Protocol):
         """
         ...
 
+    def image_began(self) -> None:
+        """Decoding of an image starts; one image at a time."""
+        ...
+
+    def image_ended(self) -> None:
+        """Decoding of the image has ended."""
+        ...
+
     def device_failed(self, dnn: str, error: BaseException) -> None:
-        """A job of the DNN, or its outputs, raised an error that :func:`is_device_failure` recognizes.
+        """A job of the DNN, its outputs or its image raised an error that :func:`is_device_failure` recognizes.
 
         Called before `ended`. Need not return: on a GPU nothing can be computed in this process any more.
         """
@@ -38,6 +46,12 @@ class NullObserver:
         pass
 
     def ended(self, dnn: str) -> None:
+        pass
+
+    def image_began(self) -> None:
+        pass
+
+    def image_ended(self) -> None:
         pass
 
     def device_failed(self, dnn: str, error: BaseException) -> None:

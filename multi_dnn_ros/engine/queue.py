@@ -142,15 +142,16 @@ class JobQueue:
                 self._idle.notify_all()
 
     @contextlib.contextmanager
-    def outside_jobs(self) -> Iterator[None]:
+    def outside_jobs(self) -> Iterator[bool]:
         """Context for work on the device that belongs to no job: it takes no slot, but a pause waits for its end, and
-        it waits for the end of a pause.
+        it waits for the end of a pause. Yields False if the queue was closed during a pause: the work must be left out.
         """
         with self._lock:
             self._filled.wait_for(lambda: self._closed or not self._paused)
+            allowed = not self._paused
             self._outside += 1
         try:
-            yield
+            yield allowed
         finally:
             with self._lock:
                 self._outside -= 1

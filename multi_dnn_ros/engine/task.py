@@ -104,12 +104,12 @@ class Timing(NamedTuple):
     received_ns: int
     started_ns: int  # taken from the mailbox
     finished_ns: int  # result decoded
-    pre_ns: int  # decoding of a JPEG file by the engine, upload, preprocessing (host time)
+    pre_ns: int  # upload, preprocessing (host time)
     queue_ns: int  # sum over the jobs: waiting in the shared queue
     compute_ns: int  # sum over the jobs: running (GPU time on CUDA)
     post_ns: int  # outputs to the host and decoding
     batch: int = 1
-    decode_ns: int = 0  # decoding the image or storing its JPEG file, before the frame waits in the mailbox
+    decode_ns: int = 0  # decoding the image, or storing and decoding its JPEG file, before the mailbox
 
     @property
     def mailbox_ns(self) -> int:

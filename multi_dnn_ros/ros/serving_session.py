@@ -69,6 +69,7 @@ class ServingSession:
         self._tracks = tracks
         self._on_size = on_size
         self._throttle = LogThrottle()
+        self._bad_files: dict[str, int] = {}  # by camera, arrival of the last image that the engine could not decode
         self._stopped = False
         self._subscribed = True
         self._hanging: list[threading.Thread] = []  # threads of the host that did not end when stopped
@@ -217,10 +218,17 @@ class ServingSession:
         self._ages.add((result.dnn, result.frame.camera), time.monotonic_ns(), age_ns)
         self._overlay.add(result)
 
+    def _on_bad_file(self, drop: Drop) -> None:
+        """Report the image once, although every DNN drops it."""
+        camera, received_ns = drop.frame.camera, drop.frame.received_ns
+        if self._bad_files.get(camera) != received_ns:
+            self._bad_files[camera] = received_ns
+            self._on_bad_image(camera, FrameError(drop.message))
+
     def _on_drop(self, drop: Drop) -> None:
         self._overlay.skip(drop)
         if drop.reason is DropReason.BAD_IMAGE and drop.frame.has_image:  # a JPEG file that the engine could not decode
-            self._on_bad_image(drop.frame.camera, FrameError(drop.message))
+            self._on_bad_file(drop)
         if drop.reason not in _LOGGED:
             self._log.debug(
                 f"DNN {drop.dnn} dropped the frame of camera {drop.frame.camera} with stamp {drop.frame.stamp_ns} ns: "

@@ -87,6 +87,7 @@ class CameraDecoder(threading.Thread):
         self._error: Exception | None = None  # of decoding on arrival; the thread ends with it
         self._changes = 0  # arrivals and answers
         self._decode_timing = DecodeTiming()
+        self._stores_files = False  # whether the last image was stored as a JPEG file
         self._closing = False
         self._offering = threading.Lock()  # held while a decoded frame is handed to the host
         self._abandoned = False
@@ -161,6 +162,8 @@ class CameraDecoder(threading.Thread):
         with self._wake:
             if timing is not None:
                 self._decode_timing.answered(dnn, handed_ns, timing.finished_ns)
+                if self._stores_files:  # the engine decodes, too
+                    self._decode_timing.decoded(timing.decode_ns)
             self._changed()
 
     def close(self, timeout_s: float) -> bool:
@@ -311,7 +314,9 @@ class CameraDecoder(threading.Thread):
 
     def _offer(self, frame: Frame, buffer: Buffer, dnns: tuple[str, ...]) -> None:
         with self._wake:
-            self._decode_timing.decoded(frame.decode_ns)
+            self._stores_files = isinstance(frame.source, JpegFile)
+            if not self._stores_files:
+                self._decode_timing.decoded(frame.decode_ns)
         with self._offering:
             if not self._abandoned:
                 self._hand_over(frame, buffer, dnns)

@@ -113,7 +113,7 @@ class EngineMain:
                 found()
 
         threading.Thread(target=self._send_reports, name="report", daemon=True).start()
-        disable_opencv_threads()  # an image that a DNN's thread decodes must not occupy all cores
+        disable_opencv_threads()  # an image that OpenCV decodes must not occupy all cores
         self._channel.send(wire.Ready())
         while True:
             self._tasks.get()()

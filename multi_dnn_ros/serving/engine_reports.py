@@ -70,6 +70,7 @@ class StatusObserver:
         self._channel = channel
         self._running = dict.fromkeys(status.dnns, 0)
         self._lock = threading.Lock()
+        status.image_done()
         for dnn in status.dnns:
             status.jobs_done(dnn)
 
@@ -86,6 +87,12 @@ class StatusObserver:
                 self._status.job_started(dnn, time.monotonic_ns())
             else:
                 self._status.jobs_done(dnn)
+
+    def image_began(self) -> None:
+        self._status.image_started(time.monotonic_ns())
+
+    def image_ended(self) -> None:
+        self._status.image_done()
 
     def device_failed(self, dnn: str, error: BaseException) -> None:
         exit_with_cause(self._channel, summarize_error(error), EXIT_DEVICE_FAILED)

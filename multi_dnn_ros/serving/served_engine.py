@@ -25,7 +25,9 @@ _DECODER_PARAMETERS = ("score_threshold", "iou_threshold", "max_detections")
 
 
 class OutcomeReceiver(Protocol):
-    """Receives what became of the frames. Called in the DNNs' threads; `drop` also in the thread that offers."""
+    """Receives what became of the frames. Called in the DNNs' threads; `drop` also in those that offer frames, decode
+    images and stop the engine.
+    """
 
     def result(self, number: int, dnn: str, output: Any, timing: Timing) -> None: ...
 

@@ -1,7 +1,8 @@
 """What an engine process is computing, in shared memory: readable even when the process hangs or has ended.
 
-It is one row of int64 times in nanoseconds on the monotonic clock, which all processes share: the last heartbeat, then
-for each DNN the start of its running job (0: none is running). An aligned 8-byte store is atomic.
+It is one row of int64 times in nanoseconds on the monotonic clock, which all processes share: the last heartbeat, the
+start of decoding an image, then for each DNN the start of its running job (0: nothing is running). An aligned 8-byte
+store is atomic.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 _ITEM_BYTES = 8
+_HEARTBEAT, _IMAGE, _FIRST_DNN = range(3)
 
 
 class SharedStatus:
@@ -20,14 +22,22 @@ class SharedStatus:
 
     def __init__(self, dnns: Sequence[str], fd: int) -> None:
         self.dnns = tuple(dnns)
-        self._columns = {name: column for column, name in enumerate(dnns, start=1)}
+        self._columns = {name: column for column, name in enumerate(dnns, start=_FIRST_DNN)}
         self._row = np.frombuffer(mmap.mmap(fd, _size(dnns)), dtype=np.int64)
 
     # -- the engine process
 
     def set_heartbeat(self, now_ns: int) -> None:
         """Record that the process is able to run Python code."""
-        self._row[0] = now_ns
+        self._row[_HEARTBEAT] = now_ns
+
+    def image_started(self, now_ns: int) -> None:
+        """Decoding of an image started."""
+        self._row[_IMAGE] = now_ns
+
+    def image_done(self) -> None:
+        """No image is being decoded any more."""
+        self._row[_IMAGE] = 0
 
     def job_started(self, dnn: str, now_ns: int) -> None:
         """A job of the DNN started (on a GPU: was launched)."""
@@ -41,7 +51,11 @@ class SharedStatus:
 
     def last_heartbeat_ns(self) -> int:
         """Time of the last heartbeat; 0: there was none yet."""
-        return int(self._row[0])
+        return int(self._row[_HEARTBEAT])
+
+    def image_since_ns(self) -> int | None:
+        """Start of decoding an image; None: none is being decoded."""
+        return int(self._row[_IMAGE]) or None
 
     def running_jobs(self) -> dict[str, int]:
         """By DNN, the start of its running job; DNNs without one are left out."""
@@ -64,4 +78,4 @@ def create_status_memory(dnns: Sequence[str]) -> int:
 
 
 def _size(dnns: Sequence[str]) -> int:
-    return _ITEM_BYTES * (1 + len(dnns))
+    return _ITEM_BYTES * (_FIRST_DNN + len(dnns))

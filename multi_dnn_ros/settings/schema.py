@@ -114,7 +114,7 @@ class NodeConfig(Section):
         le=600.0,
         description="Maximum duration in s: on a CPU of one job, or of a frame that runs as one network; on a GPU of "
         "one inference, from the launch of its first job until its outputs have arrived; on both also of decoding the "
-        "outputs. An engine process that exceeds it is replaced.",
+        "outputs or a JPEG image. An engine process that exceeds it is replaced.",
     )
     heartbeat_timeout_s: float = Field(
         2.0,

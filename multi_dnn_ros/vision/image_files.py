@@ -18,7 +18,7 @@ _MAX_SCANS = 64
 #: Start-of-frame markers (ITU T.81 table B.1): C0 to CF without DHT, JPG and DAC.
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
-_BASELINE, _PROGRESSIVE, _ADOBE = 0xC0, 0xC2, 0xEE
+_BASELINE, _PROGRESSIVE, _HUFFMAN_TABLES, _ADOBE = 0xC0, 0xC2, 0xC4, 0xEE
 #: Sampling factors (horizontal, vertical) of the luma component that nvJPEG decodes if those of chroma are 1: 4:4:4,
 #: 4:2:2, 4:4:0, 4:2:0, 4:1:1.
 _NVJPEG_SAMPLING = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
@@ -57,7 +57,7 @@ def check_image_file(file: bytes, claimed_format: str, check_size: Callable[[int
 
 def _check_jpeg(file: bytes, check_size: Callable[[int, int], None]) -> FileHeader:
     header: FileHeader | None = None
-    ycbcr = True
+    ycbcr, has_tables = True, False
     position = 2
     while True:
         while file[position : position + 2] == b"\xff\xff":  # fill bytes before a marker are allowed
@@ -73,6 +73,7 @@ def _check_jpeg(file: bytes, check_size: Callable[[int, int], None]) -> FileHead
             height, width = (int.from_bytes(file[position + at : position + at + 2], "big") for at in (5, 7))
             check_size(width, height)
             header = FileHeader(width, height, _fits_nvjpeg(marker, file[position + 4 : position + 2 + length]))
+        has_tables |= marker == _HUFFMAN_TABLES
         if marker == _ADOBE and file[position + 4 : position + 9] == b"Adobe" and length >= 14:
             ycbcr = file[position + 15] == 1  # the transform; 0: RGB or CMYK, 2: YCCK
         if marker == _START_OF_SCAN:
@@ -86,7 +87,8 @@ def _check_jpeg(file: bytes, check_size: Callable[[int, int], None]) -> FileHead
     scans = file.count(bytes((0xFF, _START_OF_SCAN)), position)
     if scans > _MAX_SCANS:
         raise FrameError(f"data is a JPEG of {scans} scans; allowed: at most {_MAX_SCANS}")
-    return header if ycbcr else header._replace(fits_nvjpeg=False)
+    # Frames of Motion JPEG may lack the Huffman tables, which are the usual ones then. OpenCV knows these.
+    return header if ycbcr and has_tables else header._replace(fits_nvjpeg=False)
 
 
 def _fits_nvjpeg(marker: int, fields: bytes) -> bool:

@@ -40,6 +40,12 @@ class Observed:
             self.running[dnn] -= 1
             assert self.running[dnn] >= 0
 
+    def image_began(self) -> None:
+        self.events.append(("image began", ""))
+
+    def image_ended(self) -> None:
+        self.events.append(("image ended", ""))
+
     def device_failed(self, dnn: str, error: BaseException) -> None:
         assert self.running[dnn]
         self.events.append(("device failed", str(error)))

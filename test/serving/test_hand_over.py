@@ -244,6 +244,9 @@ def test_a_process_that_does_not_finish_its_frames_is_killed() -> None:
         def last_heartbeat_ns(self) -> int:
             return time.monotonic_ns()
 
+        def image_since_ns(self) -> int | None:
+            return None
+
         def running_jobs(self) -> dict[str, int]:
             return {}
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from engine_fakes import WAIT, Recorder, task
+from engine_fakes import WAIT, Gate, Recorder, task
 from engine_rig import Rig, same
 from fake_host import Ends, FakeClock, FakeHost
 from fake_pipelines import settings
@@ -42,8 +42,12 @@ from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
+from multi_dnn_ros.serving.engine_reports import StatusObserver
 from multi_dnn_ros.serving.host import ConfigureError
 from multi_dnn_ros.serving.local_host import LocalHost
+from multi_dnn_ros.serving.shared_status import SharedStatus, create_status_memory
+from multi_dnn_ros.serving.supervision.hang_detector import HangDetector
+from multi_dnn_ros.serving.supervision.states import Phase, ProcessState
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.image_decoding import decode_compressed, jpeg_for_device
 
@@ -196,6 +200,117 @@ def test_nothing_is_decoded_while_the_queue_is_paused() -> None:
     thread.close()
     thread.join(WAIT)
     assert not thread.is_alive()
+
+
+def test_nothing_is_decoded_in_a_pause_that_the_engine_stops_in() -> None:
+    queue = JobQueue(make_policy("fifo", 0), time.monotonic_ns)
+    decode = Waiting()
+    frame = Frame("front", 0, jpeg(), jpeg_decoder=JpegDecoder(decode))
+    passed: list[Frame] = []
+    thread = ImageThread(
+        CPU, queue, NullObserver(), time.monotonic_ns, lambda frame, dnns: passed.append(frame), lambda *lost: None
+    )
+    with queue.paused(WAIT):
+        thread.put(frame, ("a",))
+        queue.close()
+        assert thread.wait_idle(WAIT)
+    assert decode.calls == 0
+    assert passed == [frame]  # undecoded, to DNNs that are closed
+    thread.close()
+    thread.join(WAIT)
+
+
+def test_of_each_camera_only_the_newest_image_waits_for_its_decoding() -> None:
+    decode, recorder = Waiting(), Recorder()
+    decoder = JpegDecoder(decode)
+    cameras = ("front", "rear")
+    engine = Engine([task("a", cameras=cameras), task("b", cameras=cameras)], **recorder.callbacks())
+    engine.start()
+
+    def offer(camera: str, number: int, dnns: tuple[str, ...] = ("a", "b")) -> None:
+        engine.offer(Frame(camera, number, jpeg(), number, jpeg_decoder=decoder), dnns)
+
+    offer("front", 0)
+    assert decode.begun.wait(WAIT)
+    offer("front", 1)
+    offer("rear", 2)
+    offer("front", 3, ("a",))  # 1 is left for b
+    offer("front", 4)  # instead of 1 and 3
+    assert [(drop.dnn, drop.frame.context, drop.reason) for drop in recorder.drops] == [
+        ("a", 1, DropReason.OVERWRITTEN), ("b", 1, DropReason.OVERWRITTEN), ("a", 3, DropReason.OVERWRITTEN)
+    ]  # fmt: skip
+    decode.go.set()
+    assert engine.stop(WAIT, drain=True) == []
+    assert decode.calls == 3
+    ends = sorted((end.dnn, end.frame.context) for end in (*recorder.results, *recorder.drops))
+    assert ends == [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("a", 4), ("b", 0), ("b", 1), ("b", 2), ("b", 4)]
+
+
+def test_images_that_arrive_do_not_hide_a_dnn_that_hangs() -> None:
+    """Decoding images of its camera must not count as progress of the DNN, or as a job of it."""
+    memory = create_status_memory(("a",))
+    status = SharedStatus(("a",), memory)
+    os.close(memory)
+    gate = Gate()
+    engine = Engine([task("a", jobs=1, on_job=lambda index: gate())], on_result=lambda result: None,
+                    observer=StatusObserver(status, None))  # type: ignore[arg-type]  # fmt: skip
+    engine.start()
+    decoder = JpegDecoder(jpeg_pipelines.decode_with_mark)
+    assert status.running_jobs() == {}
+    engine.offer(Frame("front", 0, jpeg(), 0, jpeg_decoder=decoder))
+    gate.wait_for_job()
+    since = status.running_jobs()["a"]
+    for number in range(1, 6):
+        engine.offer(Frame("front", number, jpeg(), number, jpeg_decoder=decoder))
+    deadline = time.monotonic() + WAIT
+    while len(jpeg_pipelines.decoded) < 2 or status.image_since_ns() is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert status.running_jobs() == {"a": since}
+    gate.open()
+    engine.stop(WAIT)
+
+
+def test_a_decoder_that_hangs_is_noticed() -> None:
+    memory = create_status_memory(("a",))
+    status = SharedStatus(("a",), memory)
+    os.close(memory)
+    decode = Waiting()
+    engine = Engine([task("a")], on_result=lambda result: None, observer=StatusObserver(status, None))  # type: ignore[arg-type]
+    engine.start()
+    engine.offer(Frame("front", 0, jpeg(), jpeg_decoder=JpegDecoder(decode)))
+    assert decode.begun.wait(WAIT)
+    now = [time.monotonic_ns()]
+    detector = HangDetector(5.0, 1e6, lambda: now[0])
+    process = ProcessState(0, Phase.SERVING, now[0])
+    assert detector.check(process, os.getpid(), status) is None
+    for _ in range(10):
+        now[0] += 600_000_000
+        detector.tick()
+    fault = detector.check(process, os.getpid(), status)
+    assert fault is not None
+    assert "decoding an image takes longer than 5 s" in fault.cause
+    assert fault.running == ()  # no DNN is accused
+    decode.go.set()
+    engine.stop(WAIT, drain=True)
+    assert detector.check(process, os.getpid(), status) is None
+
+
+def test_errors_of_the_device_count_as_failures_of_the_dnn() -> None:
+    def fault(file: JpegFile) -> jpeg_decoding.Decoded:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    recorder = Recorder()
+    engine = Engine([task("a")], **recorder.callbacks(), max_failures=2)
+    engine.start()
+    for number in range(3):
+        engine.offer(Frame("front", number, jpeg(), number, jpeg_decoder=JpegDecoder(fault)))
+        assert engine.wait_idle(WAIT)
+    engine.stop(WAIT)
+    assert [failure.disabled for failure in recorder.failures] == [False, True]
+    assert recorder.drops[0].reason is DropReason.DNN_ERROR
+    assert "CUDA error" in recorder.drops[0].message
+    assert recorder.drops[2].reason is not DropReason.OVERWRITTEN
 
 
 @pytest.mark.parametrize("batch", [False, True])

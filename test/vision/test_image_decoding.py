@@ -345,6 +345,22 @@ def test_unusual_jpeg_files_are_decoded_on_the_cpu(at, value):
     assert jpeg_for_device(SimpleNamespace(format="jpeg", data=array.array("B", data)), MAX_PIXELS) is None
 
 
+def test_jpeg_files_without_huffman_tables_are_decoded_on_the_cpu():
+    """Frames of Motion JPEG, as some USB cameras send them."""
+    whole = bytes(compressed(".jpg", picture()).data)
+    parts, position = [whole[:2]], 2
+    while whole[position + 1] != 0xDA:  # start of scan
+        end = position + 2 + int.from_bytes(whole[position + 2 : position + 4], "big")
+        if whole[position + 1] != 0xC4:
+            parts.append(whole[position:end])
+        position = end
+    message = SimpleNamespace(format="jpeg", data=array.array("B", b"".join(parts) + whole[position:]))
+    assert len(message.data) < len(whole)
+    assert jpeg_for_device(message, MAX_PIXELS) is None
+    expected = decode_compressed(compressed(".jpg", picture()), MAX_PIXELS)
+    np.testing.assert_array_equal(decode_compressed(message, MAX_PIXELS), expected)
+
+
 def test_jpeg_files_that_are_not_ycbcr_are_decoded_on_the_cpu():
     data = bytes(compressed(".jpg", picture()).data)
     for transform, fits in ((0, False), (1, True), (2, False)):

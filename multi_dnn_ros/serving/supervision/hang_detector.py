@@ -15,6 +15,8 @@ class Status(Protocol):
 
     def last_heartbeat_ns(self) -> int: ...
 
+    def image_since_ns(self) -> int | None: ...
+
     def running_jobs(self) -> dict[str, int]: ...
 
 
@@ -34,7 +36,7 @@ class ProcessFault:
 
 
 class HangDetector:
-    """Finds processes without a heartbeat, or with a job that runs too long.
+    """Finds processes without a heartbeat, or with a job or an image whose decoding takes too long.
 
     Only time in which the detector itself ran counts, so that no engine process is reported as hanging after the
     machine was suspended or the node's process was stopped.
@@ -91,6 +93,12 @@ class HangDetector:
                 f"hung: a job of DNN {', '.join(late)} takes longer than {self._job_timeout_s:g} s (parameter "
                 "job_timeout_s)",
                 late,
+            )
+        image_ns = status.image_since_ns()
+        if image_ns is not None and (now_ns - max(image_ns, self._running_since_ns)) / 1e9 > self._job_timeout_s:
+            return ProcessFault(
+                f"hung: decoding an image takes longer than {self._job_timeout_s:g} s (parameter job_timeout_s)",
+                tuple(running),
             )
         return None
 
