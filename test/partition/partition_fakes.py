@@ -41,10 +41,8 @@ class FakeExecutor:
         self.device = self.identity(unit, precision)
         self.shape, self.parameters, self.tolerance = SHAPE, 7, 1e-4
         self._ready = 0
-
-    @property
-    def image_dtype(self) -> str:
-        return "float16" if self._options.get("half") else "float32"
+        if self._options.get("half"):
+            self.image_dtype = "float16"  # else the default
 
     @staticmethod
     def identity(unit: Unit, precision: str) -> str:
