@@ -73,7 +73,8 @@ class SmDivision:
 
     def _take(self, sms: int) -> Any:
         """A resource of `sms` SMs: of the unused ones or, if they do not suffice, of all."""
-        unused, result = _count(self._unused), _TOO_FEW_SMS
+        unused = _count(self._unused)
+        found = f"{unused} unused"
         if unused >= sms:
             part, rest = _resource(), _resource()
             self._make_divisible()
@@ -83,8 +84,9 @@ class SmDivision:
                 return part
             if result not in _TOO_FEW:
                 check(result)
-        log.warning("GPU %d has too few unused SMs for a share of %d SMs: %d (CUresult %d); it overlaps other shares",
-                    self._device.index or 0, sms, unused, result)  # fmt: skip
+            found += f", CUresult {result}"
+        log.warning("GPU %d has too few unused SMs for a share of %d SMs (%s); it overlaps other shares",
+                    self._device.index or 0, sms, found)  # fmt: skip
         part = _resource()
         check(self._split(self._whole, part, None, sms))
         return part

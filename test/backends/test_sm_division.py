@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from typing import Any
 
 import pytest
@@ -117,7 +118,7 @@ def test_shares_do_not_overlap_as_long_as_the_gpu_has_enough_sms(
     assert set.union(*shares) == set(range(32))
     assert not caplog.records
     assert sms_of(fake, division, 16)  # none is left
-    assert "too few unused SMs for a share of 16 SMs: 0 (CUresult 915)" in caplog.text
+    assert "too few unused SMs for a share of 16 SMs (0 unused)" in caplog.text
 
 
 def test_a_share_that_is_larger_than_what_is_left_overlaps_with_a_warning(
@@ -126,7 +127,7 @@ def test_a_share_that_is_larger_than_what_is_left_overlaps_with_a_warning(
     division = sm_division.SmDivision(GPU)
     first = sms_of(fake, division, 24)
     assert sms_of(fake, division, 16) & first
-    assert "too few unused SMs for a share of 16 SMs: 8 (CUresult 915); it overlaps other shares" in caplog.text
+    assert "too few unused SMs for a share of 16 SMs (8 unused); it overlaps other shares" in caplog.text
     assert not sms_of(fake, division, 8) & first  # the unused SMs are still there
 
 
@@ -149,25 +150,35 @@ def test_a_result_that_says_that_there_are_too_few_sms_is_a_warning(
 
     fake.cuDevSmResourceSplitByCount = once  # type: ignore[method-assign]
     assert sms_of(fake, division, 16)
-    assert f"too few unused SMs for a share of 16 SMs: 32 (CUresult {result})" in caplog.text
+    assert f"too few unused SMs for a share of 16 SMs (32 unused, CUresult {result})" in caplog.text
 
 
 @pytest.mark.parametrize("function", ["cuDevSmResourceSplitByCount", "cuGreenCtxCreate"])
 @pytest.mark.parametrize("result", [_INVALID_VALUE, 999])
-def test_another_error_of_the_driver_is_raised(fake: FakeDriver, function: str, result: int) -> None:
+def test_another_error_of_the_driver_is_raised(
+    fake: FakeDriver, caplog: pytest.LogCaptureFixture, function: str, result: int
+) -> None:
     division = sm_division.SmDivision(GPU)
     fake.results[function] = result
     with pytest.raises(RuntimeError, match=rf"CUresult {result}\)"):
         division.streams(16, 1)
+    assert not caplog.records  # about too few SMs
 
 
-def test_an_error_of_the_context_of_the_unused_sms_is_raised(fake: FakeDriver) -> None:
-    """They are not mistaken for none."""
+@pytest.mark.parametrize("failing", [1, 2])
+def test_an_error_of_a_context_is_not_mistaken_for_no_unused_sms(
+    fake: FakeDriver, caplog: pytest.LogCaptureFixture, failing: int
+) -> None:
+    """failing: which of the contexts that are created, of the first share and of the unused SMs."""
+    create, calls = fake.cuGreenCtxCreate, itertools.count(1)
+    fake.cuGreenCtxCreate = lambda *arguments: (  # type: ignore[method-assign]
+        999 if next(calls) == failing else create(*arguments)
+    )
     division = sm_division.SmDivision(GPU)
-    division.streams(16, 1)
-    fake.results["cuGreenCtxCreate"] = 999
     with pytest.raises(RuntimeError, match=r"CUresult 999\)"):
-        division.streams(8, 1)
+        _ = [division.streams(count, 1) for count in (16, 8)]
+    assert sms_of(fake, division, 8) & set(range(16)) == set()
+    assert not caplog.records
 
 
 def test_a_split_without_a_group_is_an_error_of_the_whole_gpu(fake: FakeDriver) -> None:
@@ -181,7 +192,7 @@ def test_unused_sms_that_are_too_few_get_no_context(fake: FakeDriver, caplog: py
     division = sm_division.SmDivision(GPU)
     first = sms_of(fake, division, 28)
     assert sms_of(fake, division, 8) & first
-    assert "too few unused SMs for a share of 8 SMs: 4 (CUresult 915)" in caplog.text
+    assert "too few unused SMs for a share of 8 SMs (4 unused)" in caplog.text
 
 
 def test_the_driver_must_have_all_functions_and_be_for_cuda_12_5(
