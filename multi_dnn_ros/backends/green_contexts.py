@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from multi_dnn_ros.backends import sm_division
 from multi_dnn_ros.backends.sm_division import SmDivision
 
 T = TypeVar("T")
@@ -38,12 +39,8 @@ _lock = threading.RLock()
 
 
 def supported() -> bool:
-    """Whether PyTorch has green contexts: from 2.11 on, built for CUDA 12.8 or newer."""
-    try:
-        from torch.cuda import green_contexts
-    except ImportError:
-        return False
-    return bool(getattr(green_contexts, "SUPPORTED", False))
+    """Whether PyTorch is built for CUDA and the driver has green contexts with streams: from CUDA 12.5 on."""
+    return torch.version.cuda is not None and sm_division.available()
 
 
 def sms_problem(device: torch.device, sms: int) -> str:
@@ -52,8 +49,8 @@ def sms_problem(device: torch.device, sms: int) -> str:
         return f"only an NVIDIA GPU can be partitioned; the device is {device}"
     if not supported():
         return (
-            f"PyTorch {torch.__version__} has no CUDA green contexts; required: 2.11 or newer, built for CUDA 12.8 or "
-            "newer"
+            f"PyTorch {torch.__version__} and the NVIDIA driver provide no CUDA green contexts; required: PyTorch "
+            "built for CUDA, and a driver for CUDA 12.5 or newer"
         )
     properties = torch.cuda.get_device_properties(device)
     minimum, step = _GRANULARITY.get(properties.major, _FROM_9)

@@ -20,8 +20,29 @@ log = logging.getLogger(__name__)
 _SM, _DEFAULT_STREAM, _NON_BLOCKING = 1, 1, 1
 #: Bytes for one CUdevResource, which has 144 in CUDA 12 and 13; more for later versions.
 _RESOURCE_BYTES = 1024
-#: CUresult of a split for which the resource has too few SMs.
-_TOO_FEW = frozenset({1, 914, 915})
+#: Offset of the number of SMs, an unsigned int, in a CUdevResource: after its type and 92 bytes of padding.
+_COUNT_OFFSET = 96
+#: CUresult: CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, and with CUDA_ERROR_INVALID_RESOURCE_TYPE, of an empty resource.
+_TOO_FEW_SMS = 915
+_TOO_FEW = frozenset({914, _TOO_FEW_SMS})
+#: Functions used here. The last one came with CUDA 12.5, the others with 12.4.
+_FUNCTIONS = (
+    "cuDeviceGetDevResource", "cuDevSmResourceSplitByCount", "cuDevResourceGenerateDesc", "cuGreenCtxCreate",
+    "cuGreenCtxGetDevResource", "cuGreenCtxStreamCreate",
+)  # fmt: skip
+_OLDEST_DRIVER = 12050
+
+
+def available() -> bool:
+    """Whether the NVIDIA driver can divide SMs: one for CUDA 12.5 or newer."""
+    version = ctypes.c_int()
+    try:
+        library = driver()
+        if library.cuDriverGetVersion(ctypes.byref(version)):
+            return False
+    except (OSError, AttributeError):  # there is no driver
+        return False
+    return version.value >= _OLDEST_DRIVER and all(hasattr(library, name) for name in _FUNCTIONS)
 
 
 class SmDivision:
@@ -37,7 +58,8 @@ class SmDivision:
         check(driver().cuDeviceGet(ctypes.byref(self._number), device.index or 0))
         self._whole = _resource()
         check(driver().cuDeviceGetDevResource(self._number, self._whole, _SM))
-        self._unused: Any = self._whole  # None: all SMs belong to parts
+        self._unused: Any = self._whole  # the SMs that belong to no part; it may be empty
+        self._divisible = True
 
     def streams(self, sms: int, count: int) -> list[torch.cuda.Stream]:
         """`count` streams on a new part of `sms` SMs, none of which belongs to another part if enough are unused."""
@@ -51,37 +73,37 @@ class SmDivision:
 
     def _take(self, sms: int) -> Any:
         """A resource of `sms` SMs: of the unused ones or, if they do not suffice, of all."""
-        if self._unused is not None:
+        unused = _count(self._unused)
+        found = f"{unused} unused"
+        if unused >= sms:
             part, rest = _resource(), _resource()
+            self._make_divisible()
             result = self._split(self._unused, part, rest, sms)
             if result == 0:
-                self._unused = self._divisible(rest)
+                self._unused, self._divisible = rest, False
                 return part
             if result not in _TOO_FEW:
                 check(result)
-        log.warning("GPU %d has too few unused SMs for a share of %d SMs; it overlaps other shares",
-                    self._device.index or 0, sms)  # fmt: skip
+            found += f", CUresult {result}"
+        log.warning("GPU %d has too few unused SMs for a share of %d SMs (%s); it overlaps other shares",
+                    self._device.index or 0, sms, found)  # fmt: skip
         part = _resource()
         check(self._split(self._whole, part, None, sms))
         return part
 
     def _split(self, resource: Any, part: Any, rest: Any, sms: int) -> int:
-        """The CUresult of taking `sms` SMs from `resource`; nonzero, too, if there is no such part."""
+        """The CUresult of taking `sms` SMs from `resource`; _TOO_FEW_SMS if the driver finds no such part."""
         groups = ctypes.c_uint(1)
         result = int(driver().cuDevSmResourceSplitByCount(part, ctypes.byref(groups), resource, rest, 0, sms))
-        return result or (0 if groups.value == 1 else 1)
+        return result or (0 if groups.value else _TOO_FEW_SMS)
 
-    def _divisible(self, rest: Any) -> Any:
-        """The same SMs as a resource that can be divided: the rest of a split cannot be split, but that of a context
-        can. None if there are no SMs.
-        """
-        try:
-            context = self._context(rest)
-        except RuntimeError:  # no SMs are left
-            return None
+    def _make_divisible(self) -> None:
+        """The rest of a split cannot be split, but the same SMs as the resource of a context can."""
+        if self._divisible:
+            return
         resource = _resource()
-        check(driver().cuGreenCtxGetDevResource(context, resource, _SM))
-        return resource
+        check(driver().cuGreenCtxGetDevResource(self._context(self._unused), resource, _SM))
+        self._unused, self._divisible = resource, True
 
     def _context(self, resource: Any) -> ctypes.c_void_p:
         """A green context with these SMs."""
@@ -93,3 +115,8 @@ class SmDivision:
 
 def _resource() -> Any:
     return ctypes.create_string_buffer(_RESOURCE_BYTES)
+
+
+def _count(resource: Any) -> int:
+    """Number of SMs of a resource; 0 for one that is empty or was never filled."""
+    return ctypes.c_uint.from_buffer(resource, _COUNT_OFFSET).value

@@ -61,12 +61,44 @@ def run_table(plan: Plan, done: BatchRun) -> str:
 
 def adjusted_text(plan: Plan, adjusted: AdjustedRun) -> str:
     """How a batch divided by `plan` was divided again."""
-    factors = ", ".join(f"{name} {factor:.2f}" for name, factor in adjusted.factors.items())
+    factors = ", ".join(
+        f"{name} {factor:.2f} ({factor * plan.ms[name]:.4g} ms)" for name, factor in adjusted.factors.items()
+    )
     text = f"while all units run, they need this multiple of the time in their tables: {factors}\n"
     before = f"{image_counts(plan)} images, {adjusted.first.measured_ms:.4g} ms"
-    if adjusted.kept:
-        return f"{text}no other division is faster: {before}"
-    return f"{text}divided again: {image_counts(adjusted.plan)} images (before: {before})"
+    if not adjusted.kept:
+        return f"{text}divided again: {image_counts(adjusted.plan)} images (before: {before})"
+    if adjusted.tried is not None and adjusted.done.failures:
+        return f"{text}another division failed, {image_counts(adjusted.tried)} images; the first is used: {before}"
+    return f"{text}no other division is faster: {before}"
+
+
+def adjusted_json(plan: Plan, adjusted: AdjustedRun) -> dict[str, Any]:
+    """The plan used and its run; if a batch divided by `plan` was to be divided again, also how."""
+    content = {"plan": plan_json(adjusted.plan), **run_json(adjusted.done)}
+    if adjusted.factors:
+        content["factors"] = dict(adjusted.factors)
+        content["first"] = {"plan": plan_json(plan), **run_json(adjusted.first)}
+    return content
+
+
+def failures_text(done: BatchRun) -> str:
+    """Which units failed, and what became of their images."""
+    count = len(done.failures)
+    text = "1 unit failed" if count == 1 else f"{count} units failed"
+    if done.repeated_images:
+        images = "1 image" if done.repeated_images == 1 else f"{done.repeated_images} images"
+        text += f"; {images} were computed by other units in {done.recovery_ms:.4g} ms"
+    else:
+        text += " after the outputs were complete"
+    return f"{text}: {'; '.join(done.failures)}"
+
+
+def measured_text(plan: Plan, done: BatchRun) -> tuple[str, str]:
+    """The measured time in milliseconds, and its difference from the prediction; "-" if no round was complete."""
+    if not done.rounds:
+        return "-", "-"
+    return f"{done.measured_ms:.4g}", f"{done.measured_ms / plan.total_ms - 1:+.1%}"
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,26 @@ from multi_dnn_ros.cli.partition_arguments import (
     stored_tables,
     units,
 )
-from multi_dnn_ros.cli.partition_report import adjusted_text, image_counts, plan_json, plan_table, run_json, run_table
+from multi_dnn_ros.cli.partition_report import (
+    adjusted_json,
+    adjusted_text,
+    failures_text,
+    image_counts,
+    measured_text,
+    plan_table,
+    run_table,
+)
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.planning.batch_units import sharing_warnings
 
 if TYPE_CHECKING:
+    from multi_dnn_ros.partition.adjust import AdjustedRun
     from multi_dnn_ros.partition.executor import Array
     from multi_dnn_ros.partition.run import BatchRun
     from multi_dnn_ros.partition.session import BatchSession
     from multi_dnn_ros.planning.batch_plan import Plan
     from multi_dnn_ros.planning.batch_table import BatchTable
+    from multi_dnn_ros.planning.batch_units import Unit
 
 _DETAILS = """\
 The batch is divided as by `multi-dnn partition plan`, and then again by the times that the units need while all of them
@@ -84,7 +95,6 @@ def _takes_weights(model: str) -> bool:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from multi_dnn_ros.common.reporting import cpu_count
     from multi_dnn_ros.partition.executor import random_images
     from multi_dnn_ros.partition.session import BatchSession
     from multi_dnn_ros.planning.batch_plan import SEARCHES
@@ -106,12 +116,22 @@ def _run(args: argparse.Namespace) -> int:
     plan = SEARCHES[args.search](tables, args.batch if images is None else len(images))
     if images is None:  # only now, because the plan has shown that the units can hold them
         images = random_images(shape, args.batch, args.seed)
-    for warning in sharing_warnings([unit for unit in chosen if plan.images[unit.name]], cpu_count()):
-        print(f"warning: {warning}")
+    warn = partial(_print_warnings, chosen, set())
+    warn(plan)
     print(plan_table(plan, tables))
     with BatchSession(chosen, tables, plan, network_request(args), args.precision, timeout_s=args.timeout) as session:
-        _run_on(session, args, tables, subsets, images)
+        _run_on(session, args, tables, subsets, images, warn)
     return 0
+
+
+def _print_warnings(chosen: Sequence[Unit], printed: set[str], plan: Plan) -> None:
+    """Warn about units of the plan that slow each other down. printed: what was printed before, which is extended."""
+    from multi_dnn_ros.common.reporting import cpu_count
+
+    for warning in sharing_warnings([unit for unit in chosen if plan.images[unit.name]], cpu_count()):
+        if warning not in printed:
+            print(f"warning: {warning}")
+        printed.add(warning)
 
 
 def _run_on(
@@ -120,49 +140,57 @@ def _run_on(
     tables: Mapping[str, BatchTable],
     subsets: Sequence[tuple[str, ...]],
     images: Array,
+    warn: Callable[[Plan], None],
 ) -> None:
-    """Run the plan of the session, compare outputs, print tables and write files."""
+    """Run the plan of the session, compare outputs, print tables and write files. warn: called with the plan used."""
     from multi_dnn_ros.common.reporting import provenance, write_json
-    from multi_dnn_ros.partition.adjust import run_adjusted
-    from multi_dnn_ros.partition.run import run_rounds
     from multi_dnn_ros.planning.batch_plan import plan_subsets
 
-    plan, batch = session.plan, len(images)
-    again: dict[str, Any] = {}
-    if args.adjust and len(plan.used) > 1:
-        adjusted = run_adjusted(session, tables, images, args.rounds)
-        if adjusted.factors:
-            print(f"\n{adjusted_text(plan, adjusted)}")
-            again = {"factors": dict(adjusted.factors), "first": {"plan": plan_json(plan), **run_json(adjusted.first)}}
-        plan, done = adjusted.plan, adjusted.done
-    else:
-        done = run_rounds(session, images, args.rounds)
+    first_plan, batch = session.plan, len(images)
+    adjusted = _run_plan(session, args, tables, images)
+    if adjusted.factors:
+        print(f"\n{adjusted_text(first_plan, adjusted)}")
+    plan, done = adjusted.plan, adjusted.done
+    warn(plan)
     largest = _check_outputs(session, tables, plan, images, done)
     print(f"\n{run_table(plan, done)}")
-    found = f"measured {done.measured_ms:.4g} ms ({done.measured_ms / plan.total_ms - 1:+.1%})"
+    measured, error = measured_text(plan, done)
+    found = f"measured {measured} ms ({error})"
     if not done.rounds:
-        found = "not measured: a unit failed in the first run"
-    print(f"\npredicted {plan.total_ms:.4g} ms, {found}")
+        found = "not measured: a unit failed before the first timed run was complete"
+    by = " from the tables" if adjusted.factors and adjusted.kept else ""
+    print(f"\npredicted{by} {plan.total_ms:.4g} ms, {found}")
     if largest is not None:
         print(f"largest difference from another unit's outputs: {largest:.2g} of the largest value")
     if done.failures:
-        print(f"{len(done.failures)} units failed; others computed their {done.repeated_images} images in "
-              f"{done.recovery_ms:.4g} ms: {'; '.join(done.failures)}")  # fmt: skip
+        print(failures_text(done))
     if args.output is not None:
         _write_outputs(args.output, done.outputs)
         print(f"outputs of {batch} images written to {args.output}")
     compared: list[dict[str, Any]] = []
     if args.compare or subsets:
         others = plan_subsets(tables, batch, args.search, None if args.compare else subsets)
-        compared = _compare(session, others, images, done, args.rounds)
+        compared = _compare(session, args, tables, others, images, (first_plan, adjusted))
     if args.plot is not None:
         from multi_dnn_ros.partition.plots import plan_bars, run_bars, write_gantt
 
         bars = {"predicted": plan_bars(plan), **({"measured": run_bars(done)} if done.rounds else {})}
         write_gantt(args.plot, f"{args.model}, batch {batch}", bars)
     if args.report is not None:
-        write_json(args.report, {**provenance(), "model": args.model, "batch": batch, "plan": plan_json(plan),
-                                 **run_json(done), **again, "difference": largest, "subsets": compared})  # fmt: skip
+        write_json(args.report, {**provenance(), "model": args.model, "batch": batch,
+                                 **adjusted_json(first_plan, adjusted),
+                                 "difference": largest, "subsets": compared})  # fmt: skip
+
+
+def _run_plan(
+    session: BatchSession, args: argparse.Namespace, tables: Mapping[str, BatchTable], images: Array
+) -> AdjustedRun:
+    """Run the plan of the session, unless --no-adjust also divided again. Raises CommandError when no unit is left."""
+    from multi_dnn_ros.partition.adjust import run_adjusted, run_as_planned
+
+    if args.adjust:
+        return run_adjusted(session, tables, images, args.rounds)
+    return run_as_planned(session, images, args.rounds)
 
 
 def _check_outputs(
@@ -175,7 +203,9 @@ def _check_outputs(
     computed the batch can compute these images. Raises CommandError if the difference exceeds the tolerance.
     """
     working = [name for name in plan.images if name not in session.failures]
-    computed_by = {name for name in plan.used if name in working} or set(working)
+    computed_by = set(plan.used)
+    if done.repeated_images:  # otherwise units failed only later, if at all
+        computed_by = {name for name in plan.used if name in working} or set(working)
     chosen, first = set(), 0
     for count in plan.images.values():
         chosen |= {first, first + count - 1} if count else set()
@@ -220,14 +250,18 @@ def _difference(
 
 def _compare(
     session: BatchSession,
+    args: argparse.Namespace,
+    tables: Mapping[str, BatchTable],
     plans: Mapping[tuple[str, ...], Plan | None],
     images: Array,
-    first: BatchRun,
-    rounds: int,
+    all_units: tuple[Plan, AdjustedRun],
 ) -> list[dict[str, Any]]:
-    """Run the plans of these subsets of the units, print a table of times, and return the figures."""
+    """Run the plans of these subsets of the units, print a table of times, and return the figures.
+
+    all_units: plan by the tables and run of all units, which are not run again.
+    """
     from multi_dnn_ros.common.reporting import table
-    from multi_dnn_ros.partition.run import disagreement, run_rounds
+    from multi_dnn_ros.partition.run import disagreement
 
     rows, entries = [], []
     for subset, plan in plans.items():
@@ -235,15 +269,20 @@ def _compare(
             rows.append([" + ".join(subset), "-", "-", "-", "-", "cannot hold the batch"])
             continue
         try:
-            session.change_plan(plan)
-            done = run_rounds(session, images, rounds)
+            if set(subset) == set(tables):
+                plan, adjusted = all_units
+                subset = tuple(plan.images)  # in the order of its numbers of images
+            else:
+                session.change_plan(plan)
+                adjusted = _run_plan(session, args, tables, images)
         except CommandError as error:  # its only unit failed; other subsets may do without it
             rows.append([" + ".join(subset), image_counts(plan), f"{plan.total_ms:.4g}", "-", "-", str(error)])
             continue
-        difference = disagreement(done.outputs, first.outputs)
-        rows.append([" + ".join(subset), image_counts(plan), f"{plan.total_ms:.4g}", f"{done.measured_ms:.4g}",
-                     f"{done.measured_ms / plan.total_ms - 1:+.1%}", f"{difference:.2g}"])  # fmt: skip
-        entries.append({"units": list(subset), "plan": plan_json(plan), **run_json(done), "difference": difference})
+        used, done = adjusted.plan, adjusted.done
+        difference = disagreement(done.outputs, all_units[1].done.outputs)
+        rows.append([" + ".join(subset), image_counts(used), f"{used.total_ms:.4g}", *measured_text(used, done),
+                     f"{difference:.2g}"])  # fmt: skip
+        entries.append({"units": list(subset), **adjusted_json(plan, adjusted), "difference": difference})
     print("\n" + table(["units", "images", "predicted ms", "measured ms", "error", "difference"], rows))
     return entries
 

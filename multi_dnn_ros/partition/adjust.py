@@ -7,9 +7,10 @@ take longer, some more than others.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
+from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.partition.executor import Array
 from multi_dnn_ros.partition.run import BatchRun, run_rounds
 from multi_dnn_ros.partition.session import BatchSession
@@ -21,41 +22,70 @@ _LEAST_GAIN = 0.01
 
 @dataclass(frozen=True)
 class AdjustedRun:
-    """plan, done: the plan used, with predictions by `factors`, and its run. first: the run of the plan by the tables.
+    """plan, done: the plan used and its run. first: the run of the plan by the tables.
 
-    factors: by unit, the time until it ends when all units run, over the time in its table; empty if a unit failed in
-    the first run, which is then the only one. kept: whether the units have the same images in both plans, because
-    another division would not be faster, or was not.
+    If that plan was kept, `plan` has the predictions of the tables, because corrected ones would come from the run that
+    they predict; otherwise it has predictions by `factors`. done.failures: also of units that failed while the other
+    plan ran, after a complete first run.
+
+    factors: by unit that has images in the plan by the tables, the time until it ends when all units run, over the time
+    in its table; empty if a unit failed in the first run, or if the batch was not to be divided again. tried: the other
+    plan that was run; None if none is predicted to be faster.
     """
 
     plan: Plan
     done: BatchRun
     first: BatchRun
     factors: Mapping[str, float]
-    kept: bool
+    tried: Plan | None
+
+    @property
+    def kept(self) -> bool:
+        """Whether the plan by the tables was used."""
+        return self.plan is not self.tried
+
+
+def run_as_planned(session: BatchSession, images: Array, rounds: int) -> AdjustedRun:
+    """Run the plan of the session only. Raises CommandError when no unit is left."""
+    done = run_rounds(session, images, rounds)
+    return AdjustedRun(session.plan, done, done, {}, None)
 
 
 def run_adjusted(session: BatchSession, tables: Mapping[str, UnitTimes], images: Array, rounds: int) -> AdjustedRun:
     """Run the plan of the session, divide the batch again by the measured times, and run it again.
 
-    The session then has the faster of both plans. Raises CommandError when no unit is left.
+    Divides the batch only once if it is on a single unit. The session then has the faster of both plans; the first one
+    if a unit failed in the second run. Raises CommandError when no unit is left for the first run.
     """
     first_plan = session.plan
+    if len(first_plan.used) < 2:
+        return run_as_planned(session, images, rounds)
     first = run_rounds(session, images, rounds)
     if first.failures:
-        return AdjustedRun(first_plan, first, first, {}, True)
+        return AdjustedRun(first_plan, first, first, {}, None)
     factors = {name: ms / first_plan.ms[name] for name, ms in _ends(first).items()}
-    corrected = {name: slowed(tables[name], factors.get(name, 1.0)) for name in first_plan.images}
-    same = replanned(first_plan, corrected)
+    # A unit without images was not measured. It shares the host with the others, so it is assumed to take longer by the
+    # same factor; by its table alone it would seem faster than all of them.
+    typical = median(factors.values())
+    corrected = {name: slowed(tables[name], factors.get(name, typical)) for name in first_plan.images}
     other = SEARCHES[first_plan.search](corrected, first_plan.batch)
-    plan = other if other.total_ms < (1.0 - _LEAST_GAIN) * same.total_ms else same
-    session.change_plan(plan)
-    done = run_rounds(session, images, rounds)
-    if plan is other and not done.failures and done.measured_ms > first.measured_ms:
-        plan = same
-        session.change_plan(plan)
+    if other.total_ms >= (1.0 - _LEAST_GAIN) * replanned(first_plan, corrected).total_ms:
+        return AdjustedRun(first_plan, first, first, factors, None)
+    session.change_plan(other)
+    done: BatchRun | None = None
+    try:
         done = run_rounds(session, images, rounds)
-    return AdjustedRun(plan, done, first, factors, plan is same)
+    except CommandError:
+        if not _failures(session):  # not for lack of units: they do not agree about their outputs
+            raise
+    if done is not None and not done.failures and done.measured_ms <= first.measured_ms:
+        return AdjustedRun(other, done, first, factors, other)
+    session.change_plan(first_plan)
+    return AdjustedRun(first_plan, replace(first, failures=_failures(session)), first, factors, other)
+
+
+def _failures(session: BatchSession) -> tuple[str, ...]:
+    return tuple(session.failures[name] for name in session.plan.images if name in session.failures)
 
 
 def _ends(run: BatchRun) -> dict[str, float]:

@@ -53,6 +53,9 @@ class Executor(Protocol):
     """Created in the process of the unit and used by one thread. Methods raise whatever loading or running raises.
 
     An executor that runs out of memory raises MemoryError, torch.OutOfMemoryError, or an error caused by one of them.
+
+    An executor may also have an attribute `image_dtype`: NumPy's name of the dtype in which images are best copied to
+    the device, ``float32`` (the default) or, if the network computes in it anyway, ``float16``.
     """
 
     def __init__(self, unit: Unit, network: NetworkRequest, precision: str) -> None: ...
@@ -65,13 +68,6 @@ class Executor(Protocol):
     @property
     def shape(self) -> tuple[int, int, int]:
         """Shape of one input image: (3, height, width)."""
-        ...
-
-    @property
-    def image_dtype(self) -> str:
-        """NumPy's name of the dtype in which images are best copied to the device: float32, or float16 if the network
-        computes in it anyway. `run` gets images in this dtype if all units of a batch have the same, else in float32.
-        """
         ...
 
     @property
@@ -98,8 +94,8 @@ class Executor(Protocol):
     def run(self, images: Array, outputs: tuple[Array, ...]) -> RunTimes:
         """Run a batch of the size that was prepared last.
 
-        images: (batch, 3, height, width), float32 or `image_dtype`. outputs: (batch, ...) each, filled in the order of
-        the images.
+        images: (batch, 3, height, width), in `image_dtype` if all units of a batch have the same, else in float32.
+        outputs: (batch, ...) each, filled in the order of the images.
         """
         ...
 
@@ -116,6 +112,12 @@ def identity(unit: Unit, precision: str) -> str:
     """
     described: str = executor_class(unit).identity(unit, precision)
     return described
+
+
+def image_dtype(executor: Executor) -> str:
+    """The executor's `image_dtype`, or its default."""
+    dtype: str = getattr(executor, "image_dtype", "float32")
+    return dtype
 
 
 def executor_class(unit: Unit) -> Any:

@@ -77,6 +77,9 @@ def profile_unit(
                 if not failure.out_of_memory:
                     raise
                 row = Row(batch=batch, samples=0, failure=failure.text, measured_at=_now())
+            if row.total is not None and row.total.p50 == 0.0:  # of an executor that does not measure
+                problem = f"reported 0 ms for {batch} images; allowed: more than 0"
+                raise UnitFailure(unit.name, problem, lost=False, out_of_memory=False)
             table = table.with_rows([row])
             write_table(path, table)
         progress(len(wanted), len(wanted), unit.name)

@@ -13,7 +13,7 @@ from typing import Any
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.partition import messages
 from multi_dnn_ros.partition.blocks import BlockForm, receive_block
-from multi_dnn_ros.partition.executor import Array, Executor, RunTimes, executor_class, random_images
+from multi_dnn_ros.partition.executor import Array, Executor, RunTimes, executor_class, image_dtype, random_images
 from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.memory_errors import is_memory_error
 
@@ -76,7 +76,8 @@ class _Server:
         if isinstance(request, messages.Open):
             opened: Executor = executor_class(self._unit)(self._unit, request.network, request.precision)
             self._executor = opened
-            return messages.Opened(opened.device, opened.shape, opened.image_dtype, opened.parameters, opened.tolerance)
+            dtype = image_dtype(opened)
+            return messages.Opened(opened.device, opened.shape, dtype, opened.parameters, opened.tolerance)
         executor = self._executor
         if executor is None:
             raise RuntimeError(f"{self._unit.name} received {type(request).__name__} before Open")
@@ -105,7 +106,7 @@ class _Server:
     def _measure(self, executor: Executor, request: messages.Measure) -> messages.Measured:
         from multi_dnn_ros.partition.blocks import Block
 
-        images = Block(BlockForm((request.batch, *executor.shape), executor.image_dtype))
+        images = Block(BlockForm((request.batch, *executor.shape), image_dtype(executor)))
         images.array[:] = random_images(executor.shape, request.batch)
         blocks = [images]
         if request.transfer:

@@ -83,6 +83,9 @@ class BatchTable(FileModel):
         sizes = [row.batch for row in self.rows]
         if sizes != sorted(set(sizes)):
             raise ValueError("rows are not sorted by batch size")
+        for row in self.rows:
+            if row.total is not None and row.total.p50 == 0.0:  # plans are compared by ratios of times
+                raise ValueError(f"batch {row.batch} took 0 ms in total; allowed: more than 0")
         return self
 
     @property

@@ -179,8 +179,8 @@ class DnnConfig(Section):
         0,
         ge=0,
         le=1024,
-        description="Number of SMs of the GPU that the DNN may use, limited by a CUDA green context (needs PyTorch "
-        "2.11 or newer). DNNs with the same number share the same SMs. 0: all.",
+        description="Number of SMs of the GPU that the DNN may use, limited by a CUDA green context (needs a driver "
+        "for CUDA 12.5 or newer). DNNs with the same number share the same SMs. 0: all.",
     )
     max_batch: int = Field(
         1,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from multi_dnn_ros.backends import green_contexts
+from multi_dnn_ros.backends import green_contexts, sm_division
 from multi_dnn_ros.backends.green_contexts import with_own_cudnn_plans
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
@@ -47,7 +47,7 @@ def test_an_impossible_share_is_an_error_that_names_the_dnn(monkeypatch: pytest.
         ConfigError, match=r"parameter dnn\.object\.sms is 16; only an NVIDIA GPU .* is cpu; 0: the whole"
     ):
         build(config)
-    monkeypatch.setattr("torch.cuda.green_contexts.SUPPORTED", False, raising=False)
+    monkeypatch.setattr(sm_division, "available", lambda: False)
     assert "no CUDA green contexts" in green_contexts.sms_problem(GPU, 16)
 
     def refuse(device: torch.device, sms: int) -> None:
@@ -57,6 +57,14 @@ def test_an_impossible_share_is_an_error_that_names_the_dnn(monkeypatch: pytest.
     monkeypatch.setattr(green_contexts, "make_stream", refuse)
     with pytest.raises(ConfigError, match=r"dnn\.object\.sms is 16; CUDA reports: .*not enough groups"):
         build(config)
+
+
+def test_green_contexts_need_the_driver_and_not_those_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.green_contexts.SUPPORTED", False, raising=False)
+    monkeypatch.setattr(sm_division, "available", lambda: True)
+    for cuda, supported in (("12.6", True), (None, False)):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        assert green_contexts.supported() == supported
 
 
 def test_streams_of_one_size_belong_to_one_share_and_are_assigned_round_robin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multi_dnn_ros.backends import sm_division
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, choose_conditions
 from multi_dnn_ros.benchmark.paper.loops import EngineLoop, SequentialLoop, make_batched_task, make_task
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
@@ -72,7 +73,7 @@ def test_a_share_of_sms_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch
     check_partition(CPU, None)
     with pytest.raises(UsageError, match="--sms is 16; only an NVIDIA GPU"):
         check_partition(CPU, 16)
-    monkeypatch.setattr("torch.cuda.green_contexts.SUPPORTED", False, raising=False)
+    monkeypatch.setattr(sm_division, "available", lambda: False)
     with pytest.raises(UsageError, match="no CUDA green contexts"):
         check_partition(CUDA, 16)
 

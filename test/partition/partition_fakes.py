@@ -19,7 +19,8 @@ SHAPE = (3, 4, 4)
 def parse(text: str) -> Unit:
     """fake:<name>[/<option>=<number>]... Options: ms (per image), max_batch, prepare (seconds), die (killed in a run),
     exit, full, fail, hang, wrong, absent, half (images in float16),
-    only (number of images at which `ms` holds; 90 ms per image for any other number).
+    only (number of images at which `ms` holds; 90 ms per image for any other number), fail_unless (number of images at
+    which it does not fail).
     """
     match = re.fullmatch(r"fake:(\w+)((?:/\w+=[0-9.]+)*)", text)
     if match is None:
@@ -41,10 +42,8 @@ class FakeExecutor:
         self.device = self.identity(unit, precision)
         self.shape, self.parameters, self.tolerance = SHAPE, 7, 1e-4
         self._ready = 0
-
-    @property
-    def image_dtype(self) -> str:
-        return "float16" if self._options.get("half") else "float32"
+        if self._options.get("half"):
+            self.image_dtype = "float16"  # else the default
 
     @staticmethod
     def identity(unit: Unit, precision: str) -> str:
@@ -68,7 +67,7 @@ class FakeExecutor:
             os._exit(3)
         if self._options.get("full"):
             raise MemoryError("the device is full")
-        if self._options.get("fail"):
+        if self._options.get("fail") or len(images) != self._options.get("fail_unless", len(images)):
             raise RuntimeError("a kernel failed")
         if self._options.get("hang"):
             time.sleep(600)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from partition_fakes import FakeExecutor, row, table
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.partition import measure
-from multi_dnn_ros.partition.executor import NetworkRequest
+from multi_dnn_ros.partition import measure, messages
+from multi_dnn_ros.partition.executor import NetworkRequest, RunTimes
 from multi_dnn_ros.partition.measure import Sampling, profile_unit
-from multi_dnn_ros.partition.unit_process import UnitFailure
+from multi_dnn_ros.partition.unit_process import UnitFailure, UnitHandle
 from multi_dnn_ros.planning.batch_table import (
     CSV_HEADER,
     BatchTable,
@@ -59,6 +59,29 @@ def test_times_between_two_sizes_are_interpolated_linearly() -> None:
     assert table("fake:a", 1.0, rows=(row(4, 8.0),)).predict_ms(2) == 8.0
 
 
+@given(times=st.lists(st.floats(0.0, 50.0), min_size=1, max_size=9), smallest=st.integers(1, 3))
+def test_a_table_predicts_more_than_0_ms_or_is_invalid(times: list[float], smallest: int) -> None:
+    rows = tuple(row(smallest + 3 * index, ms) for index, ms in enumerate(times))
+    if 0.0 in times:
+        with pytest.raises(ValueError, match=r"batch \d+ took 0 ms in total; allowed: more than 0"):
+            table("fake:a", 1.0, rows=rows)
+    else:
+        found = table("fake:a", 1.0, rows=rows)
+        assert all(found.predict_ms(batch) > 0.0 for batch in range(1, found.largest + 1))
+
+
+def test_an_executor_that_reports_no_time_is_an_error_and_not_a_table(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = (RunTimes(0.0, 0.0, 0.0),)
+    monkeypatch.setattr(UnitHandle, "ask", lambda *request, real=UnitHandle.ask: (
+        messages.Measured(none) if isinstance(request[1], messages.Measure) else real(*request)
+    ))  # fmt: skip
+    with pytest.raises(UnitFailure, match="reported 0 ms for 2 images"):
+        profile_unit(parse_unit("fake:a"), FAKE, "auto", [2], tmp_path, sampling=FAST)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_failed_size_limits_the_capacity_of_the_unit() -> None:
     failed = Row(batch=8, samples=0, failure="ran out of memory")
     found = table("fake:a", 1.0, max_batch=4).with_rows([failed, row(16, 16.0)])
@@ -81,6 +104,7 @@ def test_a_written_table_is_read_unchanged(tmp_path) -> None:
         lambda content: content["rows"][0].update(total=None),
         lambda content: content["rows"][0].update(failure="ran out of memory"),
         lambda content: content["rows"][0]["total"].update(p50=float("nan")),
+        lambda content: content["rows"][1]["total"].update(p25=0.0, p50=0.0, p75=0.0),
         lambda content: content.pop("unit"),
     ],
 )

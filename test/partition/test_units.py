@@ -17,7 +17,7 @@ from multi_dnn_ros.backends.registry import BackendRequest
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.cli.profile_target import add_target, open_target
 from multi_dnn_ros.partition import torch_executor
-from multi_dnn_ros.partition.executor import identity
+from multi_dnn_ros.partition.executor import NetworkRequest, identity, image_dtype
 from multi_dnn_ros.partition.unit_process import UnitProcesses
 from multi_dnn_ros.pipeline import choices
 from multi_dnn_ros.pipeline.devices import unit_of
@@ -77,6 +77,14 @@ def test_another_package_adds_a_kind_by_an_entry_point(monkeypatch: pytest.Monke
     assert unit_kinds()["npu"].form == "npu:NUMBER"
     with pytest.raises(ValueError, match="registered already"):
         batch_units.register(UnitKind("fake", "", partition_fakes.parse))
+
+
+def test_an_executor_of_another_package_needs_no_image_dtype() -> None:
+    found = []
+    for name in ("fake:a", "fake:a/half=1"):
+        executor = partition_fakes.FakeExecutor(parse_unit(name), NetworkRequest("fake"), "auto")
+        found.append((hasattr(executor, "image_dtype"), image_dtype(executor)))
+    assert found == [(False, "float32"), (True, "float16")]
 
 
 def test_a_unit_of_this_package_imports_no_other_package(monkeypatch: pytest.MonkeyPatch) -> None:

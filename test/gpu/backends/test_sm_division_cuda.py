@@ -7,7 +7,7 @@ import statistics
 import pytest
 import torch
 
-from multi_dnn_ros.backends import green_contexts
+from multi_dnn_ros.backends import green_contexts, sm_division
 from multi_dnn_ros.backends.sm_division import SmDivision
 
 GPU = torch.device("cuda", 0)
@@ -41,3 +41,16 @@ def test_two_shares_compute_at_the_same_time_without_slowing_each_other_down() -
     whole = ms([torch.cuda.Stream(GPU)])
     assert alone > 2.0 * whole  # it is a share
     assert both < 1.3 * alone  # 2.0 if the shares overlapped
+
+
+def test_all_sms_are_divided_before_a_share_overlaps(caplog: pytest.LogCaptureFixture) -> None:
+    division = SmDivision(GPU)
+    left = torch.cuda.get_device_properties(GPU).multi_processor_count
+    assert sm_division._count(division._unused) == left
+    while left >= 16:
+        division.streams(16, 1)
+        left -= 16
+        assert sm_division._count(division._unused) == left
+    assert not caplog.records
+    division.streams(16, 1)
+    assert f"too few unused SMs for a share of 16 SMs ({left} unused)" in caplog.text
