@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import array
-import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import cv2
 import jpeg_pipelines
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-from engine_fakes import WAIT, Gate, Recorder, task
+from engine_fakes import WAIT
 from engine_rig import Rig, same
 from fake_host import Ends, FakeClock, FakeHost
 from fake_pipelines import settings
@@ -28,55 +23,23 @@ from host_rig import HostRig
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from jpeg_pipelines import FAILING_WIDTH, MARK, build_on_device
+from jpeg_files import MAX_PIXELS, damaged, encoded, jpeg, message
+from jpeg_pipelines import MARK, build_on_device
 
 from multi_dnn_ros.backends import jpeg_decoding
-from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS, JpegDecoder, JpegUnavailable, make_jpeg_decoder
+from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS, JpegUnavailable, make_jpeg_decoder
 from multi_dnn_ros.benchmark.host_traffic import HostTraffic
 from multi_dnn_ros.common.jpeg_file import JpegFile
-from multi_dnn_ros.engine import DropReason, Engine, Frame, Result
-from multi_dnn_ros.engine.image_thread import ImageThread
-from multi_dnn_ros.engine.observer import NullObserver
-from multi_dnn_ros.engine.policies import make_policy
-from multi_dnn_ros.engine.queue import JobQueue
+from multi_dnn_ros.engine import DropReason, Frame, Result
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
-from multi_dnn_ros.serving.engine_reports import StatusObserver
 from multi_dnn_ros.serving.host import ConfigureError
 from multi_dnn_ros.serving.local_host import LocalHost
-from multi_dnn_ros.serving.shared_status import SharedStatus, create_status_memory
-from multi_dnn_ros.serving.supervision.hang_detector import HangDetector
-from multi_dnn_ros.serving.supervision.states import Phase, ProcessState
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.image_decoding import decode_compressed, jpeg_for_device
 
 CPU = torch.device("cpu")
-MAX_PIXELS = 1280 * 720
-
-
-def message(value: int = 200, size: tuple[int, int] = (48, 64), extension: str = ".jpg") -> Any:
-    """A CompressedImage full of `value`."""
-    return encoded(np.full((*size, 3), value, np.uint8), extension)
-
-
-def encoded(pixels: npt.NDArray[np.uint8], extension: str = ".jpg", *options: int) -> Any:
-    data = cv2.imencode(extension, pixels, options)[1]
-    return SimpleNamespace(format=extension, data=array.array("B", data.tobytes()))
-
-
-def damaged(size: tuple[int, int] = (48, 64)) -> Any:
-    """A file that passes the checks of its header, and that no decoder can read: its Huffman tables are impossible."""
-    whole = message(200, size)
-    table = bytes(whole.data).index(b"\xff\xc4")
-    whole.data[table + 5 : table + 21] = array.array("B", [255] * 16)
-    return whole
-
-
-def jpeg(*arguments: Any) -> JpegFile:
-    file = jpeg_for_device(message(*arguments), MAX_PIXELS)
-    assert file is not None
-    return file
 
 
 def compressed(config: NodeConfig, jpeg_decoder: str = "auto") -> NodeConfig:
@@ -92,278 +55,6 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg_decoding, "JPEG_DECODERS", JPEG_DECODERS)
     monkeypatch.setitem(JPEG_DECODERS, "cpu", jpeg_pipelines.make)
     jpeg_pipelines.decoded.clear()
-
-
-# -- one frame in the engine
-
-
-class Waiting:
-    """A decoder that waits for `go`, and counts its calls."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.begun, self.go = threading.Event(), threading.Event()
-
-    def __call__(self, file: JpegFile) -> jpeg_decoding.Decoded:
-        self.calls += 1
-        self.begun.set()
-        assert self.go.wait(WAIT)
-        return torch.from_numpy(file.decode()), None
-
-
-def test_frames_are_decoded_once_for_all_dnns_and_keep_their_order() -> None:
-    decode, recorder = Waiting(), Recorder()
-    decoder = JpegDecoder(decode)
-    engine = Engine([task("a"), task("b", cameras=("front", "rear"))], **recorder.callbacks(), workers=2)
-    engine.start()
-    engine.offer(Frame("front", 0, jpeg(), 0, jpeg_decoder=decoder))
-    assert decode.begun.wait(WAIT)
-    pixels = np.zeros((48, 64, 3), np.uint8)
-    engine.offer(Frame("front", 1, pixels, 1))  # needs no decoding, but must not overtake frame 0
-    engine.offer(Frame("rear", 2, pixels, 2))
-    deadline = time.monotonic() + WAIT
-    while not recorder.results:  # the other camera is not delayed
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert not engine.wait_idle(0.0)
-    decode.go.set()
-    assert engine.stop(WAIT, drain=True) == []
-    assert decode.calls == 1
-    assert recorder.results[0].frame.context == 2
-    ends = {(end.dnn, end.frame.context) for end in (*recorder.results, *recorder.drops)}
-    assert ends == {("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2)}
-    for dnn in ("a", "b"):
-        front = [
-            result.frame.context for result in recorder.results if (result.dnn, result.frame.camera) == (dnn, "front")
-        ]
-        assert front == sorted(front)
-        assert front[-1] == 1
-    assert all(drop.reason is DropReason.OVERWRITTEN and drop.frame.context == 0 for drop in recorder.drops)
-
-
-def test_the_time_of_decoding_is_counted() -> None:
-    def slow(file: JpegFile) -> jpeg_decoding.Decoded:
-        time.sleep(0.05)
-        return torch.from_numpy(file.decode()), None
-
-    recorder = Recorder()
-    engine = Engine([task("a")], **recorder.callbacks())
-    engine.start()
-    engine.offer(Frame("front", 0, jpeg(), jpeg_decoder=JpegDecoder(slow)))
-    engine.stop(WAIT, drain=True)
-    (result,) = recorder.results
-    assert result.timing.decode_ns >= 50_000_000
-    assert result.timing.pre_ns < 50_000_000
-
-
-def test_an_engine_stops_in_time_while_an_image_is_being_decoded() -> None:
-    decode, recorder = Waiting(), Recorder()
-    engine = Engine([task("a"), task("b")], **recorder.callbacks())
-    engine.start()
-    for number in range(2):
-        engine.offer(Frame("front", number, jpeg(), number, jpeg_decoder=JpegDecoder(decode)))
-    assert decode.begun.wait(WAIT)
-    assert engine.stop(0.3, drain=True) == ["images"]
-    expected = sorted((dnn, number, DropReason.SHUTDOWN) for dnn in "ab" for number in range(2))
-    assert sorted((drop.dnn, drop.frame.context, drop.reason) for drop in recorder.drops) == expected
-    decode.go.set()
-    deadline = time.monotonic() + WAIT
-    while engine.running_threads():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert len(recorder.drops) == 4  # nothing is counted twice
-    engine.offer(Frame("front", 2, jpeg(), 2))
-    assert [drop.reason for drop in recorder.drops[4:]] == [DropReason.SHUTDOWN] * 2
-    assert not recorder.results
-
-
-def test_nothing_is_decoded_while_the_queue_is_paused() -> None:
-    """CUDA graphs are captured meanwhile."""
-    queue = JobQueue(make_policy("fifo", 0), time.monotonic_ns)
-    decode = Waiting()
-    frame = Frame("front", 0, jpeg(), jpeg_decoder=JpegDecoder(decode))
-    passed: list[Frame] = []
-    thread = ImageThread(
-        CPU, queue, NullObserver(), time.monotonic_ns, lambda frame, dnns: passed.append(frame), lambda *lost: None
-    )
-    with queue.paused(WAIT):
-        thread.put(frame, ("a",))
-        assert not decode.begun.wait(0.1)
-    assert decode.begun.wait(WAIT)
-    with pytest.raises(TimeoutError), queue.paused(0.05):
-        pass
-    decode.go.set()
-    with queue.paused(WAIT):
-        assert frame.is_decoded_for(CPU)
-    assert thread.wait_idle(WAIT)
-    assert passed == [frame]
-    thread.close()
-    thread.join(WAIT)
-    assert not thread.is_alive()
-
-
-def test_nothing_is_decoded_in_a_pause_that_the_engine_stops_in() -> None:
-    queue = JobQueue(make_policy("fifo", 0), time.monotonic_ns)
-    decode = Waiting()
-    frame = Frame("front", 0, jpeg(), jpeg_decoder=JpegDecoder(decode))
-    passed: list[Frame] = []
-    thread = ImageThread(
-        CPU, queue, NullObserver(), time.monotonic_ns, lambda frame, dnns: passed.append(frame), lambda *lost: None
-    )
-    with queue.paused(WAIT):
-        thread.put(frame, ("a",))
-        queue.close()
-        assert thread.wait_idle(WAIT)
-    assert decode.calls == 0
-    assert passed == [frame]  # undecoded, to DNNs that are closed
-    thread.close()
-    thread.join(WAIT)
-
-
-def test_of_each_camera_only_the_newest_image_waits_for_its_decoding() -> None:
-    decode, recorder = Waiting(), Recorder()
-    decoder = JpegDecoder(decode)
-    cameras = ("front", "rear")
-    engine = Engine([task("a", cameras=cameras), task("b", cameras=cameras)], **recorder.callbacks())
-    engine.start()
-
-    def offer(camera: str, number: int, dnns: tuple[str, ...] = ("a", "b")) -> None:
-        engine.offer(Frame(camera, number, jpeg(), number, jpeg_decoder=decoder), dnns)
-
-    offer("front", 0)
-    assert decode.begun.wait(WAIT)
-    offer("front", 1)
-    offer("rear", 2)
-    offer("front", 3, ("a",))  # 1 is left for b
-    offer("front", 4)  # instead of 1 and 3
-    assert [(drop.dnn, drop.frame.context, drop.reason) for drop in recorder.drops] == [
-        ("a", 1, DropReason.OVERWRITTEN), ("b", 1, DropReason.OVERWRITTEN), ("a", 3, DropReason.OVERWRITTEN)
-    ]  # fmt: skip
-    decode.go.set()
-    assert engine.stop(WAIT, drain=True) == []
-    assert decode.calls == 3
-    ends = sorted((end.dnn, end.frame.context) for end in (*recorder.results, *recorder.drops))
-    assert ends == [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("a", 4), ("b", 0), ("b", 1), ("b", 2), ("b", 4)]
-
-
-def test_images_that_arrive_do_not_hide_a_dnn_that_hangs() -> None:
-    """Decoding images of its camera must not count as progress of the DNN, or as a job of it."""
-    memory = create_status_memory(("a",))
-    status = SharedStatus(("a",), memory)
-    os.close(memory)
-    gate = Gate()
-    engine = Engine([task("a", jobs=1, on_job=lambda index: gate())], on_result=lambda result: None,
-                    observer=StatusObserver(status, None))  # type: ignore[arg-type]  # fmt: skip
-    engine.start()
-    decoder = JpegDecoder(jpeg_pipelines.decode_with_mark)
-    assert status.running_jobs() == {}
-    engine.offer(Frame("front", 0, jpeg(), 0, jpeg_decoder=decoder))
-    gate.wait_for_job()
-    since = status.running_jobs()["a"]
-    for number in range(1, 6):
-        engine.offer(Frame("front", number, jpeg(), number, jpeg_decoder=decoder))
-    deadline = time.monotonic() + WAIT
-    while len(jpeg_pipelines.decoded) < 2 or status.image_since_ns() is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert status.running_jobs() == {"a": since}
-    gate.open()
-    engine.stop(WAIT)
-
-
-def test_a_decoder_that_hangs_is_noticed() -> None:
-    memory = create_status_memory(("a",))
-    status = SharedStatus(("a",), memory)
-    os.close(memory)
-    decode = Waiting()
-    engine = Engine([task("a")], on_result=lambda result: None, observer=StatusObserver(status, None))  # type: ignore[arg-type]
-    engine.start()
-    engine.offer(Frame("front", 0, jpeg(), jpeg_decoder=JpegDecoder(decode)))
-    assert decode.begun.wait(WAIT)
-    now = [time.monotonic_ns()]
-    detector = HangDetector(5.0, 1e6, lambda: now[0])
-    process = ProcessState(0, Phase.SERVING, now[0])
-    assert detector.check(process, os.getpid(), status) is None
-    for _ in range(10):
-        now[0] += 600_000_000
-        detector.tick()
-    fault = detector.check(process, os.getpid(), status)
-    assert fault is not None
-    assert "decoding an image takes longer than 5 s" in fault.cause
-    assert fault.running == ()  # no DNN is accused
-    decode.go.set()
-    engine.stop(WAIT, drain=True)
-    assert detector.check(process, os.getpid(), status) is None
-
-
-def test_errors_of_the_device_count_as_failures_of_the_dnn() -> None:
-    def fault(file: JpegFile) -> jpeg_decoding.Decoded:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    recorder = Recorder()
-    engine = Engine([task("a")], **recorder.callbacks(), max_failures=2)
-    engine.start()
-    for number in range(3):
-        engine.offer(Frame("front", number, jpeg(), number, jpeg_decoder=JpegDecoder(fault)))
-        assert engine.wait_idle(WAIT)
-    engine.stop(WAIT)
-    assert [failure.disabled for failure in recorder.failures] == [False, True]
-    assert recorder.drops[0].reason is DropReason.DNN_ERROR
-    assert "CUDA error" in recorder.drops[0].message
-    assert recorder.drops[2].reason is not DropReason.OVERWRITTEN
-
-
-@pytest.mark.parametrize("batch", [False, True])
-def test_a_damaged_file_drops_its_frame_with_camera_and_reason(batch: bool) -> None:
-    recorder = Recorder()
-    cameras = ("front", "rear") if batch else ("front",)
-    dnn = task("a", cameras=cameras, batches=(2,) if batch else (), batch_delay_ns=50_000_000 if batch else 0)
-    engine = Engine([dnn], **recorder.callbacks(), max_failures=1)
-    engine.start()
-    bad = jpeg_for_device(damaged(), MAX_PIXELS)
-    for camera in cameras:
-        engine.offer(Frame(camera, 0, bad, 0, jpeg_decoder=JpegDecoder(jpeg_pipelines.decode_with_mark)))
-    assert engine.wait_idle(WAIT)
-    engine.offer(Frame("front", 1, jpeg(), 1, jpeg_decoder=JpegDecoder(jpeg_pipelines.decode_with_mark)))
-    engine.stop(WAIT, drain=True)
-    assert [(drop.frame.context, drop.reason) for drop in recorder.drops] == [(0, DropReason.BAD_IMAGE)] * len(cameras)
-    assert recorder.drops[0].message.startswith("data cannot be decoded")
-    assert [result.frame.context for result in recorder.results] == [1]  # not disabled: the DNN did not fail
-
-
-def test_a_damaged_file_does_not_affect_the_other_images_of_its_batch() -> None:
-    recorder = Recorder()
-    dnn = task("a", cameras=("front", "rear", "left"), batches=(2, 4), batch_delay_ns=500_000_000)
-    engine = Engine([dnn], **recorder.callbacks())
-    engine.start()
-    decoder = JpegDecoder(jpeg_pipelines.decode_with_mark)
-    for camera, file in (("front", jpeg(50)), ("rear", jpeg_for_device(damaged(), MAX_PIXELS)), ("left", jpeg(90))):
-        engine.offer(Frame(camera, 0, file, jpeg_decoder=decoder))
-    engine.stop(WAIT, drain=True)
-    assert [(drop.frame.camera, drop.reason) for drop in recorder.drops] == [("rear", DropReason.BAD_IMAGE)]
-    values = {result.frame.camera: round(result.output[0]) for result in recorder.results}
-    assert values == {"front": 52, "left": 92}  # each of the two jobs adds 1
-
-
-def test_a_file_is_decoded_with_opencv_if_the_device_fails_which_is_logged_once_per_camera(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    decoder = JpegDecoder(jpeg_pipelines.decode_with_mark)
-    for camera in ("front", "front", "rear"):
-        file = jpeg(200, (48, FAILING_WIDTH))
-        tensor = Frame(camera, 0, file, jpeg_decoder=decoder).tensor(CPU)
-        np.testing.assert_array_equal(tensor.numpy(), file.decode())
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert [text.split(":")[0] for text in warnings] == ["camera front", "camera rear"]
-    assert "nvJPEG status 5" in warnings[0]
-
-
-def test_a_failure_of_the_device_is_not_hidden() -> None:
-    def fault(file: JpegFile) -> jpeg_decoding.Decoded:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    with pytest.raises(RuntimeError, match="CUDA error"):
-        Frame("front", 0, jpeg(), jpeg_decoder=JpegDecoder(fault)).decode_for(CPU)
 
 
 # -- which devices can
