@@ -31,7 +31,7 @@ _NULL_SIZE = 32
 @dataclass(frozen=True)
 class HostCase:
     """One case. size: (width, height) of each camera's images. encoding: that of raw images; empty: JPEG. jpeg_decoder:
-    the parameter of the cameras; it is no part of the name, so that files with other values can be compared.
+    the parameter of the cameras; it is not part of the name, so that files with different values can be compared.
     """
 
     preset: str

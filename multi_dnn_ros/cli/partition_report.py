@@ -48,14 +48,14 @@ def run_table(plan: Plan, done: BatchRun) -> str:
     from multi_dnn_ros.common.reporting import table
 
     measured, busy, parts = done.unit_ms(), done.utilization(), done.parts_ms()
+    head = ["unit", "images", "predicted ms", "measured ms", "copy in", "network", "copy out", "host", "utilization"]
     rows = []
     for name, count in plan.images.items():
         row = [name, str(count), f"{plan.ms[name]:.4g}"]
         if name in measured:
             row += [f"{ms:.4g}" for ms in (measured[name], *dataclasses.astuple(parts[name]))]
             row.append(f"{busy[name]:.0%}")
-        rows.append(row + ["-"] * (9 - len(row)))
-    head = ["unit", "images", "predicted ms", "measured ms", "copy in", "network", "copy out", "host", "utilization"]
+        rows.append(row + ["-"] * (len(head) - len(row)))
     return table(head, rows)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile, size_of
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ class Frame:
         self.decode_ns = 0  # duration of decoding the image, or of storing and decoding its JPEG file
         self._source = image
         self._pixels: npt.NDArray[np.uint8] | None = None  # of a JPEG file, decoded on the CPU
-        self._problem = ""  # why the JPEG file cannot be decoded
         self._jpeg_decoder = jpeg_decoder
         self._uploads: dict[torch.device, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
         self._lock = threading.RLock()
@@ -80,14 +78,8 @@ class Frame:
         if not isinstance(source, JpegFile):
             return source
         with self._lock:
-            if self._problem:
-                raise FrameError(self._problem)
             if self._pixels is None:
-                try:
-                    self._pixels = source.decode()
-                except FrameError as error:
-                    self._problem = str(error)
-                    raise
+                self._pixels = source.decode()
             return self._pixels
 
     def is_decoded_for(self, device: torch.device) -> bool:
@@ -104,7 +96,7 @@ class Frame:
             if self.is_decoded_for(device):
                 return
             source = self.source
-            if self._jpeg_decoder is not None and isinstance(source, JpegFile) and not self._problem:
+            if self._jpeg_decoder is not None and isinstance(source, JpegFile):
                 decoded = self._jpeg_decoder(source, self.camera)
                 if decoded is not None:
                     self._uploads[device] = decoded

@@ -14,6 +14,7 @@ import torch
 from engine_fakes import WAIT, Gate, Recorder, task
 from jpeg_files import MAX_PIXELS, damaged, jpeg
 from jpeg_pipelines import FAILING_WIDTH
+from waiting import until
 
 from multi_dnn_ros.backends import jpeg_decoding
 from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder
@@ -56,10 +57,7 @@ def test_frames_are_decoded_once_for_all_dnns_and_keep_their_order() -> None:
     pixels = np.zeros((48, 64, 3), np.uint8)
     engine.offer(Frame("front", 1, pixels, 1))  # needs no decoding, but must not overtake frame 0
     engine.offer(Frame("rear", 2, pixels, 2))
-    deadline = time.monotonic() + WAIT
-    while not recorder.results:  # the other camera is not delayed
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: recorder.results, "a result of the other camera, which is not delayed", WAIT)
     assert not engine.wait_idle(0.0)
     decode.go.set()
     assert engine.stop(WAIT, drain=True) == []
@@ -102,10 +100,7 @@ def test_an_engine_stops_in_time_while_an_image_is_being_decoded() -> None:
     expected = sorted((dnn, number, DropReason.SHUTDOWN) for dnn in "ab" for number in range(2))
     assert sorted((drop.dnn, drop.frame.context, drop.reason) for drop in recorder.drops) == expected
     decode.go.set()
-    deadline = time.monotonic() + WAIT
-    while engine.running_threads():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: not engine.running_threads(), "the end of the threads", WAIT)
     assert len(recorder.drops) == 4  # nothing is counted twice
     engine.offer(Frame("front", 2, jpeg(), 2))
     assert [drop.reason for drop in recorder.drops[4:]] == [DropReason.SHUTDOWN] * 2
@@ -181,11 +176,17 @@ def test_of_each_camera_only_the_newest_image_waits_for_its_decoding() -> None:
     assert ends == [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("a", 4), ("b", 0), ("b", 1), ("b", 2), ("b", 4)]
 
 
-def test_images_that_arrive_do_not_hide_a_dnn_that_hangs() -> None:
-    """Decoding images of its camera must not count as progress of the DNN, or as a job of it."""
+def shared_status() -> SharedStatus:
+    """The status of an engine process with one DNN, a."""
     memory = create_status_memory(("a",))
     status = SharedStatus(("a",), memory)
     os.close(memory)
+    return status
+
+
+def test_images_that_arrive_do_not_hide_a_dnn_that_hangs() -> None:
+    """Decoding images of its camera must not count as progress of the DNN, or as a job of it."""
+    status = shared_status()
     gate = Gate()
     jpeg_pipelines.decoded.clear()
     engine = Engine([task("a", jobs=1, on_job=lambda index: gate())], on_result=lambda result: None,
@@ -198,19 +199,14 @@ def test_images_that_arrive_do_not_hide_a_dnn_that_hangs() -> None:
     since = status.running_jobs()["a"]
     for number in range(1, 6):
         engine.offer(Frame("front", number, jpeg(), number, jpeg_decoder=decoder))
-    deadline = time.monotonic() + WAIT
-    while len(jpeg_pipelines.decoded) < 2 or status.image_since_ns() is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: len(jpeg_pipelines.decoded) >= 2 and status.image_since_ns() is None, "decoded images", WAIT)
     assert status.running_jobs() == {"a": since}
     gate.open()
     engine.stop(WAIT)
 
 
 def test_a_decoder_that_hangs_is_noticed() -> None:
-    memory = create_status_memory(("a",))
-    status = SharedStatus(("a",), memory)
-    os.close(memory)
+    status = shared_status()
     decode = Waiting()
     engine = Engine([task("a")], on_result=lambda result: None, observer=StatusObserver(status, None))  # type: ignore[arg-type]
     engine.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from jpeg_files import MAX_PIXELS, damaged, encoded, jpeg, message
 from jpeg_pipelines import MARK, build_on_device
+from waiting import until
 
 from multi_dnn_ros.backends import jpeg_decoding
 from multi_dnn_ros.backends.jpeg_decoding import JPEG_DECODERS, JpegUnavailable, make_jpeg_decoder
@@ -124,10 +124,7 @@ class Camera:
             partial(decode_compressed, image, MAX_PIXELS),
             read_jpeg=partial(jpeg_for_device, image, MAX_PIXELS),
         )
-        deadline = time.monotonic() + WAIT
-        while len(self.host.offered) == offered and len(self.bad) == bad:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: len(self.host.offered) > offered or len(self.bad) > bad, "what became of the image", WAIT)
         for dnn in ("object", "lane"):
             if len(self.host.offered) > offered:
                 self.host.answer(dnn)
