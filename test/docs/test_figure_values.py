@@ -35,10 +35,39 @@ _NOT_IN_FILES = {
     "shared-weights-decomposed": {"0.328"},
     "one-kernel-for-a-convolution-and-its-relu": {"4,700", "9,600"},
     "an-important-dnn-among-heavy-ones": {"106", "105", "8,100", "2.16"},
-    "a-batch-on-two-gpus": {"1.79", "1.80", "1.82", "1.94", "2.07", "1.84", "1.91", "1.90", "1.88", "1.93", "1.87"},
+    "a-batch-on-two-gpus": {
+        "1.79",
+        "1.80",
+        "1.82",
+        "1.94",
+        "2.07",
+        "1.84",
+        "1.91",
+        "1.90",
+        "1.88",
+        "1.93",
+        "1.87",
+        "1.95",
+        "1.896",
+    },
     "distributed-training-steps-on-four-gpus": {"1.090", "1.037", "1.012", "1.015"},
-    "a-batch-on-shares-of-one-gpu": {"39.7", "33.3", "33.0", "29.7", "26.0", "24.8", "23.4"},
-    "a-batch-on-four-gpus": {"3.31", "4.00", "3.33", "2.95", "2.92", "3.48", "3.21"},
+    "a-batch-on-shares-of-one-gpu": {"39.7", "33.3", "33.0", "29.7", "26.0", "24.8", "23.4", "27.7"},
+    "a-batch-on-four-gpus": {
+        "3.31",
+        "4.00",
+        "3.33",
+        "2.95",
+        "2.92",
+        "3.48",
+        "3.21",
+        "4.77",
+        "3.75",
+        "3.65",
+        "3.19",
+        "3.11",
+        "3.98",
+    },
+    "the-frames-of-a-dnn-on-four-gpus": {"213"},
     "the-profiler-on-a-gpu": {"224", "120"},
     "accuracy-against-macs": {"92.4"},
 }
@@ -140,6 +169,16 @@ def _trials(result: Any, *, reverted: bool) -> list[float]:
     ]
 
 
+def _published_hz(result: Any) -> float:
+    """Results per second of all cameras."""
+    return sum(camera["published_hz"] for dnn in result["fairness"]["dnns"].values() for camera in dnn.values())
+
+
+def _engine_switches_hz(result: Any) -> float:
+    (case,) = result["cases"].values()
+    return float(case["processes"]["engine 1"]["groups"]["engine"]["context_switches_hz"])
+
+
 def _time(result: Any, other: str) -> float:
     times = result["ms_per_frame"]
     return times["engine"]["p50"] / times[other]["p50"]
@@ -161,6 +200,12 @@ def _less_than_one_share(it: Any) -> float:
 def _all_of(result: Any) -> float:
     """Time of one unit alone over that of the plan, all units."""
     alone = [of["measured_ms"] for of in result["subsets"] if len(of["units"]) == 1]
+    return float(min(alone) / result["measured_ms"])
+
+
+def _predicted_alone(result: Any) -> float:
+    """Predicted time of one unit alone over the measured time of the plan."""
+    alone = [each["plan"]["predicted_ms"] for each in result["subsets"] if len(each["units"]) == 1]
     return float(min(alone) / result["measured_ms"])
 
 
@@ -197,6 +242,17 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("eight-trainings-on-four-gpus", "14", "fleet_4gpus.json", lambda it: len(_trials(it, reverted=False))),
     ("eight-trainings-on-four-gpus", "9", "fleet_4gpus.json", lambda it: len(_trials(it, reverted=True))),
     ("eight-trainings-on-four-gpus", "37", "fleet_4gpus.json", lambda it: sum(_trials(it, reverted=True))),
+    *(
+        ("five-trainings-on-two-gpus", figure, "fleet_2gpus.json", compute)
+        for figure, compute in (
+            ("26", lambda it: 100 * _fair(it, "worse")),
+            ("2", lambda it: -100 * _fair(it, "better")),
+            ("0.90", lambda it: it["fair_against_baselines"]["total_time_ratio"]),
+        )
+    ),
+    ("the-frames-of-a-dnn-on-four-gpus", "213", "node_2gpus_h100.json", _published_hz),
+    ("cpu-time-of-the-built-in-networks-on-a-gpu", "3,185", "host_builtin_gpu_raw_after.json", _engine_switches_hz),
+    ("heavy-networks", "1.29", "host_heavy_gpu_h100_raw_later.json", _cores),
     ("heavy-networks", "225", "heavy_gpu_fp16.json", _results_hz),
     ("heavy-networks", "88", "heavy_gpu_fp16.json", lambda it: it["latency"]["all"]["last_window_ms"]["p99"]),
     ("heavy-networks", "101", "heavy_gpu.json", lambda it: it["latency"]["all"]["last_window_ms"]["p99"]),
@@ -213,6 +269,8 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
             ("resnet50", "26.0"),
             ("resnet18", "24.8"),
             ("resnet34", "23.4"),
+            ("vgg16", "27.7"),
+            ("densenet121", "24.8"),
         )
     ),
     *(
@@ -225,15 +283,21 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
         )
     ),
     *(
-        ("a-batch-on-four-gpus", figure, f"partition_{network}_4gpus.json", _all_of)
-        for network, figure in (
-            ("resnet50", "3.31"),
-            ("vgg16", "4.00"),
-            ("mobilenet_v2", "3.33"),
-            ("resnet34", "2.95"),
-            ("squeezenet1_1", "2.92"),
-            ("squeezenet1_0", "3.48"),
-            ("densenet121", "3.21"),
+        ("a-batch-on-four-gpus", figure, f"partition_{network}_4gpus{suffix}.json", compute)
+        for network, figure, suffix, compute in (
+            ("resnet50", "3.31", "", _all_of),
+            ("vgg16", "4.00", "", _all_of),
+            ("mobilenet_v2", "3.33", "", _all_of),
+            ("resnet34", "2.95", "", _all_of),
+            ("squeezenet1_1", "2.92", "", _all_of),
+            ("squeezenet1_0", "3.48", "", _all_of),
+            ("densenet121", "3.21", "", _all_of),
+            ("vgg19", "4.77", "_h100", _all_of),
+            ("vgg19", "3.98", "_h100", _predicted_alone),
+            ("squeezenet1_0", "3.75", "_h100", _all_of),
+            ("inception_v3", "3.65", "_h100", _all_of),
+            ("squeezenet1_1", "3.19", "_h100", _all_of),
+            ("resnet18", "3.11", "_h100", _all_of),
         )
     ),
     *(
@@ -247,6 +311,8 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
             ("squeezenet1_1", "1.84", _speedup),
             ("densenet121", "1.82", _speedup),
             ("vgg16", "1.91", _speedup),
+            ("vgg19", "1.95", _all_of),
+            ("inception_v3", "1.896", _all_of),
             ("resnet18", "1.91", _predicted_speedup),
             ("resnet34", "1.90", _predicted_speedup),
             ("resnet50", "1.88", _predicted_speedup),
