@@ -16,8 +16,9 @@ Two kinds of units differ in what a process does while it waits for the other un
   which its host waits for the unit.
 
 The model of time slices was fitted to one run of eight jobs on four H200 (results/fleet_4gpus_prediction.json). Since
-then a rank prepares its next batch before it reads the loss, so that its host waits while the unit has work: _TURNS may
-be too high now.
+then a rank prepares its next batch before it reads the loss, so that its host waits while the unit has work, and _TURNS
+may be too high. The model nevertheless predicted a later run of five jobs on two H100, to which nothing was fitted,
+within 12 % (results/fleet_2gpus_prediction.json).
 """
 
 from __future__ import annotations
