@@ -8,6 +8,7 @@ from pathlib import Path
 from multi_dnn_ros.cli.arguments import natural, positive_float, size
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.demo_video import model_argument, run_video
+from multi_dnn_ros.cli.network_arguments import PRECISIONS
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.settings.device_forms import DEVICE_FORMS
@@ -42,6 +43,7 @@ _EXAMPLES = """\
 multi-dnn demo
 multi-dnn demo --output out/rain --seconds 60 --seed 12
 multi-dnn demo --rate 30 --size 1280x720 --dnns original
+multi-dnn demo --precision int8 --dnns original
 multi-dnn demo --video drive.mp4
 multi-dnn demo --video drive.mp4 --model object=yolox_nano.onnx --model lane=builtin:lane --output out/mine
 """
@@ -61,6 +63,9 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--rate", type=positive_float, metavar="HZ", help="images per second (default: 10)")
     add("--size", type=size, metavar="WxH", help="size of the images in pixels (default: 640x480)")
     add("--seed", type=natural, metavar="N", help="random seed of the road (default: 8)")
+    add("--precision", choices=PRECISIONS,
+        help="number format of all DNNs (default: parameter `precision` of each); int8: fastest on a CPU with 8-bit "
+        "dot products")  # fmt: skip
     which = parser.add_mutually_exclusive_group().add_argument
     which("--dnns", choices=("both", "original", "decomposed"),
           help="which of the package's DNNs to run; both: one drive each (default: both)")  # fmt: skip
@@ -99,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
         size=args.size or (640, 480),
         seed=8 if args.seed is None else args.seed,
         domain_id=args.domain_id,
+        precision=args.precision,
     )
     if args.params_file is None and dnns == "both":
         return run_both(demo)

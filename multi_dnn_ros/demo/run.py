@@ -30,7 +30,7 @@ from multi_dnn_ros.models.builtin import GENERATED_ROAD_THRESHOLD, is_builtin
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.roles import PRESETS
-from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
+from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
@@ -47,7 +47,7 @@ _FINISH_LIMIT_S = 10.0
 class Demo:
     """One drive with one node; see ``multi-dnn demo --help``.
 
-    params_file: the node's parameters. domain_id: None: an unused one.
+    params_file: the node's parameters. domain_id: None: an unused one. precision: of all DNNs; None: as in params_file.
     """
 
     output: Path
@@ -57,6 +57,7 @@ class Demo:
     size: tuple[int, int] = (640, 480)
     seed: int = 8
     domain_id: int | None = None
+    precision: str | None = None
 
     @property
     def images(self) -> int:
@@ -114,7 +115,7 @@ class Demo:
             *("--count", str(frames), "--rate", str(self.rate_hz), "--size", f"{self.size[0]}x{self.size[1]}"),
             *("--seed", str(self.seed), "--wait-for-subscribers", "2", "--wait-timeout", str(_START_LIMIT_S)),
         ]
-        serve = ["run", "--params-file", str(self.params_file), *_thresholds(read_params_file(self.params_file))]
+        serve = ["run", "--params-file", str(self.params_file), *self._overrides()]
         with ExitStack() as stack:
             domain = stack.enter_context(reserved_domain()) if self.domain_id is None else self.domain_id
             environment = loopback_environment(domain)
@@ -141,12 +142,18 @@ class Demo:
             _finish(executor, recorder)
             return node.peak_memory_bytes, node.stop()
 
-
-def _thresholds(config: NodeConfig) -> list[str]:
-    """Arguments that set the score threshold for generated roads, for built-in DNNs that have none configured."""
-    names = [name for name, dnn in config.dnns.items() if is_builtin(dnn.model) and not dnn.score_threshold]
-    pairs = [("-p", f"dnn.{name}.score_threshold:={GENERATED_ROAD_THRESHOLD}") for name in names]
-    return ["--ros-args", *(word for pair in pairs for word in pair)] if pairs else []
+    def _overrides(self) -> list[str]:
+        """Arguments of the node: the score threshold for generated roads, for built-in DNNs that have none configured,
+        and the precision.
+        """
+        values = {}
+        for name, dnn in read_params_file(self.params_file).dnns.items():
+            if is_builtin(dnn.model) and not dnn.score_threshold:
+                values[f"dnn.{name}.score_threshold"] = str(GENERATED_ROAD_THRESHOLD)
+            if self.precision is not None:
+                values[f"dnn.{name}.precision"] = self.precision
+        arguments = [word for name, value in values.items() for word in ("-p", f"{name}:={value}")]
+        return ["--ros-args", *arguments] if arguments else []
 
 
 def _stream(camera: str, name: str, dnn: DnnConfig) -> Stream:

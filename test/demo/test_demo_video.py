@@ -72,6 +72,15 @@ def test_the_package_s_networks_annotate_a_video(
                  "--topic", "front:=/front/image_raw/compressed"]) == 0  # fmt: skip
 
 
+def test_the_precision_applies_to_all_networks(
+    video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = ["--model", "object=builtin:object_small", "--model", "lane=builtin:lane_small"]
+    assert run("--video", video, *models, "--output", tmp_path / "out", "--precision", "fp16") != 0
+    error = capsys.readouterr().err
+    assert all(f"parameter dnn.{name}.precision is 'fp16'" in error for name in ("object", "lane"))
+
+
 def test_a_model_of_the_user_needs_only_a_file_name(
     video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
