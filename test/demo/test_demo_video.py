@@ -72,9 +72,7 @@ def test_the_package_s_networks_annotate_a_video(
                  "--topic", "front:=/front/image_raw/compressed"]) == 0  # fmt: skip
 
 
-def test_the_precision_applies_to_all_networks(
-    video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_precision_applies_to_all_networks(video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = ["--model", "object=builtin:object_small", "--model", "lane=builtin:lane_small"]
     assert run("--video", video, *models, "--output", tmp_path / "out", "--precision", "fp16") != 0
     error = capsys.readouterr().err
