@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.extras import MissingExtra, require
 from multi_dnn_ros.models.weights import existing_file, load_weights, read_state_dict
 from multi_dnn_ros.training import distributed, recipes
@@ -112,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
         recipes.export(network, recipe, training, args.out)
         print(json.dumps({"role": args.verb, "epoch": outcome.epoch, **outcome.best}))
         return 0
-    except (DatasetError, TrainingError, MissingExtra, ValueError, OSError) as error:
+    except (CommandError, DatasetError, TrainingError, MissingExtra, ValueError, OSError) as error:
         print(f"{error}", file=sys.stderr)
         return 1
 

@@ -3,6 +3,9 @@
 The original is trained unless its file exists, and then decomposed. The decomposed network and, as a control, the
 original are retrained with several seeds, with the original as teacher. Finished steps are kept as files or as rows of
 the JSON file and are not repeated; an unfinished training continues from its checkpoint.
+
+Once the original is trained, the same command may run in several processes, each on a GPU of its own: each training is
+done by one of them.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.file_lock import lock_file, waiting_lock
 from multi_dnn_ros.common.reporting import provenance, table, write_json
 from multi_dnn_ros.compression.decompose import decompose, plan_of
 from multi_dnn_ros.compression.folding import fold_batch_norm, has_plain_form
@@ -61,40 +67,74 @@ def run(
 ) -> dict[str, Any]:  # fmt: skip
     """Compute what `folder` and `out` do not contain yet. ratio: ranks relative to channels.
 
-    Raises Stopped, between epochs, if `stop` returns True; ValueError if `out` was written with other settings; also
-    what `retrain` raises.
+    Raises Stopped, between epochs, if `stop` returns True, or if all that is left is being trained by other processes;
+    ValueError if `out` was written with other settings; CommandError if another process trains the original; also what
+    `retrain` raises.
     """
     identity = {"data": data_name, "ratio": ratio, "settings": json.loads(json.dumps(asdict(settings)))}
-    earlier = _read(out, identity)
-    content: dict[str, Any] = {**provenance(), "device": str(device), **identity, "runs": earlier.get("runs", {})}
     data = check_data(open_data(data_name, wanted_rows(settings)), progress=False)
-    original_path = folder / "original.safetensors"
-    original(settings, original_path, data, device, print, stop)
-    decomposed_path = folder / "decomposed.safetensors"
-    # Once only: the signs of the factors, and so the weights that training starts from, differ from run to run.
-    content["cost"] = earlier.get("cost") or {}
-    if not decomposed_path.exists() or not content["cost"]:
-        content["cost"] = _decompose(settings, ratio, original_path, decomposed_path, data)
-    training = training_of(original_path, load_network(str(original_path)), settings, data)
-    content["original"] = {"sha256": _sha256(original_path), **training["test_scores"]}
-    write_json(out, content)
-    for seed in range(settings.retraining.seed, settings.retraining.seed + seeds):
-        for variant, file in ((DECOMPOSED, decomposed_path), (CONTROL, original_path)):
-            key, checkpoint = f"{variant} {seed}", folder / f"{variant}.seed{seed}.ckpt"
-            done = key in content["runs"]
+    original_path, decomposed_path = folder / "original.safetensors", folder / "decomposed.safetensors"
+    _read(out, identity)  # before a training that takes hours
+    in_use = f"{original_path} is being trained by another process; run this command when that has ended"
+    with lock_file(folder / "original.lock", in_use, "run only one process until the original is trained"):
+        original(settings, original_path, data, device, print, stop)
+        earlier = _read(out, identity)
+        # Once only: the signs of the factors, and so the weights that training starts from, differ from run to run.
+        costs = earlier.get("cost") or {}
+        if not decomposed_path.exists() or not costs:
+            costs = _decompose(settings, ratio, original_path, decomposed_path, data)
+        training = training_of(original_path, load_network(str(original_path)), settings, data)
+        scores = {"sha256": _sha256(original_path), **training["test_scores"]}
+        content: dict[str, Any] = {**provenance(), "device": str(device), **identity, "runs": earlier.get("runs", {})}
+        content |= {"cost": costs, "original": scores}
+        with _results_locked(folder):
+            _add_runs(content, out, identity)
+    keys = {
+        f"{variant} {seed}": (seed, variant)
+        for seed in range(settings.retraining.seed, settings.retraining.seed + seeds)
+        for variant in (DECOMPOSED, CONTROL)
+    }
+    files = {DECOMPOSED: decomposed_path, CONTROL: original_path}
+    for key, (seed, variant) in keys.items():
+        checkpoint = folder / f"{variant}.seed{seed}.ckpt"
+        try:
+            lock = lock_file(checkpoint.with_suffix(".lock"), key, "run only one process")
+        except CommandError:
+            continue  # another process trains it
+        with lock:
+            done = key in _read(out, identity)["runs"]
             if not done:
-                content["runs"][key] = _train(
-                    settings, seed, variant, file, original_path, data, device, checkpoint, stop
-                )
-                write_json(out, content)
+                row = _train(settings, seed, variant, files[variant], original_path, data, device, checkpoint, stop)
+                with _results_locked(folder):
+                    _add_runs(content, out, identity, {key: row})
             # Not before the result is written: a kill or a full disk in between would lose the training.
             checkpoint.unlink(missing_ok=True)
-            if not done and stop():
-                raise Stopped(f"stopped after {variant}, seed {seed}")
-    content["networks"] = _publish(settings, content, folder, data, device)
-    content["summary"] = _summary(content)
-    write_json(out, content)
+        if not done and stop():
+            raise Stopped(f"stopped after {variant}, seed {seed}")
+    with _results_locked(folder):
+        content["runs"] = runs = _read(out, identity)["runs"]
+        missing = [key for key in keys if key not in runs]
+        if missing:
+            raise Stopped(f"{', '.join(missing)}: trained by other processes; the last one writes the summary")
+        content["networks"] = _publish(settings, content, folder, data, device)
+        content["summary"] = _summary(content)
+        write_json(out, content)
     return content
+
+
+def _results_locked(folder: Path) -> AbstractContextManager[None]:
+    """Lock the results against other processes with the same folder."""
+    return waiting_lock(folder / "results.lock")
+
+
+def _add_runs(
+    content: dict[str, Any], out: Path, identity: Mapping[str, Any], new: Mapping[str, Any] | None = None
+) -> None:
+    """Write `content` with the runs that `out` has and `new`, in the order of seeds."""
+    runs = {**_read(out, identity).get("runs", {}), **(new or {})}
+    order = sorted(runs, key=lambda key: (runs[key]["seed"], key.startswith(CONTROL)))
+    content["runs"] = {key: runs[key] for key in order}
+    write_json(out, content)
 
 
 def _decompose(

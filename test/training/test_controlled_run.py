@@ -16,6 +16,7 @@ import killed_training
 import pytest
 from fork_server import ForkServer
 
+from multi_dnn_ros.common.file_lock import lock_file
 from multi_dnn_ros.models.sources import load_artifact
 from multi_dnn_ros.training import controlled_run
 from multi_dnn_ros.training.__main__ import main
@@ -107,3 +108,32 @@ def test_a_finished_training_outlives_a_full_disk(
     assert main(command(colours, tmp_path, 1)) == 1
     assert "No space left on device" in capsys.readouterr().err
     assert (tmp_path / "decomposed.seed0.ckpt").exists()
+
+
+def test_several_processes_share_the_trainings(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of them is represented by its lock."""
+    assert main(command(colours, tmp_path, 1, "--minutes", "1e-9")) == EXIT_STOPPED
+    assert main(command(colours, tmp_path, 1, "--minutes", "1e-9")) == EXIT_STOPPED
+    assert (tmp_path / "original.safetensors").exists()
+    with lock_file(tmp_path / "decomposed.seed0.lock", "taken", ""):
+        capsys.readouterr()
+        assert main(command(colours, tmp_path, 1)) == EXIT_STOPPED
+        assert "decomposed 0: trained by other processes; the last one writes the summary" in capsys.readouterr().out
+        content = json.loads((tmp_path / "out.json").read_text())
+        assert list(content["runs"]) == ["control 0"]
+        assert "summary" not in content
+    assert main(command(colours, tmp_path, 1)) == 0
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert list(content["runs"]) == ["decomposed 0", "control 0"]
+    assert content["summary"]["control"]["seeds"] == 1
+
+
+def test_only_one_process_trains_the_original(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with lock_file(tmp_path / "original.lock", "taken", ""):
+        assert main(command(colours, tmp_path, 1)) != 0
+    assert "original.safetensors is being trained by another process" in capsys.readouterr().err
+    assert not (tmp_path / "original.safetensors").exists()
