@@ -85,10 +85,12 @@ def test_gpu_memory_that_does_not_suffice_is_noted(tmp_path: Path) -> None:
     from multi_dnn_ros.planning.batch_units import parse_units
 
     with UnitProcesses(parse_units("cuda:0")) as processes:
-        # The results of the first layer are 21 times as large as the images, which are made on the CPU.
+        # The results of the first layer, 64 channels in float32, are 21 times as large as the images, which are made on
+        # the CPU: not more of them than are needed, because that takes seconds per gigabyte.
         processes.open(NetworkRequest("torchvision:vgg16", size=(2048, 2048)), "auto")
         handle = processes.handles["cuda:0"]
+        images = 1 + torch.cuda.get_device_properties(0).total_memory // (64 * 2048 * 2048 * 4)
         with pytest.raises(UnitFailure, match="ran out of memory") as told:
-            handle.ask(messages.Prepare(192), messages.Prepared, 240.0)
+            handle.ask(messages.Prepare(images), messages.Prepared, 240.0)
         assert told.value.out_of_memory
         assert not told.value.lost
