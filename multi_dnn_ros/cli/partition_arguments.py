@@ -150,7 +150,7 @@ def find_tables(
 def plan_session(
     model: str, precision: str, units: Sequence[Unit], folder: Path, batch: int, network: NetworkRequest
 ) -> BatchSession:
-    """A session of `units` for batches of `batch` images, planned by their stored tables. Prints how these are divided.
+    """A session of `units` for batches of `batch` images, planned by their stored times. Prints how these are divided.
 
     Raises what find_tables raises, PlanError for a batch that the units cannot hold, and UnitFailure.
     """
@@ -158,9 +158,10 @@ def plan_session(
     from multi_dnn_ros.partition.session import BatchSession
     from multi_dnn_ros.planning.batch_plan import plan_exact
     from multi_dnn_ros.planning.batch_units import sharing_warnings
+    from multi_dnn_ros.planning.units_together import read_together
 
     units, tables = find_tables(model, precision, units, folder, check=True)
-    plan = plan_exact(tables, batch)
+    plan = plan_exact(read_together(folder, model, precision).times(tables), batch)
     for warning in sharing_warnings([unit for unit in units if plan.images[unit.name]], cpu_count()):
         print(f"warning: {warning}", file=sys.stderr)
     divided = ", ".join(f"{count} on {name}" for name, count in plan.images.items())

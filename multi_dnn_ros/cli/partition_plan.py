@@ -7,12 +7,13 @@ import argparse
 from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import add_output, add_plot, check_files
-from multi_dnn_ros.cli.partition_arguments import add_model, add_search, add_units, stored_tables
-from multi_dnn_ros.cli.partition_report import plan_json, plan_table, subset_table
+from multi_dnn_ros.cli.partition_arguments import add_model, add_search, add_units, stored_tables, tables_folder
+from multi_dnn_ros.cli.partition_report import plan_json, plan_table, subset_table, together_text
 
 _DETAILS = """\
 The batch is divided so that the last unit finishes as early as possible, according to the times in the tables of
-`multi-dnn partition profile`. Times between two measured batch sizes are interpolated linearly.
+`multi-dnn partition profile`. Times between two measured batch sizes are interpolated linearly. If `multi-dnn partition
+run` has measured the same units together, the tables are multiplied by the ratio of these times to those of the tables.
 """
 
 
@@ -35,12 +36,15 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
 def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.planning.batch_plan import SEARCHES, plan_subsets
+    from multi_dnn_ros.planning.units_together import read_together
 
     check_files(args, "plot", "output")
     _, tables = stored_tables(args, check=not args.unchecked)
-    plan = SEARCHES[args.search](tables, args.batch)
-    subsets = plan_subsets(tables, args.batch, args.search)
+    together = read_together(tables_folder(args), args.model, args.precision)
+    plan = SEARCHES[args.search](together.times(tables), args.batch)
+    subsets = plan_subsets(tables, args.batch, args.search, together=together.times)
     print(plan_table(plan, tables))
+    print(together_text(together.find(tables)), end="")
     print(f"\n{subset_table(subsets)}")
     if args.plot is not None:
         from multi_dnn_ros.partition.plots import plan_bars, write_gantt

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from multi_dnn_ros.partition.run import BatchRun
     from multi_dnn_ros.planning.batch_plan import Plan
     from multi_dnn_ros.planning.batch_table import BatchTable
+    from multi_dnn_ros.planning.units_together import UnitSet
 
 
 def image_counts(plan: Plan) -> str:
@@ -59,11 +60,20 @@ def run_table(plan: Plan, done: BatchRun) -> str:
     return table(head, rows)
 
 
+def together_text(measured: UnitSet | None) -> str:
+    """A line on the factors by which the predictions differ from the tables; empty: by none."""
+    if measured is None:
+        return ""
+    factors = ", ".join(f"{name} {factor:.2f}" for name, factor in measured.factors.items())
+    return f"by a run of {measured.measured_at}, these units together need this multiple of their tables: {factors}\n"
+
+
 def adjusted_text(plan: Plan, adjusted: AdjustedRun) -> str:
     """How a batch divided by `plan` was divided again."""
-    factors = ", ".join(
-        f"{name} {factor:.2f} ({factor * plan.ms[name]:.4g} ms)" for name, factor in adjusted.factors.items()
-    )
+    from multi_dnn_ros.partition.adjust import ends_ms
+
+    ends = ends_ms(adjusted.first)
+    factors = ", ".join(f"{name} {factor:.2f} ({ends[name]:.4g} ms)" for name, factor in adjusted.factors.items())
     text = f"while all units run, they need this multiple of the time in their tables: {factors}\n"
     before = f"{image_counts(plan)} images, {adjusted.first.measured_ms:.4g} ms"
     if not adjusted.kept:

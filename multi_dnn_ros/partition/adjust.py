@@ -14,7 +14,7 @@ from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.partition.executor import Array
 from multi_dnn_ros.partition.run import BatchRun, run_rounds
 from multi_dnn_ros.partition.session import BatchSession
-from multi_dnn_ros.planning.batch_plan import SEARCHES, Plan, UnitTimes, replanned, slowed
+from multi_dnn_ros.planning.batch_plan import SEARCHES, Plan, UnitTimes, replanned, slowed_by
 
 #: Smallest predicted gain for which units are prepared for other numbers of images, which can take a minute.
 _LEAST_GAIN = 0.01
@@ -22,14 +22,14 @@ _LEAST_GAIN = 0.01
 
 @dataclass(frozen=True)
 class AdjustedRun:
-    """plan, done: the plan used and its run. first: the run of the plan by the tables.
+    """plan, done: the plan used and its run. first: the run of the first plan.
 
-    If that plan was kept, `plan` has the predictions of the tables, because corrected ones would come from the run that
-    they predict; otherwise it has predictions by `factors`. done.failures: also of units that failed while the other
-    plan ran, after a complete first run.
+    If that plan was kept, `plan` has the predictions from before the run, because corrected ones would come from the
+    run that they predict; otherwise it has predictions by `factors`. done.failures: also of units that failed while the
+    other plan ran, after a complete first run.
 
-    factors: by unit that has images in the plan by the tables, the time until it ends when all units run, over the time
-    in its table; empty if a unit failed in the first run, or if the batch was not to be divided again. tried: the other
+    factors: by unit that has images in the first plan, the time until it ends when all units run, over the time in its
+    table; empty if a unit failed in the first run, or if the batch was not to be divided again. tried: the other
     plan that was run; None if none is predicted to be faster.
     """
 
@@ -41,7 +41,7 @@ class AdjustedRun:
 
     @property
     def kept(self) -> bool:
-        """Whether the plan by the tables was used."""
+        """Whether the first plan was used."""
         return self.plan is not self.tried
 
 
@@ -63,11 +63,8 @@ def run_adjusted(session: BatchSession, tables: Mapping[str, UnitTimes], images:
     first = run_rounds(session, images, rounds)
     if first.failures:
         return AdjustedRun(first_plan, first, first, {}, None)
-    factors = {name: ms / first_plan.ms[name] for name, ms in _ends(first).items()}
-    # A unit without images was not measured. It shares the host with the others, so it is assumed to take longer by the
-    # same factor; by its table alone it would seem faster than all of them.
-    typical = median(factors.values())
-    corrected = {name: slowed(tables[name], factors.get(name, typical)) for name in first_plan.images}
+    factors = factors_of(first, first_plan, tables)
+    corrected = slowed_by({name: tables[name] for name in first_plan.images}, factors)
     other = SEARCHES[first_plan.search](corrected, first_plan.batch)
     if other.total_ms >= (1.0 - _LEAST_GAIN) * replanned(first_plan, corrected).total_ms:
         return AdjustedRun(first_plan, first, first, factors, None)
@@ -88,7 +85,12 @@ def _failures(session: BatchSession) -> tuple[str, ...]:
     return tuple(session.failures[name] for name in session.plan.images if name in session.failures)
 
 
-def _ends(run: BatchRun) -> dict[str, float]:
+def factors_of(run: BatchRun, plan: Plan, tables: Mapping[str, UnitTimes]) -> dict[str, float]:
+    """By unit with images: the time until it ended in a complete run of `plan`, over the time in its table."""
+    return {name: ms / tables[name].predict_ms(plan.images[name]) for name, ms in ends_ms(run).items()}
+
+
+def ends_ms(run: BatchRun) -> dict[str, float]:
     """When each unit ends, in milliseconds from the start of the batch; median over the rounds."""
     ends: dict[str, list[float]] = {}
     for shares in run.rounds:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Protocol
+from statistics import median
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -20,6 +21,9 @@ class UnitTimes(Protocol):
     def largest(self) -> int: ...
 
     def predict_ms(self, batch: int) -> float: ...
+
+
+_Times = TypeVar("_Times", bound=UnitTimes)
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,15 @@ class _Slowed:
 def slowed(unit: UnitTimes, factor: float) -> UnitTimes:
     """Times of a unit that takes `factor` times as long as in `unit`."""
     return _Slowed(unit, factor)
+
+
+def slowed_by(units: Mapping[str, UnitTimes], factors: Mapping[str, float]) -> dict[str, UnitTimes]:
+    """Times of units of which some were measured to take longer, by these factors; the others take the median factor.
+
+    A unit without a factor shares the host with the others. By its table alone it would seem faster than all of them.
+    """
+    typical = median(factors.values())
+    return {name: slowed(unit, factors.get(name, typical)) for name, unit in units.items()}
 
 
 class PlanError(ValueError):
@@ -145,20 +158,22 @@ def replanned(plan: Plan, units: Mapping[str, UnitTimes]) -> Plan:
 
 
 def plan_subsets(
-    units: Mapping[str, UnitTimes],
+    units: Mapping[str, _Times],
     batch: int,
     search: str = "exact",
     subsets: Iterable[tuple[str, ...]] | None = None,
+    together: Callable[[Mapping[str, _Times]], Mapping[str, UnitTimes]] = lambda units: units,
 ) -> dict[tuple[str, ...], Plan | None]:
     """The plans of subsets of the units; None if the batch is too large for the subset.
 
+    together: returns the times of the units of a subset while all of them compute.
     subsets: None means all of them, single units first; with more than MAX_UNITS_FOR_SUBSETS units, only single units
     and all units together.
     """
     plans: dict[tuple[str, ...], Plan | None] = {}
     for subset in _all_subsets(list(units)) if subsets is None else subsets:
         try:
-            plans[subset] = SEARCHES[search]({name: units[name] for name in subset}, batch)
+            plans[subset] = SEARCHES[search](together({name: units[name] for name in subset}), batch)
         except PlanError:
             plans[subset] = None
     return plans

@@ -1,0 +1,82 @@
+"""How much longer units take while all of a set compute, kept beside their tables.
+
+Tables are measured with one unit running. `multi-dnn partition run` measures the same units together; plans for exactly
+these units are then made with tables that are multiplied by the measured factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from multi_dnn_ros.common.reporting import write_json
+from multi_dnn_ros.planning.batch_plan import UnitTimes, slowed_by
+from multi_dnn_ros.planning.batch_table import BatchTable, table_path
+from multi_dnn_ros.planning.checked_file import read_checked
+from multi_dnn_ros.planning.file_model import FileModel
+
+
+class UnitSet(FileModel):
+    """One set of units. devices: by unit, what the tables contain. factors: time of a unit while all of the set
+    compute, over the time in its table, of the units that had images. batch: images in the measured batch. measured_at:
+    ISO 8601, UTC.
+    """
+
+    devices: dict[str, str]
+    factors: dict[str, Annotated[float, Field(gt=0.0)]]
+    batch: int = Field(ge=1)
+    measured_at: str
+
+
+class UnitsTogether(FileModel):
+    """All sets of units that were measured for one model at one precision."""
+
+    format: Literal["multi_dnn_ros units together 1"] = "multi_dnn_ros units together 1"
+    model: str
+    precision: str
+    sets: tuple[UnitSet, ...] = ()
+
+    def find(self, tables: Mapping[str, BatchTable]) -> UnitSet | None:
+        """The set of exactly these units on the devices of the tables; None if it was not measured."""
+        devices = _devices(tables)
+        return next((each for each in self.sets if each.devices == devices), None)
+
+    def times(self, tables: Mapping[str, BatchTable]) -> Mapping[str, UnitTimes]:
+        """The tables, multiplied by the factors if these units have been measured together."""
+        found = self.find(tables)
+        return tables if found is None else slowed_by(tables, found.factors)
+
+    def with_set(self, tables: Mapping[str, BatchTable], factors: Mapping[str, float], batch: int) -> UnitsTogether:
+        """A copy with this measurement, which replaces an earlier one of the same units."""
+        measured = UnitSet(
+            devices=_devices(tables), factors=dict(factors), batch=batch,
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )  # fmt: skip
+        others = tuple(each for each in self.sets if each.devices.keys() != tables.keys())
+        return self.model_copy(update={"sets": (*others, measured)})
+
+
+def together_path(folder: Path, model: str, precision: str) -> Path:
+    """Path of the file, in the folder of the model's tables."""
+    return table_path(folder, model, "", precision).with_name(f"together-{precision}.json")
+
+
+def read_together(folder: Path, model: str, precision: str) -> UnitsTogether:
+    """What was measured; nothing if there is no file. Raises ProfileError for a file with other content."""
+    path = together_path(folder, model, precision)
+    if not path.exists():
+        return UnitsTogether(model=model, precision=precision)
+    return read_checked(path, UnitsTogether, "file of units that were measured together", "multi-dnn partition run")
+
+
+def write_together(folder: Path, together: UnitsTogether) -> None:
+    """Write the file atomically."""
+    write_json(together_path(folder, together.model, together.precision), together.model_dump(mode="json"))
+
+
+def _devices(tables: Mapping[str, BatchTable]) -> dict[str, str]:
+    return {name: table.device for name, table in tables.items()}

@@ -1,0 +1,137 @@
+"""Times of units together, which `partition run` keeps for later plans of the same units."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from partition_fakes import table
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.cli.partition_arguments import plan_session
+from multi_dnn_ros.partition.executor import NetworkRequest
+from multi_dnn_ros.planning.batch_plan import plan_exact, slowed_by
+from multi_dnn_ros.planning.batch_table import table_path, write_table
+from multi_dnn_ros.planning.batch_units import parse_units
+from multi_dnn_ros.planning.units_together import read_together, together_path
+
+FAST, SLOW = "fake:a/ms=10", "fake:b/ms=30"
+
+
+def partition(action: str, folder: Path, *options: str, units: str = f"{FAST},{SLOW}") -> int:
+    return main(["partition", action, "fake", "--tables", str(folder), "--units", units, "--batch", "12", *options])
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of tables after a run. In the tables both units need 10 ms per image, really 10 and 30 ms."""
+    folder = tmp_path_factory.mktemp("measured")
+    for name in (FAST, SLOW):
+        write_table(table_path(folder, "fake", name, "auto"), table(name, 10.0, max_batch=32))
+    assert partition("run", folder, "--rounds", "3") == 0
+    return folder
+
+
+def planned(folder: Path, *options: str) -> dict:
+    file = folder / "plan.json"
+    assert partition("plan", folder, "--output", str(file), *options) == 0
+    return json.loads(file.read_text())
+
+
+def test_the_next_plan_has_the_times_of_the_run(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = planned(measured)
+    assert content["plan"]["images"] == {FAST: 9, SLOW: 3}
+    assert content["plan"]["predicted_ms"] == pytest.approx(90.0, rel=0.2)
+    alone = {tuple(each["images"]): each["predicted_ms"] for each in content["subsets"] if len(each["images"]) == 1}
+    assert alone == {(FAST,): 120.0, (SLOW,): 120.0}  # by the tables
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "these units together" in line]
+    assert f"{SLOW} 3." in line
+
+
+def test_the_next_run_begins_with_this_plan(measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, report = tmp_path / "tables", tmp_path / "run.json"
+    shutil.copytree(measured, folder)
+    assert partition("run", folder, "--rounds", "3", "--report", str(report)) == 0
+    content = json.loads(report.read_text())
+    assert content["first"]["plan"]["images"] == {FAST: 9, SLOW: 3}
+    assert content["first"]["plan"]["predicted_ms"] == pytest.approx(content["first"]["measured_ms"], rel=0.1)
+    assert 2.5 < content["factors"][SLOW] < 4.0  # relative to the table, not to the plan
+    assert "predicted from the tables and an earlier run" in capsys.readouterr().out
+
+
+def test_a_session_of_replay_and_evaluate_too(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with plan_session("fake", "auto", parse_units(f"{FAST},{SLOW}"), measured, 12, NetworkRequest("fake")) as session:
+        assert session.plan.images == {FAST: 9, SLOW: 3}
+    assert f"9 on {FAST}, 3 on {SLOW}" in capsys.readouterr().err
+
+
+def test_other_units_and_other_devices_have_their_tables(measured: Path, tmp_path: Path) -> None:
+    tables = {name: table(name, 10.0, max_batch=32) for name in (FAST, SLOW)}
+    together = read_together(measured, "fake", "auto")
+    assert together.times(tables)[SLOW].predict_ms(1) > 25.0
+    assert together.times({SLOW: tables[SLOW]})[SLOW].predict_ms(1) == 10.0
+    updated = {**tables, SLOW: table(SLOW, 10.0, max_batch=32, device="fake device; auto; version 2")}
+    assert together.times(updated)[SLOW].predict_ms(1) == 10.0
+    assert read_together(measured, "fake", "fp16").times(tables) == tables
+    # A measurement replaces that of the same units.
+    again = together.with_set(updated, {FAST: 2.0, SLOW: 2.0}, 5)
+    assert len(again.sets) == len(together.sets)
+    assert again.times(updated)[FAST].predict_ms(1) == 20.0
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"format": "other"}', '{"model": "fake", "precision": "auto", "x": 1}'])
+def test_a_broken_file_is_one_line(
+    content: str, measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tables"
+    shutil.copytree(measured, folder)
+    path = together_path(folder, "fake", "auto")
+    path.write_text(content)
+    assert partition("plan", folder) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{path}: not a file of units that were measured together" in line
+
+
+def test_a_run_whose_times_cannot_be_kept_warns(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tables"
+    shutil.copytree(measured, folder)
+    together_path(folder, "fake", "auto").unlink()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("multi_dnn_ros.planning.units_together.write_json", full)
+    assert partition("run", folder, "--rounds", "1") == 0
+    assert "warning: the times of the units together are not kept: [Errno 28] No space left" in capsys.readouterr().out
+
+
+def test_a_unit_that_failed_leaves_no_times(tmp_path: Path) -> None:
+    units = ("fake:a", "fake:b/fail=1")
+    for name in units:
+        write_table(table_path(tmp_path, "fake", name, "auto"), table(name, 10.0, max_batch=32))
+    assert partition("run", tmp_path, "--rounds", "1", units=",".join(units)) == 0
+    assert not together_path(tmp_path, "fake", "auto").exists()
+
+
+@given(
+    factors=st.dictionaries(st.sampled_from("abc"), st.floats(0.2, 5.0), min_size=1),
+    rates=st.fixed_dictionaries({name: st.floats(0.1, 9.0) for name in "abcd"}),
+    batch=st.integers(1, 40),
+)
+def test_units_without_a_factor_take_a_usual_one(
+    factors: dict[str, float], rates: dict[str, float], batch: int
+) -> None:
+    units = {name: table(name, ms) for name, ms in rates.items()}
+    times = slowed_by(units, factors)
+    for name, unit in units.items():
+        factor = times[name].predict_ms(batch) / unit.predict_ms(batch)
+        assert min(factors.values()) - 1e-9 <= factor <= max(factors.values()) + 1e-9
+        if name in factors:
+            assert factor == pytest.approx(factors[name])
+    assert sum(plan_exact(times, batch).images.values()) == batch
