@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
-import psutil
 import rclpy
 import yaml
 from diagnostic_msgs.msg import DiagnosticArray
@@ -27,6 +26,7 @@ from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.benchmark.cameras import CameraPlan, record_drive
 from multi_dnn_ros.benchmark.node_config import Stream, first_result, flat_parameters, reported_results, streams_of
 from multi_dnn_ros.benchmark.process_tree import ProcessTree
+from multi_dnn_ros.benchmark.resource_sampler import ResourceSampler
 from multi_dnn_ros.benchmark.samples import NodeSample, Receipts
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
@@ -86,7 +86,6 @@ class Rig:
         self._environment: Mapping[str, str] = {}
         self._results: Mapping[str, tuple[str, ResultKind]] = {}  # by DNN, once the node is active
         self._started = 0
-        self._next_sample_s = 0.0
 
     def __enter__(self) -> Rig:
         self._stack.enter_context(self._interrupts)
@@ -127,7 +126,8 @@ class Rig:
         ]
         with self._interrupts.deferred():
             self.start_servers(parameters)
-        self._processes = ProcessTree(self.node.pid)
+        self._sampler = ResourceSampler(ProcessTree(self.node.pid).sample, self.samples)
+        self._stack.callback(self._sampler.close)
         for plan in self.plans.values():  # the node is being configured meanwhile
             record_drive(self.recordings / plan.name, plan, self._seed)
         if not self.until(self.serves, _START_LIMIT_S):
@@ -280,16 +280,7 @@ class Rig:
                 raise ProcessEnded(
                     f"the {child.name} process ended with exit code {child.exit_code()}; see {child.log}"
                 )
-        now = time.monotonic()
-        if now >= self._next_sample_s:
-            try:
-                usage = self._processes.sample()
-            except psutil.NoSuchProcess:  # it has just ended, which the next call reports
-                return
-            self._next_sample_s = now + self.sample_s
-            before = self.samples[-1] if self.samples else NodeSample(now, 0, 0, 0)
-            cpu = (usage.cpu_s - before.cpu_s) / (now - before.at_s) if now > before.at_s else 0.0
-            self.samples.append(NodeSample(now, usage.memory_bytes, usage.threads, usage.files, cpu, usage.cpu_s))
+        self._sampler.sample_if_due(self.sample_s)
 
     def _listen(self, dnn: str, camera: str) -> Any:
         receipts = self.receipts.setdefault((dnn, camera), Receipts())
