@@ -134,6 +134,7 @@ class Demo:
             executor.add_node(listener)
             recorder = Recorder(listener, writer, topics, compress=frozenset({image}), watch=DIAGNOSTICS,
                                 latched=frozenset(stream.label_info for stream in streams))  # fmt: skip
+            stack.callback(recorder.flush)  # after the processes have ended
             with interrupts.deferred():
                 node = stack.enter_context(Child("node", serve, self.output / "node.log", environment))
                 source = stack.enter_context(Child("camera", drive, self.output / "camera.log", environment))
