@@ -72,9 +72,9 @@ def test_branches_that_fail_their_check_leave_the_inputs_of_the_job_unchanged(
     def parallel(carried: Tensors) -> Tensors:  # another result in every call, within the tolerance
         return (carried[0] * 2.0 + 1e-4 * next(calls),)
 
-    monkeypatch.setattr(CudaGraph, "_with_branches", lambda self, title, stage, carried, stream: parallel)
+    monkeypatch.setattr(CudaGraph, "_with_branches", lambda self, title, stage, source, carried, stream: parallel)
     before = (torch.ones(4),)
-    job = CudaGraph()._capture(1, in_order, before, before, Shared(stream=STREAM))
+    job = CudaGraph()._capture(1, in_order, in_order, before, before, Shared(stream=STREAM))
     assert "its branches fail: result 0 differs between two runs with the same input" in caplog.text
     assert job.stage is in_order
     assert before[0].tolist() == [1.0] * 4
