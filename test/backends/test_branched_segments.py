@@ -174,4 +174,4 @@ def test_memory_that_another_stream_reads_lives_until_the_streams_have_joined():
 def test_the_log_has_no_warning_for_segments_that_are_compiled(caplog):
     caplog.set_level(logging.WARNING)
     Compiler().run(blocks())
-    assert not caplog.records
+    assert not any(record.name.startswith("multi_dnn_ros") for record in caplog.records)
