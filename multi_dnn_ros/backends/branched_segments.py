@@ -17,7 +17,7 @@ from multi_dnn_ros.backends.branched_graph import BranchedGraph, BranchStreams, 
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.graph.branches import device_operations
-from multi_dnn_ros.graph.segments import BORDER_S, fused_s, segment_name, split_into_segments
+from multi_dnn_ros.graph.segments import fused_s, segment_name, split_into_segments
 from multi_dnn_ros.graph.stream_plan import plan_streams
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,7 @@ def segmented(stage: nn.Module, streams: int, make_streams: Callable[[int], Bran
     worth a second stream. Raises SerialGraphError if the operations of the stage must run in order or are unknown.
     """
     graph_module = only_graph(stage)
-    operations = device_operations(graph_module, partial(fused_s, graph_module))
-    plan = plan_streams(operations, streams, wait_s=BORDER_S)
+    plan = plan_streams(device_operations(graph_module, partial(fused_s, graph_module)), streams)
     if plan.streams == 1:
         return None
     graph, plan = split_into_segments(graph_module, plan)

@@ -18,9 +18,6 @@ from multi_dnn_ros.graph.stream_plan import Step, StreamPlan
 
 aten = torch.ops.aten
 
-#: As WAIT_S, for compiled segments: at each border a kernel ends, and its results are stored and read again.
-BORDER_S = 5e-6
-
 #: Operations that a compiler fuses with those before and after them, besides element-wise ones.
 _COPIES = frozenset(
     {

@@ -64,7 +64,7 @@ def test_compiled_segments_compute_the_same_as_the_stage(kind: str, streams: int
         stage = cast_stage(stage, torch.bfloat16, channels_last=True)
     compiler = Compiler()
     segments = compiler.run(stage, streams)
-    assert streams_used(segments.parallel) == (streams if kind == "wide" else 2)
+    assert (streams if kind == "wide" else 2) <= streams_used(segments.parallel) <= streams
     assert streams_used(segments.serial) == 1
     assert len(compiler.examples) == segments.count
     compiler.calls.clear()
