@@ -86,8 +86,8 @@ class SegmentCompiler:
         self, title: str, stage: SegmentedStage, index: int, segment: nn.Module, begin: float, inputs: Tensors
     ) -> nn.Module:
         name = f"segment {index + 1} of {stage.count} of {title}"
-        left_s = (time.perf_counter() - begin) / index * (stage.count - index) if index else 0.0
-        self._progress(f"compiling {name}" + (f", about {max(1.0, left_s):.0f} s left" if index else ""))
+        mean_s = (time.perf_counter() - begin) / index if index else 0.0
+        self._progress(f"compiling {name}" + (f", about {max(1.0, mean_s):.0f} s" if index else ""))
         try:
             ready: nn.Module = _Function(self._compile_segment(lambda tensors: segment(*tensors), inputs))
         except Exception as error:  # whatever the compiler raises, the segment still runs eager

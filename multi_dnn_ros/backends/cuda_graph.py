@@ -155,7 +155,7 @@ class CudaGraph:
         # The tolerance tells float32 with TF32 from float32 without it, which the stage does not show.
         name = f"{torch.cuda.get_device_name(device)}, {current_sms(device)} SMs, tolerance {self._tolerance}"
         compiler = self._compiler if is_compiled else None
-        name += ", compiled" if compiler else ""
+        name += ", compiled segments" if compiler else ", groups of operations"
         branched_stages = BranchedStages(self._branches, make_streams, capture, gpu_ms, compiler=compiler)
         try:
             return branched_stages.choose(title, stage, source, carried, name)

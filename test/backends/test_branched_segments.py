@@ -93,11 +93,11 @@ def test_out_of_memory_is_raised():
         Compiler({2: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")}).run(blocks())
 
 
-def test_progress_names_the_segment_and_estimates_the_time_left():
+def test_progress_names_the_segment_and_estimates_its_time():
     compiler = Compiler()
     count = compiler.run(blocks()).count
     assert compiler.lines[0] == f"compiling segment 1 of {count} of job 1 of a"
-    assert compiler.lines[1] == f"compiling segment 2 of {count} of job 1 of a, about 1 s left"
+    assert compiler.lines[1] == f"compiling segment 2 of {count} of job 1 of a, about 1 s"
     assert compiler.lines[-1].startswith(f"compiled {count} segments of job 1 of a after ")
     assert len(compiler.lines) == count + 1
 

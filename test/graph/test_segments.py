@@ -6,7 +6,7 @@ import operator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_stream_plan import COUNTS, graphs, heads
 from torch import fx, nn
@@ -96,7 +96,6 @@ def traced_graphs(draw: st.DrawFn) -> fx.GraphModule:
     return fx.GraphModule(parts, graph)
 
 
-@settings(max_examples=60)
 @given(traced_graphs(), st.sampled_from((2, 4)))
 def test_segments_compute_the_same_as_the_graph(graph_module, streams):
     graph_module.graph.eliminate_dead_code()
