@@ -15,8 +15,8 @@ from multi_dnn_ros.graph.operation_groups import Groups, combine, group_operatio
 #: another stream must save more than this, so short branches stay where they are.
 EVENT_S = 1.5e-6
 #: Time by which a whole graph takes longer for each event that a stream waits for: an estimate. On an H100 at fp16, the
-#: graph of an attention encoder with 612 events took 1.3 us per event longer than `duration_s`, and three graphs with 20
-#: to 70 events between nothing and 6 us.
+#: graph of an attention encoder with 612 events took 1.3 us per event longer than `duration_s`, and three graphs with
+#: 20 to 70 events between nothing and 6 us.
 WAIT_S = 2e-6
 #: Longest groups of operations that are tried, as fractions of the time of all operations.
 _GROUP_LIMITS = (0.0, *(2.0**-exponent for exponent in range(7, 0, -1)))
