@@ -16,7 +16,7 @@ from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.green_contexts import further_streams
 from multi_dnn_ros.graph.branches import DeviceOperation, SerialGraphError, device_operations
 from multi_dnn_ros.graph.nodes import attribute
-from multi_dnn_ros.graph.planned_graph import PlannedGraph, arguments, compute
+from multi_dnn_ros.graph.planned_graph import PlannedGraph, arguments
 from multi_dnn_ros.graph.stream_plan import StreamPlan, plan_streams
 
 
@@ -81,7 +81,7 @@ class BranchedGraph(nn.Module):
         streams, planned = self._streams, self._planned
         streams.begin()
         start = streams.signal(0)
-        run = _Run(planned.values(carried), self._uses)
+        run = _Run(planned, carried, self._uses)
         for node in planned.views_of_inputs:
             run.call(node, 0)
         events: dict[str, Any] = {}
@@ -106,8 +106,9 @@ class BranchedGraph(nn.Module):
 class _Run:
     """The values of one run of a graph, and which of them must stay allocated until its end."""
 
-    def __init__(self, values: dict[fx.Node, Any], uses: dict[fx.Node, int]) -> None:
-        self.values = values
+    def __init__(self, planned: PlannedGraph, carried: Tensors, uses: dict[fx.Node, int]) -> None:
+        self._planned = planned
+        self.values = planned.values(carried)
         self._left = dict(uses)
         self._stream_of: dict[int, int] = {}  # by address of the storage: the stream that it was allocated on
         self._held: list[torch.Tensor] = []
@@ -117,13 +118,13 @@ class _Run:
         read = {_address(tensor): tensor for tensor in _tensors(arguments(node, self.values))}
         # Inputs and parameters were not allocated here; the caller keeps them, and holding them costs nothing.
         self._held.extend(tensor for address, tensor in read.items() if self._stream_of.get(address, -1) != stream)
-        compute(node, self.values)
+        self._planned.compute(node, self.values)
         for tensor in _tensors(self.values[node]):
             if _address(tensor) not in read:  # otherwise it shares the memory of a tensor that was read
                 self._stream_of[_address(tensor)] = stream
         for source in node.all_input_nodes:
             self._left[source] -= 1
-            if not self._left[source] and source.op == "call_function":
+            if not self._left[source] and source.op not in ("placeholder", "get_attr"):
                 del self.values[source]
 
 

@@ -16,6 +16,7 @@ from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.branch_choice import check_repeatable
 from multi_dnn_ros.backends.branched_graph import BranchStreams, CudaStreams, streams_used
+from multi_dnn_ros.backends.branched_segments import SegmentCompiler
 from multi_dnn_ros.backends.branched_stages import BranchedStages
 from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
@@ -39,7 +40,8 @@ class CudaGraph:
 
     tolerance: largest error of a captured stage compared with the stage itself, relative to the scale of its results.
     kernels: the backend whose stages are captured; None: eager. dnn: its name, for the log. single_launch: also capture
-    all stages as one graph. branches: parameter `dnn.<dnn>.branches`; "1" unless the kernels are eager.
+    all stages as one graph. branches: parameter `dnn.<dnn>.branches`; "1" unless the kernels are eager or `compiler` is
+    given. compiler: compiles the branches of stages that `kernels` has compiled.
     """
 
     def __init__(
@@ -50,12 +52,14 @@ class CudaGraph:
         dnn: str = "",
         single_launch: bool = True,
         branches: str = "1",
+        compiler: SegmentCompiler | None = None,
     ) -> None:
         self._tolerance = tolerance
         self._dnn = dnn or "the DNN"
         self._kernels = kernels or Eager()
         self._single_launch = single_launch
         self._branches = branches
+        self._compiler = compiler
 
     def prepare(
         self,
@@ -79,11 +83,11 @@ class CudaGraph:
         ready: list[Stage] = []
         with torch.inference_mode():
             carried = tuple(tensor.to(device) for tensor in inputs)
-            for index, stage in enumerate(uncaptured):
+            for index, (stage, source) in enumerate(zip(uncaptured, stages, strict=True)):
                 try:
                     # Read the previous stage's outputs in place; anything else is copied to memory of this stage.
                     before = ready[-1].outputs if ready and isinstance(ready[-1], Captured) else None
-                    ready.append(self._capture(index, stage, carried, before, shared))
+                    ready.append(self._capture(index, stage, source, carried, before, shared))
                 except Exception as error:  # whatever the capture raises, the stage still runs eager
                     if is_out_of_memory(error):
                         raise
@@ -101,14 +105,25 @@ class CudaGraph:
                 self._join(ready, device)
         return tuple(ready)
 
-    def _capture(self, index: int, stage: Stage, carried: Tensors, before: Tensors | None, shared: Shared) -> Captured:
-        """The captured stage, with branches in parallel if that is wanted, possible and correct."""
+    def _capture(
+        self,
+        index: int,
+        stage: Stage,
+        source: torch.nn.Module,
+        carried: Tensors,
+        before: Tensors | None,
+        shared: Shared,
+    ) -> Captured:
+        """The captured stage, with branches in parallel if that is wanted, possible and correct.
+
+        source: the module on the device that the stage is, or was compiled from.
+        """
         pool, stream = shared.pool, shared.stream
         title = f"job {index + 1} of {self._dnn}"
         try:
-            parallel = self._with_branches(title, stage, carried, stream)
+            parallel = self._with_branches(title, stage, source, carried, stream)
             if parallel is not stage:
-                captured = Captured(parallel, carried, before, pool, stream, self._tolerance, expected_of=stage)
+                captured = Captured(parallel, carried, before, pool, stream, self._tolerance, expected_of=source)
                 # The inputs are the previous job's outputs and may be views of a parameter: restore them in any case.
                 kept = tuple(tensor.clone() for tensor in captured.inputs)
                 try:
@@ -121,13 +136,17 @@ class CudaGraph:
             log.warning("%s runs on one stream, because its branches fail: %s", title, summarize_error(error))
         return Captured(stage, carried, before, pool, stream, self._tolerance)
 
-    def _with_branches(self, title: str, stage: Stage, carried: Tensors, stream: torch.cuda.Stream) -> Stage:
-        if self._branches == "1" or not isinstance(stage, torch.nn.Module):
+    def _with_branches(
+        self, title: str, stage: Stage, source: torch.nn.Module, carried: Tensors, stream: torch.cuda.Stream
+    ) -> Stage:
+        is_compiled = stage is not source
+        if self._branches == "1" or (is_compiled and self._compiler is None):
             return stage
 
         def capture(candidate: Stage) -> Captured:
             pool = torch.cuda.graph_pool_handle()  # a separate one, so that a rejected candidate frees its memory
-            return Captured(candidate, carried, None, pool, stream, self._tolerance, expected_of=stage)
+            expected_of = stage if candidate is stage else source
+            return Captured(candidate, carried, None, pool, stream, self._tolerance, expected_of=expected_of)
 
         def make_streams(count: int) -> BranchStreams:
             return CudaStreams(stream, count)
@@ -135,8 +154,11 @@ class CudaGraph:
         device = stream.device
         # The tolerance tells float32 with TF32 from float32 without it, which the stage does not show.
         name = f"{torch.cuda.get_device_name(device)}, {current_sms(device)} SMs, tolerance {self._tolerance}"
+        compiler = self._compiler if is_compiled else None
+        name += ", compiled segments" if compiler else ", groups of operations"
+        branched_stages = BranchedStages(self._branches, make_streams, capture, gpu_ms, compiler=compiler)
         try:
-            return BranchedStages(self._branches, make_streams, capture, gpu_ms).choose(title, stage, carried, name)
+            return branched_stages.choose(title, stage, source, carried, name)
         finally:
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()

@@ -22,6 +22,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.branched_segments import SegmentCompiler
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
@@ -96,6 +97,12 @@ class Inductor:
             with torch.inference_mode():
                 carried = ready[-1](carried)  # the next stage is compiled for these memory layouts
         return tuple(ready)
+
+    def compile_segment(self, segment: Stage, inputs: Tensors) -> Stage:
+        """Compile a part of a stage that prepare() has compiled, and compare; see SegmentCompiler."""
+        with torch.inference_mode():
+            expected = segment(inputs)
+        return _compile(segment, inputs, expected, self._tolerance)
 
 
 def cache_directory() -> Path:
@@ -224,7 +231,10 @@ def _make(request: BackendRequest) -> Backend:
     compiled = Inductor(request.dnn, request.progress, request.tolerance)
     if request.device.type != "cuda":
         return compiled
-    captured = CudaGraph(request.tolerance, kernels=compiled, dnn=request.dnn, single_launch=request.single_launch)
+    captured = CudaGraph(
+        request.tolerance, kernels=compiled, dnn=request.dnn, single_launch=request.single_launch,
+        branches=request.branches, compiler=SegmentCompiler(compiled.compile_segment, request.progress),
+    )  # fmt: skip
     # In float32, Inductor chooses the memory layout by the convolutions in the graph; fused operations would hide them.
     if request.dtype is torch.float32:
         return captured
@@ -237,5 +247,6 @@ SPEC = BackendSpec(
     precisions={"cpu": ("auto", "fp32", "bf16"), "cuda": ALL_PRECISIONS},
     captures=("cuda",),
     compiles=True,
+    branches=("cuda",),
     finish=end_compiler_processes,
 )

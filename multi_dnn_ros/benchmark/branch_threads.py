@@ -11,7 +11,7 @@ import torch
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.graph.branches import device_operations
 from multi_dnn_ros.graph.cut import GraphStage
-from multi_dnn_ros.graph.planned_graph import PlannedGraph, PlannedOperation, Values, compute
+from multi_dnn_ros.graph.planned_graph import PlannedGraph, PlannedOperation, Values
 from multi_dnn_ros.graph.stream_plan import plan_streams
 
 
@@ -39,7 +39,7 @@ class ThreadedStage:
         """The stage's outputs. Raises what an operation raises, after all threads have stopped."""
         values = self._planned.values(carried)
         for node in self._planned.views_of_inputs:
-            compute(node, values)
+            self._planned.compute(node, values)
         done = {name: threading.Event() for name in self._signals}
         failed = threading.Event()
         futures: list[Future[None]] = [
@@ -67,7 +67,7 @@ class ThreadedStage:
                     if failed.is_set():
                         return
                     for node in (operation.node, *operation.views):
-                        compute(node, values)
+                        self._planned.compute(node, values)
                     if operation.step.signals:
                         done[operation.step.name].set()
         except BaseException:

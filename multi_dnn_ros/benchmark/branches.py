@@ -7,6 +7,7 @@ import copy
 import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -53,8 +54,8 @@ def measure_branches(
     streams are threads, which divide the cores; the serial baseline uses all cores in each operation, and is also run
     on one thread. Every condition runs once per round, in random order. streams: numbers of streams to compare with the
     serial baseline. size: (width, height) of the images; None: each network's default. inductor: whether to measure
-    Inductor's graph, too, which has no branches. Raises ValueError if a condition's outputs differ from the serial
-    ones, or if branches cannot be used.
+    Inductor's graphs, too: of the whole network, and of its segments on each number of streams. Raises ValueError if a
+    condition's outputs differ from the serial ones, or if branches cannot be used.
     """
     for name in names:
         network = make_network(name, size, seed)
@@ -106,16 +107,19 @@ def _measure(
 
 
 def _structure(network: BranchNetwork, streams: Sequence[int]) -> dict[str, Any]:
-    """Size of the graph, and the times relative to serial that it allows, by the estimated costs of its operations."""
+    """Size of the graph, and the times relative to serial that it allows, by the estimated costs of its operations.
+
+    events: how often a stream waits for another one, by number of streams.
+    """
     operations = device_operations(_stage(network.module, network.inputs).graph)
     total_s = sum(operation.cost_s for operation in operations)
+    plans = {str(count): plan_streams(operations, count) for count in streams}
     return {
         "operations": len(operations),
         "branches": len(branches(operations)),
         "critical_path_over_serial": critical_path(operations)[1] / total_s,
-        "predicted_over_serial": {
-            str(count): plan_streams(operations, count).duration_s / total_s for count in streams
-        },
+        "predicted_over_serial": {count: plan.duration_s / total_s for count, plan in plans.items()},
+        "events": {count: plan.events for count, plan in plans.items()},
     }
 
 
@@ -124,8 +128,23 @@ def _stage(module: nn.Module, inputs: Tensors) -> GraphStage:
     return stage
 
 
-def _condition_name(count: int) -> str:
-    return f"{count} streams"
+def _condition_name(count: int, prefix: str = "") -> str:
+    return f"{prefix}{count} streams"
+
+
+def gpu_conditions(
+    network: BranchNetwork, streams: Sequence[int], inductor: bool
+) -> list[tuple[str, str, nn.Module, int]]:
+    """(name, backend, network, number of streams) of each condition on a GPU."""
+    conditions = [(SERIAL, "cuda_graph", network.module, 1)]
+    conditions += [(_condition_name(count), "cuda_graph", network.module, count) for count in streams]
+    if network.merged is not None:
+        conditions.append((MERGED, "cuda_graph", network.merged, 1))
+    if inductor:
+        conditions.append((INDUCTOR, "inductor", network.module, 1))
+        prefix = f"{INDUCTOR}, "
+        conditions += [(_condition_name(count, prefix), "inductor", network.module, count) for count in streams]
+    return conditions
 
 
 def _on_gpu(
@@ -140,13 +159,11 @@ def _on_gpu(
     stack.enter_context(torch.cuda.device(device))
     stages: dict[str, Stage] = {}
     used: dict[str, int] = {}
-    wanted = [(SERIAL, "cuda_graph", network.module, 1)]
-    wanted += [(_condition_name(count), "cuda_graph", network.module, count) for count in streams]
-    wanted += [(MERGED, "cuda_graph", network.merged, 1)] if network.merged is not None else []
-    wanted += [(INDUCTOR, "inductor", network.module, 1)] if inductor else []
-    for name, backend, module, count in wanted:
+    for name, backend, module, count in gpu_conditions(network, streams, inductor):
         module = copy.deepcopy(module)  # preparing moves the weights, which graphs captured earlier still read
-        chosen = choose_backend(backend, device, precision, dnn=f"{network.name}, {name}", branches=str(count))
+        chosen = choose_backend(
+            backend, device, precision, dnn=f"{network.name}, {name}", progress=_show, branches=str(count)
+        )
         (stage,) = chosen.prepare([_stage(module, network.inputs)], network.inputs, device)
         if not isinstance(stage, StaticStage):
             raise ValueError(f"{network.name}, {name}: the network cannot be captured; the log has the reason")
@@ -154,6 +171,10 @@ def _on_gpu(
     if streams and max(used.values()) == 1:
         raise ValueError(f"{network.name}: no branches run at the same time; the log has the reason")
     return stages, used
+
+
+def _show(line: str) -> None:
+    tqdm.write(line, file=sys.stderr)  # compiling takes minutes
 
 
 def _on_cpu(

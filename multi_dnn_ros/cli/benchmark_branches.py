@@ -19,6 +19,8 @@ Without names the networks are InceptionV3, GoogLeNet, RetinaNet, SSD300, DeepLa
 encoder-windows and tracker-windows have attention heads with windows of 1, 2, 4 and 8 features, encoder-equal and
 tracker-equal have equal heads, which are also measured merged into one product.
 
+With --inductor, compiling takes some minutes for each network and number of streams.
+
 The files are written after each network, so that an interrupted run keeps what it has measured.
 """
 _EXAMPLES = """\
@@ -38,7 +40,9 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add = parser.add_argument
     add("--streams", nargs="+", type=int, choices=(2, 4, 8), default=(2, 4, 8),
         help="numbers of streams to compare with one (default: 2 4 8)")  # fmt: skip
-    add("--inductor", action="store_true", help="also measure Inductor's graph without branches, on a GPU")
+    add(
+        "--inductor", action="store_true", help="also measure Inductor's graphs on one and on several streams, on a GPU"
+    )
     add_seed(parser, "the weights, the images and the order of runs")
     add_output(parser)
     add_plot(parser, "time of each condition relative to serial")

@@ -33,6 +33,8 @@ _VIEWS = frozenset(
         aten.split_with_sizes.default, aten.unbind.int, aten.chunk.default,
     }
 )  # fmt: skip
+#: Operations that return a view or a copy; in most graphs a view, which takes no time.
+_RESHAPES = frozenset({aten.reshape.default, aten.flatten.using_ints})
 _PRODUCTS = frozenset({"matmul", "mm", "bmm", "baddbmm", "addmm", "scaled_dot_product_attention"})
 
 
@@ -95,8 +97,11 @@ def device_operations(
 def estimated_s(graph_module: fx.GraphModule, node: fx.Node) -> float:
     """Seconds of an operation on a nominal GPU, from the traced shapes: the longer of arithmetic and memory traffic.
 
-    Convolutions, linear layers and matrix products count their multiply-accumulates; others only their bytes.
+    Convolutions, linear layers and matrix products count their multiply-accumulates; others only their bytes. Reshapes
+    take no time: precision fp16 replaces all views by them, and few of these copy.
     """
+    if node.target in _RESHAPES:
+        return 0.0
     read = [tensor for source in node.all_input_nodes if (tensor := _shape_of(graph_module, source)) is not None]
     written = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
     moved = sum(map(bytes_of, (*read, *written)))

@@ -18,7 +18,9 @@ Values = dict[fx.Node, Any]
 
 @dataclass(frozen=True)
 class PlannedOperation:
-    """step: the step of the plan. node: launches its work. views: views of its result, computed after it."""
+    """step: the step of the plan. node: an operation or a segment, which launches its work. views: views of its result
+    and items of it, computed after it.
+    """
 
     step: Step
     node: fx.Node
@@ -56,15 +58,16 @@ class PlannedGraph:
         outputs: tuple[torch.Tensor, ...] = fx.node.map_arg(self._results, values.__getitem__)
         return outputs
 
+    def compute(self, node: fx.Node, values: Values) -> None:
+        """Compute the value of an operation, or of a segment, and add it to `values`."""
+        args, kwargs = arguments(node, values)
+        # Looked up here, because a segment may be replaced by its compiled form.
+        target = self.graph_module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
+        assert callable(target)
+        values[node] = target(*args, **kwargs)
+
 
 def arguments(node: fx.Node, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(positional, keyword) arguments of an operation, with nodes replaced by their values."""
     found: tuple[tuple[Any, ...], dict[str, Any]] = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
     return found
-
-
-def compute(node: fx.Node, values: Values) -> None:
-    """Compute the value of an operation and add it to `values`."""
-    args, kwargs = arguments(node, values)
-    assert callable(node.target)
-    values[node] = node.target(*args, **kwargs)

@@ -136,7 +136,7 @@ def _branch_warnings(name: str, settings: DnnConfig, devices: tuple[torch.device
         except ConfigError:
             continue  # reported as a problem
         if device.type not in BACKENDS.get(backend).branches:
-            have = ", ".join(spec.name for spec in BACKENDS.usable() if "cuda" in spec.branches)
+            have = " or ".join(spec.name for spec in BACKENDS.usable() if "cuda" in spec.branches)
             yield (
                 f"parameter dnn.{name}.branches is {settings.branches} and has no effect with backend {backend} on "
                 f"{device}: branches run at the same time on a GPU with backend {have}"

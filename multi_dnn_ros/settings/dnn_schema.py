@@ -251,8 +251,8 @@ class DnnConfig(Section):
         ge=0,
         le=8,
         description="Number of streams on which independent branches of the DNN run at the same time. Has an effect "
-        "only on a GPU with backend cuda_graph. 0: 1, 2, 4 and 8 are measured while configuring, and the fastest "
-        "number is cached in ~/.cache/multi_dnn_ros/branches. Results are compared with those of one stream.",
+        "only on a GPU with backend cuda_graph or inductor. 0: 1, 2, 4 and 8 are measured while configuring, and the "
+        "fastest number is cached in ~/.cache/multi_dnn_ros/branches. Results are compared with those of one stream.",
     )
     merge_siblings: Literal["never", "measured", "always"] = Field(
         "never",

@@ -124,6 +124,19 @@ class Blocks(nn.Module):
         return {"class": self.head(result.mean((2, 3))), "sum": left.flatten(1).exp() + flat.tanh() * flat.sigmoid()}
 
 
+class Wide(nn.Module):
+    """Four equal branches, long enough for four streams also if all element-wise operations take no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(
+            nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(12))) for _ in range(4)
+        )
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return torch.cat([branch(image) for branch in self.branches], 1)
+
+
 EXAMPLE = (torch.zeros(2, 3, 16, 20),)
 
 

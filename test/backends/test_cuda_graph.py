@@ -8,8 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_branched_graph import EXAMPLE, FakeStreams, blocks
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors, cuda_graph
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.branched_segments import SegmentCompiler
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, _CapturedChain
 
 STREAM = SimpleNamespace(device=torch.device("cpu"), wait_stream=lambda stream: None)
@@ -72,9 +75,40 @@ def test_branches_that_fail_their_check_leave_the_inputs_of_the_job_unchanged(
     def parallel(carried: Tensors) -> Tensors:  # another result in every call, within the tolerance
         return (carried[0] * 2.0 + 1e-4 * next(calls),)
 
-    monkeypatch.setattr(CudaGraph, "_with_branches", lambda self, title, stage, carried, stream: parallel)
+    monkeypatch.setattr(CudaGraph, "_with_branches", lambda self, title, stage, source, carried, stream: parallel)
     before = (torch.ones(4),)
-    job = CudaGraph()._capture(1, in_order, before, before, Shared(stream=STREAM))
+    job = CudaGraph()._capture(1, in_order, in_order, before, before, Shared(stream=STREAM))
     assert "its branches fail: result 0 differs between two runs with the same input" in caplog.text
     assert job.stage is in_order
     assert before[0].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("with_compiler", [True, False])
+def test_a_compiled_stage_gets_branches_of_compiled_segments_from_the_module_that_it_was_compiled_from(
+    with_compiler: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("get_device_name", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device: "a GPU")
+    monkeypatch.setattr(cuda_graph, "current_sms", lambda device: 8)
+    monkeypatch.setattr(cuda_graph, "CudaStreams", lambda stream, count: FakeStreams())
+    source = blocks()
+    compiled: list[Stage] = []
+
+    def compile_segment(segment: Stage, inputs: Tensors) -> Stage:
+        compiled.append(segment)
+        return segment
+
+    def serial(carried: Tensors) -> Tensors:
+        results: Tensors = source(carried)
+        return results
+
+    compiler = SegmentCompiler(compile_segment, lambda line: None) if with_compiler else None
+    backend = CudaGraph(branches="2", compiler=compiler)
+    image = noise_like(EXAMPLE)
+    with torch.inference_mode():
+        job = backend._capture(0, serial, source, image, None, Shared(stream=STREAM))
+        check_agreement(job(image), source(image), 1e-6)
+    assert not any(record.name.startswith("multi_dnn_ros") for record in caplog.records)
+    assert job.streams == (2 if with_compiler else 1)
+    assert (len(compiled) > 2) == with_compiler
+    assert (job.stage is serial) != with_compiler

@@ -13,10 +13,13 @@ import pytest
 import torch
 import torch._inductor.config
 import torchvision
+from test_branched_graph import FakeStreams
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from multi_dnn_ros.backends import Tensors, inductor
 from multi_dnn_ros.backends.agreement import check_agreement
+from multi_dnn_ros.backends.branched_graph import streams_used
+from multi_dnn_ros.backends.branched_segments import SegmentCompiler, segmented
 from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
@@ -25,6 +28,7 @@ from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.inductor import Inductor, cache_directory
 from multi_dnn_ros.backends.precision import InPrecision
 from multi_dnn_ros.graph.cut import cut_module
+from multi_dnn_ros.graph.segments import segment_name
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -120,6 +124,41 @@ def test_a_bf16_stage_is_compiled_too(caplog: pytest.LogCaptureFixture) -> None:
     inputs = (torch.rand(1, 3, 8, 8),)
     with torch.inference_mode():
         check_agreement(through(prepared, inputs), (module(*inputs),), 8e-2)
+
+
+class Forked(torch.nn.Module):
+    """Two branches with a view of a common result, and their join."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.nn.Parameter(torch.randn(2, 96, 96) / 10)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        left, right = torch.chunk(value @ self.weights[0], 2, 0)
+        left = torch.sigmoid(left @ self.weights[0]) @ self.weights[1]
+        right = torch.tanh(right @ self.weights[1]) @ self.weights[0]
+        return torch.relu(left * right + 1.0)
+
+
+@needs_compiler
+def test_compiled_segments_on_several_streams_compute_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    example = (torch.zeros(192, 96),)
+    module = Forked().eval()
+    backend = Inductor("lane")
+    (stage,) = cut_module(module, example, 1)
+    with torch.inference_mode():
+        segments = segmented(stage, 2, lambda count: FakeStreams())
+        assert segments is not None
+        SegmentCompiler(backend.compile_segment, lambda line: None).compile("job 1 of lane", segments, example)
+    assert not warnings_in(caplog)
+    names = map(segment_name, range(segments.count))
+    assert not any(isinstance(segments.graph.get_submodule(name), torch.fx.GraphModule) for name in names)
+    inputs = (torch.randn(192, 96),)
+    with torch.inference_mode():
+        for _ in range(2):
+            check_agreement(segments.parallel(inputs), (module(*inputs),), 1e-4)
+    assert streams_used(segments.parallel) == 2
 
 
 @needs_compiler

@@ -15,6 +15,7 @@ from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.benchmark import branch_networks, cyclic_windows
 from multi_dnn_ros.benchmark.branch_networks import TRACKERS, make_network
 from multi_dnn_ros.benchmark.branch_threads import ThreadedStage
+from multi_dnn_ros.benchmark.branches import gpu_conditions
 from multi_dnn_ros.benchmark.cyclic_windows import SINGLE_FEATURE_WINDOWS, MergedHeads, SeparateHeads, WindowHead
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import UsageError
@@ -72,6 +73,7 @@ def test_networks_are_compared_on_threads_and_written_with_their_provenance(tmp_
         assert each["streams_used"]["serial"] == 1
         assert each["streams_used"]["2 streams"] == 2
         assert 0 < each["critical_path_over_serial"] < 1
+        assert each["events"]["2"] > 0
         assert each["critical_path_over_serial"] <= each["predicted_over_serial"]["4"] * (1 + 1e-9)
     assert tracker["frames_per_s"]["serial"] == pytest.approx(1e3 / tracker["ms"]["serial"]["p50"])
     assert "frames_per_s" not in encoder
@@ -146,6 +148,21 @@ def test_an_operation_that_fails_ends_all_threads_of_the_run(branch: str):
         check_agreement(threaded(image), stage(image), 1e-5)
     finally:
         threaded.close()
+
+
+def test_inductor_is_measured_on_one_and_on_several_streams():
+    network = make_network("encoder-equal", (64, 64))
+    found = {name: (backend, count) for name, backend, _, count in gpu_conditions(network, (2, 4), inductor=True)}
+    assert found == {
+        "serial": ("cuda_graph", 1),
+        "2 streams": ("cuda_graph", 2),
+        "4 streams": ("cuda_graph", 4),
+        "merged": ("cuda_graph", 1),
+        "inductor": ("inductor", 1),
+        "inductor, 2 streams": ("inductor", 2),
+        "inductor, 4 streams": ("inductor", 4),
+    }
+    assert not any(name.startswith("inductor") for name, *_ in gpu_conditions(network, (2, 4), inductor=False))
 
 
 def maps() -> tuple[torch.Tensor, torch.Tensor]:

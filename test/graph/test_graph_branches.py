@@ -12,6 +12,7 @@ from multi_dnn_ros.graph.branches import (
     branches,
     critical_path,
     device_operations,
+    estimated_s,
     levels,
     origins,
 )
@@ -84,6 +85,7 @@ def test_a_reshape_counts_as_an_operation_because_it_may_copy():
     assert len(traced(Viewed(), 2, 4, 3).graph.nodes) > len(names(traced(Viewed(), 2, 4, 3)))
     node = next(node for node in graph_module.graph.nodes if node.target is torch.ops.aten.reshape.default)
     assert origins(graph_module.graph)[node] is node
+    assert estimated_s(graph_module, node) == 0.0  # it rarely copies
 
 
 def test_the_cost_of_a_convolution_grows_with_its_work():

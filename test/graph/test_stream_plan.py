@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx, nn
 
+from multi_dnn_ros.graph import stream_plan
 from multi_dnn_ros.graph.branches import DeviceOperation, critical_path
-from multi_dnn_ros.graph.stream_plan import EVENT_S, StreamPlan, plan_streams, time_saved_s
+from multi_dnn_ros.graph.stream_plan import EVENT_S, WAIT_S, StreamPlan, plan_streams, time_saved_s
 
 aten = torch.ops.aten
 COUNTS = (1, 2, 3, 4, 8)
@@ -95,6 +96,14 @@ def test_the_duration_is_between_the_critical_path_and_all_operations(operations
         assert not any(step.waits for step in plan.steps)
 
 
+@given(graphs(), st.sampled_from(COUNTS), st.sampled_from((0.0, WAIT_S, 50e-6)))
+def test_groups_of_operations_never_make_a_plan_worse(operations, streams, wait_s):
+    single = stream_plan._plan(operations, tuple((each.name,) for each in operations), streams, EVENT_S)
+    plan = plan_streams(operations, streams, wait_s=wait_s)
+    assert plan.events == sum(len(step.waits) for step in plan.steps)
+    assert plan.duration_s + wait_s * plan.events <= (single.duration_s + wait_s * single.events) * (1 + 1e-9)
+
+
 @given(graphs(), st.sampled_from(COUNTS))
 def test_plans_are_deterministic(operations, streams):
     assert plan_streams(operations, streams) == plan_streams(operations, streams)
@@ -121,6 +130,29 @@ def test_equal_branches_get_a_stream_each_with_one_event_at_the_fork_and_one_at_
     assert len(waits["join"]) == 3
     assert len(waits) == 4
     assert plan.duration_s == pytest.approx(7 * 20e-6 + 2 * EVENT_S)
+
+
+def heads(count: int) -> list[DeviceOperation]:
+    """Attention heads: three small operations that read the same, joined by larger ones; then a common chain."""
+    operations = [DeviceOperation("norm", (), 5e-6)]
+    for head in range(count):
+        for name in ("query", "key", "value"):
+            operations.append(DeviceOperation(f"{name}{head}", ("norm",), 3e-6))
+            operations.append(DeviceOperation(f"{name}_split{head}", (f"{name}{head}",), 3e-6))
+        weights = (f"query_split{head}", f"key_split{head}")
+        operations.append(DeviceOperation(f"weights{head}", weights, 15e-6))
+        operations.append(DeviceOperation(f"head{head}", (f"weights{head}", f"value_split{head}"), 15e-6))
+    return [*operations, DeviceOperation("cat", tuple(f"head{head}" for head in range(count)), 5e-6)]
+
+
+def test_each_attention_head_stays_on_one_stream():
+    operations = heads(4)
+    plan = plan_streams(operations, 4)
+    streams = {number: {step.stream for step in plan.steps if step.name.endswith(str(number))} for number in range(4)}
+    assert sorted(streams.values(), key=str) == [{0}, {1}, {2}, {3}]
+    assert plan.events == 3 + 3
+    single = stream_plan._plan(operations, tuple((each.name,) for each in operations), 4, EVENT_S)
+    assert single.events > plan.events
 
 
 def test_a_chain_stays_on_one_stream():

@@ -408,7 +408,7 @@ def test_branches_without_effect_are_a_warning() -> None:
     (warning,) = check_settings(to_config(flat)).warnings
     assert warning == (
         "parameter dnn.object.branches is 4 and has no effect with backend onnxruntime on cpu: branches run at the "
-        "same time on a GPU with backend cuda_graph"
+        "same time on a GPU with backend cuda_graph or inductor"
     )
     (problem,) = read_parameters({**flat, "dnn.object.branches": 9}).problems
     assert "dnn.object.branches is 9; allowed: int, 0 to 8" in problem
