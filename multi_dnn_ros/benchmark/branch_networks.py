@@ -46,14 +46,17 @@ class BranchNetwork:
     frames: bool = False
 
 
-def make_network(name: str, size: tuple[int, int] | None = None, seed: int = 0) -> BranchNetwork:
+def make_network(name: str, size: tuple[int, int] | None = None, seed: int = 0, images: int = 1) -> BranchNetwork:
     """A network with random weights. name: a key of TRACKERS, or as for parameter `dnn.<dnn>.model`.
 
-    size: (width, height) of the image; None: the size in SIZES, or the model's. Raises ModelError, and UsageError for a
-    size that the tracker's windows do not divide.
+    size: (width, height) of the image; None: the size in SIZES, or the model's. images: number of equal images in a
+    batch. Raises ModelError, and UsageError for a size that the tracker's windows do not divide, or for several images
+    of a tracker.
     """
     torch.manual_seed(seed)
     if name in TRACKERS:
+        if images != 1:
+            raise UsageError(f"--images is {images}; {name} takes one image")
         return _tracker(name, size or SIZES[name], seed)
     source = load_network(name, weights="random" if name.startswith("torchvision:") else "default", size=size)
     width, height = size or SIZES.get(name) or source.size or _FALLBACK_SIZE
@@ -61,7 +64,7 @@ def make_network(name: str, size: tuple[int, int] | None = None, seed: int = 0) 
     network = source.network.eval()
     if name.startswith("torchvision:"):
         balance(network, image)
-    return BranchNetwork(name, network, (image,))
+    return BranchNetwork(name, network, (image.repeat(images, 1, 1, 1),))
 
 
 def _tracker(name: str, size: tuple[int, int], seed: int) -> BranchNetwork:

@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from multi_dnn_ros.pipeline.choices import choose_backend
 SERIAL = "serial"
 ONE_THREAD = "one thread"
 MERGED = "merged"
+SIBLINGS = "siblings merged"
 INDUCTOR = "inductor"
 
 
@@ -46,9 +48,11 @@ def measure_branches(
     size: tuple[int, int] | None = None,
     rounds: int = 200,
     seed: int = 0,
+    images: int = 1,
     inductor: bool = False,
+    siblings: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Milliseconds per image, for each network in sequence and with each number of streams.
+    """Milliseconds per batch of `images`, for each network in sequence and with each number of streams.
 
     On a GPU each condition is one captured graph, and a sample is the mean of ten replays without gaps. On a CPU the
     streams are threads, which divide the cores; the serial baseline uses all cores in each operation, and is also run
@@ -58,8 +62,9 @@ def measure_branches(
     condition's outputs differ from the serial ones, or if branches cannot be used.
     """
     for name in names:
-        network = make_network(name, size, seed)
-        yield _measure(network, device, streams, precision, rounds, random.Random(seed), inductor)
+        network = make_network(name, size, seed, images)
+        order = random.Random(seed)
+        yield _measure(network, device, streams, precision, rounds, order, inductor=inductor, siblings=siblings)
 
 
 def _measure(
@@ -69,13 +74,15 @@ def _measure(
     precision: str,
     rounds: int,
     order: random.Random,
+    *,
     inductor: bool,
+    siblings: bool,
 ) -> dict[str, Any]:
     load = os.getloadavg()[0]
     structure = _structure(network, streams)
     prepare = _on_gpu if device.type == "cuda" else _on_cpu
     with contextlib.ExitStack() as stack:
-        conditions, used = prepare(network, device, streams, precision, stack, inductor)
+        conditions, used = prepare(network, device, streams, precision, stack, inductor=inductor, siblings=siblings)
         inputs = tuple(tensor.to(device) for tensor in network.inputs)
         tolerance = PRECISIONS[precision].tolerance(device)
         times: dict[str, list[float]] = {name: [] for name in conditions}
@@ -102,7 +109,8 @@ def _measure(
         "over_serial": {name: median / serial_ms for name, median in medians.items() if name != SERIAL},
     }
     if network.frames:
-        figures["frames_per_s"] = {name: 1e3 / median for name, median in medians.items()}
+        images = len(network.inputs[0])
+        figures["frames_per_s"] = {name: 1e3 * images / median for name, median in medians.items()}
     return figures
 
 
@@ -132,18 +140,39 @@ def _condition_name(count: int, prefix: str = "") -> str:
     return f"{prefix}{count} streams"
 
 
+@dataclass(frozen=True)
+class GpuCondition:
+    """streams: number of streams. merge_siblings: value of the parameter `dnn.<dnn>.merge_siblings`."""
+
+    name: str
+    backend: str
+    module: nn.Module
+    streams: int = 1
+    merge_siblings: str = "never"
+
+
 def gpu_conditions(
-    network: BranchNetwork, streams: Sequence[int], inductor: bool
-) -> list[tuple[str, str, nn.Module, int]]:
-    """(name, backend, network, number of streams) of each condition on a GPU."""
-    conditions = [(SERIAL, "cuda_graph", network.module, 1)]
-    conditions += [(_condition_name(count), "cuda_graph", network.module, count) for count in streams]
+    network: BranchNetwork, streams: Sequence[int], *, inductor: bool = False, siblings: bool = False
+) -> list[GpuCondition]:
+    """The conditions on a GPU, the serial one first. The arguments are those of measure_branches()."""
+    conditions = [GpuCondition(SERIAL, "cuda_graph", network.module)]
+    conditions += [GpuCondition(_condition_name(count), "cuda_graph", network.module, count) for count in streams]
     if network.merged is not None:
-        conditions.append((MERGED, "cuda_graph", network.merged, 1))
+        conditions.append(GpuCondition(MERGED, "cuda_graph", network.merged))
+    if siblings:
+        conditions += [
+            GpuCondition(
+                SIBLINGS if count == 1 else _condition_name(count, f"{SIBLINGS}, "), "cuda_graph", network.module,
+                count, "always",
+            )
+            for count in (1, *streams)
+        ]  # fmt: skip
     if inductor:
-        conditions.append((INDUCTOR, "inductor", network.module, 1))
+        conditions.append(GpuCondition(INDUCTOR, "inductor", network.module))
         prefix = f"{INDUCTOR}, "
-        conditions += [(_condition_name(count, prefix), "inductor", network.module, count) for count in streams]
+        conditions += [
+            GpuCondition(_condition_name(count, prefix), "inductor", network.module, count) for count in streams
+        ]
     return conditions
 
 
@@ -153,21 +182,26 @@ def _on_gpu(
     streams: Sequence[int],
     precision: str,
     stack: contextlib.ExitStack,
+    *,
     inductor: bool,
+    siblings: bool,
 ) -> tuple[dict[str, Stage], dict[str, int]]:
     """The stage of each condition, and the number of streams that it uses."""
     stack.enter_context(torch.cuda.device(device))
     stages: dict[str, Stage] = {}
     used: dict[str, int] = {}
-    for name, backend, module, count in gpu_conditions(network, streams, inductor):
-        module = copy.deepcopy(module)  # preparing moves the weights, which graphs captured earlier still read
+    for condition in gpu_conditions(network, streams, inductor=inductor, siblings=siblings):
+        title = f"{network.name}, {condition.name}"
+        # A copy, because preparing moves the weights, which graphs captured earlier still read.
+        module = copy.deepcopy(condition.module)
         chosen = choose_backend(
-            backend, device, precision, dnn=f"{network.name}, {name}", progress=_show, branches=str(count)
-        )
+            condition.backend, device, precision, dnn=title, progress=_show, branches=str(condition.streams),
+            merge_siblings=condition.merge_siblings,
+        )  # fmt: skip
         (stage,) = chosen.prepare([_stage(module, network.inputs)], network.inputs, device)
         if not isinstance(stage, StaticStage):
-            raise ValueError(f"{network.name}, {name}: the network cannot be captured; the log has the reason")
-        used[name], stages[name] = streams_of(stage), stage
+            raise ValueError(f"{title}: the network cannot be captured; the log has the reason")
+        used[condition.name], stages[condition.name] = streams_of(stage), stage
     if streams and max(used.values()) == 1:
         raise ValueError(f"{network.name}: no branches run at the same time; the log has the reason")
     return stages, used
@@ -183,13 +217,15 @@ def _on_cpu(
     streams: Sequence[int],
     precision: str,
     stack: contextlib.ExitStack,
+    *,
     inductor: bool,
+    siblings: bool,
 ) -> tuple[dict[str, Stage], dict[str, int]]:
     """As _on_gpu, with threads in place of streams."""
     if precision not in ("auto", "fp32"):
         raise ValueError(f"precision {precision} is measured on a GPU only; allowed on a CPU: auto, fp32")
-    if inductor:
-        raise ValueError("Inductor is compared on a GPU only")
+    if inductor or siblings:
+        raise ValueError("Inductor and merged siblings are compared on a GPU only")
     stack.enter_context(torch_threads(cpu_count()))
     stage = _stage(network.module, network.inputs)
     stages: dict[str, Stage] = {SERIAL: _eager(stage, network.inputs, device)}

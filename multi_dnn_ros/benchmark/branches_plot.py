@@ -16,7 +16,7 @@ def plot_branches(networks: Sequence[Mapping[str, Any]], path: Path) -> None:
         from matplotlib.figure import Figure
 
     conditions = list(dict.fromkeys(name for each in networks for name in each["over_serial"]))
-    figure = Figure(figsize=(max(6.0, 1.3 * len(networks)), 4.5), layout="constrained")
+    figure = Figure(figsize=(max(6.0, 1.3 * len(networks)) + 1.5, 4.5), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / max(1, len(conditions))
     for number, condition in enumerate(conditions):
@@ -30,5 +30,5 @@ def plot_branches(networks: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_xticks(range(len(networks)), labels, rotation=30, ha="right", fontsize=8)
     axes.set(ylabel="median time / serial", title="Concurrent branches (below each name: serial time)")
     axes.set_ylim(bottom=0)
-    axes.legend()
+    figure.legend(loc="outside right upper", fontsize=8)
     write_figure(path, figure)

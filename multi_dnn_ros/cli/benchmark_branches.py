@@ -6,14 +6,15 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.network_arguments import add_measured_networks
 from multi_dnn_ros.cli.options import add_device, add_output, add_plot, add_seed, check_files, write_figures
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 _DETAILS = """\
-One image at a time. On a GPU every condition is one captured graph; on a CPU the streams are threads that share the
-cores. The outputs of all conditions must agree with the serial ones.
+One image, or batch of --images, at a time. On a GPU every condition is one captured graph; on a CPU the streams are
+threads that share the cores. The outputs of all conditions must agree with the serial ones.
 
 Without names the networks are InceptionV3, GoogLeNet, RetinaNet, SSD300, DeepLabV3 and four of this package:
 encoder-windows and tracker-windows have attention heads with windows of 1, 2, 4 and 8 features, encoder-equal and
@@ -25,6 +26,7 @@ The files are written after each network, so that an interrupted run keeps what 
 """
 _EXAMPLES = """\
 multi-dnn benchmark branches --precision fp16 --output branches.json --plot branches.png
+multi-dnn benchmark branches torchvision:vgg16 --images 8 --streams --precision fp16 --inductor
 multi-dnn benchmark branches torchvision:googlenet --device cpu --size 96x96 --rounds 20
 """
 
@@ -38,8 +40,12 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add_measured_networks(parser, "a name from above")
     add_device(parser)
     add = parser.add_argument
-    add("--streams", nargs="+", type=int, choices=(2, 4, 8), default=(2, 4, 8),
-        help="numbers of streams to compare with one (default: 2 4 8)")  # fmt: skip
+    add("--streams", nargs="*", type=int, choices=(2, 4, 8), default=(2, 4, 8),
+        help="numbers of streams to compare with one; without a number: none, for networks without branches "
+        "(default: 2 4 8)")  # fmt: skip
+    add("--images", type=positive, default=1, metavar="N", help="images in a batch (default: 1)")
+    add("--siblings", action="store_true",
+        help="also measure with merged siblings (parameter dnn.<dnn>.merge_siblings: always), on a GPU")  # fmt: skip
     add(
         "--inductor", action="store_true", help="also measure Inductor's graphs on one and on several streams, on a GPU"
     )
@@ -73,7 +79,8 @@ def _run(args: argparse.Namespace) -> int:
             measured.extend(
                 measure_branches(
                     [name], device, streams=args.streams, precision=args.precision, size=args.size,
-                    rounds=args.rounds, seed=args.seed, inductor=args.inductor,
+                    rounds=args.rounds, seed=args.seed, images=args.images, inductor=args.inductor,
+                    siblings=args.siblings,
                 )
             )  # fmt: skip
         except (ConfigError, ModelError, TraceError, SerialGraphError, UsageError, ValueError, RuntimeError) as error:
@@ -115,5 +122,5 @@ def _table(networks: Sequence[Mapping[str, Any]]) -> str:
         speed = f"{rates['serial']:.0f}, {fastest}: {rates[fastest]:.0f}" if rates else "-"
         critical_path = f"{each['critical_path_over_serial']:.2f}"
         rows.append([each["network"], three_digits(each["ms"]["serial"]["p50"]), *cells, critical_path, speed])
-    header = ["network, one image", "serial, ms", *(f"{name}, ms (/ serial)" for name in conditions)]
+    header = ["network", "serial, ms", *(f"{name}, ms (/ serial)" for name in conditions)]
     return table([*header, "critical path / serial (estimated)", "frames per s"], rows)

@@ -104,7 +104,7 @@ def test_a_network_that_cannot_be_measured_does_not_stop_the_others(tmp_path, ca
         (["encoder-equal", "--size", "65x64"], "--size is 65x64; allowed for encoder-equal: multiples of 64"),
         (["encoder-equal", "--precision", "fp16"], "fp16"),
         (["encoder-equal", "--streams", "3"], "invalid choice: 3"),
-        (["map.onnx", "--size", "96x64", "--inductor"], "Inductor is compared on a GPU only"),
+        (["map.onnx", "--size", "96x64", "--inductor"], "Inductor and merged siblings are compared on a GPU only"),
     ],
 )
 def test_bad_arguments_are_named(options, words, tmp_path, monkeypatch, capsys):
@@ -152,7 +152,7 @@ def test_an_operation_that_fails_ends_all_threads_of_the_run(branch: str):
 
 def test_inductor_is_measured_on_one_and_on_several_streams():
     network = make_network("encoder-equal", (64, 64))
-    found = {name: (backend, count) for name, backend, _, count in gpu_conditions(network, (2, 4), inductor=True)}
+    found = {each.name: (each.backend, each.streams) for each in gpu_conditions(network, (2, 4), inductor=True)}
     assert found == {
         "serial": ("cuda_graph", 1),
         "2 streams": ("cuda_graph", 2),
@@ -162,7 +162,10 @@ def test_inductor_is_measured_on_one_and_on_several_streams():
         "inductor, 2 streams": ("inductor", 2),
         "inductor, 4 streams": ("inductor", 4),
     }
-    assert not any(name.startswith("inductor") for name, *_ in gpu_conditions(network, (2, 4), inductor=False))
+    assert not any(each.name.startswith("inductor") for each in gpu_conditions(network, (2, 4)))
+    merged = {each.name: each.streams for each in gpu_conditions(network, (2, 4), siblings=True)
+              if each.merge_siblings == "always"}  # fmt: skip
+    assert merged == {"siblings merged": 1, "siblings merged, 2 streams": 2, "siblings merged, 4 streams": 4}
 
 
 def maps() -> tuple[torch.Tensor, torch.Tensor]:
@@ -213,6 +216,20 @@ def test_a_tracker_returns_maps_of_its_search_region(name: str):
     else:
         assert tuple(results.shape) == (1, 8, 16, 256)
     assert (network.merged is None) == name.endswith("windows")
+
+
+def test_a_batch_of_images_and_a_network_without_branches(tmp_path):
+    output = tmp_path / "figures.json"
+    command = ["benchmark", "branches", "builtin:lane", "--device", "cpu", "--size", "64x48", "--rounds", "2"]
+    assert main([*command, "--images", "3", "--streams", "--output", str(output)]) == 0
+    (found,) = json.loads(output.read_text())["networks"]
+    assert found["inputs"] == [[3, 3, 48, 64]]
+    assert set(found["ms"]) == {"serial", "one thread"}
+
+
+def test_a_tracker_takes_one_image(capsys):
+    assert main(["benchmark", "branches", "encoder-equal", "--device", "cpu", "--images", "2"]) == 1
+    assert "encoder-equal is not measured: --images is 2; encoder-equal takes one image" in capsys.readouterr().out
 
 
 def test_a_size_that_windows_do_not_divide_is_rejected():
