@@ -173,7 +173,7 @@ def _chains(runs: Runs, width: int) -> tuple[Integers, Integers]:
     tails = tail_of[heads]
     center = runs.center
     length = np.hypot(center[tails] - center[heads], runs.row[tails] - runs.row[heads])
-    # The fit may make a short chain longer than the line between its ends, but not twice as long.
+    # Leaves out only chains of one or two runs: longer ones can become pieces in a mask of any width up to 640.
     chosen = (2.0 * (length + 1.0) >= _SHORTEST_PIECE * width).nonzero()[0]
     if len(chosen) > MAX_CHAINS:
         chosen = chosen[(-length[chosen]).argsort(kind="stable")[:MAX_CHAINS]]
