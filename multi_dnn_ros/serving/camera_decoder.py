@@ -80,7 +80,8 @@ class CameraDecoder(threading.Thread):
         self._on_bad_image = on_bad_image
         self._clock = clock
         self._admission = admission or Admission()
-        self._wake = threading.Condition()
+        self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
+        self._wake = threading.Condition(self._lock)
         self._newest: _Arrival | None = None
         self._idle = False  # whether the thread waits for an image
         self._decodes_on_arrival = False  # whether the thread that called arrived() decides about the newest image
@@ -120,7 +121,7 @@ class CameraDecoder(threading.Thread):
             self._drop_for(frame, dnns, DropReason.OVERWRITTEN, "a newer image of the camera arrived before it")
             return
         refusals = self._admission.refusals(self._camera, dnns, now_ns)
-        with self._wake:
+        with self._lock:
             self._decode_timing.arrived(now_ns)
             replaced = self._newest
             waiting = () if replaced is None else self._enabled(replaced.dnns)
@@ -154,12 +155,12 @@ class CameraDecoder(threading.Thread):
 
     def admission_changed(self) -> None:
         """A DNN was switched on or off by its parameter; a waiting image may no longer be for any DNN."""
-        with self._wake:
+        with self._lock:
             self._changed()
 
     def answered(self, dnn: str, handed_ns: int, timing: Timing | None) -> None:
         """A DNN has answered a frame that was handed to the engine at `handed_ns`. timing: None for a drop."""
-        with self._wake:
+        with self._lock:
             if timing is not None:
                 self._decode_timing.answered(dnn, handed_ns, timing.finished_ns)
                 if self._stores_files:  # the engine decodes, too
@@ -172,7 +173,7 @@ class CameraDecoder(threading.Thread):
         The waiting image is still decoded and offered if the host has a free buffer; otherwise it is dropped. An image
         that is still being decoded at the timeout is dropped, too: afterwards the host may serve for other accounts.
         """
-        with self._wake:
+        with self._lock:
             self._closing = True
             self._changed()
         if self.ident is not None:
@@ -180,7 +181,7 @@ class CameraDecoder(threading.Thread):
             self._abandoned = True  # a frame that is still being decoded, here or on arrival, is dropped
             if self._offering.acquire(timeout=_LAST_OFFER_S):
                 self._offering.release()  # frames offered before are unanswered frames of the accounts
-        with self._wake:
+        with self._lock:
             waiting, self._newest = self._newest, None
         if waiting is not None:
             message = "the node stopped before the image was decoded"
@@ -216,7 +217,7 @@ class CameraDecoder(threading.Thread):
         """Decode the newest image in this thread if it is needed now; otherwise leave it to the decoder's thread."""
         try:
             has_engine, healthy = self._host.has_engine_for(self._camera), self._accounts.enabled_dnns(self._camera)
-            with self._wake:
+            with self._lock:
                 arrival = self._newest
                 dnns = () if arrival is None else self._enabled_and_healthy(arrival, healthy)
                 needed = arrival is not None and dnns and has_engine and self._remaining_s(arrival.frame, dnns) <= 0
@@ -225,7 +226,7 @@ class CameraDecoder(threading.Thread):
         except Exception as error:  # of the host or the accounts
             self._error = error
         finally:
-            with self._wake:
+            with self._lock:
                 self._decodes_on_arrival = False
                 if self._has_work():
                     self._wake.notify()
@@ -233,7 +234,7 @@ class CameraDecoder(threading.Thread):
     def _wait_until_needed(self) -> bool:
         """Wait until an image should be decoded; False: the thread should end."""
         while True:
-            with self._wake:
+            with self._lock:
                 self._idle = True
                 self._wake.wait_for(self._has_work)
                 self._idle = False
@@ -243,7 +244,7 @@ class CameraDecoder(threading.Thread):
             # Without the lock, because the host takes locks of its own.
             has_engine = self._host.has_engine_for(self._camera)
             healthy = self._accounts.enabled_dnns(self._camera)
-            with self._wake:
+            with self._lock:
                 if self._newest is None:
                     if self._closing:
                         return False
@@ -281,7 +282,7 @@ class CameraDecoder(threading.Thread):
         buffer = self._host.buffer(self._camera, wait_s)
         if buffer is None:
             return
-        with self._wake:
+        with self._lock:
             arrival, self._newest = self._newest, None
         dnns = () if arrival is None else self._enabled(arrival.dnns)
         if arrival is None or not dnns:  # dropped by close() meanwhile, or no longer for any DNN
@@ -313,7 +314,7 @@ class CameraDecoder(threading.Thread):
         return arrival.decode(buffer.image)
 
     def _offer(self, frame: Frame, buffer: Buffer, dnns: tuple[str, ...]) -> None:
-        with self._wake:
+        with self._lock:
             self._stores_files = isinstance(frame.source, JpegFile)
             if not self._stores_files:
                 self._decode_timing.decoded(frame.decode_ns)

@@ -130,12 +130,12 @@ class Slot:
 
     def hold(self) -> None:
         """Add a user."""
-        with self._pool.changed:
+        with self._pool.lock:
             self._users += 1
 
     def release(self) -> None:
         """Remove a user; the last one frees the slot."""
-        with self._pool.changed:
+        with self._pool.lock:
             self._users -= 1
             if self._users == 0:
                 self._pool.free.append(self.index)
@@ -155,20 +155,23 @@ class SlotPool:
             os.close(self.fd)
             raise
         self.free = list(range(layout.count))
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
+        self.changed = threading.Condition(self.lock)
         self._reserved_bytes = 0
         self._reserved_outputs: dict[str, int] = {}  # bytes by DNN
 
     def take(self, timeout_s: float = 0.0) -> Slot | None:
         """A free slot, held by the caller; None on timeout."""
-        with self.changed:
-            if not self.changed.wait_for(lambda: self.free, timeout_s):
+        with self.lock:
+            if not self.free and not self.changed.wait_for(lambda: self.free, timeout_s):
                 return None
             return Slot(self, self.free.pop())
 
     def reserve(self, size: int) -> None:
         """Reserve the memory of all free slots for images of this many bytes, unless larger ones reserved more."""
-        with self.changed:
+        if size <= self._reserved_bytes:
+            return
+        with self.lock:
             if size > self._reserved_bytes:
                 self._reserved_bytes = size
                 for index in self.free:
@@ -178,7 +181,7 @@ class SlotPool:
         """Likewise, reserve memory for the large results of a DNN, of `size` bytes."""
         if size <= self._reserved_outputs.get(dnn, 0):
             return
-        with self.changed:
+        with self.lock:
             self._reserved_outputs[dnn] = size
             for index in self.free:
                 self.memory.touch_output(index, dnn, size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,31 @@ class Lanes:
         is sent from the engine process to the node's.
         """
         return self.numbers if self.size is None else enlarged(self.numbers, self.size, self.window, 0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the arrays of all lines together: each pickled array takes as long as a whole line otherwise."""
+        lanes = self.lanes
+        if not lanes:
+            return Lanes, (self.numbers, (), self.size, self.window)
+        points, curves = np.concatenate([lane.points for lane in lanes]), np.array([lane.curve for lane in lanes])
+        each = [(lane.number, len(lane.points), lane.score) for lane in lanes]
+        return _lanes_of, (self.numbers, each, points, curves, self.size, self.window)
+
+
+def _lanes_of(
+    numbers: npt.NDArray[np.uint8],
+    each: Sequence[tuple[int, int, float]],
+    points: npt.NDArray[np.float32],
+    curves: npt.NDArray[np.float64],
+    size: tuple[int, int] | None,
+    window: Window | None,
+) -> Lanes:
+    """The Lanes that were pickled. each: number of the line, number of its points, and score. points: of all lines."""
+    lanes, begin = [], 0
+    for (number, count, score), curve in zip(each, curves, strict=True):
+        lanes.append(Lane(number, points[begin : begin + count], curve, score))
+        begin += count
+    return Lanes(numbers, tuple(lanes), size, window)
 
 
 def enlarged(

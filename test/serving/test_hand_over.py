@@ -6,7 +6,6 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -309,7 +308,7 @@ def test_the_slot_of_a_frame_is_known_while_the_frame_is_offered_again() -> None
     sender = OutcomeSender(SimpleNamespace(), {})  # type: ignore[arg-type]
     sender._slot_of = Slots()
     offer = wire.Offer(1, "front", 0, 1, 1, 0, 0, 0, ("lane",))
-    for each in (offer, replace(offer, number=2), replace(offer, number=2, dnns=("object",))):
+    for each in (offer, offer._replace(number=2), offer._replace(number=2, dnns=("object",))):
         sender.expect(each)
     assert sender._slot_of == {2: ("front", 0)}
 

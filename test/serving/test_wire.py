@@ -19,7 +19,7 @@ from multi_dnn_ros.serving import channel, result_packing, wire
 from multi_dnn_ros.serving.channel import Channel
 from multi_dnn_ros.serving.process_arguments import Pool, ProcessArguments
 from multi_dnn_ros.serving.slots import SlotLayout
-from multi_dnn_ros.vision.results import Detections, Lanes
+from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 
 TIMING = Timing(1, 2, 3, 4, 5, 6, 7)
 SIZES = st.one_of(st.integers(0, 300), st.integers(60_000, 70_000), st.integers(130_000, 300_000))
@@ -101,6 +101,21 @@ def test_results_are_unchanged_with_any_space_in_the_slot(mask: Any, count: int,
         else:
             assert same(found, result)
     assert result_packing.pack(Lanes(np.zeros((300, 300), np.uint8), ()), np.zeros(90_000, np.uint8))[1] == (90_000,)
+
+
+@given(st.lists(st.integers(1, 48), max_size=12))
+def test_lines_are_unchanged(counts: list[int]) -> None:
+    random = np.random.default_rng(4)
+    lanes = tuple(
+        Lane(number, random.random((count, 2), dtype=np.float32), random.random(3), random.random())
+        for number, count in enumerate(counts, start=1)
+    )
+    data, large = result_packing.pack(Lanes(np.ones((3, 4), np.uint8), lanes, (480, 640)), np.zeros(0, np.uint8))
+    found = result_packing.unpack(wire.FrameResult(1, "lane", TIMING, data, large), np.zeros(0, np.uint8))
+    assert found.size == (480, 640)
+    assert (found.numbers == 1).all()
+    assert len(found.lanes) == len(lanes)
+    assert all(same(one, other) for one, other in zip(found.lanes, lanes, strict=True))
 
 
 def test_arguments_are_equal_in_the_other_process() -> None:

@@ -171,7 +171,9 @@ class Decoder:
         chosen = values >= self.score_threshold
         if self.kept:
             chosen &= np.isin(ids, self.kept)
-        indices = np.flatnonzero(chosen)
+        indices = chosen.nonzero()[0]
+        if not len(indices):
+            return self.finish(np.zeros((0, 4), np.float32), values[indices], ids[indices], source_size)
         if len(indices) > MAX_CANDIDATES:
             indices = indices[np.argsort(-values[indices], kind="stable")[:MAX_CANDIDATES]]
         corners, values, ids = corners[indices], values[indices], ids[indices]
@@ -189,13 +191,15 @@ class Decoder:
         source_size: tuple[int, int],
     ) -> Detections:
         """Boxes in source pixels, best first -> the best max_detections inside the image, clipped to it."""
-        height, width = source_size
-        clipped = boxes.clip(0, np.array([width, height, width, height], np.float32))
-        inside = np.flatnonzero((clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1]))
-        inside = inside[: self.max_detections]
+        if len(boxes):
+            height, width = source_size
+            clipped = np.minimum(np.maximum(boxes, 0), np.array([width, height, width, height], np.float32))
+            has_area = (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])
+            inside = has_area.nonzero()[0][: self.max_detections]
+            boxes, scores, class_ids = clipped[inside], scores[inside], class_ids[inside]
         return Detections(
-            boxes=clipped[inside].astype(np.float32, copy=False),
-            scores=scores[inside].astype(np.float32, copy=False),
-            class_ids=class_ids[inside].astype(np.int64, copy=False),
+            boxes=boxes.astype(np.float32, copy=False),
+            scores=scores.astype(np.float32, copy=False),
+            class_ids=class_ids.astype(np.int64, copy=False),
             labels=self.labels,
         )

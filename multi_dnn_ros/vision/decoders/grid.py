@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from multi_dnn_ros.vision.decoders.base import Decoder
@@ -35,21 +36,22 @@ class GridDecoder(Decoder):
             )
 
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:
-        cells = outputs[0][0]
-        _, rows, columns = cells.shape
-        cells = cells.flatten(1)
-        best = cells[5:].amax(dim=0)
-        scores = cells[0].clamp(min=0).pow(0.6) * best.clamp(min=0).pow(0.4)
-        chosen = (scores >= self.score_threshold).nonzero().squeeze(1)
-        cells, scores = cells[:, chosen], scores[chosen]
-        class_ids = cells[5:].argmax(dim=0)
-        row, column = torch.div(chosen, columns, rounding_mode="floor"), chosen % columns
+        # In NumPy: each operation of PyTorch takes several times as long for so few values, and releases the GIL.
+        cells = outputs[0][0].numpy()
+        channels, rows, columns = cells.shape
+        cells = cells.reshape(channels, rows * columns)
+        best = cells[5:].max(axis=0)
+        scores = np.maximum(cells[0], 0) ** 0.6 * np.maximum(best, 0) ** 0.4
+        chosen = (scores >= self.score_threshold).nonzero()[0]
+        cells = cells[:, chosen]
+        row, column = (places.astype(np.float32) for places in np.divmod(chosen, columns))
         width, height = self.preprocess.width, self.preprocess.height
-        center_x = (column + cells[1].tanh()) * (width / columns)
-        center_y = (row + cells[2].tanh()) * (height / rows)
-        half_w, half_h = cells[3].sigmoid() * (width / 2), cells[4].sigmoid() * (height / 2)
-        boxes = torch.stack([center_x - half_w, center_y - half_h, center_x + half_w, center_y + half_h], dim=-1)
-        return self.select(boxes, scores, class_ids, source_size)
+        center_x = (column + np.tanh(cells[1])) * (width / columns)
+        center_y = (row + np.tanh(cells[2])) * (height / rows)
+        # sigmoid(x) is (1 + tanh(x / 2)) / 2, which cannot overflow.
+        half_w, half_h = (1 + np.tanh(cells[3] / 2)) * (width / 4), (1 + np.tanh(cells[4] / 2)) * (height / 4)
+        boxes = np.array([center_x - half_w, center_y - half_h, center_x + half_w, center_y + half_h]).T
+        return self.select(boxes, scores[chosen], cells[5:].argmax(axis=0), source_size)
 
 
 def recognize(layout: Layout) -> Match | Difference:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from multi_dnn_ros.vision.decoders.base import Decoder, TwoParts, expect_finite, total_of
+from multi_dnn_ros.vision.decoders.curve_fits import Floats, Integers
 from multi_dnn_ros.vision.decoders.lane_lines import Runs, find_runs, group_runs
 from multi_dnn_ros.vision.decoders.layout import POSSIBLE, Difference, Layout, Match, check_classes, match
 from multi_dnn_ros.vision.decoders.maps import without_padding
@@ -25,9 +26,6 @@ MAX_WIDTH = 640
 MAX_LANES = 255
 #: Maximum number of points per line.
 _POINTS = 48
-
-#: c0, c1, c2 of u = c0 + c1 v + c2 v^2.
-Curve = tuple[float, float, float]
 
 
 class LaneDecoder(Decoder):
@@ -84,26 +82,28 @@ class LaneDecoder(Decoder):
         # Close one-pixel gaps and holes, because each of them would end a piece.
         mask = np.asarray(cv2.morphologyEx(mask, cv2.MORPH_CLOSE, np.ones((3, 3), np.uint8)), np.uint8)
         runs = find_runs(mask)
-        scale = (source_size[1] / width, source_size[0] / height)
-        found = []
-        for line in group_runs(runs, width)[: min(self.max_detections, MAX_LANES)]:
-            curve = _curve_in_source(line.curve, scale)
-            rows = runs.row[line.members]
-            ends = int(rows.min()), int(rows.max())
-            found.append((_bottom_u(ends[1], curve, scale[1], source_size[0]), line.members, ends, curve))
-        found.sort(key=lambda line: line[0])
-
-        pixels, number_of_pixel = _pixels(runs, [members for _, members, _, _ in found], width)
-        probability = 1.0 / (1.0 + np.exp(-logits.reshape(-1)[pixels].astype(np.float64)))
-        index = number_of_pixel.astype(np.intp)  # otherwise each bincount would convert it
-        score = np.bincount(index, probability) / np.maximum(np.bincount(index), 1)
-        lanes = tuple(
-            Lane(number, _points(ends, curve, scale[1], source_size), np.array(curve), float(score[number]))
-            for number, (_, _, ends, curve) in enumerate(found, start=1)
-        )
+        found = group_runs(runs, width)
         numbers = np.zeros((height, width), np.uint8)
-        numbers.reshape(-1)[pixels] = number_of_pixel
-        return Lanes(numbers, lanes, source_size)
+        count = min(len(found.curves), self.max_detections, MAX_LANES)
+        if not count:
+            return Lanes(numbers, (), source_size)
+        scale = (source_size[1] / width, source_size[0] / height)
+        curves = _curves_in_source(found.curves[:count], scale)
+        # From left to right.
+        order = _bottom_u(found.last_row[:count], curves, scale[1], source_size[0]).argsort(kind="stable")
+        curves = curves[order]
+        points = _points(found.first_row[order], found.last_row[order], curves, scale[1], source_size)
+
+        number_of_line = np.zeros(len(found.curves) + 1, np.intp)  # the last one is for the runs of no line
+        number_of_line[order] = np.arange(1, count + 1)
+        number_of_run = number_of_line[found.of_run]
+        chosen = number_of_run.nonzero()[0]
+        pixels, begins, counts = _pixels(runs, chosen, width)
+        probabilities = np.add.reduceat(1.0 / (1.0 + np.exp(-logits.reshape(-1).take(pixels))), begins)  # by run
+        sums, sizes = (np.bincount(number_of_run[chosen], values, count + 1)[1:] for values in (probabilities, counts))
+        numbers.reshape(-1)[pixels] = number_of_run[chosen].astype(np.uint8).repeat(counts)
+        lanes = zip(range(1, count + 1), points, curves, (sums / sizes).tolist(), strict=True)
+        return Lanes(numbers, tuple(Lane(*lane) for lane in lanes), source_size)
 
     def lane_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """(classes, h, w) float32 logits on any device -> (h, w) logit of the lane classes against the others.
@@ -148,60 +148,69 @@ class _LaneMap:
         return self._decoder.decode_map(lane, source_size)
 
 
-def _pixels(
-    runs: Runs, lines: Sequence[npt.NDArray[np.int64]], width: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Flat indices of the lines' pixels in a mask of `width` columns, ascending, and their line numbers, from 1."""
-    number_of_run = np.zeros(len(runs.row), np.uint8)
-    for number, members in enumerate(lines, start=1):
-        number_of_run[members] = number
-    chosen = np.flatnonzero(number_of_run)
+def _pixels(runs: Runs, chosen: Integers, width: int) -> tuple[Integers, Integers, Integers]:
+    """The pixels of chosen runs (K,) in a mask of `width` columns.
+
+    Returns their flat indices, ascending, and for each run where its pixels begin in these indices, and their number.
+    """
     counts = (runs.end - runs.begin)[chosen]
-    first = (runs.row * width + runs.begin)[chosen]
-    pixels = np.repeat(first - (np.cumsum(counts) - counts), counts)
-    return pixels + np.arange(len(pixels)), np.repeat(number_of_run[chosen], counts)
+    begins = counts.cumsum() - counts
+    pixels = ((runs.row * width + runs.begin)[chosen] - begins).repeat(counts)
+    return pixels + np.arange(len(pixels)), begins, counts
 
 
-def _curve_in_source(curve: npt.NDArray[np.float64], scale: tuple[float, float]) -> Curve:
-    """Convert a curve from mask to source pixels. scale: source pixels per mask pixel, horizontal and vertical."""
+def _curves_in_source(curves: Floats, scale: tuple[float, float]) -> Floats:
+    """Convert curves (L, 3) from mask to source pixels. scale: source pixels per mask pixel, across and down."""
     across, down = scale
-    c0, c1, c2 = curve.tolist()
+    c0, c1, c2 = curves.T
     shift = 0.5 / down - 0.5  # v of the mask = v of the source / down + shift
     at_origin, slope = c0 + c1 * shift + c2 * shift**2, (c1 + 2.0 * c2 * shift) / down
-    return (at_origin + 0.5) * across - 0.5, slope * across, c2 / down**2 * across
+    return np.array([(at_origin + 0.5) * across - 0.5, slope * across, c2 / down**2 * across]).T.copy()
 
 
-def _points(ends: tuple[int, int], curve: Curve, down: float, source_size: tuple[int, int]) -> npt.NDArray[np.float32]:
-    """(K, 2) points u, v on the curve in source pixels, from the line's lowest row to its highest.
+def _points(
+    first_row: Integers,
+    last_row: Integers,
+    curves: Floats,
+    down: float,
+    source_size: tuple[int, int],
+) -> list[npt.NDArray[np.float32]]:
+    """For each of L lines, (K, 2) points u, v on the curve in source pixels, from its lowest row to its highest.
 
-    Only points inside the image (0..W-1, 0..H-1) are returned; a curve may leave it between two dashes. ends: the
-    line's first and last row in the mask. down: source pixels per mask row. source_size: (H, W).
+    Only points inside the image (0..W-1, 0..H-1) are returned; a curve may leave it between two dashes. first_row,
+    last_row: (L,) rows of the mask. curves: (L, 3) in source pixels. down: source pixels per mask row. source_size:
+    (H, W).
     """
     height, width = source_size
     # Clamp: if the image has fewer rows than the mask, the centers of the mask's outer rows lie outside the image.
-    high, low = (min(max((row + 0.5) * down - 0.5, 0.0), height - 1.0) for row in ends)
-    count = min(_POINTS, ends[1] - ends[0] + 1)
-    v = low + (high - low) / max(count - 1, 1) * np.arange(count)  # a third of the time of np.linspace
-    v[-1] = high  # exactly
-    c0, c1, c2 = curve
+    ends = (np.array([first_row, last_row])[:, :, None] + 0.5) * down - 0.5
+    high, low = np.minimum(np.maximum(ends, 0.0), height - 1.0)
+    last = np.minimum(last_row - first_row, _POINTS - 1)[:, None]  # index of each line's last point
+    index = np.arange(_POINTS)
+    exists = index <= last
+    v = np.where(index < last, low + (high - low) / np.maximum(last, 1) * index, high)
+    c0, c1, c2 = curves.T[:, :, None]
     u = c0 + v * (c1 + v * c2)
-    inside = (u >= 0.0) & (u <= width - 1)
-    if inside.any():
-        u, v = u[inside], v[inside]
-    else:  # a line along the image's edge whose center is outside
-        u = np.clip(u, 0.0, width - 1)
-    return np.array([u, v], np.float32).T.copy()
+    inside = exists & (u >= 0.0) & (u <= width - 1)
+    # The center of a line along the image's edge may be outside everywhere.
+    chosen = np.where(inside.any(axis=1, keepdims=True), inside, exists)
+    points = np.empty((np.count_nonzero(chosen), 2), np.float32)
+    points[:, 0] = np.minimum(np.maximum(u[chosen], 0.0), width - 1)
+    points[:, 1] = v[chosen]
+    ends_of_lines = chosen.sum(axis=1).cumsum().tolist()
+    return [points[begin:end] for begin, end in zip([0, *ends_of_lines], ends_of_lines, strict=False)]
 
 
-def _bottom_u(last_row: int, curve: Curve, down: float, height: int) -> float:
-    """u where the line, extended along its tangent at the lowest point, meets the bottom row of the image.
+def _bottom_u(last_row: Integers, curves: Floats, down: float, height: int) -> Floats:
+    """(L,) u where each line, extended along its tangent at the lowest point, meets the bottom row of the image.
 
-    last_row: the line's lowest row in the mask. curve: in source pixels. down: source pixels per mask row. height: of
-    the source image.
+    last_row: (L,) the lines' lowest rows in the mask. curves: (L, 3) in source pixels. down: source pixels per mask
+    row. height: of the source image.
     """
     lowest = (last_row + 0.5) * down - 0.5
-    c0, c1, c2 = curve
-    return c0 + lowest * (c1 + lowest * c2) + (c1 + 2.0 * c2 * lowest) * (height - 1 - lowest)
+    c0, c1, c2 = curves.T
+    result: Floats = c0 + lowest * (c1 + lowest * c2) + (c1 + 2.0 * c2 * lowest) * (height - 1 - lowest)
+    return result
 
 
 def recognize(layout: Layout) -> Match | Difference:

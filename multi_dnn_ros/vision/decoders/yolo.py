@@ -47,7 +47,7 @@ class YoloDecoder(Decoder):
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:
         rows = outputs[0][0].numpy()
         best = rows[4:].max(axis=0)
-        chosen = np.flatnonzero(best >= self.score_threshold)
+        chosen = (best >= self.score_threshold).nonzero()[0]
         rows = rows[:, chosen]
         center, half = rows[:2].clip(-LIMIT, LIMIT), rows[2:4].clip(0, LIMIT) / 2
         boxes = np.concatenate([center - half, center + half]).T
