@@ -122,7 +122,11 @@ _domains = itertools.count()
 def domain() -> Iterator[int]:
     """A ROS domain of the test's own."""
     if next(_domains) % 20 == 19:
-        gc.collect()  # the real rclpy keeps the ports of closed nodes until then, and there are 80 domains
+        # The real rclpy keeps the ports of closed nodes until they are collected, and there are 80 domains. They may be
+        # frozen: an engine in this process freezes all objects when it has been configured.
+        _unfreeze()
+        gc.collect()
+        gc.freeze()
     with reserved_domain() as domain:
         yield domain
 
