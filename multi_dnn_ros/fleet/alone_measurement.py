@@ -38,6 +38,7 @@ class AloneMeasurement:
                 return False
             state = self.job.state
             state.alone_s = min(state.alone_s, report.step_s) if state.alone_s else report.step_s
+            state.times.record(self.job.shares, report.step_s)
         return self._next(self.job, others)
 
     def abandon(self, others: Iterable[JobProcesses]) -> None:

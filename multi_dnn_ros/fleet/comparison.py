@@ -146,7 +146,7 @@ class PolicyComparison:
             (folder / job.name).mkdir()
             write_json(
                 folder / job.name / "state.json",
-                asdict(JobState(alone_s=state.alone_s, limits=state.limits, units=state.units)),
+                asdict(JobState(alone_s=state.alone_s, limits=state.limits, units=state.units, times=state.times)),
             )
         launcher = LocalLauncher(self._units)
         supervisor = Supervisor(path, launcher, folder, watch=self._watch, rank_main=self._rank_main)

@@ -58,11 +58,11 @@ def fleet_table(supervisor: Supervisor) -> str:
         progress, report = job.progress, job.report
         rows.append([
             name,
-            job.state.status,
+            "paused" if job.state.status == "running" and job.placed and not job.trains else job.state.status,
             f"{report.done}/{report.total}" if report is not None else "",
             f"{progress.slow_down:.2f}" if progress is not None else "",
             " ".join(map(str, job.shares)) if job.processes is not None else "",
-            f"{job.job.global_batch / job.step_s:.1f}" if job.step_s and job.processes is not None else "",
+            f"{job.job.global_batch / job.step_s:.1f}" if job.step_s and job.trains else "",
             f"{progress.remaining_s:.0f} s" if progress is not None and job.processes is not None else "",
             f"{report.loss:.4g}" if report is not None else "",
         ])  # fmt: skip

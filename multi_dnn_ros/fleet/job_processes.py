@@ -20,8 +20,8 @@ _END_TIMEOUT_S, _TICK_S = 5.0, 0.1
 class JobProcesses:
     """The ranks of one job, one per usable unit.
 
-    shares, number: those of the last command. pause_requested: the last command was to pause. is_paused: the job has
-    paused.
+    shares, number: those of the last command. has_turn: whether the job is to train; False: it pauses until it has its
+    turn. pause_requested: the last command was to pause for a measurement. is_paused: the job has paused.
     """
 
     def __init__(
@@ -29,6 +29,7 @@ class JobProcesses:
     ) -> None:
         self.shares: Shares = (0,) * len(launcher.units)
         self.number = 0
+        self.has_turn = True
         self.pause_requested = self.is_paused = False
         self._ranks: dict[int, RankHandle] = {}
         self._start: Callable[[int], RankHandle] = lambda unit: launcher.start(job, unit, folder, prefix, rank_main)
@@ -72,10 +73,10 @@ class JobProcesses:
         ]
 
     def send(self, shares: Shares, *, pause: bool = False, stop: bool = False) -> None:
-        """Send a command: the state of the job from its next step on."""
+        """Send a command: the state of the job from its next step on. pause: for a measurement of another job."""
         before = tuple(used(self.shares))
         self.number += 1
-        command = Command(self.number, shares, before, pause, stop)
+        command = Command(self.number, shares, before, pause or not self.has_turn, stop)
         # The first active rank, which announces the command to the others, gets it last: they must already have it.
         for unit in sorted(self._ranks, key=lambda unit: unit == (before[0] if before else -1)):
             self._ranks[unit].send(command)

@@ -93,6 +93,11 @@ class JobsFile(FileModel):
     gain: float = Field(
         default=0.02, gt=0, lt=1, description="minimum reduction of a slow-down for which a change is kept"
     )
+    turns: bool = Field(
+        default=False,
+        description="policy fair: jobs that share units train in turns, with the earliest deadline first, instead of "
+        "at the same time",
+    )
     jobs: tuple[FleetJob, ...] = Field(min_length=1, description="the training jobs")
 
     @property

@@ -48,9 +48,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Paused:
-    """The command with `pause` is in force."""
+    """The command with `pause` is in force. done, total: steps of the job."""
 
     number: int
+    done: int
+    total: int
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ def settled_steps(file: JobsFile, decisions: Sequence[Mapping[str, Any]]) -> lis
     """Measured step times, in ms, of each set of shares that was in force for at least one settled period.
 
     decisions: those of a policy. A period is settled if it lasted as long as a period of the file, so that it is not a
-    trial, began without a change of shares, or with one that was undone, and no job ended in it or soon after it.
+    trial, began without a change of shares, or with one that was undone, and no job ended in it or soon after it. If
+    jobs train in turns, the shares are those of the jobs that trained.
     """
     batches = {job.name: job.global_batch for job in file.jobs}
     found: dict[tuple[tuple[str, Shares], ...], list[dict[str, float]]] = {}
@@ -48,8 +49,9 @@ def settled_steps(file: JobsFile, decisions: Sequence[Mapping[str, Any]]) -> lis
         short = after["seconds"] - before["seconds"] < 0.9 * file.period_s
         if began_with_a_change or short or any(0 <= end - after["seconds"] < _SCORING_S for end in ends):
             continue
-        key = tuple((job, tuple(shares)) for job, shares in before["shares"].items())
-        rates = {job: rate for job, rate in after["images_per_s"].items() if job in before["shares"]}
+        training = before.get("training", before["shares"])  # without this key, all jobs trained at the same time
+        key = tuple((job, tuple(shares)) for job, shares in before["shares"].items() if job in training)
+        rates = {job: rate for job, rate in after["images_per_s"].items() if job in training}
         found.setdefault(key, []).append({job: 1e3 * batches[job] / rate for job, rate in rates.items()})
     return [
         {"shares": dict(key), "measured_ms": {job: statistics.median(each[job] for each in steps) for job in steps[0]}}

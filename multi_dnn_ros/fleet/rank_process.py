@@ -125,8 +125,8 @@ class Rank:
             if command.stop:
                 return
             if self.setup.rank not in command.active or command.pause:
-                if command.pause and self.setup.rank == command.active[0]:
-                    self._connection.send(Paused(command.number))
+                if command.pause and self.setup.rank == command.active[0] and self.training is not None:
+                    self._connection.send(Paused(command.number, self.training.done, self.training.total))
                 command = self._connection.recv()
                 continue
             following = self._train(command)

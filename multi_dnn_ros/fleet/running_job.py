@@ -10,11 +10,13 @@ from typing import Any, Literal
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.reporting import write_json
+from multi_dnn_ros.fleet.exclusive_times import ExclusiveTimes
 from multi_dnn_ros.fleet.job_processes import JobProcesses
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-from multi_dnn_ros.fleet.messages import Report
+from multi_dnn_ros.fleet.messages import Paused, Report
 from multi_dnn_ros.fleet.shares import TENTHS, Shares
 from multi_dnn_ros.fleet.slowdown import Progress
+from multi_dnn_ros.fleet.turn_plans import PlannedJob
 from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.training.checkpoint import differences
 
@@ -25,7 +27,7 @@ Status = Literal["waiting", "starting", "measured", "running", "finished", "fail
 class JobState:
     """Kept in state.json in the folder of the job. alone_s: time of a step with the units for itself; 0: not measured
     yet. elapsed_s: running time without measurements. limits: maximum tenths per unit; empty: ten each. settings: see
-    FleetJob; empty: not known.
+    FleetJob; empty: not known. times: of steps while the job had its units for itself.
     """
 
     status: Status = "waiting"
@@ -36,6 +38,7 @@ class JobState:
     scores: dict[str, float] = field(default_factory=dict)
     text: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
+    times: ExclusiveTimes = field(default_factory=ExclusiveTimes)
 
 
 def unit_keys(units: Sequence[Unit]) -> tuple[str, ...]:
@@ -44,7 +47,9 @@ def unit_keys(units: Sequence[Unit]) -> tuple[str, ...]:
 
 
 class RunningJob:
-    """A job of the file. processes: None unless it is running. placed: whether a decision has given it shares."""
+    """A job of the file. processes: None unless it is running. placed: whether a decision has given it shares. wait_s:
+    planned time until its last step in which other jobs have their turns; None: jobs do not train in turns.
+    """
 
     def __init__(self, job: FleetJob, folder: Path, units: tuple[str, ...], state: JobState | None = None) -> None:
         """state: replaces the state in the folder. Raises ValueError if state.json is invalid, or if the job has
@@ -63,13 +68,16 @@ class RunningJob:
             self.state.elapsed_s = 0.0
         if changed or self.state.units != units:  # times and limits differ
             self.state.alone_s, self.state.limits, self.state.units = 0.0, (TENTHS,) * len(units), units
+            self.state.times = ExclusiveTimes()
         if self.state.status == "failed":  # tried again, with the memory that is free now
             self.state.limits = (TENTHS,) * len(units)
         self.state.settings = job.settings
         self.processes: JobProcesses | None = None
         self.report: Report | None = None
+        self.paused: Paused | None = None
         self.step_s = 0.0
         self.placed = False
+        self.wait_s: float | None = None
         self.losses: tuple[float, ...] = ()
         self.attempts = 0
         self.starts = 0
@@ -89,9 +97,18 @@ class RunningJob:
         return self.processes.shares if self.processes is not None else (0,) * len(self.state.units)
 
     @property
+    def trains(self) -> bool:
+        """Whether the job is to train now, as far as turns are concerned."""
+        return self.processes is not None and self.processes.has_turn
+
+    @property
     def is_current(self) -> bool:
-        """Whether the last report is for the shares in force."""
-        return self.processes is not None and self.report is not None and self.report.number == self.processes.number
+        """Whether the last report is for the shares in force or, without its turn, whether the job has paused."""
+        if self.processes is None:
+            return False
+        if not self.processes.has_turn:
+            return self.processes.is_paused
+        return self.report is not None and self.report.number == self.processes.number
 
     @property
     def is_trained(self) -> bool:
@@ -104,12 +121,30 @@ class RunningJob:
         return max(0, self.report.count - 1) if self.report is not None else 0
 
     @property
+    def steps(self) -> tuple[int, int] | None:
+        """(done, total), as far as known; None until there is a message from the processes."""
+        known = [(each.done, each.total) for each in (self.report, self.paused) if each is not None]
+        return max(known, default=None)
+
+    @property
     def progress(self) -> Progress | None:
-        """None until there is a report."""
-        if self.report is None or not self.step_s or not self.state.alone_s:
+        """None until the number of steps and their time are known."""
+        if self.steps is None or not self.state.alone_s:
             return None
-        return Progress(
-            self.report.done, self.report.total, self.state.elapsed_s, self.step_s, self.state.alone_s
+        done, total = self.steps
+        if self.wait_s is not None:
+            step_s = self.state.times.estimated_step_s(self.shares, self.state.alone_s)
+            wait_s = self.wait_s if done < total else 0.0
+            return Progress(done, total, self.state.elapsed_s, step_s, self.state.alone_s, wait_s)
+        return Progress(done, total, self.state.elapsed_s, self.step_s, self.state.alone_s) if self.step_s else None
+
+    def planned(self) -> PlannedJob:
+        """The job for the plan of turns. Until its processes have sent a message, it has all of its steps to do."""
+        done, total = self.steps or (0, self.job.steps or 0)
+        return PlannedJob(
+            self.shares if self.placed else (0,) * len(self.state.units), done, total, self.state.elapsed_s,
+            self.state.alone_s, self.state.times, self.job.priority, ready=self.steps is not None,
+            trains=self.placed and self.trains,
         )  # fmt: skip
 
     def save(self) -> None:
@@ -123,7 +158,7 @@ class RunningJob:
             "name": self.name,
             "status": self.state.status,
             "text": self.state.text,
-            "steps": self.report.done if self.report is not None else len(self.losses),
+            "steps": self.steps[0] if self.steps is not None else len(self.losses),
             "slow_down": progress.slow_down if progress is not None else None,
             "alone_step_s": self.state.alone_s,
             "scores": self.state.scores,
@@ -135,6 +170,7 @@ def _read(path: Path) -> JobState:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         content["limits"], content["units"] = tuple(content["limits"]), tuple(content["units"])
+        content["times"] = ExclusiveTimes(**content.get("times", {}))
         return JobState(**content)
     except FileNotFoundError:
         return JobState()

@@ -60,7 +60,7 @@ def run_scenario(file: JobsFile, times: StepTimes, scenario: Scenario) -> dict[s
     jobs = simulated_jobs(file, times, scenario)
     fleet = Fleet(
         scenario.units, times.interconnect, times.time_slice_ms / 1e3, file.period_s, times.change_s, file.thresholds,
-        file.gain,
+        file.gain, file.turns,
     )  # fmt: skip
     return {policy: simulate(jobs, fleet, policy) for policy in POLICIES}
 

@@ -69,9 +69,14 @@ def used(shares: Shares) -> list[int]:
     return [unit for unit, tenths in enumerate(shares) if tenths]
 
 
-def start_shares(allocation: Mapping[str, Shares], use: Sequence[float]) -> Shares:
-    """Shares of a new job: whole on the unit with the fewest tenths of other jobs; if several, on the least used."""
-    taken = [sum(shares[unit] for shares in allocation.values()) for unit in range(len(use))]
+def start_shares(
+    allocation: Mapping[str, Shares], use: Sequence[float], work: Mapping[str, float] | None = None
+) -> Shares:
+    """Shares of a new job: whole on the unit with the fewest tenths of other jobs; if several, on the least used. work:
+    weight of the tenths of each job; None: all equal.
+    """
+    weights = dict.fromkeys(allocation, 1.0) if work is None else work
+    taken = [sum(shares[unit] * weights[job] for job, shares in allocation.items()) for unit in range(len(use))]
     return whole(min(range(len(use)), key=lambda unit: (taken[unit], use[unit])), len(use))
 
 

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from multi_dnn_ros.fleet.contention import JobLoad, Rates, alone_s, predict
+from multi_dnn_ros.fleet.exclusive_times import ExclusiveTimes
 from multi_dnn_ros.fleet.policy_result import PolicyResult
-from multi_dnn_ros.fleet.shares import Allocation, Shares, Thresholds, used
+from multi_dnn_ros.fleet.shares import Allocation, Shares, Thresholds, even, used, whole
 from multi_dnn_ros.fleet.sharing import POLICIES, TRIAL_PART, Decision, Sharing, first_shares
 from multi_dnn_ros.fleet.slowdown import Progress
 from multi_dnn_ros.fleet.step_times import Interconnect
+from multi_dnn_ros.fleet.turn_plans import PlannedJob, Plans, with_own_units
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class SimulatedJob:
 @dataclass(frozen=True)
 class Fleet:
     """units: number of units. time_slice_s: that of the units, see :func:`contention.predict`. period_s: time between
-    decisions. change_s: pause of a job whose set of units changes.
+    decisions. change_s: pause of a job whose set of units changes. turns: whether jobs that share units train in turns
+    under policy `fair`.
     """
 
     units: int
@@ -45,6 +48,7 @@ class Fleet:
     change_s: float = 1.0
     thresholds: Thresholds = field(default_factory=Thresholds)
     gain: float = 0.02
+    turns: bool = False
 
 
 @dataclass
@@ -69,12 +73,26 @@ class _Running:
     job: SimulatedJob
     alone_s: float
     shares: Shares
+    times: ExclusiveTimes
     done: float = 0.0
     paused_s: float = 0.0
+    starting: bool = False
+    has_turn: bool = True
+
+    @property
+    def computes(self) -> bool:
+        return self.paused_s <= 0.0 and any(self.shares) and self.has_turn
 
     def progress(self, now: float, step_s: float) -> Progress:
         total = self.job.steps
         return Progress(min(int(self.done), total), total, now - self.job.arrives_s, step_s, self.alone_s)
+
+    def planned(self, now: float) -> PlannedJob:
+        progress = self.progress(now, 0.0)
+        return PlannedJob(
+            self.shares, progress.done, progress.total, progress.elapsed_s, self.alone_s, self.times, self.job.priority,
+            ready=not self.starting, trains=self.has_turn,
+        )  # fmt: skip
 
 
 def simulate(
@@ -91,12 +109,14 @@ class _Simulation:
     def __init__(self, fleet: Fleet, policy: str) -> None:
         self.fleet = fleet
         self.policy = policy
+        self.turns = fleet.turns and policy == "fair"
         self.sharing = Sharing(fleet.thresholds, fleet.gain)
         self.running: dict[str, _Running] = {}
         self.loads: dict[str, JobLoad] = {}
         self.now = 0.0
         self.arrived = 0
         self.changes = self.reverted = 0
+        self.undisturbed = False  # since the last decision: the same jobs trained, with the same shares
 
     def run(self, jobs: Sequence[SimulatedJob], watch: Callable[[Sample], None] | None) -> Simulated:
         waiting = sorted(jobs, key=lambda job: job.arrives_s)
@@ -128,6 +148,9 @@ class _Simulation:
             while waiting and waiting[0].arrives_s <= self.now:
                 self._admit(waiting.pop(0))
                 new += 1
+            if self.turns and (finished or resumed):
+                self.undisturbed = False
+                self._give_turns()
             rates = self._rates()
             can_decide = new or (self.now >= next_decision and not any(run.paused_s for run in self.running.values()))
             if self.policy == "fair" and self.running and can_decide:
@@ -150,8 +173,7 @@ class _Simulation:
         return self.fleet.period_s * (TRIAL_PART if self.sharing.has_trial or has_ended else 1.0)
 
     def _rates(self) -> Rates:
-        computing = {name: run.shares for name, run in self.running.items() if run.paused_s <= 0.0 and any(run.shares)}
-        return self._predict(computing)
+        return self._predict({name: run.shares for name, run in self.running.items() if run.computes})
 
     def _predict(self, allocation: Mapping[str, Shares]) -> Rates:
         fleet = self.fleet
@@ -170,7 +192,7 @@ class _Simulation:
             if run.paused_s:
                 run.paused_s = max(0.0, run.paused_s - seconds)
                 if run.paused_s < 1e-9:
-                    run.paused_s, resumed = 0.0, True
+                    run.paused_s, run.starting, resumed = 0.0, False, True
         return resumed
 
     def _admit(self, job: SimulatedJob) -> None:
@@ -183,9 +205,36 @@ class _Simulation:
         self.arrived += 1
         self.loads[job.name] = job.load
         alone = alone_s(job.load, fleet.units, fleet.interconnect)
-        self.running[job.name] = _Running(job, alone, shares, paused_s=job.start_s)
+        times = ExclusiveTimes()
+        for measured in (whole(0, fleet.units), even(range(fleet.units), fleet.units)):  # as when it starts
+            times.record(measured, self._predict({job.name: measured}).step_s[job.name])
+        self.running[job.name] = _Running(
+            job, alone, shares, times, paused_s=job.start_s, starting=job.start_s > 0.0, has_turn=not self.turns
+        )
+
+    def _plans(self) -> Plans:
+        return Plans({name: run.planned(self.now) for name, run in self.running.items()}, self.fleet.change_s)
+
+    def _give_turns(self) -> None:
+        training = self._plans().plan().training
+        for name, run in self.running.items():
+            self.undisturbed &= run.has_turn == (name in training)
+            run.has_turn = name in training
+
+    def _record_times(self) -> None:
+        """Keep step times and use of the jobs that train on units of their own, as a real fleet measures them."""
+        training = {name: run for name, run in self.running.items() if run.computes}
+        for name in with_own_units({name: run.shares for name, run in training.items()}):
+            run = training[name]
+            alone = self._predict({name: run.shares})
+            run.times.record(run.shares, alone.step_s[name])
+            if self.undisturbed:
+                run.times.record_use(run.shares, alone.use)
+        self.undisturbed = True
 
     def _slow_downs(self, rates: Rates) -> dict[str, float]:
+        if self.turns:
+            return self._plans().plan().slow_downs
         return {
             name: run.progress(self.now, rates.step_s[name]).slow_down
             for name, run in self.running.items()
@@ -194,15 +243,18 @@ class _Simulation:
 
     def _decide(self, rates: Rates) -> Decision:
         """Decide as the supervisor of a real fleet does, from step times and use of the last period."""
-        settled = self._predict({name: run.shares for name, run in self.running.items() if any(run.shares)})
-        slow_downs, remaining = {}, {}
-        for name, step_s in settled.step_s.items():
-            run = self.running[name]
-            progress = run.progress(self.now, step_s)
-            slow_downs[name] = progress.slow_down * run.job.priority
-            remaining[name] = progress.remaining_slow_down * run.job.priority
         allocation: Allocation = {name: run.shares for name, run in self.running.items()}
-        decision = self.sharing.decide(allocation, slow_downs, settled.use, remaining=remaining)
+        if self.turns:
+            decision = self._decide_in_turns(allocation, rates)
+        else:
+            settled = self._predict({name: run.shares for name, run in self.running.items() if any(run.shares)})
+            slow_downs, remaining = {}, {}
+            for name, step_s in settled.step_s.items():
+                run = self.running[name]
+                progress = run.progress(self.now, step_s)
+                slow_downs[name] = progress.slow_down * run.job.priority
+                remaining[name] = progress.remaining_slow_down * run.job.priority
+            decision = self.sharing.decide(allocation, slow_downs, settled.use, remaining=remaining)
         for name in decision.jobs:
             run, shares = self.running[name], decision.allocation[name]
             if any(run.shares):
@@ -211,4 +263,15 @@ class _Simulation:
                 if used(run.shares) != used(shares):
                     run.paused_s = self.fleet.change_s
             run.shares = shares
+        if self.turns:
+            self._give_turns()
+        return decision
+
+    def _decide_in_turns(self, allocation: Allocation, rates: Rates) -> Decision:
+        self._record_times()
+        plans = self._plans()
+        decision = self.sharing.decide(
+            allocation, plans.expect(allocation), rates.use, expect=plans.expect, work=plans.work
+        )
+        self.undisturbed = not decision.jobs
         return decision

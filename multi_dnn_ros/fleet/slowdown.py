@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Progress:
     """done, total: steps so far, and steps of the whole job. elapsed_s: running time so far, without the measurement of
     the job itself and without pauses while others were measured. step_s: time of one step now. alone_s: time of one
-    step with the units for itself.
+    step with the units for itself. wait_s: planned time until the last step in which other jobs have their turns.
     """
 
     done: int
@@ -17,11 +17,12 @@ class Progress:
     elapsed_s: float
     step_s: float
     alone_s: float
+    wait_s: float = 0.0
 
     @property
     def remaining_s(self) -> float:
         """Predicted time to the last step."""
-        return (self.total - self.done) * self.step_s
+        return (self.total - self.done) * self.step_s + self.wait_s
 
     @property
     def slow_down(self) -> float:

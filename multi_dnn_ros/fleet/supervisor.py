@@ -84,7 +84,7 @@ class Supervisor:
         """
         try:
             while not all(job.has_ended for job in self.jobs.values()):
-                self._turn()
+                self._iterate()
                 self._watch(self, "")
         finally:
             try:
@@ -107,9 +107,9 @@ class Supervisor:
             "decisions": self.decisions.entries,
         }
 
-    # One turn
+    # One iteration of the loop
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         running = self._running()
         wait_for_messages([job.processes for job in running if job.processes is not None], _TICK_S)
         now = time.monotonic()
@@ -133,6 +133,9 @@ class Supervisor:
                 self._handle(job, job.processes.receive())
             if job.processes is not None and job.state.status == "running" and not job.processes.pause_requested:
                 job.state.elapsed_s += passed
+                if job.wait_s is not None and not job.trains:
+                    job.wait_s = max(0.0, job.wait_s - passed)
+        self._give_turns()
         if self.measuring is None and not self._changes:
             starting = [job for job in self._running() if job.state.status == "starting" and self._has_room(job)]
             if starting:
@@ -237,7 +240,7 @@ class Supervisor:
         # Never repeated, even if the job is removed and added again: the store still has the keys of its former ranks.
         prefix = f"{job.name}/{next(self._start_numbers)}"
         job.processes = JobProcesses(job.job, self._launcher, job.folder, prefix, self._rank_main)
-        job.report, job.step_s, job.placed = None, 0.0, False
+        job.report, job.paused, job.step_s, job.placed, job.wait_s = None, None, 0.0, False, None
         job.state.status = "starting"
 
     def _start(self, job: RunningJob) -> None:
@@ -277,7 +280,7 @@ class Supervisor:
                 self._ended(job, rank, message)
                 return
             elif isinstance(message, Paused) and job.processes is not None:
-                job.processes.is_paused = message.number == job.processes.number
+                job.paused, job.processes.is_paused = message, message.number == job.processes.number
         if failures and job.processes is not None:
             self._failed(job, failures)
 
@@ -372,9 +375,15 @@ class Supervisor:
     # Shares
 
     def _decide(self) -> None:
-        if self._changes:  # the next turn first applies these changes of units to the jobs, and then decides
+        if self._changes:  # the next iteration first applies these changes of units to the jobs, and then decides
             return
         if text := self.decisions.decide(self._shared(), self.seconds):
+            self.show_line(text)
+
+    def _give_turns(self) -> None:
+        """Let other jobs train if one has given its turn away; not while jobs are paused for a measurement."""
+        measured = any(job.processes is not None and job.processes.pause_requested for job in self.jobs.values())
+        if not self._changes and not measured and (text := self.decisions.give_turns(self._shared(), self.seconds)):
             self.show_line(text)
 
     def _shared(self) -> dict[str, RunningJob]:

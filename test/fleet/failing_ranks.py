@@ -47,7 +47,7 @@ def without_training(setup: rank_process.RankSetup, connection: Connection[Any, 
         while not command.stop:
             if setup.rank not in command.active[:1] or command.pause:
                 if command.pause and setup.rank == command.active[0]:
-                    connection.send(Paused(command.number))
+                    connection.send(Paused(command.number, steps, 100_000))
                 command = connection.recv()
                 continue
             while not connection.poll(0.01):

@@ -50,7 +50,7 @@ class SimulatedRank(RankHandle):
         if command.stop:
             self._messages.append(Ended(False, 10))
         elif command.pause:
-            self._messages.append(Paused(command.number))
+            self._messages.append(Paused(command.number, 10, _STEPS))
         else:
             self._report = Report(command.number, 10, _STEPS, 10, 0.1, 1.0)
 

@@ -52,6 +52,21 @@ def test_all_policies_are_compared(
     assert plot.stat().st_size > 1000
 
 
+def test_turns_of_the_file_are_simulated(files: tuple[Path, Path], tmp_path: Path) -> None:
+    jobs, times = files
+    found = []
+    for turns in ("", "turns: true\n"):
+        jobs.write_text(turns + jobs.read_text())
+        output = tmp_path / "out.json"
+        assert main(["fleet", str(jobs), "--simulate", str(times), "--gpus", "2", "--output", str(output)]) == 0
+        content = json.loads(output.read_text())
+        assert content["jobs_file"]["turns"] == bool(turns)
+        found.append(content["scenarios"][0]["policies"])
+    together, in_turns = found
+    assert in_turns["fair"]["mean_slow_down"] < 0.9 * together["fair"]["mean_slow_down"]
+    assert in_turns["even"] == together["even"]
+
+
 def test_a_model_without_times_is_named(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     jobs, times = files
     jobs.write_text(jobs.read_text().replace("alexnet", "vgg16"))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.fleet.cluster_units import bundles, check_room, units_of
+from multi_dnn_ros.fleet.shares import Allocation
 from multi_dnn_ros.fleet.sharing import Sharing
 from multi_dnn_ros.fleet.usable_units import decide_for_usable, usable_limits
 from multi_dnn_ros.planning.batch_units import parse_unit
@@ -76,6 +77,24 @@ def test_no_tenth_is_ever_given_to_a_lost_unit(
         for shares in allocation.values():
             assert sum(shares) == 10
             assert all(can or not tenths for tenths, can in zip(shares, usable, strict=True))
+
+
+def test_expectations_are_about_all_units_and_never_about_shares_of_a_lost_one() -> None:
+    """Unit 1 is lost; `a` and `b` share unit 0, and unit 2 has no jobs."""
+    asked: list[Allocation] = []
+
+    def expect(allocation: Allocation) -> dict[str, float]:
+        asked.append(allocation)
+        together = allocation["a"] == allocation["b"]
+        return dict.fromkeys(allocation, 2.0 if together else 1.0)
+
+    allocation: Allocation = {"a": (10, 0, 0), "b": (10, 0, 0)}
+    decision = decide_for_usable(
+        Sharing(), (True, False, True), allocation, {"a": 2.0, "b": 2.0}, [1.0, 0.0, 0.0], {}, expect=expect
+    )
+    assert set(decision.allocation.values()) == {(10, 0, 0), (0, 0, 10)}
+    assert asked
+    assert all(len(shares) == 3 and not shares[1] for each in asked for shares in each.values())
 
 
 def test_limits_are_zero_on_lost_units() -> None:

@@ -146,7 +146,7 @@ class Timed:
         self.sent: list[str] = []
         self.jobs: dict[str, Any] = {
             name: SimpleNamespace(
-                placed=True, is_current=True, shares=(10, 0),
+                placed=True, is_current=True, trains=True, shares=(10, 0),
                 processes=SimpleNamespace(send=lambda shares, name=name: self.sent.append(name)),
             )
             for name in ("a", "b")

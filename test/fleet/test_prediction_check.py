@@ -41,6 +41,25 @@ def test_only_settled_periods_count() -> None:
     ]
 
 
+def test_of_jobs_that_train_in_turns_only_those_that_trained_count() -> None:
+    jobs = [{"name": name, "model": "m", "data": "d", "global_batch": 100, "steps": 9} for name in "ab"]
+    file = JobsFile.model_validate({"period_s": 10.0, "turns": True, "jobs": jobs})
+    both = {"a": [10, 0], "b": [10, 0]}
+    decisions = [
+        {**entry(seconds, reason, images_per_s, **both), "training": training}
+        for seconds, reason, images_per_s, training in (
+            (0, "start", {}, []),
+            (3, "turns", {}, ["a"]),
+            (14, "unchanged", {"a": 1000.0, "b": 1.0}, ["b"]),
+            (25, "unchanged", {"a": 1000.0, "b": 500.0}, ["b"]),
+        )
+    ]
+    assert settled_steps(file, decisions) == [
+        {"shares": {"a": (10, 0)}, "measured_ms": {"a": pytest.approx(100)}},
+        {"shares": {"b": (10, 0)}, "measured_ms": {"b": pytest.approx(200)}},
+    ]
+
+
 def test_the_measured_fleet_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

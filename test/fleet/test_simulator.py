@@ -6,7 +6,9 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 
+import five_trainings
 import pytest
+from five_trainings import CHANGE_S, PERIOD_S, TIME_SLICE_S, five_jobs
 
 from multi_dnn_ros.fleet.contention import JobLoad, alone_s, predict
 from multi_dnn_ros.fleet.policy_result import PolicyResult
@@ -221,6 +223,59 @@ def test_changes_end_while_the_set_of_jobs_stays() -> None:
     simulate(same, Fleet(3, LINK), "fair", lambda sample: reasons.append(sample.reason))
     settled = reasons[200:300]
     assert set(settled) == {"unchanged"}
+
+
+@pytest.mark.parametrize(("count", "units"), [(5, 2), (8, 4), (12, 4)])
+def test_turns_lower_the_largest_and_the_median_slow_down_of_jobs_that_start_at_once(count: int, units: int) -> None:
+    """Two of these four networks leave a unit idle for 44 % of the time, so that the total time rises."""
+    at_once = [SimulatedJob(job.name, job.load, job.steps, start_s=5.0) for job in jobs(count)]
+    together, in_turns = (simulate(at_once, Fleet(units, LINK, turns=turns), "fair") for turns in (False, True))
+    before, after = together.figures(), in_turns.figures()
+    assert after["largest_slow_down"] < 0.85 * before["largest_slow_down"]
+    assert after["median_slow_down"] < 0.95 * before["median_slow_down"]
+
+
+def test_turns_with_measured_step_times_lower_every_slow_down_and_not_the_total_time() -> None:
+    def simulated(policy: str, *, turns: bool) -> PolicyResult:
+        fleet = Fleet(2, five_trainings.LINK, TIME_SLICE_S, PERIOD_S, CHANGE_S, turns=turns)
+        return simulate(five_jobs(), fleet, policy)
+
+    together, in_turns = (simulated("fair", turns=turns) for turns in (False, True))
+    baselines = [max(simulated(policy, turns=False).slow_downs.values()) for policy in ("even", "one unit")]
+    largest = max(in_turns.slow_downs.values())
+    assert largest < 0.75 * max(together.slow_downs.values())
+    assert largest < 0.47 * max(baselines)
+    assert largest < 0.8 * min(baselines)
+    assert in_turns.total_s < 1.02 * together.total_s
+    assert in_turns.changes <= 4
+
+
+def test_turns_lower_slow_downs_of_jobs_that_arrive() -> None:
+    together, in_turns = (simulate(jobs(12), Fleet(2, LINK, turns=turns), "fair").figures() for turns in (False, True))
+    assert in_turns["largest_slow_down"] < 0.85 * together["largest_slow_down"]
+    assert in_turns["median_slow_down"] < 0.85 * together["median_slow_down"]
+
+
+def test_baselines_do_not_train_in_turns() -> None:
+    for policy in ("even", "one unit"):
+        assert simulate(jobs(6), Fleet(2, LINK, turns=True), policy) == simulate(jobs(6), Fleet(2, LINK), policy)
+
+
+def test_slow_downs_of_paused_jobs_include_their_waits() -> None:
+    """Predicted as soon as all jobs have been placed, they are those at the end, if nothing changes meanwhile."""
+    predicted: list[dict[str, float]] = []
+    same = [SimulatedJob(f"job{k}", job.load, job.steps) for k in range(3) for job in jobs(1)]
+    result = simulate(same, Fleet(1, LINK, turns=True), "fair", lambda sample: predicted.append(sample.slow_downs))
+    assert result.slow_downs == pytest.approx({"job0": 1.0, "job1": 2.0, "job2": 3.0}, rel=1e-3)
+    assert predicted[0] == pytest.approx(result.slow_downs, rel=1e-3)
+    assert result.changes == 0
+
+
+def test_changes_end_while_the_set_of_jobs_that_train_in_turns_stays() -> None:
+    same = [SimulatedJob(job.name, job.load, job.steps * 20) for job in jobs(5)]
+    reasons: list[str] = []
+    simulate(same, Fleet(3, LINK, turns=True), "fair", lambda sample: reasons.append(sample.reason))
+    assert set(reasons[100:150]) == {"unchanged"}
 
 
 def test_an_unknown_policy_is_refused() -> None:
