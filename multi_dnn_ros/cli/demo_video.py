@@ -35,8 +35,8 @@ def run_video(args: argparse.Namespace) -> int:
         raise UsageError(f"--video {args.video} does not exist; expected a video, an image or a folder of images")
     config = _config(args)
     if args.precision is not None:
-        dnns = {name: dnn.model_copy(update={"precision": args.precision}) for name, dnn in config.dnns.items()}
-        config = config.model_copy(update={"dnns": dnns})
+        changed = {name: dnn.model_copy(update={"precision": args.precision}) for name, dnn in config.dnns.items()}
+        config = config.model_copy(update={"dnns": changed})
 
     from multi_dnn_ros.camera.source import SourceError
     from multi_dnn_ros.common.allocator import configure_malloc
