@@ -134,6 +134,7 @@ class BranchedStages:
         complete = len(captured) == len(candidates)
         if self._compiler is not None and captured:
             fastest = self._fastest(captured, inputs)
+            captured.clear()  # their memory, which compiling may need
             candidates[fastest].compile()
             captured = self._captured(title, {fastest: candidates[fastest]}, inputs)
             complete = complete and bool(captured)

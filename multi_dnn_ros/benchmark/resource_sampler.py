@@ -1,7 +1,7 @@
 """Samples the resources of a node in a thread, so that the observer's receipt of results is not delayed.
 
-The kernel needs 10 to 80 ms to add up the memory of an engine process. A result that arrives meanwhile would seem to be
-that much older.
+The kernel needs over 10 ms to add up the memory of an engine process of 650 MB. A result that arrives meanwhile would
+seem to be that much older.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ def _run_plan(
         folder = tables_folder(args)
         together = read_together(folder, args.model, args.precision)
         try:
-            write_together(folder, together.with_set(units, factors_of(done, plan, tables), plan.batch))
+            write_together(folder, together.with_set(units, factors_of(done, plan, tables), plan.images))
         except OSError as error:
             print(f"warning: the times of the units together are not kept: {error}")
     return adjusted

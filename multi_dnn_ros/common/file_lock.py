@@ -47,6 +47,30 @@ def lock_file(path: Path, taken: str, unprotected: str) -> TextIO:
 
 
 @contextlib.contextmanager
+def exclusive_lock(path: Path, unprotected: str) -> Iterator[None]:
+    """Lock a file in the block; wait as long as another process or thread has locked it. It is created and never
+    removed.
+
+    unprotected: as in lock_file(). Raises OSError if the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            log.warning("%s cannot be locked (%s): %s", path, error.strerror, unprotected)
+            yield
+            return
+        try:
+            yield
+        finally:
+            # Closing is not enough: a process that was forked meanwhile has a copy of the open file.
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextlib.contextmanager
 def waiting_lock(path: Path, waiting: Callable[[str], object] = log.info) -> Iterator[None]:
     """Lock a file in the block; wait while another process or thread has locked it. It is created and never removed.
 

@@ -134,14 +134,15 @@ class Demo:
             executor.add_node(listener)
             recorder = Recorder(listener, writer, topics, compress=frozenset({image}), watch=DIAGNOSTICS,
                                 latched=frozenset(stream.label_info for stream in streams))  # fmt: skip
-            stack.callback(recorder.flush)  # after the processes have ended
             with interrupts.deferred():
                 node = stack.enter_context(Child("node", serve, self.output / "node.log", environment))
                 source = stack.enter_context(Child("camera", drive, self.output / "camera.log", environment))
             bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="starting", disable=None))
             _watch_drive(executor, recorder, node, source, image, streams, bar)
             _finish(executor, recorder)
-            return node.peak_memory_bytes, node.stop()
+            ended_in_time = node.stop()
+            recorder.flush()
+            return node.peak_memory_bytes, ended_in_time
 
     def _overrides(self) -> list[str]:
         """Arguments of the node: the score threshold for generated roads, for built-in DNNs that have none configured,

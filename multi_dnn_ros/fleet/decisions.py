@@ -62,6 +62,7 @@ class Decisions:
         """Discard the measured step times. jobs_ended: decide after the time of a trial, not after a whole period."""
         self._step_times_discarded = True
         self._undisturbed = False
+        self._changed_at = None  # the time until all jobs train again is not that of a change only
         self._jobs_ended |= jobs_ended
 
     def begin_period(self, jobs: Mapping[str, RunningJob]) -> None:
@@ -103,9 +104,11 @@ class Decisions:
         no_shares = (0,) * len(self._launcher.units)
         allocation = {name: job.shares if job.placed else no_shares for name, job in jobs.items()}
         limits = {name: job.state.limits for name, job in jobs.items() if min(job.state.limits) < TENTHS}
-        decision, slow_downs = (self._in_turns if self.in_turns else self._at_once)(jobs, allocation, limits)
+        decide = self._decide_in_turns if self.in_turns else self._decide_at_once
+        decision, slow_downs = decide(jobs, allocation, limits)
+        rates = _images_per_s(jobs)
         text = self._apply(jobs, {name: decision.allocation[name] for name in decision.jobs})
-        self._enter(jobs, seconds, decision.reason, decision.jobs, slow_downs)
+        self._enter(jobs, seconds, decision.reason, decision.jobs, slow_downs, rates)
         for job in jobs.values():
             job.save()
         changes = ", ".join(f"{name} {decision.allocation[name]}" for name in decision.jobs)
@@ -120,13 +123,14 @@ class Decisions:
         placed = {name: job for name, job in jobs.items() if job.placed}
         if not self.in_turns or self._planned_for == _state(placed):
             return ""
+        rates = _images_per_s(placed)
         text = self._apply(placed, {})
         if text:
             self.use = self._launcher.take_use()
-            self._enter(placed, seconds, "turns", (), _slow_downs(placed))
+            self._enter(placed, seconds, "turns", (), _slow_downs(placed), rates)
         return text
 
-    def _at_once(
+    def _decide_at_once(
         self, jobs: Mapping[str, RunningJob], allocation: Allocation, limits: Mapping[str, Shares]
     ) -> tuple[Decision, dict[str, float]]:
         """The decision, and the slow-downs without priorities, if all jobs train at the same time."""
@@ -140,7 +144,7 @@ class Decisions:
         )  # fmt: skip
         return decision, {name: each.slow_down for name, each in progress.items()}
 
-    def _in_turns(
+    def _decide_in_turns(
         self, jobs: Mapping[str, RunningJob], allocation: Allocation, limits: Mapping[str, Shares]
     ) -> tuple[Decision, dict[str, float]]:
         """The same if they train in turns."""
@@ -167,9 +171,9 @@ class Decisions:
 
     def _apply(self, jobs: Mapping[str, RunningJob], changed: Mapping[str, Shares]) -> str:
         """Send the shares and turns that change. Returns which turns have changed."""
-        for name, job in jobs.items():
-            if name in changed and job.placed and used(job.shares) != used(changed[name]):
-                self._changed_at = time.monotonic()
+        changes_units = any(
+            jobs[name].placed and used(jobs[name].shares) != used(shares) for name, shares in changed.items()
+        )
         before = {name for name, job in jobs.items() if job.placed and job.trains}
         training, ends = set(jobs), dict[str, float]()
         if self.in_turns:
@@ -177,7 +181,7 @@ class Decisions:
             plan = plans.plan({name: changed.get(name, job.shares) for name, job in jobs.items()})
             training, ends = set(plan.training), plan.end_s
         # Jobs that pause get their commands first. The others do not wait until they have paused, after their present
-        # steps: a job that is slow to pause, or hangs, must not hold up the others.
+        # steps: a job that is slow to pause, or hangs, must not delay the others.
         for name in sorted(jobs, key=lambda name: name in training):
             job = jobs[name]
             assert job.processes is not None
@@ -187,6 +191,8 @@ class Decisions:
             job.placed |= name in changed
         if changed or before != training:
             self.discard_step_times()
+        if changes_units:
+            self._changed_at = time.monotonic()
         if not self.in_turns:
             return ""
         self._planned_for = _state(jobs)
@@ -197,8 +203,9 @@ class Decisions:
 
     def _enter(
         self, jobs: Mapping[str, RunningJob], seconds: float, reason: str, changed: Sequence[str],
-        slow_downs: Mapping[str, float],
+        slow_downs: Mapping[str, float], rates: Mapping[str, float],
     ) -> None:  # fmt: skip
+        """Record a decision. rates: images per second of the jobs that trained until now."""
         self.entries.append({
             "seconds": round(seconds, 3),
             "reason": reason,
@@ -206,11 +213,14 @@ class Decisions:
             "slow_downs": dict(slow_downs),
             "use": self.use,
             "shares": {name: list(job.shares) for name, job in jobs.items()},
-            "images_per_s": {
-                name: job.job.global_batch / job.step_s for name, job in jobs.items() if job.step_s and job.trains
-            },
+            "images_per_s": dict(rates),
             **({"training": [name for name, job in jobs.items() if job.trains]} if self.in_turns else {}),
         })  # fmt: skip
+
+
+def _images_per_s(jobs: Mapping[str, RunningJob]) -> dict[str, float]:
+    """Of the jobs that train."""
+    return {name: job.job.global_batch / job.step_s for name, job in jobs.items() if job.step_s and job.trains}
 
 
 def _state(jobs: Mapping[str, RunningJob]) -> tuple[Any, ...]:

@@ -51,10 +51,11 @@ def settled_steps(file: JobsFile, decisions: Sequence[Mapping[str, Any]]) -> lis
             continue
         training = before.get("training", before["shares"])  # without this key, all jobs trained at the same time
         key = tuple((job, tuple(shares)) for job, shares in before["shares"].items() if job in training)
-        rates = {job: rate for job, rate in after["images_per_s"].items() if job in training}
-        found.setdefault(key, []).append({job: 1e3 * batches[job] / rate for job, rate in rates.items()})
+        rates = after["images_per_s"]
+        if all(job in rates for job, _ in key):
+            found.setdefault(key, []).append({job: 1e3 * batches[job] / rates[job] for job, _ in key})
     return [
-        {"shares": dict(key), "measured_ms": {job: statistics.median(each[job] for each in steps) for job in steps[0]}}
+        {"shares": dict(key), "measured_ms": {job: statistics.median(each[job] for each in steps) for job, _ in key}}
         for key, steps in found.items()
     ]
 

@@ -202,7 +202,8 @@ class Rank:
                     self._saved = time.monotonic()
             if flag:
                 following: Command = self._connection.recv()
-                return following
+                if training.done < training.total or not following.pause:
+                    return following  # otherwise there is nothing left for which to wait
         self._leave_group()
         if leads:
             self._finish(training)

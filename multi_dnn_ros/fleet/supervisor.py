@@ -381,9 +381,9 @@ class Supervisor:
             self.show_line(text)
 
     def _give_turns(self) -> None:
-        """Let other jobs train if one has given its turn away; not while jobs are paused for a measurement."""
-        measured = any(job.processes is not None and job.processes.pause_requested for job in self.jobs.values())
-        if not self._changes and not measured and (text := self.decisions.give_turns(self._shared(), self.seconds)):
+        """Plan turns again if a job has ended, been placed or become ready; not while a job is measured alone."""
+        is_measuring = any(job.processes is not None and job.processes.pause_requested for job in self.jobs.values())
+        if not self._changes and not is_measuring and (text := self.decisions.give_turns(self._shared(), self.seconds)):
             self.show_line(text)
 
     def _shared(self) -> dict[str, RunningJob]:

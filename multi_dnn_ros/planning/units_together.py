@@ -22,14 +22,25 @@ from multi_dnn_ros.planning.file_model import FileModel
 
 class UnitSet(FileModel):
     """One set of units. devices: by unit, what the tables contain. factors: time of a unit while all of the set
-    compute, over the time in its table, of the units that had images. batch: images in the measured batch. measured_at:
-    ISO 8601, UTC.
+    compute, over the time in its table. images: in the measured batch. table_ms: time of so many images in the table at
+    that time. These three are of the units that had images. measured_at: ISO 8601, UTC.
     """
 
     devices: dict[str, str]
-    factors: dict[str, Annotated[float, Field(gt=0.0)]]
-    batch: int = Field(ge=1)
+    factors: dict[str, Annotated[float, Field(gt=0.0)]] = Field(min_length=1)
+    images: dict[str, Annotated[int, Field(ge=1)]]
+    table_ms: dict[str, float]
     measured_at: str
+
+    def is_of(self, tables: Mapping[str, BatchTable]) -> bool:
+        """Whether these are the units, on the same devices, and the tables have not been measured again since then."""
+        if self.devices != _devices(tables):
+            return False
+        return all(
+            images <= tables[name].largest and tables[name].predict_ms(images) == self.table_ms.get(name)
+            for name, images in self.images.items()
+            if name in tables
+        )
 
 
 class UnitsTogether(FileModel):
@@ -41,19 +52,22 @@ class UnitsTogether(FileModel):
     sets: tuple[UnitSet, ...] = ()
 
     def find(self, tables: Mapping[str, BatchTable]) -> UnitSet | None:
-        """The set of exactly these units on the devices of the tables; None if it was not measured."""
-        devices = _devices(tables)
-        return next((each for each in self.sets if each.devices == devices), None)
+        """The set of exactly these units with these tables; None if it was not measured."""
+        return next((each for each in self.sets if each.is_of(tables)), None)
 
     def times(self, tables: Mapping[str, BatchTable]) -> Mapping[str, UnitTimes]:
         """The tables, multiplied by the factors if these units have been measured together."""
         found = self.find(tables)
         return tables if found is None else slowed_by(tables, found.factors)
 
-    def with_set(self, tables: Mapping[str, BatchTable], factors: Mapping[str, float], batch: int) -> UnitsTogether:
-        """A copy with this measurement, which replaces an earlier one of the same units."""
+    def with_set(
+        self, tables: Mapping[str, BatchTable], factors: Mapping[str, float], images: Mapping[str, int]
+    ) -> UnitsTogether:
+        """A copy with this measurement, which replaces an earlier one of the same units. images: by unit."""
+        counts = {name: count for name, count in images.items() if count}
         measured = UnitSet(
-            devices=_devices(tables), factors=dict(factors), batch=batch,
+            devices=_devices(tables), factors=dict(factors), images=counts,
+            table_ms={name: tables[name].predict_ms(count) for name, count in counts.items()},
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
         others = tuple(each for each in self.sets if each.devices.keys() != tables.keys())

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.file_lock import lock_file, waiting_lock
+from multi_dnn_ros.common.file_lock import exclusive_lock, lock_file
 from multi_dnn_ros.common.reporting import provenance, table, write_json
 from multi_dnn_ros.compression.decompose import decompose, plan_of
 from multi_dnn_ros.compression.folding import fold_batch_norm, has_plain_form
@@ -58,7 +58,14 @@ EXIT_STOPPED = 75
 _CHECKPOINTS = 4
 _MAIN = MAIN["classes"]
 
+#: For a file system without locks.
+_UNPROTECTED = "run only one process"
+
 Stop = Callable[[], bool]
+
+
+class TrainedByOthers(Exception):
+    """This process has nothing left to do; the message says what others still train."""
 
 
 def run(
@@ -67,17 +74,19 @@ def run(
 ) -> dict[str, Any]:  # fmt: skip
     """Compute what `folder` and `out` do not contain yet. ratio: ranks relative to channels.
 
-    Raises Stopped, between epochs, if `stop` returns True, or if all that is left is being trained by other processes;
-    ValueError if `out` was written with other settings; CommandError if another process trains the original; also what
-    `retrain` raises.
+    Raises Stopped, between epochs, if `stop` returns True; TrainedByOthers if all that is left is being trained by
+    other processes; ValueError if `out` was written with other settings; CommandError if another process trains the
+    original; also what `retrain` raises.
     """
     identity = {"data": data_name, "ratio": ratio, "settings": json.loads(json.dumps(asdict(settings)))}
     data = check_data(open_data(data_name, wanted_rows(settings)), progress=False)
     original_path, decomposed_path = folder / "original.safetensors", folder / "decomposed.safetensors"
     _read(out, identity)  # before a training that takes hours
-    in_use = f"{original_path} is being trained by another process; run this command when that has ended"
-    with lock_file(folder / "original.lock", in_use, "run only one process until the original is trained"):
-        original(settings, original_path, data, device, print, stop)
+    if not original_path.exists():
+        in_use = f"{original_path} is being trained by another process; run this command when that has ended"
+        with lock_file(folder / "original.lock", in_use, _UNPROTECTED):
+            original(settings, original_path, data, device, print, stop)
+    with exclusive_lock(folder / "prepare.lock", _UNPROTECTED):  # the others wait for the decomposed network
         earlier = _read(out, identity)
         # Once only: the signs of the factors, and so the weights that training starts from, differ from run to run.
         costs = earlier.get("cost") or {}
@@ -87,18 +96,21 @@ def run(
         scores = {"sha256": _sha256(original_path), **training["test_scores"]}
         content: dict[str, Any] = {**provenance(), "device": str(device), **identity, "runs": earlier.get("runs", {})}
         content |= {"cost": costs, "original": scores}
-        with _results_locked(folder):
-            _add_runs(content, out, identity)
+        if not earlier.get("summary"):
+            with _results_locked(folder):
+                _add_runs(content, out, identity)
     keys = {
         f"{variant} {seed}": (seed, variant)
         for seed in range(settings.retraining.seed, settings.retraining.seed + seeds)
         for variant in (DECOMPOSED, CONTROL)
     }
+    if earlier.get("summary") and keys.keys() <= earlier["runs"].keys():
+        return earlier
     files = {DECOMPOSED: decomposed_path, CONTROL: original_path}
     for key, (seed, variant) in keys.items():
         checkpoint = folder / f"{variant}.seed{seed}.ckpt"
         try:
-            lock = lock_file(checkpoint.with_suffix(".lock"), key, "run only one process")
+            lock = lock_file(checkpoint.with_suffix(".lock"), key, _UNPROTECTED)
         except CommandError:
             continue  # another process trains it
         with lock:
@@ -115,7 +127,9 @@ def run(
         content["runs"] = runs = _read(out, identity)["runs"]
         missing = [key for key in keys if key not in runs]
         if missing:
-            raise Stopped(f"{', '.join(missing)}: trained by other processes; the last one writes the summary")
+            raise TrainedByOthers(
+                f"{', '.join(missing)}: trained by other processes; the last one to end writes the summary"
+            )
         content["networks"] = _publish(settings, content, folder, data, device)
         content["summary"] = _summary(content)
         write_json(out, content)
@@ -124,7 +138,7 @@ def run(
 
 def _results_locked(folder: Path) -> AbstractContextManager[None]:
     """Lock the results against other processes with the same folder."""
-    return waiting_lock(folder / "results.lock")
+    return exclusive_lock(folder / "results.lock", _UNPROTECTED)
 
 
 def _add_runs(
@@ -302,6 +316,9 @@ def main(args: argparse.Namespace) -> int:
     except Stopped as stopped:
         print(f"{stopped}; the same command continues")
         return EXIT_STOPPED
+    except TrainedByOthers as left:
+        print(left)
+        return 0
     print(rows_of([content]))
     return 0
 

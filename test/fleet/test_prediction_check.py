@@ -50,8 +50,9 @@ def test_of_jobs_that_train_in_turns_only_those_that_trained_count() -> None:
         for seconds, reason, images_per_s, training in (
             (0, "start", {}, []),
             (3, "turns", {}, ["a"]),
-            (14, "unchanged", {"a": 1000.0, "b": 1.0}, ["b"]),
-            (25, "unchanged", {"a": 1000.0, "b": 500.0}, ["b"]),
+            (14, "turns", {"a": 1000.0}, ["b"]),
+            (25, "unchanged", {"b": 500.0}, ["b"]),
+            (36, "unchanged", {}, ["b"]),  # no step of b was measured
         )
     ]
     assert settled_steps(file, decisions) == [

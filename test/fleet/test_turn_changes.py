@@ -117,6 +117,8 @@ def test_the_next_job_does_not_wait_until_the_former_one_has_paused(
     assert paused(supervisor) == []
     assert not supervisor.jobs["b"].trains
     assert "train: a; pause: b" in lines
+    first = next(entry for entry in supervisor.decisions.entries if entry["training"] == ["a"])
+    assert set(first["images_per_s"]) == {"b"}  # the rates are of the jobs that trained until then
 
 
 def test_when_two_jobs_fail_at_once_the_third_trains_until_they_have_started_again(

@@ -77,13 +77,24 @@ def test_other_units_and_other_devices_have_their_tables(measured: Path, tmp_pat
     updated = {**tables, SLOW: table(SLOW, 10.0, max_batch=32, device="fake device; auto; version 2")}
     assert together.times(updated)[SLOW].predict_ms(1) == 10.0
     assert read_together(measured, "fake", "fp16").times(tables) == tables
+    # The ratios are of no use for a table that was measured again.
+    remeasured = {**tables, SLOW: table(SLOW, 30.0, max_batch=32)}
+    assert together.times(remeasured) == remeasured
     # A measurement replaces that of the same units.
-    again = together.with_set(updated, {FAST: 2.0, SLOW: 2.0}, 5)
+    again = together.with_set(updated, {FAST: 2.0, SLOW: 2.0}, {FAST: 5, SLOW: 0})
     assert len(again.sets) == len(together.sets)
     assert again.times(updated)[FAST].predict_ms(1) == 20.0
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"format": "other"}', '{"model": "fake", "precision": "auto", "x": 1}'])
+NO_FACTORS = json.dumps({
+    "model": "fake", "precision": "auto",
+    "sets": [{"devices": {}, "factors": {}, "images": {}, "table_ms": {}, "measured_at": ""}],
+})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", NO_FACTORS, '{"format": "other"}', '{"model": "fake", "precision": "auto", "x": 1}']
+)
 def test_a_broken_file_is_one_line(
     content: str, measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,8 @@ def test_several_processes_share_the_trainings(
     assert (tmp_path / "original.safetensors").exists()
     with lock_file(tmp_path / "decomposed.seed0.lock", "taken", ""):
         capsys.readouterr()
-        assert main(command(colours, tmp_path, 1)) == EXIT_STOPPED
-        assert "decomposed 0: trained by other processes; the last one writes the summary" in capsys.readouterr().out
+        assert main(command(colours, tmp_path, 1)) == 0
+        assert "decomposed 0: trained by other processes; the last one to end" in capsys.readouterr().out
         content = json.loads((tmp_path / "out.json").read_text())
         assert list(content["runs"]) == ["control 0"]
         assert "summary" not in content
@@ -128,6 +129,26 @@ def test_several_processes_share_the_trainings(
     content = json.loads((tmp_path / "out.json").read_text())
     assert list(content["runs"]) == ["decomposed 0", "control 0"]
     assert content["summary"]["control"]["seeds"] == 1
+
+
+def test_two_processes_that_start_together_finish_together(
+    colours: Path, tmp_path: Path, fork_server: ForkServer
+) -> None:
+    """The original exists; one of them decomposes it, and the other one waits for that."""
+    while not (tmp_path / "original.safetensors").exists():
+        assert main(command(colours, tmp_path, 1, "--minutes", "1e-9")) == EXIT_STOPPED
+    (tmp_path / "decomposed.safetensors").unlink(missing_ok=True)
+    program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import narrow_main; " \
+        f"sys.exit(narrow_main.main({command(colours, tmp_path, 1)!r}))"  # fmt: skip
+    started = [fork_server.popen([sys.executable, "-c", program]) for _ in range(2)]
+    assert [process.wait(timeout=200.0) for process in started] == [0, 0]
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert list(content["runs"]) == ["decomposed 0", "control 0"]
+    assert content["summary"]["control"]["seeds"] == 1
+    # Another process changes nothing.
+    before = (tmp_path / "out.json").read_bytes()
+    assert main(command(colours, tmp_path, 1)) == 0
+    assert (tmp_path / "out.json").read_bytes() == before
 
 
 def test_only_one_process_trains_the_original(

@@ -99,7 +99,8 @@ class LaneDecoder(Decoder):
         number_of_run = number_of_line[found.of_run]
         chosen = number_of_run.nonzero()[0]
         pixels, begins, counts = _pixels(runs, chosen, width)
-        probabilities = np.add.reduceat(1.0 / (1.0 + np.exp(-logits.reshape(-1).take(pixels))), begins)  # by run
+        values = np.maximum(logits.reshape(-1).take(pixels), -80.0)  # of lower ones, exp() in float32 is infinite
+        probabilities = np.add.reduceat(1.0 / (1.0 + np.exp(-values)), begins)  # by run
         sums, sizes = (np.bincount(number_of_run[chosen], values, count + 1)[1:] for values in (probabilities, counts))
         numbers.reshape(-1)[pixels] = number_of_run[chosen].astype(np.uint8).repeat(counts)
         lanes = zip(range(1, count + 1), points, curves, (sums / sizes).tolist(), strict=True)
