@@ -61,6 +61,27 @@ def test_a_rank_that_has_a_new_command_writes_no_checkpoint(
     assert training.saved == [1, 2]
 
 
+def test_a_rank_that_pauses_after_its_last_step_ends(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would otherwise wait for a turn without any step to do."""
+    supervisor_end, rank_end = Pipe()
+    rank = Rank(RankSetup(job, 0, parse_unit("cpu"), tmp_path, LOOPBACK, 0, "a"), rank_end)
+
+    def stepped(done: int) -> None:
+        if done == training.total - 1:
+            supervisor_end.send(Command(2, (10,), (0,), pause=True))
+
+    training = SimulatedTraining(stepped)
+    finished: list[int] = []
+    monkeypatch.setattr(rank, "training", training)
+    monkeypatch.setattr(rank, "_apply", lambda command: None)
+    monkeypatch.setattr(rank, "_finish", lambda training: finished.append(training.done))
+    supervisor_end.send(Command(1, (10,)))
+    rank.run()
+    assert finished == [training.total]
+
+
 def test_a_rank_builds_its_network_once(job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For reading the data in advance and for the first share; not if other ranks get the shares."""
     built: list[Trainable] = []

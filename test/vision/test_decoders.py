@@ -101,6 +101,16 @@ def test_lanes_are_numbered_from_the_left_and_dashes_are_joined() -> None:
         assert lane.score > 0.9
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_hole_in_a_line_with_a_very_low_logit_is_no_error() -> None:
+    logits = torch.full((1, 1, 192, 320), -9.0)
+    logits[..., 20:180, 100:106] = 9.0
+    logits[..., 90, 102] = -200.0
+    decoder = LaneDecoder(Preprocess(320, 192), ("lane",))
+    (lane,) = decoder((logits,), (192, 320)).lanes
+    assert 0.9 < lane.score < 1.0
+
+
 def test_lanes_of_several_classes_in_two_parts_are_the_same() -> None:
     labels = ("none", "car", "solid", "dashed")
     lane = lane_logits([line(20, 130), line(300, 190)])[0, 0]
