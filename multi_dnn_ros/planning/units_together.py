@@ -22,7 +22,7 @@ from multi_dnn_ros.planning.file_model import FileModel
 
 class UnitSet(FileModel):
     """One set of units. devices: by unit, what the tables contain. factors: time of a unit while all of the set
-    compute, over the time in its table. images: in the measured batch. table_ms: time of so many images in the table at
+    compute, over the time in its table. images: in the measured batch. table_ms: time of these images in the table at
     that time. These three are of the units that had images. measured_at: ISO 8601, UTC.
     """
 
