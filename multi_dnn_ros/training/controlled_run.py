@@ -86,8 +86,15 @@ def run(
         in_use = f"{original_path} is being trained by another process; run this command when that has ended"
         with lock_file(folder / "original.lock", in_use, _UNPROTECTED):
             original(settings, original_path, data, device, print, stop)
+    keys = {
+        f"{variant} {seed}": (seed, variant)
+        for seed in range(settings.retraining.seed, settings.retraining.seed + seeds)
+        for variant in (DECOMPOSED, CONTROL)
+    }
     with exclusive_lock(folder / "prepare.lock", _UNPROTECTED):  # the others wait for the decomposed network
         earlier = _read(out, identity)
+        if earlier.get("summary") and keys.keys() <= earlier["runs"].keys():
+            return earlier
         # Once only: the signs of the factors, and so the weights that training starts from, differ from run to run.
         costs = earlier.get("cost") or {}
         if not decomposed_path.exists() or not costs:
@@ -96,16 +103,8 @@ def run(
         scores = {"sha256": _sha256(original_path), **training["test_scores"]}
         content: dict[str, Any] = {**provenance(), "device": str(device), **identity, "runs": earlier.get("runs", {})}
         content |= {"cost": costs, "original": scores}
-        if not earlier.get("summary"):
-            with _results_locked(folder):
-                _add_runs(content, out, identity)
-    keys = {
-        f"{variant} {seed}": (seed, variant)
-        for seed in range(settings.retraining.seed, settings.retraining.seed + seeds)
-        for variant in (DECOMPOSED, CONTROL)
-    }
-    if earlier.get("summary") and keys.keys() <= earlier["runs"].keys():
-        return earlier
+        with _results_locked(folder):
+            _add_runs(content, out, identity)
     files = {DECOMPOSED: decomposed_path, CONTROL: original_path}
     for key, (seed, variant) in keys.items():
         checkpoint = folder / f"{variant}.seed{seed}.ckpt"
