@@ -68,6 +68,7 @@ _NOT_IN_FILES = {
         "3.98",
     },
     "the-frames-of-a-dnn-on-four-gpus": {"213"},
+    "one-network-alone": {"0.745", "0.286", "1.422", "0.916", "0.831", "0.401", "2.762", "1.559", "1.60"},
     "the-profiler-on-a-gpu": {"224", "120"},
     "accuracy-against-macs": {"92.4"},
 }
@@ -228,6 +229,19 @@ def _predicted_for(result: Any, processes: int) -> dict[str, float]:
     return next(each for each in result["scaling_predicted"] if each["processes"] == processes)
 
 
+def _branches(result: Any, name: str, streams: int) -> float:
+    """Time of the compiled segments over that of Inductor's graph on one stream."""
+    (network,) = (each for each in result["networks"] if each["network"] == f"torchvision:{name}")
+    return float(network["ms"][f"inductor, {streams} streams"]["p50"] / network["ms"]["inductor"]["p50"])
+
+
+def _alone(result: Any, name: str, images: int) -> float:
+    """The shortest time of a network, ms."""
+    found = (each for each in result["networks"] if each["network"] == f"torchvision:{name}")
+    (network,) = (each for each in found if each["inputs"][0][0] == images)
+    return min(float(times["p50"]) for times in network["ms"].values())
+
+
 COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("the-demo", "47", "demo.json", lambda it: max(dnn["latency_ms"]["p95"] for dnn in it["dnns"].values())),
     ("the-demo", "150", "demo.json", lambda it: min(dnn["accounts"]["published"] for dnn in it["dnns"].values())),
@@ -336,6 +350,20 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("installation", "5298", "install_size.json", lambda it: it["installed_mb"]["after"]["serving"]),
     ("installation", "5464", "install_size_before.json", lambda it: it["installed_mb"]["before"]["serving"]),
     ("installation", "4955", "install_size.json", lambda it: it["installed_mb"]["after"]["pytorch"]),
+    (
+        "parallel-branches-of-one-image",
+        "0.68",
+        "branches_compiled_gpu.json",
+        lambda it: _branches(it, "inception_v3", 4),
+    ),
+    ("parallel-branches-of-one-image", "0.60", "branches_compiled_gpu.json", lambda it: _branches(it, "googlenet", 4)),
+    ("one-network-alone", "0.80", "alone_gpu.json", lambda it: _alone(it, "vgg16", 8) / 0.745),
+    ("one-network-alone", "0.83", "alone_gpu.json", lambda it: _alone(it, "vgg16", 1) / 0.286),
+    ("one-network-alone", "0.91", "alone_gpu.json", lambda it: _alone(it, "resnet152", 8) / 1.422),
+    ("one-network-alone", "0.88", "alone_gpu.json", lambda it: _alone(it, "resnet152", 1) / 0.916),
+    ("one-network-alone", "0.87", "alone_gpu.json", lambda it: _alone(it, "inception_v3", 8) / 0.831),
+    ("one-network-alone", "0.72", "alone_gpu.json", lambda it: _alone(it, "regnet_y_32gf", 7) / 2.762),
+    ("one-network-alone", "0.56", "alone_gpu.json", lambda it: _alone(it, "regnet_y_32gf", 1) / 1.559),
 ]
 
 
