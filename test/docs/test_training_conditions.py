@@ -58,14 +58,49 @@ def curves() -> list[str]:
     ]
 
 
+def accuracy_section() -> str:
+    page = PAGES["docs/measured.md"]
+    return page[page.index("\n## Accuracy against MACs\n") : page.index("\n### Checks of the decomposition\n")]
+
+
 def test_every_curve_has_its_training_beside_it() -> None:
     assert len(curves()) > 10
     header = ("file", "network", "input", "labels", "original: epochs, optimizer, lr", "retrained", "teacher, weight",
               "mixed", "batch", "seed")  # fmt: skip
     expected = table(header, [curve_row(name) for name in curves()])
-    page = PAGES["docs/measured.md"]
-    section = page[page.index("\n## Accuracy against MACs\n") : page.index("\n### Checks of the decomposition\n")]
-    assert expected in section, f"docs/measured.md#accuracy-against-macs lacks this table:\n{expected}"
+    assert expected in accuracy_section(), f"docs/measured.md#accuracy-against-macs lacks this table:\n{expected}"
+
+
+def percent(of: Mapping[str, float]) -> str:
+    return f"{100 * of['mean']:.2f} ± {100 * of['deviation']:.2f}"
+
+
+def controlled_row(name: str) -> list[str]:
+    content = json.loads((ROOT / "results" / name).read_text(encoding="utf-8"))
+    settings, summary = content["settings"], content["summary"]
+    assert summary["control"]["seeds"] == summary["decomposed"]["seeds"] == 3
+    return [
+        f"[`{settings['model'].partition(':')[2]}`](../results/{name})",
+        f"{settings['size'][0]} px",
+        schedule(settings["original"]),
+        f"{100 * content['original']['after']['top1']:.2f}",
+        f"{100 * content['cost']['macs_cut']:.1f} %",
+        f"{100 * content['runs']['decomposed 0']['before']['top1']:.2f}",
+        schedule(settings["retraining"]),
+        percent(summary["control"]),
+        percent(summary["decomposed"]),
+        f"{100 * summary['against_control']:.2f}",
+    ]
+
+
+def test_every_network_with_a_control_has_its_training_beside_it() -> None:
+    names = [path.name for path in sorted((ROOT / "results").glob("controlled_*.json"))]
+    finished = [name for name in names if not name.endswith("_unfinished.json")]
+    assert finished
+    header = ("network", "input", "original: epochs, optimizer, lr", "top-1", "MACs removed", "top-1 before retraining",
+              "further training: epochs, optimizer, lr", "control", "decomposed", "difference")  # fmt: skip
+    expected = table(header, [controlled_row(name) for name in finished])
+    assert expected in accuracy_section(), f"docs/measured.md#accuracy-against-macs lacks this table:\n{expected}"
 
 
 def training_of(name: str) -> dict[str, Any]:
