@@ -18,19 +18,16 @@ from multi_dnn_ros.benchmark.samples import NodeSample
 
 
 class ResourceSampler:
-    """read: samples the node and its descendants; psutil.NoSuchProcess, if it has just ended, is ignored. samples: the
-    list to append to.
-    """
+    """sample: takes a sample and keeps it; psutil.NoSuchProcess, if the node has just ended, is ignored."""
 
-    def __init__(self, read: Callable[[], TreeSample], samples: list[NodeSample]) -> None:
-        self._read = read
-        self._samples = samples
+    def __init__(self, sample: Callable[[], None]) -> None:
+        self._sample = sample
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="samples")
         self._running: Future[None] | None = None
         self._next_s = 0.0
 
     def sample_if_due(self, period_s: float) -> None:
-        """Begin a sample if the last one began at least `period_s` ago and has ended. Raises what `read` raised."""
+        """Begin a sample if the last one began at least `period_s` ago and has ended. Raises what `sample` raised."""
         if self._running is not None:
             if not self._running.done():
                 return
@@ -39,15 +36,23 @@ class ResourceSampler:
         if now < self._next_s:
             return
         self._next_s = now + period_s
-        self._running = self._pool.submit(self._sample)
+        self._running = self._pool.submit(self._take)
 
     def close(self) -> None:
-        """Wait for the sample in progress."""
+        """Wait for the sample in progress. May be called twice."""
         self._pool.shutdown()
 
-    def _sample(self) -> None:
+    def _take(self) -> None:
         with suppress(psutil.NoSuchProcess):
-            usage, now = self._read(), time.monotonic()
-            before = self._samples[-1] if self._samples else NodeSample(now, 0, 0, 0)
-            cpu = (usage.cpu_s - before.cpu_s) / (now - before.at_s) if now > before.at_s else 0.0
-            self._samples.append(NodeSample(now, usage.memory_bytes, usage.threads, usage.files, cpu, usage.cpu_s))
+            self._sample()
+
+
+def append_node_sample(samples: list[NodeSample], read: Callable[[], TreeSample]) -> None:
+    """Append what `read` says of the node and its descendants, and the cores they have used since the last sample.
+
+    Raises what `read` raises.
+    """
+    usage, now = read(), time.monotonic()
+    before = samples[-1] if samples else NodeSample(now, 0, 0, 0)
+    cpu = (usage.cpu_s - before.cpu_s) / (now - before.at_s) if now > before.at_s else 0.0
+    samples.append(NodeSample(now, usage.memory_bytes, usage.threads, usage.files, cpu, usage.cpu_s))

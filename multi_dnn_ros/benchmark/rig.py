@@ -26,7 +26,7 @@ from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.benchmark.cameras import CameraPlan, record_drive
 from multi_dnn_ros.benchmark.node_config import Stream, first_result, flat_parameters, reported_results, streams_of
 from multi_dnn_ros.benchmark.process_tree import ProcessTree
-from multi_dnn_ros.benchmark.resource_sampler import ResourceSampler
+from multi_dnn_ros.benchmark.resource_sampler import ResourceSampler, append_node_sample
 from multi_dnn_ros.benchmark.samples import NodeSample, Receipts
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
@@ -126,7 +126,8 @@ class Rig:
         ]
         with self._interrupts.deferred():
             self.start_servers(parameters)
-        self._sampler = ResourceSampler(ProcessTree(self.node.pid).sample, self.samples)
+        read = ProcessTree(self.node.pid).sample
+        self._sampler = ResourceSampler(lambda: append_node_sample(self.samples, read))
         self._stack.callback(self._sampler.close)
         for plan in self.plans.values():  # the node is being configured meanwhile
             record_drive(self.recordings / plan.name, plan, self._seed)

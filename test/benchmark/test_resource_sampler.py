@@ -9,7 +9,7 @@ import pytest
 from waiting import until
 
 from multi_dnn_ros.benchmark.process_tree import TreeSample
-from multi_dnn_ros.benchmark.resource_sampler import ResourceSampler
+from multi_dnn_ros.benchmark.resource_sampler import ResourceSampler, append_node_sample
 from multi_dnn_ros.benchmark.samples import NodeSample
 
 
@@ -33,7 +33,7 @@ class SlowTree:
 @pytest.fixture
 def sampled():
     tree, samples = SlowTree(), []
-    sampler = ResourceSampler(tree.sample, samples)
+    sampler = ResourceSampler(lambda: append_node_sample(samples, tree.sample))
     yield tree, sampler, samples
     for _ in range(3):
         tree.answer.release()
@@ -93,7 +93,7 @@ def test_samples_go_on_after_those_of_others() -> None:
     samples = [NodeSample(1.0, 1, 1, 1)]
     tree = SlowTree()
     tree.answer.release()
-    sampler = ResourceSampler(tree.sample, samples)
+    sampler = ResourceSampler(lambda: append_node_sample(samples, tree.sample))
     sampler.sample_if_due(0.0)
     sampler.close()
     assert len(samples) == 2

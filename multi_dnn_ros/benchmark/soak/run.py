@@ -16,6 +16,7 @@ from tqdm import tqdm
 from multi_dnn_ros.benchmark.accounts import stream_accounts
 from multi_dnn_ros.benchmark.load import start_cameras
 from multi_dnn_ros.benchmark.node_config import Stream, first_result
+from multi_dnn_ros.benchmark.resource_sampler import ResourceSampler
 from multi_dnn_ros.benchmark.rig import ProcessEnded, Rig
 from multi_dnn_ros.benchmark.samples import Receipts
 from multi_dnn_ros.benchmark.soak import plan as planned
@@ -33,8 +34,8 @@ from multi_dnn_ros.ros.middleware import is_standalone
 from multi_dnn_ros.settings.schema import NodeConfig
 
 _RECORDER = "multi_dnn_ros.benchmark.soak.recorder"
-#: A short run has this many samples, a longer one a sample every _MAX_SAMPLE_PERIOD_S: reading its memory maps delays a
-#: process by some milliseconds.
+#: A short run has this many samples, a longer one a sample every _MAX_SAMPLE_PERIOD_S: the kernel delays a process by
+#: some milliseconds while its memory maps are read.
 _SAMPLES = 360
 _MAX_SAMPLE_PERIOD_S = 5.0
 _STEP_S = 0.1
@@ -93,7 +94,7 @@ class _Run:
         self._tell = tell
         self._samples: list[SoakSample] = []
         self._sample_s = min(_MAX_SAMPLE_PERIOD_S, plan.seconds / _SAMPLES)
-        self._next_sample_s = 0.0
+        self._sampler = ResourceSampler(self._sample)
         self._resources = NodeResources(rig.node.pid)
         self._engines = EngineLog(rig)
         self._actions = Actions(rig, self._resources, self._engines, plan.seed)
@@ -126,6 +127,8 @@ class _Run:
             self._wind_down()
         except ProcessEnded as error:
             self._ended_early = str(error)
+        finally:
+            self._sampler.close()
         self._end_s = self._end_s or self._rig.now()
         self._actions.close()
 
@@ -137,7 +140,7 @@ class _Run:
             while (elapsed_s := rig.now() - self._begin_s) < seconds:
                 while waiting and waiting[0].at_s <= elapsed_s:
                     self._actions.perform(waiting.pop(0))
-                self._sample()
+                self._sampler.sample_if_due(self._sample_s)
                 self._actions.observe()
                 self._engines.observe()
                 if elapsed_s // 60.0 > reported:
@@ -228,12 +231,8 @@ class _Run:
     # -- internal
 
     def _sample(self) -> None:
-        now = self._rig.now()
-        if now >= self._next_sample_s:
-            self._next_sample_s = now + self._sample_s
-            gpu = self._rig.value("node", "engine processes GPU reserved (bytes)") or "0"
-            with suppress(psutil.NoSuchProcess):  # the rig reports that the node has ended
-                self._samples.append(self._resources.sample(now, int(gpu)))
+        gpu = self._rig.value("node", "engine processes GPU reserved (bytes)") or "0"
+        self._samples.append(self._resources.sample(self._rig.now(), int(gpu)))
 
     def _minutes(self) -> list[Minute]:
         end_s = self._end_s or self._rig.now()  # results after the end are not part of a minute
