@@ -6,6 +6,7 @@ For a deep network on small images, launching its thousands of kernels from Pyth
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,12 @@ from multi_dnn_ros.training.precision import autocast
 log = logging.getLogger(__name__)
 
 _WARM_UP_CALLS = 3
+#: Beginnings of PyTorch's warnings about captured passes that are expected: gradients are accumulated on another stream
+#: than the captured one, which PyTorch synchronizes, and the first backward pass runs in a new thread.
+_EXPECTED_WARNINGS = (
+    "The AccumulateGrad node's stream does not match",
+    "Attempting to run cuBLAS, but there was no current CUDA context",
+)
 
 
 class _Pass(nn.Module):
@@ -44,6 +51,8 @@ def capture_passes(network: nn.Module, image: Tensor, precision: str) -> nn.Modu
     kept = [buffer.clone() for buffer in network.buffers()]
     captured: nn.Module = _Pass(network, precision)
     captured.training = network.training
+    for beginning in _EXPECTED_WARNINGS:
+        warnings.filterwarnings("ignore", beginning, UserWarning)
     try:
         # Restore the generator, so that training draws the same numbers with and without capture.
         with gc_paused(), torch.random.fork_rng([image.device.index]):
