@@ -323,9 +323,17 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _table(args: argparse.Namespace) -> int:
-    contents = [json.loads(path.read_text(encoding="utf-8")) for path in args.files]
-    for path, content in zip(args.files, contents, strict=True):
-        if not isinstance(content, dict) or "summary" not in content:
-            raise ValueError(f"{path}: no finished result of `controlled`")
-    print(rows_of(contents))
+    finished, unfinished = [], []
+    for path in args.files:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or "settings" not in content or "runs" not in content:
+            raise ValueError(f"{path}: no result of `controlled`")
+        if "summary" in content:
+            finished.append(content)
+        else:
+            unfinished.append(f"{path}: unfinished; further trainings that are finished: {len(content['runs'])}")
+    if finished:
+        print(rows_of(finished))
+    for line in unfinished:
+        print(line)
     return 0

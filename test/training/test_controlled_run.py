@@ -69,6 +69,11 @@ def test_a_stopped_or_killed_run_continues_where_it_ended(
     stopped = fork_server.run(killed_training.command("control.seed0.ckpt", "narrow_main", again), timeout=200)
     assert stopped.returncode == -signal.SIGKILL, stopped.stderr
     assert list(json.loads((killed / "out.json").read_text())["runs"]) == ["decomposed 0"]
+    capsys.readouterr()
+    assert main(["controlled-table", str(whole / "out.json"), str(killed / "out.json")]) == 0
+    table = capsys.readouterr().out
+    assert table.count("squeezenet1_1") == 1
+    assert f"{killed / 'out.json'}: unfinished; further trainings that are finished: 1" in table
     assert main(again) == 0
     resumed = json.loads((killed / "out.json").read_text())
     for key, row in content["runs"].items():
