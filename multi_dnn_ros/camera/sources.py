@@ -203,13 +203,19 @@ def _is_bag(folder: Path) -> bool:
 
 def _image_topic(bag: BagReader, topic: str | None) -> str:
     images = [name for name, known in bag.topics.items() if known.msgtype in IMAGE_TYPES]
+    damaged = f", and is damaged: {'; '.join(bag.damage)}" if bag.damage else ""
     if topic is None:
         if len(images) == 1:
             return images[0]
-        found = f"{len(images)} image topics ({', '.join(images)}); choose one" if images else "no image topic"
-        raise SourceError(f"bag {bag.path} has {found}")
+        if not images:
+            raise SourceError(f"bag {bag.path} has no image topic{damaged}")
+        raise SourceError(
+            f"bag {bag.path} has {len(images)} image topics ({', '.join(images)}){damaged}; choose one with --bag-topic"
+        )
     if topic not in bag.topics:
-        raise SourceError(f"bag {bag.path} has no topic {topic}; its image topics are {', '.join(images) or 'none'}")
+        raise SourceError(
+            f"bag {bag.path} has no topic {topic}; its image topics are {', '.join(images) or 'none'}{damaged}"
+        )
     if topic not in images:
         raise SourceError(
             f"topic {topic} of bag {bag.path} is {bag.topics[topic].msgtype}, not {' or '.join(IMAGE_TYPES)}"

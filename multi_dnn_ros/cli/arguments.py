@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from multi_dnn_ros.common.image_size import SIZE_FORM, parse_size
 
+_MAX_DOMAIN_ID = 232
+
 
 def natural(text: str) -> int:
     """An integer, at least 0."""
@@ -26,13 +28,13 @@ def at_least_two(text: str) -> int:
 
 
 def positive_float(text: str) -> float:
-    """A finite number above 0."""
-    return _number(text, lambda value: 0.0 < value < 1e9, "above 0")
+    """A number above 0 and below 1e9."""
+    return _number(text, lambda value: 0.0 < value < 1e9, "above 0 and below 1e9")
 
 
 def not_negative(text: str) -> float:
-    """A finite number, at least 0."""
-    return _number(text, lambda value: 0.0 <= value < 1e6, "of at least 0")
+    """A number of at least 0 and below 1e6."""
+    return _number(text, lambda value: 0.0 <= value < 1e6, "of at least 0 and below 1e6")
 
 
 def fraction(text: str) -> float:
@@ -47,12 +49,12 @@ def positive_fraction(text: str) -> float:
 
 def minutes(text: str) -> float:
     """A duration of at least 0.1 minutes."""
-    return _number(text, lambda value: 0.1 <= value < 1e6, "of at least 0.1")
+    return _number(text, lambda value: 0.1 <= value < 1e6, "of at least 0.1 and below 1e6")
 
 
 def soak_minutes(text: str) -> float:
     """A duration of at least 0.25 minutes, long enough that each of its three parts has results."""
-    return _number(text, lambda value: 0.25 <= value < 1e6, "of at least 0.25")
+    return _number(text, lambda value: 0.25 <= value < 1e6, "of at least 0.25 and below 1e6")
 
 
 def size(text: str) -> tuple[int, int]:
@@ -72,9 +74,27 @@ def camera_name(text: str) -> str:
     return text
 
 
+def topic_name(text: str) -> str:
+    """A topic name: absolute, relative or private."""
+    if not re.fullmatch(r"(~/|/)?[A-Za-z_]\w*(/[A-Za-z_]\w*)*", text, re.ASCII):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not a topic name (parts of letters, digits and _, none of which begins with a digit, "
+            "separated by /)"
+        )
+    return text
+
+
+def domain_id(text: str) -> int:
+    """A ROS domain ID."""
+    value = natural(text)
+    if value > _MAX_DOMAIN_ID:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a ROS domain ID (0 to {_MAX_DOMAIN_ID})")
+    return value
+
+
 def _integer(text: str, minimum: int) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < minimum:
-        raise argparse.ArgumentTypeError(f"'{text}' is not an integer of at least {minimum}")
+        raise argparse.ArgumentTypeError(f"'{text}' is not an integer of at least {minimum} and at most 18 digits")
     return int(text)
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli.arguments import camera_name, natural, not_negative, positive, positive_float, size
+from multi_dnn_ros.cli.arguments import camera_name, natural, not_negative, positive, positive_float, size, topic_name
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import add_seed
 from multi_dnn_ros.common.errors import CommandError, UsageError
@@ -51,7 +51,11 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add = topics.add_argument
     add("--camera", default="front", type=camera_name, metavar="NAME",
         help="camera name, the first part of the topic (default: front)")  # fmt: skip
-    add("--topic", help="topic to publish on (default: CAMERA/image_raw, or CAMERA/image_raw/compressed)")
+    add(
+        "--topic",
+        type=topic_name,
+        help="topic to publish on (default: CAMERA/image_raw, or CAMERA/image_raw/compressed)",
+    )
     add("--frame-id", metavar="NAME",
         help="frame_id of the headers (default: the camera name; recordings keep theirs)")  # fmt: skip
     add("--qos", default="default", choices=("sensor_data", "system_default", "default", "reliable"),

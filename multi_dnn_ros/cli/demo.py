@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from multi_dnn_ros.cli.arguments import natural, positive_float, size
+from multi_dnn_ros.cli.arguments import domain_id, natural, positive_float, size
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.demo_video import model_argument, run_video
 from multi_dnn_ros.cli.network_arguments import PRECISIONS
@@ -78,7 +78,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--device", metavar="NAME",
         help=f"with --video: {DEVICE_FORMS} (default: parameter `device` of --params-file, or auto)")  # fmt: skip
     add = parser.add_argument
-    add("--domain-id", type=natural, metavar="N",
+    add("--domain-id", type=domain_id, metavar="N",
         help="ROS_DOMAIN_ID of the demo (default: one that no process on this machine uses)")  # fmt: skip
 
 
@@ -93,8 +93,16 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--{option} needs --video; a drive takes DNNs and device from its parameter file")
     from multi_dnn_ros.common.resources import config_file
     from multi_dnn_ros.demo.comparison import SETS, run_both
+    from multi_dnn_ros.demo.output_folder import locked_output
     from multi_dnn_ros.demo.run import Demo
+    from multi_dnn_ros.settings.params_file import read_params_file
+    from multi_dnn_ros.training.scenes import MAX_SIDE, MIN_SIDE
 
+    if args.size is not None and not all(MIN_SIDE <= side <= MAX_SIDE for side in args.size):
+        width, height = args.size
+        raise UsageError(
+            f"--size {width}x{height}: each side of the road's images must be {MIN_SIDE} to {MAX_SIDE} pixels"
+        )
     dnns = args.dnns or "both"
     demo = Demo(
         output=args.output,
@@ -106,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
         domain_id=args.domain_id,
         precision=args.precision,
     )
-    if args.params_file is None and dnns == "both":
-        return run_both(demo)
-    return demo.run().exit_code
+    read_params_file(demo.params_file)  # before anything is written
+    with locked_output(args.output):
+        if args.params_file is None and dnns == "both":
+            return run_both(demo)
+        return demo.run().exit_code

@@ -40,7 +40,7 @@ def run_video(args: argparse.Namespace) -> int:
 
     from multi_dnn_ros.camera.source import SourceError
     from multi_dnn_ros.common.allocator import configure_malloc
-    from multi_dnn_ros.demo.output_folder import check_output, clear_output
+    from multi_dnn_ros.demo.output_folder import check_output, clear_output, locked_output
     from multi_dnn_ros.replay.figures import VideoFigures
     from multi_dnn_ros.replay.video import VideoMessages
 
@@ -53,13 +53,14 @@ def run_video(args: argparse.Namespace) -> int:
     except SourceError as error:
         raise CommandError(str(error)) from None
     runner, dnns = engine_runner(config)
-    clear_output(args.output)
-    figures = VideoFigures({name: dnn.model for name, dnn in config.dnns.items()})
-    summary = _replay(args.output, config, video, runner, dnns, topic, figures)
-    figures.write(args.output / "summary.json", summary, video=str(args.video), device=str(runner.device))
-    print(figures.table(summary))
-    for damage in summary.input_damage:
-        print(f"warning: {damage}", file=sys.stderr)
+    with locked_output(args.output, args.video):
+        clear_output(args.output)
+        figures = VideoFigures({name: dnn.model for name, dnn in config.dnns.items()})
+        summary = _replay(args.output, config, video, runner, dnns, topic, figures)
+        figures.write(args.output / "summary.json", summary, video=str(args.video), device=str(runner.device))
+        print(figures.table(summary))
+        for damage in summary.input_damage:
+            print(f"warning: {damage}", file=sys.stderr)
     print(f"written to {args.output}: overlay.mp4, overlay.png, summary.json, bag/")
     silent = [dnn for dnn in config.dnns if not figures.frames(dnn)]
     if silent:

@@ -79,6 +79,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--output is for the picture of --image; give --image, too")
     if args.output is not None and args.output.suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise UsageError(f"--output is {args.output}; expected a name that ends in .png or .jpg")
+    if args.output is not None and args.output.resolve() == args.image.resolve():
+        raise UsageError(
+            f"--output {args.output} is the file of --image, which would be overwritten; name another file"
+        )
     inspect_configured.check(args)
     if args.params_file is not None:
         if args.output is not None:
@@ -90,7 +94,8 @@ def run(args: argparse.Namespace) -> int:
         check_writable("--output", output)
     import torch
 
-    from multi_dnn_ros.cli.inspection import inspect_model
+    from multi_dnn_ros.cli.inspection import as_arguments, inspect_model
+    from multi_dnn_ros.models.errors import ModelError
     from multi_dnn_ros.settings.schema import DnnConfig
 
     width, height = args.size or (0, 0)
@@ -99,7 +104,10 @@ def run(args: argparse.Namespace) -> int:
         keep=tuple(args.keep), input_width=width, input_height=height, score_threshold=args.threshold,
     )  # fmt: skip
     devices = [torch.device("cpu"), *([torch.device("cuda:0")] if torch.cuda.is_available() else [])]
-    result = inspect_model(config, devices, compile_too=args.compile)
+    try:
+        result = inspect_model(config, devices, compile_too=args.compile)
+    except ModelError as error:
+        raise CommandError(as_arguments(str(error))) from error
     content = result.as_json()
     if args.image is not None and result.dnn is not None:
         from multi_dnn_ros.cli.inspect_image import draw_image

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,9 @@ from multi_dnn_ros.vision.decoders.registry import DECODERS
 
 #: Name of the DNN in errors.
 NAME = "model"
+#: Parameters of the DNN -> the arguments of `inspect` that set them.
+_ARGUMENTS = {"model": "argument MODEL", "weights": "--weights", "decoder": "--decoder", "labels": "--labels"}
+_PARAMETER = re.compile(rf"parameter dnn\.{NAME}\.(\w+)")
 #: Why a decoder was chosen.
 _BY_MODEL = "named by the model"
 
@@ -94,6 +98,11 @@ class Inspection:
             "backends": self.backends,
             "yaml": self.yaml,
         }
+
+
+def as_arguments(message: str) -> str:
+    """A message about the parameters of the DNN, as one about the arguments that set them."""
+    return _PARAMETER.sub(lambda match: _ARGUMENTS.get(match[1], match[0]), message)
 
 
 def inspect_model(config: DnnConfig, devices: list[torch.device], *, compile_too: bool = False) -> Inspection:

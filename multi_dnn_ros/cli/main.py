@@ -127,8 +127,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if args.debug or os.environ.get(_DEBUG_VARIABLE, "") not in ("", "0"):
             traceback.print_exc()
-        print(f"{program}: error: {describe(error)}", file=sys.stderr)
+        for line in lines_of(error):
+            print(f"{program}: error: {line}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+
+
+def lines_of(error: Exception) -> list[str]:
+    """A line for each problem of a ParameterError; every other error as one line."""
+    problems = getattr(error, "problems", ())
+    return [" ".join(problem.split()) for problem in problems] or [describe(error)]
 
 
 def describe(error: Exception) -> str:

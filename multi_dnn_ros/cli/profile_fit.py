@@ -206,5 +206,7 @@ def _entry(demands: Sequence[Demand], verdict: Verdict) -> dict[str, Any]:
 
 
 def _rate(text: str) -> tuple[str, float]:
-    camera, _, hz = text.partition("=")
+    camera, separator, hz = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"'{text}' is not CAMERA=HZ")
     return camera_name(camera), positive_float(hz)

@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
             writer.add_file("summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
     print(summary)
     for damage in summary.input_damage:
-        print(f"warning: {args.in_bag}: {damage}", file=sys.stderr)
+        print(f"warning: {damage}", file=sys.stderr)
     print(f"written to {args.out_bag}")
     return 1 if summary.input_damage else 0
 

@@ -122,7 +122,9 @@ def read_jobs_file(path: Path) -> JobsFile:
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise JobsFileError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
     if not isinstance(document, Mapping):
-        raise JobsFileError(f"{path}: expected a mapping with the key `jobs`, found {type(document).__name__}")
+        raise JobsFileError(f"{path}: expected a mapping with the key `jobs`, found {_found(document)}")
+    if document.get("jobs") == []:
+        raise JobsFileError(f"{path}: `jobs` is empty; expected at least one job")
     try:
         return JobsFile.model_validate(document)
     except ValidationError as error:
@@ -147,6 +149,12 @@ def _problem(document: Mapping[str, Any], error: Mapping[str, Any]) -> str:
         return f"{prefix}key '{key}' is missing"
     text = str(error["msg"]).removeprefix("Value error, ")
     return f"{prefix}{key} = {error['input']!r}: {text}" if key else f"{prefix}{text}"
+
+
+def _found(document: object) -> str:
+    if document is None:
+        return "nothing"
+    return "a list" if isinstance(document, list) else f"'{document}'"
 
 
 def _job_name(document: Mapping[str, Any], index: int) -> str:

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing import resource_tracker
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from torch._C._distributed_c10d import TCPStore
 
 from multi_dnn_ros.common.processes import describe_exit
+from multi_dnn_ros.common.signal_mask import started_with_blocked
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.launcher import RankHandle, RankMain, UnitChange
 from multi_dnn_ros.fleet.rank_process import LOOPBACK, RankSetup, main
@@ -91,12 +91,8 @@ def start_process(process: Any) -> None:
     Service managers send SIGTERM to all processes. It must reach neither the fork server, without which the exit
     codes of ranks are not known, nor a rank that does not ignore it yet.
     """
-    resource_tracker.ensure_running()  # its start unblocks SIGTERM
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
+    with started_with_blocked(signal.SIGTERM):
         process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     # Runs before multiprocessing waits at exit for the processes that it has started.
     Finalize(process, _kill, (process._popen,), exitpriority=1)
 

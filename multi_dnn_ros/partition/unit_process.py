@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import describe_exit
+from multi_dnn_ros.common.signal_mask import started_with_blocked
 from multi_dnn_ros.partition import messages
 from multi_dnn_ros.partition.blocks import Block
 from multi_dnn_ros.partition.executor import NetworkRequest
@@ -124,7 +125,8 @@ class UnitProcesses:
                 pairs = [context.Pipe() for _ in group]
                 unit_ends = [(unit, unit_end) for unit, (_, unit_end) in zip(group, pairs, strict=True)]
                 process = context.Process(target=main, args=(unit_ends,), name=f"unit {name}", daemon=True)
-                process.start()
+                with started_with_blocked(signal.SIGINT):
+                    process.start()
                 self._processes.append(process)
                 shared = UnitProcess(process)
                 for unit, (own_end, unit_end) in zip(group, pairs, strict=True):

@@ -6,6 +6,7 @@ these units are then made with tables that are multiplied by the measured factor
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,8 +17,12 @@ from pydantic import Field
 from multi_dnn_ros.common.reporting import write_json
 from multi_dnn_ros.planning.batch_plan import UnitTimes, slowed_by
 from multi_dnn_ros.planning.batch_table import BatchTable, table_path
-from multi_dnn_ros.planning.checked_file import read_checked
+from multi_dnn_ros.planning.checked_file import ProfileError, read_checked
 from multi_dnn_ros.planning.file_model import FileModel
+
+log = logging.getLogger(__name__)
+
+_WRITER = "multi-dnn partition run"
 
 
 class UnitSet(FileModel):
@@ -80,11 +85,14 @@ def together_path(folder: Path, model: str, precision: str) -> Path:
 
 
 def read_together(folder: Path, model: str, precision: str) -> UnitsTogether:
-    """What was measured; nothing if there is no file. Raises ProfileError for a file with other content."""
+    """What was measured; nothing if there is no file, or, with a warning, if it has other content or cannot be read."""
     path = together_path(folder, model, precision)
-    if not path.exists():
-        return UnitsTogether(model=model, precision=precision)
-    return read_checked(path, UnitsTogether, "file of units that were measured together", "multi-dnn partition run")
+    if path.exists():
+        try:
+            return read_checked(path, UnitsTogether, "file of units that were measured together", _WRITER)
+        except ProfileError as error:
+            log.warning("%s; ignored, the next `%s` of these units writes it again", error, _WRITER)
+    return UnitsTogether(model=model, precision=precision)
 
 
 def write_together(folder: Path, together: UnitsTogether) -> None:

@@ -44,7 +44,10 @@ def recorded_topics(
             found = images[0]
         if found is None:
             listing = ", ".join(f"{topic.name} ({topic.msgtype})" for topic in bag.topics.values()) or "no topics"
-            raise BagError(f"bag {bag.path} has no topic {' or '.join(wanted)} for camera '{camera}'; it has {listing}")
+            damage = f" (damaged: {'; '.join(bag.damage)})" if bag.damage else ""
+            raise BagError(
+                f"bag {bag.path}{damage} has no topic {' or '.join(wanted)} for camera '{camera}'; it has {listing}"
+            )
         if found not in images:
             allowed = " or ".join(IMAGE_TYPES)
             raise BagError(f"topic {found} of bag {bag.path} is {bag.topics[found].msgtype}; must be {allowed}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,20 @@ from multi_dnn_ros.settings.unknown_parameters import unknown_parameters
 
 def names_in(flat: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, tuple[str, ...]]]:
     """The cameras and the DNNs of a flat configuration, and the outputs of each DNN. Raises ParameterError."""
-    cameras = checked_names("cameras", flat.get("cameras", list(DEFAULT_CAMERAS)))
-    dnns = checked_names("dnns", flat.get("dnns", list(DEFAULT_DNNS)))
-    lists = {dnn: f"dnn.{dnn}.{OUTPUTS}" for dnn in dnns}
-    return cameras, dnns, {dnn: checked_names(name, flat.get(name) or []) for dnn, name in lists.items()}
+    problems: list[str] = []
+
+    def names(parameter: str, default: Sequence[str]) -> tuple[str, ...]:
+        try:
+            return checked_names(parameter, flat.get(parameter, list(default)))
+        except ParameterError as error:
+            problems.extend(error.problems)
+            return ()
+
+    cameras, dnns = names("cameras", DEFAULT_CAMERAS), names("dnns", DEFAULT_DNNS)
+    outputs = {dnn: names(f"dnn.{dnn}.{OUTPUTS}", ()) for dnn in dnns}
+    if problems:
+        raise ParameterError(problems)
+    return cameras, dnns, outputs
 
 
 def to_config(flat: Mapping[str, Any]) -> NodeConfig:

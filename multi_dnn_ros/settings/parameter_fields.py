@@ -204,5 +204,5 @@ def _allowed(kind: str, schema: Mapping[str, Any]) -> str:
     if "minimum" in schema:
         low, high = (f"{schema[key]:.10g}" for key in ("minimum", "maximum"))
         return f"{kind}, {low} to {high}"
-    words = {"bool": "true, false", "string[]": "list of strings", "float[]": "list of numbers"}
+    words = {"bool": "true, false", "string[]": "list of strings", "float[]": "list of finite numbers"}
     return words.get(kind, "any string, not empty" if schema.get("minLength") else "any string")

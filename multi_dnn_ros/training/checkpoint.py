@@ -39,8 +39,10 @@ def save(path: Path, state: dict[str, Any], identity: Mapping[str, Any]) -> None
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
         temporary.unlink(missing_ok=True)
+        # PyTorch replaces the error of the file, such as a full disk, by its own, which does not name it.
+        reason = error.__context__ if isinstance(error.__context__, OSError) else error
         raise TrainingError(
-            f"{path}: checkpoint cannot be written ({summarize_error(error)}); the last one is kept"
+            f"{path}: checkpoint cannot be written ({summarize_error(reason)}); the last one is kept"
         ) from None
 
 

@@ -81,7 +81,8 @@ def run(
     identity = {"data": data_name, "ratio": ratio, "settings": json.loads(json.dumps(asdict(settings)))}
     data = check_data(open_data(data_name, wanted_rows(settings)), progress=False)
     original_path, decomposed_path = folder / "original.safetensors", folder / "decomposed.safetensors"
-    _read(out, identity)  # before a training that takes hours
+    _read(out, identity)  # both before a training that takes hours
+    _read_manifest(folder)
     if not original_path.exists():
         in_use = f"{original_path} is being trained by another process; run this command when that has ended"
         with lock_file(folder / "original.lock", in_use, _UNPROTECTED):
@@ -233,9 +234,7 @@ def _publish(
             "folded_from": settings.model if name != settings.model else None,
         }  # fmt: skip
     entry = {name.partition(":")[2]: {"data": data.name, "size": list(settings.size), **content["cost"], **found}}
-    manifest = target / MANIFEST
-    earlier = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
-    write_json(manifest, {**earlier, **entry})
+    write_json(target / MANIFEST, {**_read_manifest(folder), **entry})
     return entry
 
 
@@ -263,18 +262,38 @@ def rows_of(contents: list[dict[str, Any]]) -> str:
     return table(("network", "input", "MACs removed", "seeds", *scores, "difference", "file"), rows)
 
 
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    """The networks that are in the folder. Raises ValueError, which names the file, if it is damaged."""
+    manifest = folder / NETWORKS / MANIFEST
+    return _read_object(manifest) if manifest.exists() else {}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error}); expected what `controlled` writes") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: a {type(content).__name__} instead of what `controlled` writes")
+    return content
+
+
 def _read(out: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     """The results of an earlier run, if there are any. Raises ValueError if it had other settings."""
     if not out.exists():
         return {}
-    try:
-        earlier: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{out}: not JSON ({error}); expected what `controlled` writes") from None
+    earlier = _read_result(out)
     different = [key for key in identity if earlier.get(key) != identity[key]]
     if different:
         raise ValueError(f"{out} was written with other {', '.join(different)}; remove it or name another file")
     return earlier
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    content = _read_object(path)
+    if missing := {"settings", "runs"} - content.keys():
+        raise ValueError(f"{path}: no result of `controlled`; it lacks {', '.join(sorted(missing))}")
+    return content
 
 
 def _sha256(path: Path) -> str:
@@ -325,9 +344,7 @@ def main(args: argparse.Namespace) -> int:
 def _table(args: argparse.Namespace) -> int:
     finished, unfinished = [], []
     for path in args.files:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or "settings" not in content or "runs" not in content:
-            raise ValueError(f"{path}: no result of `controlled`")
+        content = _read_result(path)
         if "summary" in content:
             finished.append(content)
         else:

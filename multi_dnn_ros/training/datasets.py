@@ -8,6 +8,7 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -24,6 +25,7 @@ from tqdm import tqdm
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.common.signal_mask import started_with_blocked
 from multi_dnn_ros.training.scenes import Scene, SceneGenerator
 from multi_dnn_ros.vision.preprocess import Preprocess, ResizeMode
 
@@ -254,7 +256,9 @@ def _render_chunks(spec: RenderSpec, folder: Path, workers: int) -> None:
             # Not a multiprocessing.Pool, which waits forever if a process is killed.
             with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin_process) as pool:
                 try:
-                    for count in pool.map(_render_chunk, chunks):
+                    with started_with_blocked(signal.SIGINT):  # Ctrl-C reaches all processes; they end with this one
+                        counts = pool.map(_render_chunk, chunks)
+                    for count in counts:
                         bar.update(count)
                 except BrokenProcessPool:
                     # Leaving the `with` block waits for the other processes. The pool has sent them SIGTERM, which

@@ -25,6 +25,8 @@ from multi_dnn_ros.training.rendering.vehicles import footprint
 from multi_dnn_ros.training.rendering.weather import expose, glow, rain, snow
 
 LABELS = ("car", "truck", "pedestrian")
+#: Smallest and largest width and height of scenes, in pixels.
+MIN_SIDE, MAX_SIDE = 64, 4096
 
 #: An object counts if at least this share of it is not occluded ...
 MIN_VISIBLE = 0.5
@@ -303,11 +305,11 @@ class Drive:
 
 
 class SceneGenerator:
-    """Scenes by index, and drives. width, height: pixels, at least 64. seed: nonnegative."""
+    """Scenes by index, and drives. width, height: pixels, MIN_SIDE to MAX_SIDE. seed: nonnegative."""
 
     def __init__(self, width: int, height: int, seed: int) -> None:
-        if not (64 <= width <= 4096 and 64 <= height <= 4096):
-            raise ValueError(f"scene size {width}x{height}: each side must be 64 to 4096 pixels")
+        if not (MIN_SIDE <= width <= MAX_SIDE and MIN_SIDE <= height <= MAX_SIDE):
+            raise ValueError(f"scene size {width}x{height}: each side must be {MIN_SIDE} to {MAX_SIDE} pixels")
         if seed < 0:
             raise ValueError(f"scene seed {seed}: must not be negative")
         self.width = width

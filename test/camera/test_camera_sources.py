@@ -121,11 +121,16 @@ def test_damaged_times_of_a_recording_are_not_waited_for(tmp_path: Path) -> None
 
 def test_the_topic_of_a_recording_is_selected_or_named_in_the_error(tmp_path: Path) -> None:
     path = str(bag(tmp_path / "bag", ("/left", "/right")))
-    with pytest.raises(SourceError, match=r"2 image topics \(/left, /right\); choose one"):
+    with pytest.raises(SourceError, match=r"2 image topics \(/left, /right\); choose one with --bag-topic"):
         open_source(path)
     assert len(list(open_source(path, topic="/right").items())) == 3
     with pytest.raises(SourceError, match=r"no topic /up; its image topics are /left, /right"):
         open_source(path, topic="/up")
+    whole = next(Path(path).glob("*.mcap")).read_bytes()
+    cut = tmp_path / "cut.mcap"
+    cut.write_bytes(whole[: len(whole) - 300])
+    with pytest.raises(SourceError, match=r"/left, /right\), and is damaged: cut.mcap: truncated"):
+        open_source(str(cut))
     with pytest.raises(SourceError, match=r"/chatter .* is std_msgs/msg/String, not sensor_msgs/msg/Image"):
         open_source(path, topic="/chatter")
     with pytest.raises(SourceError, match="holds no message on /front/image_raw"):

@@ -64,6 +64,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["camera", "scenes", "--size", "640"], "'640' is not a size such as 640x480"),
         (["camera", "scenes", "--size", "0x480"], "'0x480'"),
         (["camera", "scenes", "--rate", "-1"], "'-1' is not a number above 0"),
+        (["camera", "scenes", "--rate", "1e9"], "'1e9' is not a number above 0 and below 1e9"),
+        (["camera", "scenes", "--count", "9" * 20], "is not an integer of at least 1 and at most 18 digits"),
+        (["camera", "scenes", "--topic", "a b"], "'a b' is not a topic name"),
+        (["camera", "scenes", "--topic", "front//image"], "'front//image' is not a topic name"),
+        (["demo", "--domain-id", "233"], "'233' is not a ROS domain ID (0 to 232)"),
+        (["profile", "fit", "--rate", "front"], "'front' is not CAMERA=HZ"),
         (["camera", "scenes", "--rate", "nan"], "'nan'"),
         (["camera", "scenes", "--count", "0"], "'0' is not an integer of at least 1"),
         (["camera", "scenes", "--camera", "Front left"], "'Front left' is not a camera name"),
@@ -97,6 +103,8 @@ def test_wrong_usage_names_the_argument(arguments: list[str], text: str, capsys:
         (["run", "--params-file", "nowhere.yaml"], 1, "parameter file nowhere.yaml of node multi_dnn: No such file"),
         (["replay", "in", "out", "--node", "dnns"], 2, "--node is 'dnns'; expected a full name such as /multi_dnn"),
         (["demo", "--params-file", "nowhere.yaml"], 1, "nowhere.yaml"),
+        (["demo", "--size", "63x480"], 2, "--size 63x480: each side of the road's images must be 64 to 4096 pixels"),
+        (["inspect", "nowhere.onnx"], 1, "argument MODEL is 'nowhere.onnx': there is no such file"),
     ],
 )
 def test_failure_is_one_line(
@@ -109,6 +117,16 @@ def test_failure_is_one_line(
     assert text in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_problem_of_a_parameter_file_is_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "robot.yaml"
+    file.write_text('/**:\n  ros__parameters:\n    autostart: 1\n    workers: "two"\n')
+    assert main(["build", str(file)]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"multi-dnn build: error: {file}: parameter autostart is 1; allowed: true, false",
+        f"multi-dnn build: error: {file}: parameter workers is 'two'; allowed: int, 0 to 16",
+    ]
 
 
 @pytest.mark.parametrize(

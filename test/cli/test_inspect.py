@@ -130,10 +130,11 @@ def test_a_wrong_number_of_names_is_a_problem(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["sofa"], 1, "model is 'sofa'; allowed: builtin:lane"),
+        (["sofa"], 1, "argument MODEL is 'sofa'; allowed: builtin:lane"),
         (["none.onnx"], 1, "none.onnx"),
         (["builtin:object", "--output", "a.png"], 2, "--output is for the picture of --image; give --image, too"),
         (["builtin:object", "--image", "a.jpg", "--output", "a.txt"], 2, "expected a name that ends in .png"),
+        (["builtin:object", "--image", "a.jpg", "--output", "./a.jpg"], 2, "a.jpg is the file of --image"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,16 +95,20 @@ NO_FACTORS = json.dumps({
 @pytest.mark.parametrize(
     "content", ["", "{", NO_FACTORS, '{"format": "other"}', '{"model": "fake", "precision": "auto", "x": 1}']
 )
-def test_a_broken_file_is_one_line(
-    content: str, measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_broken_file_is_ignored_with_a_warning(
+    content: str, measured: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "tables"
     shutil.copytree(measured, folder)
     path = together_path(folder, "fake", "auto")
     path.write_text(content)
-    assert partition("plan", folder) == 1
-    (line,) = capsys.readouterr().err.splitlines()
+    assert partition("plan", folder) == 0
+    (line,) = {record.getMessage() for record in caplog.records}
     assert f"{path}: not a file of units that were measured together" in line
+    assert "ignored" in line
+    assert not read_together(folder, "fake", "auto").sets
+    assert partition("run", folder, "--no-adjust", "--rounds", "2") == 0
+    assert read_together(folder, "fake", "auto").sets  # written again
 
 
 def test_a_run_whose_times_cannot_be_kept_warns(

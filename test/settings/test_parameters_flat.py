@@ -72,7 +72,7 @@ def test_an_integer_is_accepted_for_a_float():
         ({"dnn.lane.score_threshold": math.nan}, ["dnn.lane.score_threshold is nan"]),
         ({"dnn.lane.score_threshold": "0.5"}, ["dnn.lane.score_threshold is '0.5'", "float"]),
         ({"dnn.lane.score_threshold": 10**400}, ["dnn.lane.score_threshold is 1000", "0 to 1"]),
-        ({"dnn.lane.mean": [10**400]}, ["dnn.lane.mean is [1000", "list of numbers"]),
+        ({"dnn.lane.mean": [10**400]}, ["dnn.lane.mean is [1000", "list of finite numbers"]),
         ({"workers": 17}, ["workers is 17", "0 to 16"]),
         ({"workers": 1.0}, ["workers is 1.0", "int"]),
         ({"workers": True}, ["workers is true", "int"]),
@@ -106,6 +106,10 @@ def test_a_mistake_names_the_parameter_its_value_and_what_is_allowed(flat, words
 def test_every_mistake_is_reported():
     text = refusal({"workers": -1, "polcy": "fifo", "dnn.object.jobs": 0})
     assert [line.split()[1] for line in text.splitlines()] == ["polcy:", "workers", "dnn.object.jobs"]
+    text = refusal({"cameras": ["front", "front"], "dnns": "lane"})
+    assert [line.split()[1] for line in text.splitlines()] == ["cameras", "dnns"]
+    text = refusal({"cameras": [], "dnn.lane.outputs": ["A"]})
+    assert [line.split()[1] for line in text.splitlines()] == ["cameras", "dnn.lane.outputs"]
 
 
 def test_an_unused_section_is_no_error():

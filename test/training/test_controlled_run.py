@@ -163,3 +163,24 @@ def test_only_one_process_trains_the_original(
         assert main(command(colours, tmp_path, 1)) != 0
     assert "original.safetensors is being trained by another process" in capsys.readouterr().err
     assert not (tmp_path / "original.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("out.json", "[]", "a list instead of what `controlled` writes"),
+        ("out.json", "{}", "no result of `controlled`; it lacks runs, settings"),
+        ("out.json", "", "not JSON"),
+        ("networks/networks.json", "", "not JSON"),
+        ("networks/networks.json", "[]", "a list instead of what `controlled` writes"),
+    ],
+)
+def test_a_damaged_file_is_named_before_the_training(
+    name: str, content: str, message: str, colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content)
+    assert main(command(colours, tmp_path, 1)) == 1
+    assert f"{file}: {message}" in capsys.readouterr().err
+    assert not (tmp_path / "original.safetensors").exists()
