@@ -110,7 +110,9 @@ def _sections(where: str, prefix: str, mapping: Any) -> Iterator[tuple[str, dict
         name = f"{prefix}{'' if prefix.endswith('/') or not prefix else '/'}{key}"
         if not isinstance(node, yaml.MappingNode):
             held = repr(node.value)[:60] if isinstance(node, yaml.ScalarNode) else f"a {node.id}"
-            raise ParameterFileError(f"{where}: {name!r} must hold {_PARAMETERS}, it holds {held}")
+            raise ParameterFileError(
+                f"{where}: {name!r} must hold {_PARAMETERS}, it holds {held}; parameters go below {_PARAMETERS}"
+            )
         if key != _PARAMETERS:
             yield from _sections(where, name, node)
         elif not prefix:
