@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import multi_dnn_ros.ros  # noqa: F401
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.vision.drawing import draw
-from multi_dnn_ros.vision.result_kind import RESULT_KINDS, GroundTopic, Layer, ResultKind, Topic
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS, GroundTopic, Image, Layer, ResultKind, Topic
 
 
 class FakeNode:
@@ -81,6 +82,29 @@ def test_kinds_are_drawn_in_their_order_and_only_where_they_can_be() -> None:
     image = np.zeros((8, 8, 3), np.uint8)
     assert not draw(image, layers).any()
     assert order == ["below", "above"]
+
+
+def test_a_kind_that_cannot_be_drawn_is_logged_once_and_the_others_are_drawn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fill(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
+        canvas[:] += 1
+
+    def fail(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
+        raise IndexError("no such point")
+
+    layers = [
+        Layer(dnn, ResultKind(name, int, (), draw=draw_kind, draw_order=order), 1)
+        for dnn, name, draw_kind, order in (("road", "below", fill, 0), ("hand", "points", fail, 1),
+                                            ("foot", "points", fail, 1), ("car", "above", fill, 2))
+    ]  # fmt: skip
+    image = np.zeros((8, 8, 3), np.uint8)
+    for _ in range(3):
+        assert (draw(image, layers) == 2).all()
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "results of foot, hand were not drawn: `draw` of result kind 'points' raised IndexError: no such point"
+    )
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
