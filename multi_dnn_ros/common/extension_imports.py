@@ -37,8 +37,8 @@ def import_extensions(
             elapsed_s = clock() - begin_s
             if elapsed_s > LIMIT_S:
                 report(
-                    f"importing '{name}' of {_distributions(group, name)} (entry points {group}) took {elapsed_s:.1f} s: "
-                    "every start of the node waits for it"
+                    f"importing '{name}' of {_distributions(group, name)} (entry points {group}) took "
+                    f"{elapsed_s:.1f} s: every start of the node waits for it"
                 )
 
 
