@@ -150,6 +150,6 @@ def _check_finite(outputs: Sequence[Array]) -> None:
         share = 1.0 - float(np.isfinite(output).mean()) if output.size else 0.0
         if share:
             raise ExecutorError(
-                f"{100.0 * share:.3g} % of the values of its output {index} for {len(output)} random images are NaN or infinite, "
-                "or were not written; allowed: finite values"
+                f"{100.0 * share:.3g} % of the values of its output {index} for {len(output)} random images are NaN or "
+                "infinite, or were not written; allowed: finite values"
             )
