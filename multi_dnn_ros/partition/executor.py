@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.planning.batch_units import Unit
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.planning.batch_units import Unit, UnitError
 
 Array = npt.NDArray[Any]
 
@@ -80,6 +82,14 @@ class Executor(Protocol):
         """Largest allowed deviation of the outputs from float32, relative to the largest value."""
         ...
 
+    @staticmethod
+    def identity(unit: Unit, precision: str) -> str:
+        """The value that `device` has for this unit on this machine, without loading a network.
+
+        It is compared with the `device` of stored tables. Raises UnitError for a unit that this machine does not have.
+        """
+        ...
+
     def prepare(self, batch: int) -> tuple[OutputForm, ...]:
         """Prepare and warm up the network for batches of `batch` images; another prepared size may be released."""
         ...
@@ -107,10 +117,19 @@ class Executor(Protocol):
 def identity(unit: Unit, precision: str) -> str:
     """The value of `device` for the unit's executor on this machine, without loading a network.
 
-    The executor class provides it as a static method of the same name. Raises what the executor raises for a unit that
-    this machine does not have.
+    The executor class provides it as a static method of the same name. Raises UnitError, which names the unit, for a
+    unit that this machine does not have, and for an executor that cannot be used.
     """
-    described: str = executor_class(unit).identity(unit, precision)
+    try:
+        described = executor_class(unit).identity(unit, precision)
+    except (UnitError, CommandError):
+        raise
+    except Exception as error:  # whatever an executor of another package raises
+        problem = f"{type(error).__name__}: {summarize_error(error)}"
+        raise UnitError(f"unit '{unit.name}': `identity` of executor {unit.executor} raised {problem}") from error
+    if not isinstance(described, str):
+        found = type(described).__name__
+        raise UnitError(f"unit '{unit.name}': `identity` of executor {unit.executor} returned {found}; expected str")
     return described
 
 

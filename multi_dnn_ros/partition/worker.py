@@ -10,10 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import numpy as np
+
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.partition import messages
 from multi_dnn_ros.partition.blocks import BlockForm, receive_block
-from multi_dnn_ros.partition.executor import Array, Executor, RunTimes, executor_class, image_dtype, random_images
+from multi_dnn_ros.partition.checked_executor import CheckedExecutor, ExecutorError
+from multi_dnn_ros.partition.executor import Array, Executor, RunTimes, executor_class, random_images
 from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.memory_errors import is_memory_error
 
@@ -56,7 +59,7 @@ class _Server:
     def __init__(self, unit: Unit, connection: Connection[Any, Any]) -> None:
         self._unit = unit
         self._connection = connection
-        self._executor: Executor | None = None
+        self._executor: CheckedExecutor | None = None
         self._inputs: Array | None = None
         self._outputs: tuple[Array, ...] = ()
 
@@ -74,10 +77,11 @@ class _Server:
         if isinstance(request, messages.Attach):
             return self._attach(request)
         if isinstance(request, messages.Open):
-            opened: Executor = executor_class(self._unit)(self._unit, request.network, request.precision)
-            self._executor = opened
-            dtype = image_dtype(opened)
-            return messages.Opened(opened.device, opened.shape, dtype, opened.parameters, opened.tolerance)
+            created: Executor = executor_class(self._unit)(self._unit, request.network, request.precision)
+            self._executor = opened = CheckedExecutor(created)
+            return messages.Opened(
+                opened.device, opened.shape, opened.image_dtype, opened.parameters, opened.tolerance
+            )  # fmt: skip
         executor = self._executor
         if executor is None:
             raise RuntimeError(f"{self._unit.name} received {type(request).__name__} before Open")
@@ -95,7 +99,7 @@ class _Server:
             self._executor.attach(self._inputs, self._outputs)
         return messages.Attached()
 
-    def _run(self, executor: Executor, request: messages.Run) -> messages.Ran:
+    def _run(self, executor: CheckedExecutor, request: messages.Run) -> messages.Ran:
         if self._inputs is None:
             raise RuntimeError(f"{self._unit.name} received Run before its images were attached")
         part = slice(request.first, request.first + request.count)
@@ -103,10 +107,10 @@ class _Server:
         times = executor.run(self._inputs[part], tuple(output[part] for output in self._outputs))
         return messages.Ran(begin, time.monotonic_ns(), times)
 
-    def _measure(self, executor: Executor, request: messages.Measure) -> messages.Measured:
+    def _measure(self, executor: CheckedExecutor, request: messages.Measure) -> messages.Measured:
         from multi_dnn_ros.partition.blocks import Block
 
-        images = Block(BlockForm((request.batch, *executor.shape), image_dtype(executor)))
+        images = Block(BlockForm((request.batch, *executor.shape), executor.image_dtype))
         images.array[:] = random_images(executor.shape, request.batch)
         blocks = [images]
         if request.transfer:
@@ -116,6 +120,9 @@ class _Server:
             blocks += [Block(BlockForm((request.batch, *form.shape), form.dtype)) for form in forms]
             executor.attach(images.array, tuple(block.array for block in blocks[1:]))
         outputs = tuple(block.array for block in blocks[1:])
+        for output in outputs:
+            if np.issubdtype(output.dtype, np.inexact):
+                output[:] = np.nan  # an executor that writes nothing is noticed
 
         def once() -> RunTimes:
             return executor.transfer(images.array) if request.transfer else executor.run(images.array, outputs)
@@ -131,6 +138,18 @@ class _Server:
             if len(samples) >= request.min_samples and time.monotonic() - begin > request.limit_s:
                 break
             samples.append(once())
+        _check_finite(outputs)
         for block in blocks:
             block.close()
         return messages.Measured(tuple(samples))
+
+
+def _check_finite(outputs: Sequence[Array]) -> None:
+    """Raise ExecutorError for an output with NaN or infinite values, which the node would drop, too."""
+    for index, output in enumerate(outputs):
+        share = 1.0 - float(np.isfinite(output).mean()) if output.size else 0.0
+        if share:
+            raise ExecutorError(
+                f"{100.0 * share:.3g} % of the values of its output {index} for {len(output)} random images are NaN or "
+                "infinite, or were not written; allowed: finite values"
+            )

@@ -8,13 +8,17 @@ import PyTorch.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from multi_dnn_ros.common import extensions
+from multi_dnn_ros.common.error_text import summarize_error
+
+log = logging.getLogger(__name__)
 
 GROUP = "multi_dnn_ros.units"
 
@@ -50,6 +54,19 @@ class UnitKind:
     name: str
     form: str
     parse: Callable[[str], Unit]
+
+    def unit(self, text: str) -> Unit:
+        """The unit with this name. Raises UnitError, which names it, also for whatever else `parse` raises."""
+        failed = f"unit '{text}': `parse` of kind of unit '{self.name}'"
+        try:
+            unit: object = self.parse(text)
+        except UnitError:
+            raise
+        except Exception as error:  # whatever a kind of another package raises
+            raise UnitError(f"{failed} raised {type(error).__name__}: {summarize_error(error)}") from error
+        if not isinstance(unit, Unit):
+            raise UnitError(f"{failed} returned {type(unit).__name__}; expected Unit")
+        return unit
 
 
 _TORCH = "multi_dnn_ros.partition.torch_executor:TorchExecutor"
@@ -107,6 +124,7 @@ CPU = UnitKind("cpu", "cpu[:THREADS][/BACKEND]", _parse_cpu)
 CUDA = UnitKind("cuda", "cuda[:NUMBER][/NUMBERsms][/BACKEND]", _parse_cuda)
 OPENVINO = UnitKind("openvino", "openvino:cpu|gpu|npu[.NUMBER]", _parse_openvino)
 _registered: dict[str, UnitKind] = {kind.name: kind for kind in (CPU, CUDA, OPENVINO)}
+_reported: set[str] = set()
 
 
 def register(kind: UnitKind) -> None:
@@ -116,22 +134,61 @@ def register(kind: UnitKind) -> None:
 
 
 def unit_kinds() -> dict[str, UnitKind]:
-    """All kinds by name: those registered in this process, then those of installed packages with other names.
+    """All kinds by name that can be used: those registered in this process, then those of installed packages.
 
-    Raises UnitError, which names an entry point that cannot be used.
+    Entry points that cannot be used are logged, see :func:`report_broken`.
     """
     kinds = dict(_registered)
-    for point in entry_points(group=GROUP):
-        if point.name in kinds:
-            continue
+    points, problems = _entry_points()
+    for name, (package, point) in points.items():
         try:
-            kind = extensions.load(point.value)
-        except Exception as error:  # whatever a module of another package raises
-            raise UnitError(f"kind of unit '{point.name}' cannot be used: {point.value}: {error}") from error
-        if not isinstance(kind, UnitKind) or kind.name != point.name:
-            raise UnitError(f"kind of unit '{point.name}' cannot be used: {point.value} is not a UnitKind of this name")
-        kinds[point.name] = kind
+            kinds[name] = _load(package, point)
+        except UnitError as error:
+            problems.append(str(error))
+    for problem in problems:
+        if problem not in _reported:
+            _reported.add(problem)
+            log.warning("%s", problem)
     return kinds
+
+
+def report_broken() -> None:
+    """Import the kinds of installed packages, and log a warning, once per process, for each that cannot be used.
+
+    It names the distribution and the problem. The other kinds are not affected.
+    """
+    unit_kinds()
+
+
+def _entry_points() -> tuple[dict[str, tuple[str, EntryPoint]], list[str]]:
+    """Distribution and entry point of each kind by name, and a line for each entry point that is not used.
+
+    Of several with one name the first is used, and one that is registered in this process before them.
+    """
+    found: dict[str, tuple[str, EntryPoint]] = {}
+    problems = []
+    points = [(f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package", point)
+              for point in entry_points(group=GROUP)]  # fmt: skip
+    for package, point in sorted(points, key=lambda pair: (pair[1].name, pair[0])):
+        taken = found.get(point.name, ("",))[0]
+        if (registered := _registered.get(point.name)) is not None:
+            taken = registered.parse.__module__.partition(".")[0]
+        if taken:
+            problems.append(f"kind of unit '{point.name}' of {package} is not used: {taken} has one of this name")
+        else:
+            found[point.name] = package, point
+    return found, problems
+
+
+def _load(package: str, point: EntryPoint) -> UnitKind:
+    unusable = f"kind of unit '{point.name}' of {package} cannot be used: {point.value}"
+    try:
+        kind = extensions.load(point.value)
+    except (Exception, SystemExit) as error:  # whatever a module of another package raises
+        raise UnitError(f"{unusable}: {type(error).__name__}: {summarize_error(error)}") from error
+    if not isinstance(kind, UnitKind) or kind.name != point.name:
+        raise UnitError(f"{unusable} is not a UnitKind of this name")
+    return kind
 
 
 def parse_unit(text: str) -> Unit:
@@ -139,11 +196,14 @@ def parse_unit(text: str) -> Unit:
     name = re.split(r"[:/]", text, maxsplit=1)[0]
     # Kinds of other packages are imported only if they are needed: the node's process, which must stay free of PyTorch,
     # parses names of devices.
-    kind = _registered.get(name) or unit_kinds().get(name)
+    kind = _registered.get(name)
     if kind is None:
-        forms = ", ".join(known.form for known in unit_kinds().values())
-        raise UnitError(f"unit '{text}' is of an unknown kind; allowed: {forms}")
-    return kind.parse(text)
+        point = _entry_points()[0].get(name)
+        if point is None:
+            forms = ", ".join(known.form for known in unit_kinds().values())
+            raise UnitError(f"unit '{text}' is of an unknown kind; allowed: {forms}")
+        kind = _load(*point)
+    return kind.unit(text)
 
 
 def parse_units(text: str) -> tuple[Unit, ...]:

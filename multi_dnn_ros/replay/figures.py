@@ -20,9 +20,11 @@ _NAMED_CLASSES = 3
 
 @dataclass
 class _Found:
-    """What one DNN found. counts: number of results, by frame. names: number of results, by class name. times_ms: time
-    from the start of each frame's inference to its decoded result."""
+    """What one DNN found. frames: number of frames with an inference. counts: number of results of each frame with a
+    result that can be counted. names: number of results, by class name. times_ms: time from the start of each frame's
+    inference to its decoded result."""
 
+    frames: int = 0
     counts: list[int] = field(default_factory=list)
     names: Counter[str] = field(default_factory=Counter)
     times_ms: list[float] = field(default_factory=list)
@@ -36,14 +38,18 @@ class VideoFigures:
         self._found = {dnn: _Found() for dnn in models}
 
     def add(self, outcome: FrameOutcome) -> int:
-        """Add the results of a frame; returns their number."""
+        """Add the results of a frame; returns the number of those that can be counted."""
         total = 0
         for end in outcome.in_order():
             if not isinstance(end, Result):
                 continue
             found = self._found[end.dnn]
-            names = [name for part in results_by_name(end.dnn, end.output).values() for name in _names(part)]
-            found.counts.append(len(names))
+            parts = [_names(part) for part in results_by_name(end.dnn, end.output).values()]
+            counted = [part for part in parts if part is not None]
+            names = [name for part in counted for name in part]
+            found.frames += 1
+            if counted:
+                found.counts.append(len(names))
             found.names.update(names)
             found.times_ms.append((end.timing.finished_ns - end.timing.started_ns) / 1e6)
             total += len(names)
@@ -51,21 +57,25 @@ class VideoFigures:
 
     def frames(self, dnn: str) -> int:
         """Number of frames with a result of this DNN."""
-        return len(self._found[dnn].counts)
+        return self._found[dnn].frames
 
     def as_json(self, summary: Summary) -> dict[str, Any]:
-        """The model, accounts, results and times of each DNN, by its name."""
+        """The model, accounts, results and times of each DNN, by its name.
+
+        `results` and `frames_with_results` are None if no result can be counted, as masks and those of other packages.
+        """
         content = {}
         for (dnn, _), stream in summary.streams.items():
             found = self._found[dnn]
+            uncounted = found.frames and not found.counts
             content[dnn] = {
                 "model": self._models[dnn],
                 "offered": stream.offered,
                 "published": stream.published,
                 "dropped": dict(sorted(stream.dropped.items())),
                 "first_drops": dict(sorted(stream.messages.items())),
-                "results": sum(found.counts),
-                "frames_with_results": sum(count > 0 for count in found.counts),
+                "results": None if uncounted else sum(found.counts),
+                "frames_with_results": None if uncounted else sum(count > 0 for count in found.counts),
                 "by_class": dict(found.names.most_common()),
                 "inference_ms": distribution(found.times_ms) if found.times_ms else {},
             }
@@ -75,7 +85,7 @@ class VideoFigures:
         """The figures as a Markdown table with a row for each DNN."""
         rows = []
         for dnn, figures in self.as_json(summary).items():
-            times, published = figures["inference_ms"], figures["published"]
+            times, published, results = figures["inference_ms"], figures["published"], figures["results"]
             common = list(figures["by_class"].items())[:_NAMED_CLASSES]
             more = len(figures["by_class"]) - len(common)
             drops = ", ".join(f"{reason} {count}" for reason, count in figures["dropped"].items())
@@ -86,7 +96,7 @@ class VideoFigures:
                     f"{published} of {figures['offered']}",
                     drops or "none",
                     *(f"{times[name]:.0f}" if times else "-" for name in ("p50", "p95")),
-                    f"{figures['results'] / published:.1f}" if published else "-",
+                    f"{results / published:.1f}" if published and results is not None else "-",
                     ", ".join(f"{name} {count}" for name, count in common) + (f", {more} more" if more else "") or "-",
                 ]
             )
@@ -98,10 +108,10 @@ class VideoFigures:
         write_json(path, {**provenance(), **first, "dnns": dnns, "input_damage": summary.input_damage})
 
 
-def _names(output: Any) -> list[str]:
-    """The class of each box, or "line" for each lane line; empty for class masks and for results of other packages."""
+def _names(output: Any) -> list[str] | None:
+    """The class of each box, or "line" for each lane line; None for class masks and for results of other packages."""
     if (boxes := boxes_of(output)) is not None:
         return [boxes.labels[class_id] for class_id in boxes.class_ids]
     if isinstance(output, Lanes):
         return ["line"] * len(output.lanes)
-    return []
+    return None

@@ -9,6 +9,8 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
+from multi_dnn_ros.common import extensions
+from multi_dnn_ros.common.extension_imports import import_extensions
 from multi_dnn_ros.ros.board.monitor import BoardMonitor, EnergyPerResult
 from multi_dnn_ros.ros.board_status import board_statuses
 from multi_dnn_ros.ros.configure_progress import ConfigureProgress
@@ -223,6 +225,7 @@ class MultiDnnNode(LifecycleNode):
     def _end_configuring(self, config: NodeConfig, description: EngineDescription) -> None:
         assert self._host is not None
         dnns = description.dnns
+        import_extensions({extensions.RESULT_KINDS: RESULT_KINDS}, self.get_logger().warning)
         RESULT_KINDS.report_broken(self.get_logger().warning)
         results = {
             name: {output: (RESULT_KINDS.get(it.result_kind), it.labels) for output, it in dnn.results.items()}

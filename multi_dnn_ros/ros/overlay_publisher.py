@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -21,7 +22,7 @@ from multi_dnn_ros.common.jpeg_file import FrameImage, pixels_of
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.ros.result_messages import image_message, jpeg_message
-from multi_dnn_ros.vision.drawing import draw
+from multi_dnn_ros.vision.drawing import DrawFailure, draw
 from multi_dnn_ros.vision.result_kind import Layer, ResultKind
 from multi_dnn_ros.vision.results import results_by_name
 
@@ -75,7 +76,8 @@ class OverlayPublisher:
     """Collects the results of a frame until every DNN of its camera has published or dropped it, then draws.
 
     publishers: topics by camera. dnns: names of each camera's DNNs. kinds: kind of each result, by the result's name.
-    report: called with a message when drawing fails.
+    report: called with a message when an overlay cannot be published. report_kind: called with the camera when a result
+    kind cannot be drawn; the overlay shows the others.
     Only the newest complete frame of a camera is drawn, and never a frame older than the one drawn last. The result of
     a slow DNN for an older frame is drawn on the next frames.
     """
@@ -86,11 +88,13 @@ class OverlayPublisher:
         dnns: Mapping[str, tuple[str, ...]],
         kinds: Mapping[str, ResultKind],
         report: Callable[[str], None],
+        report_kind: Callable[[str, DrawFailure], None],
     ) -> None:
         self._publishers = publishers
         self._kinds = kinds
         self._dnns = dnns
         self._report = report
+        self._report_kind = report_kind
         self._open: dict[str, OrderedDict[Frame, _Overlay]] = {camera: OrderedDict() for camera in publishers}
         self._latest: dict[str, dict[str, _LastResult]] = {camera: {} for camera in publishers}
         self._newest_ns = dict.fromkeys(publishers, 0)  # arrival time of the newest complete frame
@@ -176,7 +180,7 @@ class OverlayPublisher:
                 layers = [*chain(*overlay.layers.values()), *self._held(camera, overlay)]
             try:
                 assert overlay.image is not None
-                pixels = draw(pixels_of(overlay.image), layers)
+                pixels = draw(pixels_of(overlay.image), layers, partial(self._report_kind, camera))
                 self._publishers[camera].publish(pixels, overlay.frame.context)
             except Exception as error:  # one failed overlay must not end the thread
                 self._report(

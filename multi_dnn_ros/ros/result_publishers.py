@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
@@ -18,6 +19,7 @@ from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.overlay_publisher import OverlayTopics
 from multi_dnn_ros.ros.qos import IMAGES, LATCHED, RESULTS
 from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
+from multi_dnn_ros.ros.slow_publishing import SlowPublishing
 from multi_dnn_ros.vision.result_kind import GroundTopic, ResultKind, Topic
 from multi_dnn_ros.vision.results import result_name, results_by_name
 
@@ -31,7 +33,9 @@ class ResultPublishers:
 
     The name of a result is `<dnn>`, or `<dnn>/<output>` for a DNN with parameter `outputs`.
     results: kind and class names of each DNN's results, by the name of the output, "" without outputs; class names are
-    published if the kind has labels. Each DNN publishes from a thread of its own, with publishers of its own.
+    published if the kind has labels. Each DNN has publishers of its own. clock: nanoseconds, monotonic.
+
+    A message that takes long is logged as a warning, see :class:`multi_dnn_ros.ros.slow_publishing.SlowPublishing`.
     Raises ExtensionError if the message type of a result kind is not installed.
     """
 
@@ -40,8 +44,11 @@ class ResultPublishers:
         node: LifecycleNode,
         cameras_by_dnn: Mapping[str, tuple[str, ...]],
         results: Mapping[str, Mapping[str, tuple[ResultKind, tuple[str, ...]]]],
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._node = node
+        self._clock = clock
+        self._slow = SlowPublishing(lambda text: node.get_logger().warning(text), clock)
         self._kinds: dict[str, ResultKind] = {}
         self._labels: dict[str, tuple[str, ...]] = {}
         self._publishers: dict[tuple[str, ...], Any] = {}
@@ -118,7 +125,9 @@ class ResultPublishers:
         for name, topic in sorted(topics, key=lambda entry: entry[1].picture):  # small messages first
             publisher = self._publishers[camera, name, topic.name]
             if publisher.get_subscription_count():
+                begin_ns = self._clock()
                 publisher.publish(topic.published(found[name], header))
+                self._slow.add(result.dnn, camera, f"{camera}/{name}/{topic.name}", self._clock() - begin_ns)
         for name, output in found.items():  # last, so that the others do not wait for it
             self._publish_on_ground(result, name, output, ground)
 
@@ -130,7 +139,9 @@ class ResultPublishers:
                 height, width = result.frame.size
                 view = ground(camera, header, (width, height))
                 if view is not None:
+                    begin_ns = self._clock()
                     publisher.publish(topic.message(output, *view))
+                    self._slow.add(result.dnn, camera, f"{camera}/{name}/{topic.name}", self._clock() - begin_ns)
 
     def set_labels(self, result: str, labels: tuple[str, ...]) -> None:
         """The class names of a result have changed; no effect if its kind has none."""

@@ -30,6 +30,7 @@ from multi_dnn_ros.serving.admission import Admission
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.serving.host import EngineDescription, Host
 from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.drawing import DrawFailure
 
 #: Reasons of drops that are logged as errors; others are counted, and logged at level debug. BAD_IMAGE, which affects
 #: all DNNs of the camera, is also logged once per image by _on_bad_image.
@@ -91,6 +92,7 @@ class ServingSession:
             {camera: self._accounts.dnns_of(camera) for camera in served},
             outputs.kinds,
             self._on_overlay_failure,
+            self._on_draw_failure,
         )
         self._decoders = {
             camera: CameraDecoder(
@@ -255,6 +257,11 @@ class ServingSession:
         more = self._throttle.passes("overlay")
         if more is not None:
             self._log.error(message + more)
+
+    def _on_draw_failure(self, camera: str, failure: DrawFailure) -> None:
+        more = self._throttle.passes(("draw", failure.kind, failure.dnns))
+        if more is not None:
+            self._log.warning(f"the overlay of camera {camera} is incomplete: {failure}{more}")
 
 
 def deadline_ns(deadline_ms: float) -> int | None:

@@ -79,6 +79,9 @@ class ServedProcess:
         self.last_result_ns: int | None = None
         self.last_results_ns: dict[str, int] = {}
         self._results = 0  # since it began to serve
+        self._busy_ns = 0  # in which the reader thread passed on messages, without the present one
+        self._busy_since_ns: int | None = None
+        self._busy_at_stop_ns = 0
         self._accounts: Outcomes | None = None
         self._on_answered: Callable[[], None] = _do_nothing
         self._unanswered = UnansweredFrames()
@@ -98,6 +101,12 @@ class ServedProcess:
         """Whether the process was reaped."""
         return self._unanswered.closed
 
+    def busy_s_since_stop(self) -> float:
+        """Time since :meth:`stop_serving` in which the reader thread passed on messages and published results, so that
+        it read no further message.
+        """
+        return (self._busy_total_ns() - self._busy_at_stop_ns) / 1e9
+
     def start_serving(self, accounts: Outcomes, runtime: Mapping[str, Mapping[str, Any]]) -> None:
         """Let the process serve; its results and drops go to `accounts`. runtime: by DNN, its runtime parameters."""
         self._accounts = accounts
@@ -108,6 +117,7 @@ class ServedProcess:
     def stop_serving(self, timeout_s: float) -> None:
         """Let the process finish its frames; from now on :meth:`offer` returns False."""
         with self._offering:
+            self._busy_at_stop_ns = self._busy_total_ns()
             self._unanswered.stop_accepting()
             self.send(wire.Stop(timeout_s))
 
@@ -156,6 +166,18 @@ class ServedProcess:
     # -- in the reader thread
 
     def _on_message(self, process: Process, message: Any) -> None:
+        begin_ns = self._busy_since_ns = time.monotonic_ns()
+        try:
+            self._handle(message)
+        finally:
+            self._busy_since_ns = None
+            self._busy_ns += time.monotonic_ns() - begin_ns
+
+    def _busy_total_ns(self) -> int:
+        since_ns = self._busy_since_ns  # another thread may set it to None
+        return self._busy_ns + (0 if since_ns is None else time.monotonic_ns() - since_ns)
+
+    def _handle(self, message: Any) -> None:
         if isinstance(message, wire.FrameResult):
             self._on_result(message)
         elif isinstance(message, wire.FrameDropped):

@@ -40,6 +40,8 @@ _MAX_TICK_S = 0.25
 #: Share of the stop timeout in which a process finishes its frames; in the remaining time the last results arrive.
 _STOP_SHARE = 0.9
 _DRAIN_GRACE_S = 1.0
+#: If the node passes on messages of a process for this share of the time limit, the process may have stopped in time.
+_BUSY_SHARE = 0.5
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "does not fit into the memory", "cannot allocate memory")
 
 
@@ -112,8 +114,9 @@ class SupervisedProcesses:
             for state in self._finishing():
                 process = self._processes[state.key]
                 self._hanging.append(f"engine process {process.pid}")
-                cause = f"hung: it did not stop within {timeout_s:g} s (parameter stop_timeout_s)"
-                self._replace(state.key, process, ProcessFault(cause, tuple(process.status.running_jobs())))
+                cause = f"it did not stop within {timeout_s:g} s (parameter stop_timeout_s)"
+                fault = ProcessFault(_late(process, cause, timeout_s), tuple(process.status.running_jobs()))
+                self._replace(state.key, process, fault)
             return list(self._hanging)
 
     def update(self, dnn: str, name: str, value: Any) -> None:
@@ -238,10 +241,11 @@ class SupervisedProcesses:
             draining_s = (now_ns - state.since_ns) / 1e9 if state.phase is Phase.DRAINING else 0.0
             drain_timeout_s = self._executor.stop_timeout_s + _DRAIN_GRACE_S
             if fault is None and draining_s > drain_timeout_s:
-                fault = ProcessFault(
-                    f"hung: it did not finish its frames within {drain_timeout_s:g} s (parameter stop_timeout_s plus "
+                cause = (
+                    f"it did not finish its frames within {drain_timeout_s:g} s (parameter stop_timeout_s plus "
                     f"{_DRAIN_GRACE_S:g} s)"
                 )
+                fault = ProcessFault(_late(process, cause, drain_timeout_s))
             if fault is not None:
                 self._replace(key, process, fault)
 
@@ -282,6 +286,14 @@ class SupervisedProcesses:
             return DropReason.SHUTDOWN, "the engine is stopping"
         disabled, text = self._supervisor.unserved_reason(dnn)
         return DropReason.DISABLED if disabled else DropReason.ENGINE_LOST, text
+
+
+def _late(process: ServedProcess, cause: str, timeout_s: float) -> str:
+    """Why a process is replaced that did not report in time that it had finished. The report may be there, unread."""
+    busy_s = process.busy_s_since_stop()
+    if busy_s < _BUSY_SHARE * timeout_s:
+        return f"hung: {cause}"
+    return f"{cause}, or the node did not read that it had: the node published results for {busy_s:.1f} s of this time"
 
 
 def _do_nothing() -> None:

@@ -14,6 +14,7 @@ from multi_dnn_ros.training.setup import MAIN
 
 JSON_NAME, MARKDOWN_NAME, PLOT = "report.json", "report.md", "networks.png"
 _FIRST, _OTHERS = "#8a97a8", "#d1603d"
+#: Scores of our result kinds that are shown, in this order. The score of a class, such as `map50_car`, is only in JSON.
 _SHOWN: dict[Task, tuple[str, ...]] = {
     "classes": ("top1", "top5"), "boxes": ("map50", "map"), "lanes": ("f1", "precision", "recall")
 }  # fmt: skip
@@ -24,18 +25,30 @@ def rows_of(content: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str
     networks, task = content["networks"], content["task"]
     first = networks[0]
     sets = list(first["scores"])
-    header = ["network", *(_score_name(name, score, sets) for name in sets for score in _SHOWN[task])]
+    shown = _shown(networks, task)
+    header = ["network", *(_score_name(name, score, sets) for name in sets for score in shown)]
     header += ["GMACs", "M parameters", "MB", *(_latency_name(entry) for entry in first["latency_ms"])]
     rows = []
     for network in networks:
         cells = [label(network)]
-        cells += [_share(network["scores"][name].get(score)) for name in sets for score in _SHOWN[task]]
+        cells += [_share(network["scores"][name].get(score)) for name in sets for score in shown]
         for key, scale in (("macs", 1e9), ("parameters", 1e6), ("file_bytes", 1e6)):
             cells.append(with_change(network[key] / scale, None if network is first else first[key] / scale))
         for own, other in zip(network["latency_ms"], first["latency_ms"], strict=True):
             cells.append(with_change(own["ms"], None if network is first else other["ms"]))
         rows.append(tuple(cells))
     return tuple(header), rows
+
+
+def _shown(networks: Sequence[Mapping[str, Any]], task: Task) -> tuple[str, ...]:
+    """Names of the scores to show: those of the task, unless a result kind of another package returns none of them;
+    then further ones that it returns.
+    """
+    own = _SHOWN[task]
+    returned = dict.fromkeys(name for network in networks for scores in network["scores"].values() for name in scores)
+    further = [name for name in returned if name != "images" and name not in own]
+    further = [name for name in further if not name.startswith(f"{MAIN[task]}_")]
+    return (*(() if further and not any(name in returned for name in own) else own), *further)
 
 
 def threshold_tables(content: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -101,9 +114,11 @@ def plot(path: Path, content: Mapping[str, Any]) -> None:
 
     networks, task = content["networks"], content["task"]
     names = [label(network, short=True, separator=",\n") for network in networks]
+    shown = _shown(networks, task)
+    main = MAIN[task] if MAIN[task] in shown else shown[0]
     panels: list[tuple[str, Sequence[float]]] = [("MACs, billions", [network["macs"] / 1e9 for network in networks])]
     panels += [
-        (f"{MAIN[task]} on {name}", [network["scores"][name].get(MAIN[task], 0.0) for network in networks])
+        (f"{main} on {name}", [network["scores"][name].get(main, 0.0) for network in networks])
         for name in networks[0]["scores"]
     ]
     panels += [

@@ -9,9 +9,9 @@ import torch
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
-from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.dnn import Dnn, Output
+from multi_dnn_ros.training.kind_scores import scores_of
 from multi_dnn_ros.training.metrics import NoTruth, Truth
 from multi_dnn_ros.training.whole_images import WholeImage, WholeImages
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
@@ -53,10 +53,8 @@ def score_dnn(dnn: Dnn, images: WholeImages, device: torch.device) -> dict[str, 
             pairs.append((found[name], _truth(image, names[name], images.labels)))
     for name, pairs in wanted.items():
         kind, labels = RESULT_KINDS.get(names[name].result_kind), names[name].labels
-        assert kind.score is not None  # as found above
-        score = extensions.loaded(kind.score)
         try:
-            scores[name] = dict(score(pairs, labels))
+            scores[name] = {**scores_of(kind, pairs, labels)}
         except NoTruth as error:
             scores[name] = f"data '{images.name}': {error}"
     return {name: scores[name] for name in names}

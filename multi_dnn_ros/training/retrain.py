@@ -258,8 +258,15 @@ def _test(student: Trainable, network: nn.Module, data: CheckedData) -> dict[str
 
 def _scores(student: Trainable, network: nn.Module, rows: Rows, where: str) -> dict[str, float]:
     try:
-        return score_rows(
+        scores = score_rows(
             network, student.task, rows, student.inputs, student.decoder, student.labels, kind=student.kind
         )
     except NoTruth as error:
         raise TrainingError(f"{where}: {error}") from None
+    main = MAIN[student.task]
+    if main not in scores and student.kind is not None:
+        raise TrainingError(
+            f"result kind '{student.kind.name}' returns the scores {', '.join(scores)}; training on {student.task} "
+            f"needs {main}, by which the best epoch is chosen"
+        )
+    return scores

@@ -28,6 +28,7 @@ from multi_dnn_ros.training.batches import (
 from multi_dnn_ros.training.classification import Accuracy, logits_of
 from multi_dnn_ros.training.data import ArrayRows, Rows, Task
 from multi_dnn_ros.training.datasets import CROWD, IGNORED
+from multi_dnn_ros.training.kind_scores import scores_of
 from multi_dnn_ros.training.loop import Batches, Loss, Score
 from multi_dnn_ros.training.metrics import Truth
 from multi_dnn_ros.vision.decoders.base import Decoder
@@ -126,9 +127,6 @@ def score_rows(
         return accuracy.scores()
     assert decoder is not None
     kind = _kind_of(task) if kind is None else kind
-    if kind.score is None:
-        raise ValueError(f"results of kind '{kind.name}' cannot be scored")
-    score = extensions.loaded(kind.score)
 
     def pairs() -> Iterator[tuple[object, object]]:
         for outputs, batch in found:
@@ -138,8 +136,7 @@ def score_rows(
                 kind.check("that is scored", result)
                 yield result, truth
 
-    scores: dict[str, float] = dict(score(pairs(), labels))
-    return scores
+    return scores_of(kind, pairs(), labels)
 
 
 def _kind_of(task: Task) -> ResultKind:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.vision.result_kind import Layer
+
+log = logging.getLogger(__name__)
 
 Color = tuple[int, int, int]
 
@@ -27,17 +31,55 @@ _OPACITY = 0.45
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
-def draw(image: npt.NDArray[np.uint8], layers: Sequence[Layer]) -> npt.NDArray[np.uint8]:
+@dataclass(frozen=True)
+class DrawFailure:
+    """A result kind's `draw` raised `error`. dnns: names of the results that it should have drawn, sorted."""
+
+    kind: str
+    dnns: tuple[str, ...]
+    error: Exception
+
+    def __str__(self) -> str:
+        return (
+            f"results of {', '.join(self.dnns)} were not drawn: `draw` of result kind '{self.kind}' raised "
+            f"{type(self.error).__name__}: {self.error}"
+        )
+
+
+class _FirstFailures:
+    """Logs the first failure of each kind and set of DNNs: a video has thousands of frames."""
+
+    def __init__(self) -> None:
+        self._logged: set[tuple[str, tuple[str, ...]]] = set()
+
+    def __call__(self, failure: DrawFailure) -> None:
+        if (failure.kind, failure.dnns) not in self._logged:
+            self._logged.add((failure.kind, failure.dnns))
+            log.warning("%s", failure)
+
+
+_log_first = _FirstFailures()
+
+
+def draw(
+    image: npt.NDArray[np.uint8], layers: Sequence[Layer], report: Callable[[DrawFailure], object] = _log_first
+) -> npt.NDArray[np.uint8]:
     """A copy of `image`, (H, W, 3) uint8 RGB, with the layers drawn on it and one line of text per DNN.
 
-    Layers are drawn in the order of ResultKind.draw_order. Raises what a kind's `draw` raises.
+    Layers are drawn in the order of ResultKind.draw_order. If a kind's `draw` raises, the other kinds are drawn, and
+    `report` is called; by default it logs a warning, once for each kind and each set of DNNs.
     """
     canvas = image.copy()
     scale = max(0.35, min(canvas.shape[:2]) / 900)
     kinds = {layer.kind.name: layer.kind for layer in layers}
     for kind in sorted(kinds.values(), key=lambda kind: kind.draw_order):
-        if kind.draw is not None:
-            kind.draw(canvas, [layer for layer in layers if layer.kind.name == kind.name], scale)
+        if kind.draw is None:
+            continue
+        own = [layer for layer in layers if layer.kind.name == kind.name]
+        try:
+            kind.draw(canvas, own, scale)
+        except Exception as error:  # whatever a module of another package raises
+            report(DrawFailure(kind.name, tuple(sorted({layer.dnn for layer in own})), error))
     _draw_latencies(canvas, sorted(layers, key=lambda layer: layer.dnn), scale)
     return canvas
 

@@ -112,14 +112,20 @@ def test_results_of_several_outputs_and_of_instance_masks_are_counted(
         },
     }  # fmt: skip
     masks = {"model": str(two_heads.exported(tmp_path, two_heads.Instances)), "decoder": "yolo_instances"}
-    dnns = {"several": {**common, **several}, "masks": {**common, **masks}}
+    area = {**several, "outputs": ["free"], "output": {"free": {"decoder": "drivable", "raw_outputs": ["1"]}}}
+    dnns = {name: {**common, **dnn} for name, dnn in {"several": several, "masks": masks, "area": area}.items()}
     robot.write_text(json.dumps({"/**": {"ros__parameters": {"dnns": list(dnns), "dnn": dnns}}}))
     assert run("--video", images, "--params-file", robot, "--output", out) == 0
     found = json.loads((out / "summary.json").read_text())["dnns"]
     assert found["several"]["by_class"] == {"car": 4}
     assert found["masks"]["by_class"] == {"car": 4, "person": 2}
-    assert [found[dnn]["frames_with_results"] for dnn in dnns] == [2, 2]
-    assert "car 4, person 2" in capsys.readouterr().out
+    assert [found[dnn]["frames_with_results"] for dnn in dnns] == [2, 2, None]
+    assert [found[dnn]["results"] for dnn in dnns] == [4, 6, None]
+    printed = capsys.readouterr().out
+    assert "car 4, person 2" in printed
+    rows = [[cell.strip() for cell in line.split("|")] for line in printed.splitlines() if line.startswith("|")]
+    cells = {row[1]: row[-3] for row in rows}
+    assert [cells[dnn] for dnn in dnns] == ["2.0", "3.0", "-"]
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -78,6 +78,29 @@ BROKEN = (
 )
 
 
+def test_a_slow_import_is_a_line_that_names_the_distribution(toy: Path, broken: Path) -> None:
+    code = """
+from multi_dnn_ros.common import extensions
+from multi_dnn_ros.common.extension_imports import import_extensions
+from multi_dnn_ros.models.registry import MODEL_SOURCES
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
+now = 0.0
+def clock():
+    global now
+    now += seconds
+    return now
+registries = {extensions.RESULT_KINDS: RESULT_KINDS, extensions.MODEL_SOURCES: MODEL_SOURCES}
+for seconds in (2.0, 2.5):
+    import_extensions(registries, print, clock)
+"""
+    took = "took 2.5 s: every start of the node waits for it"
+    assert python(code, toy, broken).splitlines() == [
+        f"importing 'other_name' of broken-extension 0.3 (entry points multi_dnn_ros.result_kinds) {took}",
+        f"importing 'toy_kind' of toy-extension 1.2 (entry points multi_dnn_ros.result_kinds) {took}",
+        f"importing 'toy_zoo' of toy-extension 1.2 (entry points multi_dnn_ros.model_sources) {took}",
+    ]
+
+
 def test_the_schema_its_errors_and_the_tables_list_them_without_pytorch(toy: Path) -> None:
     code = """
 import sys

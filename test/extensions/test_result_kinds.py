@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import multi_dnn_ros.ros  # noqa: F401
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.vision.drawing import draw
-from multi_dnn_ros.vision.result_kind import RESULT_KINDS, GroundTopic, Layer, ResultKind, Topic
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS, GroundTopic, Image, Layer, ResultKind, Topic
 
 
 class FakeNode:
@@ -20,10 +21,14 @@ class FakeNode:
 
     def __init__(self) -> None:
         self.existing: list[str] = []
+        self.warnings: list[str] = []
+
+    def get_logger(self) -> Any:
+        return SimpleNamespace(warning=self.warnings.append)
 
     def create_lifecycle_publisher(self, kind: type, topic: str, qos: Any) -> Any:
         self.existing.append(topic)
-        return SimpleNamespace(publish=print, topic=topic)
+        return SimpleNamespace(publish=print, topic=topic, get_subscription_count=lambda: 1)
 
     def destroy_lifecycle_publisher(self, publisher: Any) -> None:
         self.existing.remove(publisher.topic)
@@ -70,6 +75,40 @@ def test_a_result_of_another_kind_is_refused() -> None:
         made.publish(result, lambda *image: None)
 
 
+def test_a_message_that_takes_long_is_a_warning_once_per_minute_and_dnn() -> None:
+    now_ns = 0
+
+    def build(took_ns: int, header: Any) -> None:
+        nonlocal now_ns
+        now_ns += took_ns
+
+    node: Any = FakeNode()
+    lamps = ResultKind("lamps", int, (Topic("lamp", "std_msgs/msg/Header", build),))
+    results: Any = {dnn: {"": (lamps, ())} for dnn in ("light", "sign")}
+    made = ResultPublishers(node, dict.fromkeys(results, ("front",)), results, clock=lambda: now_ns)
+
+    def publish(dnn: str, took_ms: int) -> None:
+        result: Any = SimpleNamespace(frame=SimpleNamespace(context=None, camera="front"), dnn=dnn,
+                                      output=took_ms * 1_000_000)  # fmt: skip
+        made.publish(result, lambda *image: None)
+
+    publish("light", 100)
+    assert node.warnings == []
+    for _ in range(3):
+        publish("light", 5000)
+    publish("sign", 101)
+    publish("light", 60_000)
+    assert [warning.removesuffix(": results of other DNNs wait meanwhile") for warning in node.warnings] == [
+        f"DNN {dnn} on camera front: building and publishing a message on ~/front/{dnn}/lamp took {took_ms} ms "
+        f"(limit 100 ms){more}"
+        for dnn, took_ms, more in (
+            ("light", 5000, ""),
+            ("sign", 101, ""),
+            ("light", 60000, ": results of other DNNs wait meanwhile (2 more like it since the last message)"),
+        )
+    ]
+
+
 def test_kinds_are_drawn_in_their_order_and_only_where_they_can_be() -> None:
     order: list[str] = []
 
@@ -81,6 +120,29 @@ def test_kinds_are_drawn_in_their_order_and_only_where_they_can_be() -> None:
     image = np.zeros((8, 8, 3), np.uint8)
     assert not draw(image, layers).any()
     assert order == ["below", "above"]
+
+
+def test_a_kind_that_cannot_be_drawn_is_logged_once_and_the_others_are_drawn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fill(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
+        canvas[:] += 1
+
+    def fail(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
+        raise IndexError("no such point")
+
+    layers = [
+        Layer(dnn, ResultKind(name, int, (), draw=draw_kind, draw_order=order), 1)
+        for dnn, name, draw_kind, order in (("road", "below", fill, 0), ("hand", "points", fail, 1),
+                                            ("foot", "points", fail, 1), ("car", "above", fill, 2))
+    ]  # fmt: skip
+    image = np.zeros((8, 8, 3), np.uint8)
+    for _ in range(3):
+        assert (draw(image, layers) == 2).all()
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "results of foot, hand were not drawn: `draw` of result kind 'points' raised IndexError: no such point"
+    )
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

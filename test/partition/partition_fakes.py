@@ -14,13 +14,21 @@ from multi_dnn_ros.planning.batch_table import BatchTable, Row, Spread, sizes_to
 from multi_dnn_ros.planning.batch_units import Unit, UnitError, UnitKind
 
 SHAPE = (3, 4, 4)
+NAN = float("nan")
+#: What an executor may return wrongly: attribute or method, and the value.
+BAD = (
+    ("shape", (1, 3, 4, 4)), ("shape", None), ("device", ""), ("parameters", -1), ("tolerance", NAN),
+    ("prepare", None), ("run", None), ("run", RunTimes(NAN, 1.0, 0.0)), ("run", RunTimes(-1.0, 5.0, 0.0)),
+    ("run", RunTimes(0.0, float("inf"), 0.0)), ("run", RunTimes(0.0, "1 ms", 0.0)), ("transfer", None),
+    ("image_dtype", "int8"),
+)  # fmt: skip
 
 
 def parse(text: str) -> Unit:
     """fake:<name>[/<option>=<number>]... Options: ms (per image), max_batch, prepare (seconds), die (killed in a run),
-    exit, full, fail, hang, wrong, absent, half (images in float16),
-    only (number of images at which `ms` holds; 90 ms per image for any other number), fail_unless (number of images at
-    which it does not fail).
+    exit, full, fail, hang, wrong, absent, infinite (values of the first output), unwritten (the second output), half
+    (images in float16), bad (which of BAD it returns), only (number of images at which `ms` holds; 90 ms per image for
+    any other number), fail_unless (number of images at which it does not fail).
     """
     match = re.fullmatch(r"fake:(\w+)((?:/\w+=[0-9.]+)*)", text)
     if match is None:
@@ -44,6 +52,9 @@ class FakeExecutor:
         self._ready = 0
         if self._options.get("half"):
             self.image_dtype = "float16"  # else the default
+        if "bad" in self._options:
+            name, value = BAD[int(self._options["bad"])]
+            setattr(self, name, (lambda *arguments: value) if callable(getattr(self, name, None)) else value)
 
     @staticmethod
     def identity(unit: Unit, precision: str) -> str:
@@ -77,7 +88,10 @@ class FakeExecutor:
             ms = 90.0
         time.sleep(ms * len(images) / 1e3)
         outputs[0][:] = images.mean(axis=(1, 2, 3)) + self._options.get("wrong", 0.0)
-        outputs[1][:] = images[:, :1, 0, :1]
+        if not self._options.get("unwritten"):
+            outputs[1][:] = images[:, :1, 0, :1]
+        if self._options.get("infinite"):
+            outputs[0][-1] = np.inf
         return RunTimes(0.0, 1e3 * (time.perf_counter() - began), 0.0)
 
     def transfer(self, images) -> RunTimes:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import partition_fakes
 import pytest
 from hypothesis import given
@@ -17,7 +21,7 @@ from multi_dnn_ros.backends.registry import BackendRequest
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.cli.profile_target import add_target, open_target
 from multi_dnn_ros.partition import torch_executor
-from multi_dnn_ros.partition.executor import NetworkRequest, identity, image_dtype
+from multi_dnn_ros.partition.executor import NetworkRequest, identity, image_dtype, random_images
 from multi_dnn_ros.partition.unit_process import UnitProcesses
 from multi_dnn_ros.pipeline import choices
 from multi_dnn_ros.pipeline.devices import unit_of
@@ -67,16 +71,148 @@ def test_any_text_is_a_unit_of_this_name_or_a_unit_error(text: str) -> None:
     assert parse_unit(unit.name) == unit
 
 
-def test_another_package_adds_a_kind_by_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("npu", "partition_npu:KIND", batch_units.GROUP)
-    monkeypatch.setattr(batch_units, "entry_points", lambda group: [point] if group == batch_units.GROUP else [])
-    with pytest.raises(UnitError, match="'npu' cannot be used: partition_npu:KIND"):
-        parse_unit("npu:0")
-    monkeypatch.setattr(partition_fakes, "NPU", UnitKind("npu", "npu:NUMBER", partition_fakes.parse), raising=False)
-    point = EntryPoint("npu", "partition_fakes:NPU", batch_units.GROUP)
-    assert unit_kinds()["npu"].form == "npu:NUMBER"
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two installed packages with kinds of units, most of which cannot be used."""
+    (tmp_path / "good_units.py").write_text(
+        "import partition_fakes\n"
+        "from multi_dnn_ros.planning.batch_units import UnitKind\n"
+        "NPU = UnitKind('npu', 'npu:NAME', partition_fakes.parse)\n"
+        "def fail(text): raise KeyError('no\\nnumber')\n"
+        "RAISES = UnitKind('raises', 'raises:NUMBER', fail)\n"
+        "NOTHING = UnitKind('nothing', 'nothing:NUMBER', lambda text: None)\n"
+    )
+    (tmp_path / "ending_units.py").write_text("import sys\nsys.exit(3)\n")
+    for name, points in (
+        ("good-units", ("npu = good_units:NPU", "raises = good_units:RAISES", "nothing = good_units:NOTHING")),
+        ("other-units", ("absent = no_such_module:KIND", "cpu = good_units:NPU", "ending = ending_units:KIND",
+                         "npu = good_units:NPU", "renamed = good_units:NPU", "same = good_units:partition_fakes")),
+    ):  # fmt: skip
+        info = tmp_path / f"{name.replace('-', '_')}-0.3.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.3\n")
+        (info / "entry_points.txt").write_text("\n".join((f"[{batch_units.GROUP}]", *points, "")))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(batch_units, "_reported", set())
+    return tmp_path
+
+
+@pytest.mark.usefixtures("installed")
+def test_kinds_of_other_packages_work_beside_broken_ones_which_are_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(2):
+        assert unit_kinds()["npu"].form == "npu:NAME"
+    assert unit_kinds()["cpu"].form.startswith("cpu[:THREADS]")
+    assert sorted(caplog.messages) == [
+        "kind of unit 'absent' of other-units 0.3 cannot be used: no_such_module:KIND: ModuleNotFoundError: No module "
+        "named 'no_such_module'",
+        "kind of unit 'cpu' of other-units 0.3 is not used: multi_dnn_ros has one of this name",
+        "kind of unit 'ending' of other-units 0.3 cannot be used: ending_units:KIND: SystemExit: 3",
+        "kind of unit 'npu' of other-units 0.3 is not used: good-units 0.3 has one of this name",
+        "kind of unit 'renamed' of other-units 0.3 cannot be used: good_units:NPU is not a UnitKind of this name",
+        "kind of unit 'same' of other-units 0.3 cannot be used: good_units:partition_fakes is not a UnitKind of this "
+        "name",
+    ]
+    with pytest.raises(UnitError, match=r"unit 'tpu' is of an unknown kind; allowed: .*npu:NAME"):
+        parse_unit("tpu")
+    assert parse_unit("cpu:2").threads == 2
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [
+        ("absent:0", "kind of unit 'absent' of other-units 0.3 cannot be used: no_such_module:KIND"),
+        ("ending", "kind of unit 'ending' of other-units 0.3 cannot be used: ending_units:KIND: SystemExit: 3"),
+        ("raises:1", "unit 'raises:1': `parse` of kind of unit 'raises' raised KeyError: 'no"),
+        ("nothing:1", "unit 'nothing:1': `parse` of kind of unit 'nothing' returned NoneType; expected Unit"),
+    ],
+)
+def test_a_kind_that_cannot_be_used_is_an_error_that_names_the_unit(
+    unit: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["partition", "profile", "fake", "--units", unit, "--max-batch", "2"])
+    assert said in capsys.readouterr().err
+    with pytest.raises(UnitError, match=re.escape(said)):
+        parse_unit(unit)
+
+
+def test_the_example_of_the_page_measures_and_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "partition.md").read_text(encoding="utf-8")
+    ((name, code),) = re.findall(r"```python\n# file: (\S+)\n(.*?)```", page, re.S)
+    (points,) = re.findall(r"```toml\n\[project.entry-points.\"(.*?)```", page, re.S)
+    package, info = tmp_path / name, tmp_path / "my_units-0.1.dist-info"
+    package.parent.mkdir()
+    package.write_text(code)
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-units\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[" + points.replace('"', ""))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    common = ["--tables", str(tmp_path / "tables")]
+    assert main(["partition", "profile", "fake", *common, "--units", "mean:1,mean:2", "--max-batch", "4"]) == 0
+    output = tmp_path / "outputs.npz"
+    command = ["partition", "run", "fake", *common, "--batch", "6", "--output", str(output)]
+    assert main(command) == 0, capsys.readouterr().err
+    (means,) = np.load(output).values()
+    np.testing.assert_allclose(means, random_images((3, 48, 64), 6, 0).mean(axis=(1, 2, 3)), rtol=1e-4)
+
+
+def test_a_kind_is_registered_once() -> None:
     with pytest.raises(ValueError, match="registered already"):
         batch_units.register(UnitKind("fake", "", partition_fakes.parse))
+
+
+@pytest.mark.parametrize("number", range(len(partition_fakes.BAD)))
+def test_what_an_executor_may_not_return_is_an_error_that_names_the_unit(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, _ = partition_fakes.BAD[number]
+    tables = ["--tables", str(tmp_path)]
+    unit = f"fake:a/bad={number}"
+    if name == "transfer":
+        command = ["partition", "io", "fake", "--units", unit]
+    else:
+        command = ["partition", "profile", "fake", *tables, "--units", unit, "--max-batch", "2"]
+    what = f"{name}()" if callable(getattr(partition_fakes.FakeExecutor, name, None)) else name
+    said = f"unit {unit} failed: {what} of its executor FakeExecutor is "
+    assert main(command) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not list(tmp_path.iterdir())
+    if name == "run":  # a table measured by an earlier version of the executor
+        write_table(table_path(tmp_path, "fake", unit, "auto"), table(unit, 1.0, max_batch=4))
+        assert main(["partition", "run", "fake", *tables, "--batch", "4", "--seed", "1"]) == 1
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "output"), [("infinite", 0), ("unwritten", 1)])
+def test_a_unit_whose_outputs_are_not_finite_gets_no_table(
+    option: str, output: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit = f"fake:a/{option}=1"
+    command = ["partition", "profile", "fake", "--tables", str(tmp_path), "--units", unit, "--batches", "4"]
+    assert main(command) == 1
+    assert f"values of its output {output} for 4 random images are NaN or infinite" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("described", "said"),
+    [
+        (lambda unit, precision: 1 / 0, "`identity` of executor partition_fakes:FakeExecutor raised ZeroDivisionError"),
+        (lambda unit, precision: None, "`identity` of executor partition_fakes:FakeExecutor returned NoneType"),
+    ],
+)
+def test_an_executor_that_cannot_describe_its_device_is_named(
+    described: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_fakes.FakeExecutor, "identity", staticmethod(described))
+    with pytest.raises(UnitError, match=re.escape(f"unit 'fake:a': {said}")):
+        identity(parse_unit("fake:a"), "auto")
 
 
 def test_an_executor_of_another_package_needs_no_image_dtype() -> None:

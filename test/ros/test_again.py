@@ -126,10 +126,10 @@ def test_threads_that_end_late_are_no_longer_reported_as_hanging(bench: Bench) -
 def test_an_overlay_in_progress_has_stop_timeout_to_finish(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     drawing, go = threading.Event(), threading.Event()
 
-    def slow(pixels: Any, layers: Any) -> Any:
+    def slow(pixels: Any, layers: Any, report: Any) -> Any:
         drawing.set()
         assert go.wait(WAIT_S)
-        return draw(pixels, layers)
+        return draw(pixels, layers, report)
 
     draw = overlay_publisher.draw
     monkeypatch.setattr(overlay_publisher, "draw", slow)

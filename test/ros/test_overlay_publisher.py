@@ -16,7 +16,8 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.ros import overlay_publisher
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher, OverlayTopics
-from multi_dnn_ros.vision.result_kind import RESULT_KINDS
+from multi_dnn_ros.vision.drawing import DrawFailure
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 from multi_dnn_ros.vision.results import Lanes
 
 WAIT_S = 60.0
@@ -33,7 +34,6 @@ class Publisher:
         self.go.set()
         self.begun = threading.Event()
         self.appended = threading.Condition()
-
         self.subscriptions = 1
 
     def get_subscription_count(self) -> int:
@@ -72,19 +72,24 @@ class Overlay:
         self.layers: list[list[tuple[str, bool]]] = []
         self.corners: list[int] = []
         self.errors: list[str] = []
+        self.undrawn: list[tuple[str, str]] = []
         draw = overlay_publisher.draw
 
-        def note(image: Any, layers: Any) -> Any:
+        def note(image: Any, layers: Any, report: Any) -> Any:
             self.layers.append(sorted((layer.dnn, layer.stale) for layer in layers))
             self.corners.append(int(image[0, 0, 0]))
-            return draw(image, layers)
+            return draw(image, layers, report)
 
         monkeypatch.setattr(overlay_publisher, "draw", note)
         self.publishers = {name: Publisher(name, self.order) for name in ("front", "rear")}
         dnns = dict.fromkeys(self.publishers, ("quick", "slow"))
         kinds = dict.fromkeys(("quick", "slow"), RESULT_KINDS.get("lanes"))
         topics = {name: OverlayTopics(publisher, Unwatched()) for name, publisher in self.publishers.items()}
-        self.overlay = OverlayPublisher(topics, dnns, kinds, self.errors.append)
+        self.kinds = dict(kinds)
+        self.overlay = OverlayPublisher(topics, dnns, self.kinds, self.errors.append, self.note_undrawn)
+
+    def note_undrawn(self, camera: str, failure: DrawFailure) -> None:
+        self.undrawn.append((camera, str(failure)))
 
     def answer(self, dnn: str, frame: Frame, at_ms: int = 0) -> None:
         timing = Timing(frame.received_ns, frame.received_ns, at_ms * _MS, 0, 0, 0, 0)
@@ -252,3 +257,19 @@ def test_a_frame_that_was_never_decoded_has_no_overlay(overlay: Overlay) -> None
     overlay.complete(frame(100))
     overlay.publishers["front"].until("100")
     assert [number for _, number in overlay.order] == ["100"]
+
+
+def test_a_kind_that_cannot_be_drawn_is_named_and_the_others_are_drawn(overlay: Overlay) -> None:
+    def draw(canvas: Any, layers: Any, scale: float) -> None:
+        raise RuntimeError("no colour")
+
+    overlay.kinds["slow"] = ResultKind("lamps", Lanes, (), draw=draw)
+    drawn: list[str] = []
+    overlay.kinds["quick"] = ResultKind(
+        "road", Lanes, (), draw=lambda canvas, layers, scale: drawn.extend(layer.dnn for layer in layers), draw_order=2
+    )
+    overlay.complete(frame(100))
+    overlay.publishers["front"].until("100")
+    reason = "results of slow were not drawn: `draw` of result kind 'lamps' raised RuntimeError: no colour"
+    assert overlay.undrawn == [("front", reason)]
+    assert drawn == ["quick"]

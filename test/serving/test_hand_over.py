@@ -267,6 +267,50 @@ def test_a_process_that_does_not_finish_its_frames_is_killed() -> None:
     assert process.cause == "hung: it did not finish its frames within 1.5 s (parameter stop_timeout_s plus 1 s)"
 
 
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_process_is_not_blamed_if_the_node_does_not_read_that_it_has_stopped(slow: bool) -> None:
+    """slow: publishing a result takes longer than stop_timeout_s."""
+    publishing, stopped = threading.Event(), threading.Event()
+
+    class Unread(FakeProcess):
+        def last_heartbeat_ns(self) -> int:
+            return time.monotonic_ns()
+
+        def image_since_ns(self) -> int | None:
+            return None
+
+        def running_jobs(self) -> dict[str, int]:
+            return {}
+
+        def kill(self, cause: str) -> None:
+            killed.append(cause)
+
+        def wait(self, timeout_s: float) -> bool:
+            return True
+
+    def publish(result: Result) -> None:
+        publishing.set()
+        assert not slow or stopped.wait(60.0)
+
+    killed: list[str] = []
+    accounts = Accounts({"lane": ("front",)}, Callbacks(publish, _ignore, _ignore), lambda: 0)
+    served, process = _serve(lambda process: accounts, Unread)
+    template = ProcessTemplate(settings("lane"), _ignore, {}, Unread)  # type: ignore[arg-type]
+    engines = SupervisedProcesses(template, EngineDescription("cpu", "", 1, {}), SupervisionTimes(), served)
+    engines.start(accounts)
+    assert _offer(accounts, served)
+    reader = threading.Thread(target=process.answer, args=(0,), kwargs={"drops": False})
+    reader.start()
+    assert publishing.wait(60.0)
+    assert engines.stop(0.4) == ["engine process 1"]
+    stopped.set()
+    reader.join()
+    engines.close(1.0)
+    late = "it did not stop within 0.4 s (parameter stop_timeout_s)"
+    unread = ", or the node did not read that it had: the node published results for 0.4 s of this time"
+    assert killed[0] == (f"{late}{unread}" if slow else f"hung: {late}")
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_frame_moves_to_a_process_that_has_it_already_for_another_dnn(order: tuple[int, int]) -> None:
     """This happens when DNNs are merged into a serving process while the thread of a camera offers a frame."""

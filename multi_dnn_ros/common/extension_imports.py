@@ -1,0 +1,51 @@
+"""Imports the extensions of other packages, and names those that take long."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import entry_points
+from typing import Any
+
+from multi_dnn_ros.common.extensions import OWN, ExtensionError, Registry
+
+log = logging.getLogger(__name__)
+
+#: Longest time for importing an extension without a line in the log.
+LIMIT_S = 2.0
+
+
+def import_extensions(
+    registries: Mapping[str, Registry[Any]],
+    report: Callable[[str], object] = log.warning,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Import every specification of other packages that was not imported yet.
+
+    registries: by group. report: called with a line for each that takes longer than LIMIT_S; it names the distribution.
+    Those that cannot be imported are left to :meth:`Registry.report_broken`.
+    """
+    for group, registry in registries.items():
+        for name in registry.names():
+            if name in OWN[group]:
+                continue
+            begin_s = clock()
+            with suppress(ExtensionError):
+                registry.get(name)
+            elapsed_s = clock() - begin_s
+            if elapsed_s > LIMIT_S:
+                report(
+                    f"importing '{name}' of {_distributions(group, name)} (entry points {group}) took "
+                    f"{elapsed_s:.1f} s: every start of the node waits for it"
+                )
+
+
+def _distributions(group: str, name: str) -> str:
+    """Name and version of the distributions with this entry point; several if some are not used."""
+    found = {
+        f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
+        for point in entry_points(group=group, name=name)
+    }
+    return " or ".join(sorted(found))
