@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from multi_dnn_ros.common import extensions
+from multi_dnn_ros.common.error_text import summarize_error
 
 GROUP = "multi_dnn_ros.units"
 
@@ -126,8 +127,11 @@ def unit_kinds() -> dict[str, UnitKind]:
             continue
         try:
             kind = extensions.load(point.value)
-        except Exception as error:  # whatever a module of another package raises
-            raise UnitError(f"kind of unit '{point.name}' cannot be used: {point.value}: {error}") from error
+        except (Exception, SystemExit) as error:  # whatever a module of another package raises
+            raise UnitError(
+                f"kind of unit '{point.name}' cannot be used: {point.value}: {type(error).__name__}: "
+                f"{summarize_error(error)}"
+            ) from error
         if not isinstance(kind, UnitKind) or kind.name != point.name:
             raise UnitError(f"kind of unit '{point.name}' cannot be used: {point.value} is not a UnitKind of this name")
         kinds[point.name] = kind
