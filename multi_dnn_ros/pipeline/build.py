@@ -109,7 +109,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         except Exception as error:
             if not is_out_of_memory(error):
                 if isinstance(error, ExtensionError):
-                    raise ConfigError(str(error)) from error
+                    where, text = f"dnn.{name}: ", str(error)
+                    raise ConfigError(text if text.startswith(where) else where + text) from error
                 raise
             shortage = (
                 f"dnn.{name}: {settings.model} does not fit into the memory of {device}: "

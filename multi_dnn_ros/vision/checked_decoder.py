@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.extension_calls import raised_text
+from multi_dnn_ros.common.extension_calls import calling, raised_text
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.vision.decoders.base import TwoParts
 from multi_dnn_ros.vision.result_kind import ResultKind
@@ -34,7 +34,8 @@ class CheckedDecoder:
         return _checked(self._decoder, self._name, self._kind, outputs, source_size)
 
     def in_two_parts(self) -> TwoParts | None:
-        parts = self._decoder.in_two_parts()
+        with calling(extensions.DECODERS, self._name, "in_two_parts"):
+            parts = self._decoder.in_two_parts()
         return None if parts is None else _CheckedParts(parts, self._name, self._kind)
 
 
