@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.common import extensions
+from multi_dnn_ros.common.extension_calls import calling, returned_text
+from multi_dnn_ros.common.extensions import ExtensionError
 
 ALL_PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
 
@@ -76,6 +79,28 @@ class BackendSpec:
     version: Callable[[], str] | None = None
     branches: tuple[str, ...] = ()
     providers: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises TypeError if `precisions` is not a mapping of tuples of names."""
+        precisions: Any = self.precisions
+        if not isinstance(precisions, Mapping) or not all(map(_is_names, precisions.values())):
+            expected = "a mapping from types of device to tuples of names, such as {'cpu': ('auto', 'fp32')}"
+            raise TypeError(f"precisions is {precisions!r}; expected {expected}")
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and all(isinstance(name, str) for name in value)
+
+
+def library_version(spec: BackendSpec) -> str:
+    """What `spec.version` returns; empty: PyTorch. Raises ExtensionError if the one of another package fails."""
+    if spec.version is None:
+        return ""
+    with calling(extensions.BACKENDS, spec.name, "version"):
+        version: Any = spec.version()
+    if not isinstance(version, str):
+        raise ExtensionError(returned_text(extensions.BACKENDS, spec.name, "version", version, "a str"))
+    return version
 
 
 BACKENDS = extensions.Registry(BackendSpec, extensions.BACKENDS)

@@ -113,6 +113,18 @@ def model_forms() -> tuple[str, ...]:
     return tuple(f"a {name} file" if name.startswith(".") else f"{name}:<name>" for name in names(MODEL_SOURCES))
 
 
+def provider(group: str, name: str) -> str:
+    """Name and version of the distribution that provides this name; empty: this package, or the name is not known."""
+    entry = _found(group)[0].get(name)
+    return entry.package if entry is not None else ""
+
+
+def title(group: str, name: str) -> str:
+    """The extension for messages, such as "decoder 'centers' of my-package 0.1"."""
+    package = provider(group, name)
+    return f"{_NOUNS[group]} '{name}'" + (f" of {package}" if package else "")
+
+
 def load(reference: str) -> Any:
     """The object at ``module:attribute``. Raises what importing the module raises, and AttributeError."""
     module, _, attribute = reference.partition(":")
@@ -169,9 +181,13 @@ class Registry(Generic[T]):
                 except ExtensionError as error:
                     lines.append(str(error))
         for line in lines:
-            if line not in self._reported:
-                self._reported.add(line)
-                report(line)
+            self.report_once(line, report)
+
+    def report_once(self, line: str, report: Callable[[str], object] = log.warning) -> None:
+        """Call `report` with the line, unless it was reported before in this process."""
+        if line not in self._reported:
+            self._reported.add(line)
+            report(line)
 
     def _load(self, name: str) -> T:
         noun, (entries, _) = _NOUNS[self._group], _found(self._group)
@@ -181,7 +197,7 @@ class Registry(Generic[T]):
         unusable = f"{noun} '{name}' of {entry.package or 'multi_dnn_ros'} cannot be used: {entry.reference}"
         try:
             spec = load(entry.reference)
-        except Exception as error:  # whatever a module of another package raises
+        except (Exception, SystemExit) as error:  # whatever a module of another package raises
             raise ExtensionError(f"{unusable}: {type(error).__name__}: {summarize_error(error)}") from error
         if not isinstance(spec, self._spec):
             raise ExtensionError(f"{unusable} is of type {type(spec).__name__}; expected {self._spec.__name__}")

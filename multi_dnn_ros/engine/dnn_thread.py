@@ -288,7 +288,7 @@ class DnnThread(threading.Thread):
         if result is not None:
             try:
                 self._callbacks.on_result(result)
-            except Exception as error:
+            except BaseException as error:  # a receiver that raises must not end the thread
                 item.drop_cause = (DropReason.PUBLISH_ERROR, f"{type(error).__name__}: {error}")
         if result is None or item.drop_cause is not None:
             assert item.drop_cause is not None

@@ -15,7 +15,7 @@ def await_outputs(inference: Inference, observer: Observer) -> None:
     if inference.drop_cause is None:
         try:
             inference.to_host()
-        except Exception as error:  # kernel failures surface here
+        except BaseException as error:  # kernel failures surface here
             if is_device_failure(error):
                 observer.device_failed(inference.task.name, error)
             inference.drop_cause = (DropReason.DNN_ERROR, f"{type(error).__name__}: {error}")
@@ -32,7 +32,7 @@ def make_result(inference: Inference, item: Item, row: int, begin_ns: int, clock
     frame, task = item.frame, inference.task
     try:
         output = task.decode(inference.outputs(row), frame.size)
-    except Exception as error:
+    except BaseException as error:  # whatever a decoder raises, sys.exit() included, the DNN's thread must continue
         item.drop_cause = (DropReason.BAD_OUTPUT, f"{type(error).__name__}: {error}")
         return None
     end = clock()

@@ -6,7 +6,9 @@ tensor is never modified by another job, whatever in-place operations the model 
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -15,12 +17,17 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from multi_dnn_ros.common.captured_stderr import captured_stderr
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.garbage_collection import gc_paused
 from multi_dnn_ros.graph.functional import is_known, make_functional
 from multi_dnn_ros.graph.nodes import attribute, is_repeatable, is_selection, is_write
 
+log = logging.getLogger(__name__)
+
 aten = torch.ops.aten
+#: Loggers whose warnings concern torch's internals, which users cannot change.
+_LOGGERS = ("torch.export", "torch.fx.experimental.symbolic_shapes")
 
 
 class TraceError(ValueError):
@@ -62,12 +69,14 @@ def import_export() -> None:
 
 
 def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.GraphModule:
-    logger = logging.getLogger("torch.export")
-    level = logger.level
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    printed = io.StringIO()
     try:
-        logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), torch.no_grad(), gc_paused():
-            warnings.simplefilter("ignore")  # the warnings concern torch's internals, which users cannot change
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        # For some errors torch.export prints the graph traced so far.
+        with captured_stderr() as printed, warnings.catch_warnings(), torch.no_grad(), gc_paused():
+            warnings.simplefilter("ignore")  # as the warnings of _LOGGERS
             program = torch.export.export(module, example_inputs, strict=False)
             graph_module = program.module(check_guards=False) if is_known(program.graph) else None
             if graph_module is None or not make_functional(graph_module):
@@ -75,9 +84,12 @@ def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.G
                 # operations.
                 graph_module = program.run_decompositions({}).module(check_guards=False)
     except Exception as error:
+        log.debug("torch.export cannot trace %s; it printed: %s", type(module).__name__, printed.getvalue())
         raise TraceError(f"torch.export cannot trace {type(module).__name__}: {summarize_error(error)}") from error
     finally:
-        logger.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+    sys.stderr.write(printed.getvalue())
     assert isinstance(graph_module, fx.GraphModule)
     return graph_module
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from multi_dnn_ros.common import extensions
 from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.vision.checked_decoder import CheckedDecoder
 from multi_dnn_ros.vision.decoders.anchor import DetectorCore
 from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -80,16 +82,20 @@ class Output:
     decoder: (flat raw outputs on the CPU, (H, W) of the source image) -> result; `score_threshold`, `iou_threshold` and
     `max_detections` may be set at any time. labels: class names by index, as in the decoder's results. result_kind:
     name of the kind of its results. raw_outputs: numbers of the raw outputs that the decoder reads; None: all.
+    decoder_name: name of the decoder in its registry.
     """
 
     decoder: Decoder
     labels: tuple[str, ...]
     result_kind: str
     raw_outputs: tuple[int, ...] | None = None
+    decoder_name: str = ""
 
     def results(self, view: View) -> ResultDecoder:
         """All raw outputs for an image of which the DNN sees `view` -> the result in pixels of the image."""
         decoder: ResultDecoder = self.decoder
+        if extensions.provider(extensions.DECODERS, self.decoder_name):
+            decoder = CheckedDecoder(decoder, self.decoder_name, RESULT_KINDS.get(self.result_kind))
         if self.raw_outputs is not None:
             decoder = SelectedOutputsDecoder(decoder, self.raw_outputs)
         if view.is_whole:

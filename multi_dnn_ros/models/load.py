@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.extension_calls import calling
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.models.decoder_choice import (
     decoders_for,
@@ -23,14 +25,17 @@ from multi_dnn_ros.models.dnn import Dnn, Output, Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.label_names import configured_labels, suggestion
 from multi_dnn_ros.models.output_parts import OutputPart, output_parts
+from multi_dnn_ros.models.registry import source_name
 from multi_dnn_ros.models.seen_part import view_of
 from multi_dnn_ros.models.sources import load_source, outline_source
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
 from multi_dnn_ros.vision.decoders.layout import Difference, Layout
+from multi_dnn_ros.vision.decoders.recognition import recognized_by
 from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import OutputError
 from multi_dnn_ros.vision.view import View
 
@@ -88,14 +93,19 @@ def _check_output(source: Source, name: str, config: DnnConfig) -> None:
         return
     if interface.decoder.recognize is not None and not has_shapes(source):
         size = (interface.preprocess.width, interface.preprocess.height)
-        found = interface.decoder.recognize(Layout(source.outputs, size, len(interface.labels)))
+        try:
+            found = recognized_by(interface.decoder, Layout(source.outputs, size, len(interface.labels)))
+        except ExtensionError as error:
+            raise ModelError(f"dnn.{name}: {error}") from error
         if isinstance(found, Difference):
             raise ModelError(f"dnn.{name}: {config.model}: decoder {interface.decoder.name}: {found.text}")
         return
     shapes = [_with_free_axes(shape) for shape in source.outputs]
     if all(shape[1:2] != (0,) for shape in source.outputs):  # otherwise the number of classes is unknown
-        decoder = interface.decoder.factory(interface.preprocess, interface.labels, keep=config.keep)
-        _check_outputs(decoder, [torch.empty(shape, device="meta") for shape in shapes], name, config)
+        spec = interface.decoder
+        with _calling(spec.name, "factory", name):
+            decoder = spec.factory(interface.preprocess, interface.labels, keep=config.keep)
+        _check_outputs(decoder, spec.name, [torch.empty(shape, device="meta") for shape in shapes], name, config)
 
 
 def _with_free_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -139,17 +149,26 @@ def _interfaces(parts: Mapping[str, OutputPart]) -> dict[str, Interface]:
 
 def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> Output:
     spec, config, source = interface.decoder, part.config, part.source
-    decoder = spec.factory(
-        *(() if source.detector is None else (source.detector,)),
-        preprocess,
-        interface.labels,
-        keep=config.keep,
-        score_threshold=config.score_threshold,
-        own_threshold=_own_threshold(source, config.role),
-        iou_threshold=config.iou_threshold,
-        max_detections=config.max_detections,
-    )
-    return Output(decoder, interface.labels, spec.result_kind, part.raw_outputs)
+    with _calling(spec.name, "factory", part.name):
+        decoder = spec.factory(
+            *(() if source.detector is None else (source.detector,)),
+            preprocess,
+            interface.labels,
+            keep=config.keep,
+            score_threshold=config.score_threshold,
+            own_threshold=_own_threshold(source, config.role),
+            iou_threshold=config.iou_threshold,
+            max_detections=config.max_detections,
+        )
+    return Output(decoder, interface.labels, spec.result_kind, part.raw_outputs, spec.name)
+
+
+def _calling(
+    decoder: str, function: str, name: str, *documented: type[Exception]
+) -> contextlib.AbstractContextManager[None]:
+    """Turns what a decoder of another package raises into ModelError. name: of the DNN. See :func:`calling`."""
+    where = f"dnn.{name}: "
+    return calling(extensions.DECODERS, decoder, function, where=where, error=ModelError, documented=documented)
 
 
 def _own_threshold(source: Source, role: str) -> float:
@@ -186,7 +205,8 @@ def _check_classes(name: str, config: DnnConfig, decoder: DecoderSpec, labels: t
     problems = []
     check_labels = getattr(decoder.factory, "check_labels", Decoder.check_labels)
     try:
-        check_labels(labels, config.keep)
+        with _calling(decoder.name, "check_labels", name, ValueError):
+            check_labels(labels, config.keep)
     except ValueError as error:
         problems.append(f"parameter dnn.{name}.{error}")
     if config.num_classes and config.num_classes != len(labels):
@@ -208,7 +228,7 @@ def _decoder(name: str, config: DnnConfig, source: Source) -> DecoderSpec:
     try:
         spec = DECODERS.get(chosen)
     except ExtensionError as error:
-        raise ModelError(f"parameter dnn.{name}.decoder: {error}") from None
+        raise ModelError(f"{_chosen_by(name, config, source)}: {error}") from None
     if spec.takes_detector != (source.detector is not None):
         allowed = (["auto"] if source.decoder else []) + decoders_for(source)
         raise ModelError(
@@ -219,12 +239,27 @@ def _decoder(name: str, config: DnnConfig, source: Source) -> DecoderSpec:
             f"parameter dnn.{name}.decoder is '{chosen}', whose result kind '{spec.result_kind}' is not known; "
             f"known: {', '.join(extensions.names(extensions.RESULT_KINDS))}"
         )
+    if extensions.provider(extensions.RESULT_KINDS, spec.result_kind):
+        try:
+            RESULT_KINDS.get(spec.result_kind)
+        except ExtensionError as error:
+            raise ModelError(f"parameter dnn.{name}.decoder is '{chosen}': {error}") from None
     if preset is not None and preset.result_kind != spec.result_kind:
         raise ModelError(
             f"parameter dnn.{name}.role is '{config.role}', but {config.model} is decoded as '{chosen}': "
             f"{spec.result_kind} instead of {preset.result_kind}"
         )
     return spec
+
+
+def _chosen_by(name: str, config: DnnConfig, source: Source) -> str:
+    """What names the decoder, for messages: the parameter, the file or the model source of another package."""
+    if config.decoder != "auto" or not source.decoder:
+        return f"parameter dnn.{name}.decoder"
+    group, source_of_model = extensions.MODEL_SOURCES, source_name(config.model)
+    if extensions.provider(group, source_of_model):
+        return f"dnn.{name}: {extensions.title(group, source_of_model)} names the decoder of {config.model}"
+    return f"dnn.{name}: {config.model} names its decoder"
 
 
 def _labels(name: str, config: DnnConfig, source: Source, decoder: DecoderSpec | None) -> tuple[str, ...]:
@@ -298,11 +333,14 @@ def _try(dnn: Dnn, config: DnnConfig) -> None:
                 f"parameter dnn.{where}.raw_outputs names '{missing[0]}', but {config.model} has {len(tensors)} raw "
                 f"outputs; allowed: 0 to {len(tensors) - 1}"
             )
-        _check_outputs(output.decoder, [tensors[number] for number in numbers], where, config)
+        _check_outputs(output.decoder, output.decoder_name, [tensors[number] for number in numbers], where, config)
 
 
-def _check_outputs(decoder: Decoder, outputs: list[torch.Tensor], name: str, config: DnnConfig) -> None:
+def _check_outputs(
+    decoder: Decoder, decoder_name: str, outputs: list[torch.Tensor], name: str, config: DnnConfig
+) -> None:
     try:
-        decoder.check(outputs)
+        with _calling(decoder_name, "check", name, OutputError):
+            decoder.check(outputs)
     except OutputError as error:
         raise ModelError(f"dnn.{name}: {config.model}: {error}") from None

@@ -20,8 +20,11 @@ from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.backends.static_stages import single_launches, streams_of
+from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.cpu_features import has_bf16_products
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.extension_calls import calling
+from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.task import DnnTask
@@ -105,6 +108,9 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 progress(plan.summary(name, task.remaining_ns))
         except Exception as error:
             if not is_out_of_memory(error):
+                if isinstance(error, ExtensionError):
+                    where, text = f"dnn.{name}: ", str(error)
+                    raise ConfigError(text if text.startswith(where) else where + text) from error
                 raise
             shortage = (
                 f"dnn.{name}: {settings.model} does not fit into the memory of {device}: "
@@ -139,10 +145,16 @@ def _only_device(units: Mapping[str, tuple[Unit, ...]]) -> Unit:
 
 
 def _finish_backends(dnns: Mapping[str, DnnConfig], device: torch.device) -> None:
-    names = {backend_name(dnn.backend, device, name, dnn.precision) for name, dnn in dnns.items()}
-    for spec in map(BACKENDS.get, sorted(names)):
-        if spec.finish is not None:
-            spec.finish()
+    """Raises ConfigError if the function of another package's backend fails."""
+    users: dict[str, list[str]] = {}
+    for name, dnn in dnns.items():
+        users.setdefault(backend_name(dnn.backend, device, name, dnn.precision), []).append(f"dnn.{name}")
+    for backend in sorted(users):
+        finish = BACKENDS.get(backend).finish
+        if finish is not None:
+            where = f"{', '.join(users[backend])}: "
+            with calling(extensions.BACKENDS, backend, "finish", where=where, error=ConfigError):
+                finish()
 
 
 def _backend(
@@ -223,7 +235,7 @@ def make_task(
     """
     plan = plan or JobPlan(settings.jobs)
     if traced is None:
-        traced = trace(dnn.module, dnn.example_inputs(), fold_batch_norm=True)
+        traced = _traced(dnn, settings)
     stages = cut_graph(traced, plan.jobs, costs=plan.costs, limit_s=plan.limit_s)
     chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
     for size in sizes_to_prepare(min(settings.max_batch, len(cameras)), device)[1:]:
@@ -253,6 +265,13 @@ def make_task(
         single_launch=single_launch,
         min_size=dnn.view.min_size,
     )
+
+
+def _traced(dnn: Dnn, settings: DnnConfig) -> torch.fx.GraphModule:
+    try:
+        return trace(dnn.module, dnn.example_inputs(), fold_batch_norm=True)
+    except TraceError as error:
+        raise ConfigError(f"dnn.{dnn.name}: {settings.model} cannot be cut into jobs: {error}") from error
 
 
 def _cut_for_batch(dnn: Dnn, settings: DnnConfig, images: int, jobs: int) -> Sequence[torch.nn.Module]:

@@ -18,7 +18,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Backend, Stage, run_stages
 from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
-from multi_dnn_ros.backends.registry import BACKENDS
+from multi_dnn_ros.backends.registry import BACKENDS, library_version
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.reporting import cpu_model
 from multi_dnn_ros.common.resources import cache_folder
@@ -74,8 +74,8 @@ class Target:
         else:
             device = f"{cpu_model()}, {torch.get_num_threads()} threads"
             versions = f"torch {torch.__version__}"
-            if (version := BACKENDS.get(self.backend).version) is not None:
-                versions += f", {version()}"
+            if version := library_version(BACKENDS.get(self.backend)):
+                versions += f", {version}"
         return f"{device}; {self.precision}; {self.backend}; {versions}"
 
 

@@ -15,7 +15,7 @@ from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.onnx_providers import missing_provider
 from multi_dnn_ros.backends.precision import PRECISIONS, allowed_precisions, float32_products
-from multi_dnn_ros.backends.registry import BACKENDS, BackendSpec
+from multi_dnn_ros.backends.registry import BACKENDS, BackendSpec, library_version
 from multi_dnn_ros.common.cpu_features import has_bf16_products, has_int8_products
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.reporting import cpu_count, cpu_model, nvidia_smi_id
@@ -176,16 +176,14 @@ def _backends(device: torch.device, capability: tuple[int, int] | None) -> list[
     found = []
     for name in BACKENDS.names():
         try:
-            spec = BACKENDS.get(name)
+            found.append(_support(BACKENDS.get(name), device, capability))
         except ExtensionError as error:
             found.append(BackendSupport(name, problem=str(error)))
-            continue
-        found.append(_support(spec, device, capability))
     return found
 
 
 def _support(spec: BackendSpec, device: torch.device, capability: tuple[int, int] | None) -> BackendSupport:
-    version = spec.version() if spec.version is not None else ""
+    version = library_version(spec)
     if device.type not in spec.precisions:
         types = ", ".join(spec.precisions)
         return BackendSupport(spec.name, version, problem=f"runs on {types} only")

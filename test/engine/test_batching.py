@@ -126,15 +126,16 @@ def test_a_failing_job_loses_the_whole_batch_as_one_failure(start, recorder):
     check_accounts(engine)
 
 
-def test_failing_decoding_or_callback_loses_only_that_frame(start, recorder):
+@pytest.mark.parametrize("error", [ValueError("no such number"), SystemExit(1)])
+def test_failing_decoding_or_callback_loses_only_that_frame(start, recorder, error):
     def decode(outputs: tuple, size: tuple[int, int]) -> float:
         if float(outputs[0]) == 4.0:
-            raise ValueError("no such number")
+            raise error
         return float(outputs[0])
 
     def on_result(result) -> None:
         if result.frame.camera == "left":
-            raise OSError("publisher gone")
+            raise error
         recorder.callbacks()["on_result"](result)
 
     gate = Gate()

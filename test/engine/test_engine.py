@@ -91,18 +91,19 @@ def test_cameras_are_served_round_robin(start, recorder):
     assert [r.frame.camera for r in recorder.results] == ["front", "rear", "left", "front"]
 
 
+@pytest.mark.parametrize("error", [RuntimeError("layer broke"), SystemExit("layer broke")])
 @pytest.mark.parametrize("where", ["job", "decode"])
-def test_a_failing_dnn_loses_only_that_frame(start, recorder, where):
+def test_a_failing_dnn_loses_only_that_frame(start, recorder, where, error):
     bad = {2}
     current = []
 
     def on_job(index: int) -> None:
         if where == "job" and index == 1 and current[0] in bad:
-            raise RuntimeError("layer broke")
+            raise error
 
     def decode(outputs, size):
         if where == "decode" and current[0] in bad:
-            raise RuntimeError("layer broke")
+            raise error
         return current[0]
 
     engine = start(task("a", on_job=on_job, decode=decode), task("b"), workers=1)

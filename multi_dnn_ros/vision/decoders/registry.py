@@ -43,5 +43,17 @@ class DecoderSpec:
     loss: Callable[..., Any] | str | None = None
     recognize: Callable[[Layout], Match | Difference] | None = None
 
+    def __post_init__(self) -> None:
+        """Raises TypeError for arguments that Preprocess does not take."""
+        if not self.preprocess:
+            return
+        from multi_dnn_ros.vision.preprocess import Preprocess  # imports PyTorch
+
+        try:
+            Preprocess(1, 1, **self.preprocess)
+        except (TypeError, ValueError) as error:
+            expected = "keyword arguments of Preprocess"
+            raise TypeError(f"preprocess is {self.preprocess!r}: {error}; expected {expected}") from None
+
 
 DECODERS = extensions.Registry(DecoderSpec, extensions.DECODERS)
