@@ -136,7 +136,7 @@ def register(kind: UnitKind) -> None:
 def unit_kinds() -> dict[str, UnitKind]:
     """All kinds by name that can be used: those registered in this process, then those of installed packages.
 
-    Entry points that cannot be used are logged, see :func:`report_broken`.
+    Logs a warning, once per process, for each entry point that cannot be used; it names the distribution and the problem.
     """
     kinds = dict(_registered)
     points, problems = _entry_points()
@@ -150,14 +150,6 @@ def unit_kinds() -> dict[str, UnitKind]:
             _reported.add(problem)
             log.warning("%s", problem)
     return kinds
-
-
-def report_broken() -> None:
-    """Import the kinds of installed packages, and log a warning, once per process, for each that cannot be used.
-
-    It names the distribution and the problem. The other kinds are not affected.
-    """
-    unit_kinds()
 
 
 def _entry_points() -> tuple[dict[str, tuple[str, EntryPoint]], list[str]]:
