@@ -136,7 +136,7 @@ def register(kind: UnitKind) -> None:
 def unit_kinds() -> dict[str, UnitKind]:
     """All kinds by name that can be used: those registered in this process, then those of installed packages.
 
-    Logs a warning, once per process, for each entry point that cannot be used; it names the distribution and the problem.
+    Logs a warning, once per process, for each entry point that cannot be used, with its distribution and the problem.
     """
     kinds = dict(_registered)
     points, problems = _entry_points()
