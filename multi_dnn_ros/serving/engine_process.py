@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 #: Ties the process to the parent first, which may end during the imports: they take a second on a busy machine.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[3:]; "
-    "from multi_dnn_ros.serving import parent_process; "
+    "from multi_dnn_ros.common import parent_process; "
     "parent_process.die_with_parent(int(sys.argv[2])); parent_process.ignore_stop_signals(); "
     "from multi_dnn_ros.serving.engine_main import main; main(sys.argv[1])"
 )
