@@ -95,6 +95,17 @@ def test_lines_that_do_not_fit_are_dropped_and_counted_in_their_place(console: C
     assert console.lines[len(written) :] == [f"{200 - len(written)} dropped", "afterwards"]
 
 
+def test_the_number_of_dropped_lines_is_printed(console: Console, capfd: pytest.CaptureFixture[str]) -> None:
+    output = BackgroundOutput(max_characters=1)
+    output.start()
+    for _ in range(4):
+        output.submit(console.write, "line")
+    console.open.set()
+    assert output.close(60.0)
+    assert console.lines == ["line"]
+    assert capfd.readouterr().err == "3 log lines were dropped: the reader of the output was too slow\n"
+
+
 def test_a_line_longer_than_the_queue_is_written_if_nothing_waits(console: Console) -> None:
     console.open.set()
     output = BackgroundOutput(max_characters=100)
