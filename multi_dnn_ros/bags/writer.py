@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -14,6 +12,7 @@ from rosbags.rosbag2 import StoragePlugin, Writer, WriterError
 from rosbags.rosbag2.enums import CompressionFormat, CompressionMode
 
 from multi_dnn_ros.bags.definitions import definition
+from multi_dnn_ros.bags.partial_folder import PartialFolder
 from multi_dnn_ros.bags.storage_file import BagError
 from multi_dnn_ros.common.atomic_files import AtomicWriter
 
@@ -43,8 +42,8 @@ class BagWriter(AtomicWriter):
     """A recording open for writing; a context manager.
 
     It is written into a temporary folder next to `path`, which is renamed on close; an exception inside the `with`
-    block, or :meth:`discard`, removes it. Its files depend only on the written content, not on `path`, time, user or
-    host.
+    block, or :meth:`discard`, removes it. If the process is killed, the next writer for `path` does. Its files depend
+    only on the written content, not on `path`, time, user or host.
     path: the folder to create. storage: `mcap` (chunks compressed with zstd) or `sqlite3`.
     Raises BagError if the path exists or is invalid for the storage, if its parent cannot be written, or,
     while writing, if the disk is full.
@@ -60,12 +59,12 @@ class BagWriter(AtomicWriter):
         if storage == "sqlite3" and (special := next((c for c in str(absolute) if c in _SPECIAL_IN_A_URI), None)):
             raise BagError(f"cannot write {absolute}: the path of a sqlite3 recording must not contain {special!r}")
         self._connections: dict[str, Connection] = {}
-        self._folder: Path | None = None
+        self._folder: PartialFolder | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{self.path.name}.tmp-", dir=self.path.parent))
+            self._folder = PartialFolder(self.path)
             # The rosbags writer names the storage file after its folder.
-            self._writer = Writer(self._folder / _STEM, version=9, storage_plugin=_PLUGINS[storage])
+            self._writer = Writer(self._folder.path / _STEM, version=9, storage_plugin=_PLUGINS[storage])
             if storage == "mcap":
                 self._writer.set_compression(CompressionMode.STORAGE, CompressionFormat.ZSTD)
             self._writer.open()
@@ -78,7 +77,7 @@ class BagWriter(AtomicWriter):
         """Folder of the unfinished recording; files placed here become part of it."""
         if self._folder is None:
             raise BagError(f"{self.path} is closed")
-        return self._folder / _STEM
+        return self._folder.path / _STEM
 
     def add_topic(self, topic: str, msgtype: str, *, latched: bool = False) -> None:
         """Declare a topic, so that it is listed even without messages.
@@ -139,5 +138,5 @@ class BagWriter(AtomicWriter):
 
     def _remove(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None

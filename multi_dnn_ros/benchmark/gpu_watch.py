@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from multi_dnn_ros.common.child_program import child_command
 from multi_dnn_ros.common.reporting import nvidia_smi_id
 
 _QUERY = "utilization.gpu,memory.used"
@@ -30,14 +31,14 @@ class GpuWatch:
     def __enter__(self) -> GpuWatch:
         if self._tool is not None:
             self._output = tempfile.TemporaryFile()
-            command = [
+            command = child_command(
                 self._tool,
                 f"--id={self._id}",
                 f"--query-gpu={_QUERY}",
                 "--format=csv,noheader,nounits",
                 "-l",
                 "1",
-            ]
+            )
             self._process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.DEVNULL)
         return self
 

@@ -8,6 +8,7 @@ import json
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,17 +25,33 @@ _PASSED = ("params_file", "node", "device", "storage", "batch", "tables")
 
 
 def run_cluster(args: argparse.Namespace) -> int:
-    """Replay every recording that has no complete results yet. Returns 1 if one failed or is damaged."""
+    """Replay every recording that has no complete results yet. Returns 1 if one failed or is damaged.
+
+    Raises CommandError if another command uses the output folder.
+    """
+    from multi_dnn_ros.common.file_lock import lock_file
+    from multi_dnn_ros.replay.manifest import LOCK, find_recordings, open_manifest
+
+    output = args.out_bag.absolute()
+    recordings = find_recordings(args.in_bag.absolute(), output)
+    identity = _identity(args)
+    open_manifest(output, identity)  # nothing is written into a folder of something else
+    taken = f"{output} is used by another replay --cluster; end it first, or name a new folder"
+    with lock_file(output / LOCK, taken, "do not use the folder for two commands at once"):
+        return _run_locked(args, output, recordings, identity)
+
+
+def _run_locked(
+    args: argparse.Namespace, output: Path, recordings: Sequence[Recording], identity: dict[str, Any]
+) -> int:
     from tqdm import tqdm
 
     from multi_dnn_ros.common.ray_cluster import LOCAL, connected
     from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.replay.cluster import Needs, replay_all
-    from multi_dnn_ros.replay.manifest import MANIFEST, find_recordings, is_complete, open_manifest
+    from multi_dnn_ros.replay.manifest import MANIFEST, is_complete, open_manifest
 
-    output = args.out_bag.absolute()
-    recordings = find_recordings(args.in_bag.absolute(), output)
-    manifest = open_manifest(output, _identity(args))
+    manifest = open_manifest(output, identity)
     left = [
         recording for recording in recordings
         if not is_complete(manifest.recordings.get(recording.name), recording, output / recording.name)
@@ -119,6 +136,10 @@ def replay_one(recording: str, output: str, options: list[str], version: str) ->
     target = Path(output)
     target.parent.mkdir(parents=True, exist_ok=True)
     log = target.with_name(f"{target.name}.log")
+    try:
+        _remove_results(target)  # of an attempt whose process was lost before it could report them
+    except UsageError as error:
+        return {**entry, "status": "failed", "message": str(error)}
     with (
         log.open("a", buffering=1, encoding="utf-8") as file,
         contextlib.redirect_stdout(file),
@@ -130,10 +151,13 @@ def replay_one(recording: str, output: str, options: list[str], version: str) ->
         except SystemExit as ended:
             code = ended.code
     entry["seconds"] = round(time.monotonic() - began, 3)
-    if not target.is_dir():
+    damage: list[str] = []
+    with contextlib.suppress(OSError):
+        damage = json.loads((target / "summary.json").read_text(encoding="utf-8"))["input_damage"]
+    # A replay of a damaged recording exits with 1, as after an error: then the folder is of another command.
+    if not target.is_dir() or code != (1 if damage else 0):
         lines = [line.strip() for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
         return {**entry, "status": "failed", "message": f"{lines[-1]} (exit code {code}; {log.name})"}
-    damage = json.loads((target / "summary.json").read_text(encoding="utf-8"))["input_damage"]
     return {
         **entry,
         "status": "damaged" if damage else "done",

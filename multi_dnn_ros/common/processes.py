@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from multi_dnn_ros.common.child_program import child_command
 from multi_dnn_ros.common.errors import CommandError
 
 #: Consecutive reservations get different domains, so that late messages of the previous session do not arrive.
@@ -66,7 +66,9 @@ def reserved_domain() -> Iterator[int]:
 
 
 class Interrupts:
-    """Context manager that turns SIGINT and SIGTERM into KeyboardInterrupt, so that both stop our children.
+    """Context manager that turns SIGINT, SIGTERM and SIGHUP into KeyboardInterrupt, so that each stops our children.
+
+    SIGHUP, which a closed terminal sends, stays ignored under ``nohup``.
 
     Inside :meth:`deferred` the exception is delayed to the end of the block, so that a child just started is registered
     before anything is raised.
@@ -89,7 +91,9 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         with suppress(ValueError):  # not the main thread: the handlers are not changed
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -108,7 +112,8 @@ class Child:
 
     name: for messages. log: file for its output. environment: variables added to those of this process. module: Python
     module to run instead of the command. The child has its own session, so that Ctrl-C in the terminal reaches only
-    us and we can stop the children in order.
+    us and we can stop the children in order. The kernel kills it when the thread that has created this object ends, so
+    that no child is left if this process is killed.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class Child:
         self.log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", module, *arguments],
+                child_command("-m", module, *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

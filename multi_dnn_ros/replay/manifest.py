@@ -14,6 +14,8 @@ from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.reporting import write_json
 
 MANIFEST = "manifest.json"
+#: The file in the output folder that the command locks.
+LOCK = ".lock"
 _SUFFIXES = (".mcap", ".db3")
 _BLOCK = 1 << 20
 
@@ -80,7 +82,7 @@ def open_manifest(folder: Path, options: Mapping[str, Any]) -> Manifest:
     """
     path = folder / MANIFEST
     if not path.is_file():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or any(file.name != LOCK for file in folder.iterdir())):
             raise UsageError(f"OUT_BAG {folder} exists already and has no {MANIFEST}; name a new folder")
         return Manifest(options=dict(options))
     try:

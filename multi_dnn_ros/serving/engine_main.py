@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile
 from multi_dnn_ros.common.opencv_threads import disable_opencv_threads
+from multi_dnn_ros.common.parent_process import EXIT_ORPHANED
 from multi_dnn_ros.common.thread_names import name_threads
 from multi_dnn_ros.common.thread_priority import keep_priority
 from multi_dnn_ros.common.thread_switching import short_switch_interval
@@ -34,7 +35,6 @@ from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.channel import Channel
 from multi_dnn_ros.serving.engine_reports import ChannelLogHandler, OutcomeSender, StatusObserver, exit_with_cause
 from multi_dnn_ros.serving.host import Progress
-from multi_dnn_ros.serving.parent_process import EXIT_ORPHANED
 from multi_dnn_ros.serving.process_arguments import EXIT_DEVICE_FAILED, EXIT_ERROR, ProcessArguments
 from multi_dnn_ros.serving.process_priority import (
     current_nice,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from multi_dnn_ros.common.background_output import OUTPUT
 from multi_dnn_ros.serving import default_build, wire
 from multi_dnn_ros.serving.channel import Channel
 from multi_dnn_ros.serving.child_processes import LineReader, kill_group, kill_session
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 #: Ties the process to the parent first, which may end during the imports: they take a second on a busy machine.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[3:]; "
-    "from multi_dnn_ros.serving import parent_process; "
+    "from multi_dnn_ros.common import parent_process; "
     "parent_process.die_with_parent(int(sys.argv[2])); parent_process.ignore_stop_signals(); "
     "from multi_dnn_ros.serving.engine_main import main; main(sys.argv[1])"
 )
@@ -247,5 +248,9 @@ class EngineProcess:
 
     def _on_line(self, line: str) -> None:
         self._tail.append(line)
-        with suppress(OSError, ValueError):  # stderr may be closed
-            print(f"[{self.label}] {line}", file=sys.stderr)
+        OUTPUT.submit(_print, f"[{self.label}] {line}")
+
+
+def _print(line: str) -> None:
+    with suppress(OSError, ValueError):  # stderr may be closed
+        print(line, file=sys.stderr)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from multi_dnn_ros.serving.slots import SlotLayout
 
-#: Exit codes of an engine process that ends itself; see also multi_dnn_ros.serving.parent_process.
+#: Exit codes of an engine process that ends itself; see also multi_dnn_ros.common.parent_process.
 EXIT_ERROR = 70  # an error in its own code
 EXIT_DEVICE_FAILED = 71  # a fault of the GPU
 

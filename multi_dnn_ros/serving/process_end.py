@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from multi_dnn_ros.serving.parent_process import EXIT_ORPHANED
+from multi_dnn_ros.common.parent_process import EXIT_ORPHANED
 
 _CUDA_ERROR = re.compile(r"(CUDA error: .*|CUDA driver error: .*)")
 

@@ -228,6 +228,7 @@ class SupervisedProcesses:
         elif isinstance(message, ThreadsEnded):
             self._replace(key, process, ProcessFault(f"threads ended with an error: {', '.join(message.names)}"))
         elif isinstance(message, End):
+            self._check_standby(key)
             del self._processes[key]
             self._execute(supervisor.ended(key, message.cause, message.running, process.last_result_ns))
 
@@ -235,6 +236,7 @@ class SupervisedProcesses:
         """Replace the processes that hang."""
         self._hang_detector.tick()
         now_ns = time.monotonic_ns()
+        faults: list[tuple[int, ProcessFault]] = []
         for key, process in list(self._processes.items()):
             state = self._supervisor.processes[key]
             fault = self._hang_detector.check(state, process.pid, process.status)
@@ -247,9 +249,22 @@ class SupervisedProcesses:
                 )
                 fault = ProcessFault(_late(process, cause, drain_timeout_s))
             if fault is not None:
-                self._replace(key, process, fault)
+                faults.append((key, fault))
+        # Those that serve come last, so that their DNNs are not given to a process that hangs, too.
+        for key, fault in sorted(faults, key=lambda each: self._supervisor.processes[each[0]].phase is Phase.SERVING):
+            self._replace(key, self._processes[key], fault)
+
+    def _check_standby(self, lost: int) -> None:
+        """End the standby if it would not serve at once in place of the lost process."""
+        key = self._supervisor.standby.key
+        process = None if key is None or key == lost else self._processes.get(key)
+        if key is not None and process is not None:
+            fault = self._hang_detector.check_standby(self._supervisor.processes[key], process.pid, process.status)
+            if fault is not None:
+                self._execute(self._supervisor.failed(key, fault.cause))
 
     def _replace(self, key: int, process: ServedProcess, fault: ProcessFault) -> None:
+        self._check_standby(key)
         self._execute(self._supervisor.failed(key, fault.cause, fault.running, process.last_result_ns))
 
     def _finishing(self) -> list[ProcessState]:

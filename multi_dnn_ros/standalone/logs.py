@@ -8,9 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any, Final, TypeAlias
 
+from multi_dnn_ros.common.background_output import OUTPUT
 from multi_dnn_ros.standalone.log_sites import CallSite, LoggingSeverity
 from multi_dnn_ros.standalone.missing import Surface
 
@@ -238,11 +240,15 @@ def _emit(severity: LoggingSeverity, name: str, text: str, file: str, function: 
         output = output.replace("{message}", text)
         stream = sys.stdout if os.environ.get("RCUTILS_LOGGING_USE_STDOUT") == "1" else sys.stderr
         colour = _COLOURS.get(severity, "") if _colours_wanted(stream) else ""
-        with contextlib.suppress(OSError, ValueError):  # the stream is closed; logging must not end the node
-            print(f"{colour}{output}\033[0m" if colour else output, file=stream, flush=True)
+        OUTPUT.submit(partial(_print, stream), f"{colour}{output}\033[0m" if colour else output)
     for sink_name, sink in list(_sinks.items()):
         if name == sink_name or name.startswith(f"{sink_name}."):
             sink(stamp, severity, name, text, file, function, line)
+
+
+def _print(stream: Any, line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # the stream is closed; logging must not end the node
+        print(line, file=stream, flush=True)
 
 
 def _colours_wanted(stream: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -120,18 +121,23 @@ def test_a_failed_configuration_is_reported_with_its_reason(tmp_path: Path, capf
     assert not (output / "bag").exists()
 
 
-def test_a_signal_also_ends_the_child_processes(tmp_path: Path, fork_server: ForkServer) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_also_ends_the_child_processes(
+    tmp_path: Path, fork_server: ForkServer, number: signal.Signals
+) -> None:
     process = start(fork_server, "--output", str(tmp_path / "demo"), "--seconds", "100", "--size", "320x240")
     try:
         until(lambda: len(psutil.Process(process.pid).children()) == 2, "the node and the camera")
         children = psutil.Process(process.pid).children()
-        process.terminate()
+        process.send_signal(number)
         code, _, error = finish(process, 60.0)
     finally:
         process.kill()
+    assert not psutil.wait_procs(children, timeout=30.0)[1]
+    if number == signal.SIGKILL:
+        return
     assert code == 130
     assert "interrupted" in error
-    assert not psutil.wait_procs(children, timeout=30.0)[1]
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [MARK, "camera.log", "node.log"]
 
 

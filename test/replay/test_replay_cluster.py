@@ -18,6 +18,7 @@ import pytest
 from replay_fakes import read_bag
 from road_bag import scenes, write_road
 
+from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common import ray_cluster
 from multi_dnn_ros.common.errors import CommandError, UsageError
@@ -204,6 +205,88 @@ def test_results_among_the_recordings_are_not_replayed_again(
         out = capsys.readouterr().out
         assert "1 recordings: 1 done, 0 damaged, 0 failed" in out
         assert ("1 of 1 recordings already have results" in out) == again
+
+
+class ObservedRay(InstantRay):
+    """Calls `before` with the arguments of each task before it runs."""
+
+    def __init__(self, before: Callable[..., None]) -> None:
+        self._before = before
+
+    def remote(self, **needs: float) -> Callable[[Any], Any]:
+        def observed(function: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*arguments: Any) -> Any:
+                self._before(*arguments)
+                return function(*arguments)
+
+            return run
+
+        return lambda function: SimpleNamespace(remote=lambda *arguments: _Done(observed(function), *arguments))
+
+
+@pytest.fixture
+def monday(tmp_path: Path) -> list[str]:
+    """The command that replays one recording into the folder `out`."""
+    write_road(tmp_path / "drives" / "monday", scenes(1))
+    quick = tmp_path / "quick.yaml"
+    quick.write_text("/**: {ros__parameters: {dnns: [object], dnn: {object: {backend: eager, jobs: 1}}}}\n")
+    command = ["replay", str(tmp_path / "drives"), str(tmp_path / "out"), "--cluster"]
+    return [*command, "--params-file", str(quick), "--device", "cpu"]
+
+
+def test_a_second_command_on_the_same_folder_ends_at_once(
+    monday: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes: list[int] = []
+    errors: list[str] = []
+
+    def second(*arguments: Any) -> None:
+        if not codes:
+            codes.append(main(monday))
+            errors.append(capsys.readouterr().err)
+
+    ray = ObservedRay(second)
+    monkeypatch.setattr(ray_cluster, "connected", lambda address: contextlib.nullcontext(ray))
+    assert main(monday) == 0
+    assert codes == [1]
+    assert f"{tmp_path / 'out'} is used by another replay --cluster; end it first, or name a new folder" in errors[0]
+    assert main(monday) == 0  # free again
+    assert "1 of 1 recordings already have results" in capsys.readouterr().out
+
+
+def test_an_attempt_that_fails_is_not_done_although_another_process_has_written_results(
+    monday: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As two commands do on a file system without locks."""
+    monkeypatch.setattr(ray_cluster, "connected", lambda address: contextlib.nullcontext(InstantRay()))
+    target = tmp_path / "out" / "monday"
+
+    def other_process(writer: BagWriter) -> None:
+        (target / "anything").mkdir(parents=True)
+        (target / "summary.json").write_text('{"input_damage": []}')
+        close(writer)
+
+    close = BagWriter.close
+    with monkeypatch.context() as patch:
+        patch.setattr(BagWriter, "close", other_process)
+        assert main(monday) == 1
+    printed = capsys.readouterr()
+    assert "1 recordings: 0 done, 0 damaged, 1 failed" in printed.out
+    assert "exists already; nothing is overwritten (exit code 1; monday.log)" in printed.err
+    assert main(monday) == 0
+    assert read_bag(target)
+
+
+def test_an_attempt_after_one_whose_process_was_lost_with_its_results_written_succeeds(
+    monday: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from multi_dnn_ros.cli.replay_cluster import replay_one
+
+    ray = ObservedRay(lambda *arguments: replay_one(*arguments))
+    monkeypatch.setattr(ray_cluster, "connected", lambda address: contextlib.nullcontext(ray))
+    assert main(monday) == 0
+    assert "1 recordings: 1 done" in capsys.readouterr().out
+    assert (tmp_path / "out" / "monday.log").read_text().count(": replay ") == 2
 
 
 @pytest.fixture(scope="module")

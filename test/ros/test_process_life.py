@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +79,25 @@ class Robot:
         self._seen: set[psutil.Process] = set()
 
     def start(
-        self, *parameters: str, autostart: bool, server: ForkServer | None = None, engines_import: bool = False
+        self,
+        *parameters: str,
+        autostart: bool,
+        server: ForkServer | None = None,
+        engines_import: bool = False,
+        output: int | None = None,
     ) -> None:
-        """server: forks the node, and its engine processes, too, unless they shall import what they need."""
+        """server: forks the node, and its engine processes, too, unless they shall import what they need. output: a
+        descriptor for stdout and stderr instead of the log file.
+        """
         start = subprocess.Popen if server is None else server.popen
         if engines_import:
             self._environment["FORK_SERVER"] = "off"
         arguments = [f"autostart:={str(autostart).lower()}", *parameters]
         command = [*self._command, "--ros-args", *(word for argument in arguments for word in ("-p", argument))]
         with self.log.open("wb") as log:
-            self.process = start(command, stdout=log, stderr=subprocess.STDOUT, env=self._environment)
+            self.process = start(
+                command, stdout=log if output is None else output, stderr=subprocess.STDOUT, env=self._environment
+            )
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -189,6 +201,51 @@ def _shared_memory() -> set[str]:
     """Without the files of Fast DDS, and without semaphores of multiprocessing: other tests make and unlink them."""
     names = {path.name for path in Path("/dev/shm").iterdir()}
     return {name for name in names if not name.startswith(("fastrtps", "sem.fastrtps", "sem.mp-"))}
+
+
+class UnreadPipe:
+    """A pipe of one page as a node's output. It is read into `text` until :meth:`stop_reading`, which fills it."""
+
+    def __init__(self) -> None:
+        self._reader, self.writer = os.pipe()
+        fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, 4096)
+        self.text = b""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while not self._stop.is_set():
+            if select.select([self._reader], [], [], 0.05)[0]:
+                self.text += os.read(self._reader, 4096)
+
+    def stop_reading(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        # O_NONBLOCK belongs to the open file, which the node shares.
+        own = os.open(f"/proc/self/fd/{self.writer}", os.O_WRONLY | os.O_NONBLOCK)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(own, b"x" * 512)
+        os.close(own)
+
+    def read_again(self) -> None:
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        os.close(self._reader)
+        os.close(self.writer)
+
+
+@pytest.fixture
+def unread() -> Iterator[UnreadPipe]:
+    pipe = UnreadPipe()
+    yield pipe
+    pipe.close()
 
 
 @pytest.fixture
@@ -355,3 +412,28 @@ def test_engine_processes_end_with_a_node_that_is_killed(robot: Robot, state: st
     robot.process.kill()
     print(f"{state}: the engine process ended {robot.engines_end(at_most_s(ORPHAN_S)):.3f} s after the node")
     assert _shared_memory() <= before
+
+
+@pytest.mark.parametrize("read_again", [False, True])
+def test_a_log_that_is_not_read_does_not_stop_the_node(
+    robot: Robot, unread: UnreadPipe, fork_server: ForkServer, read_again: bool
+) -> None:
+    robot.start(autostart=True, server=fork_server, output=unread.writer)
+    robot.until(lambda: robot.message() == "active" and robot.engines(), "active")
+    unread.stop_reading()
+    (engine,) = robot.engines()
+    engine.kill()
+    robot.until(lambda: not runs(engine), "the end of the engine process")
+    robot.until(lambda: [each for each in robot.engines() if each != engine], "a new engine process")
+    received = len(robot.reports)
+    robot.until(lambda: len(robot.reports) > received + 5 and robot.message() == "active", "diagnostics")
+    assert robot.state() == "active"
+    if read_again:
+        unread.read_again()
+        robot.until(lambda: b"was lost" in unread.text, "the lines that waited")
+    robot.process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    assert robot.wait() == 0
+    assert time.monotonic() - begin < at_most_s(END_S + 1.0)  # and up to a second for the log
+    robot.engines_end(ORPHAN_S)
+    assert (b"received SIGINT" in unread.text) == read_again

@@ -22,10 +22,10 @@ from engine_rig import Rig
 from fake_pipelines import settings
 from waiting import runs, until
 
+from multi_dnn_ros.common.parent_process import EXIT_ORPHANED
 from multi_dnn_ros.serving import engine_process, wire
 from multi_dnn_ros.serving.engine_process import EngineProcess
 from multi_dnn_ros.serving.oom_kills import oom_kills
-from multi_dnn_ros.serving.parent_process import EXIT_ORPHANED
 from multi_dnn_ros.serving.process_arguments import EXIT_DEVICE_FAILED
 
 WAIT_S = 30.0

@@ -131,7 +131,7 @@ def _memory(process: psutil.Process) -> tuple[int, int, int]:
 
 def _described(process: psutil.Process) -> str:
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        command = " ".join(process.cmdline())[:100]
+        command = " ".join(process.cmdline())[:200]
         return f"process {process.pid} ({command}), {process.status()}, child of process {process.ppid()}"
     return f"process {process.pid}"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from multi_dnn_ros.serving.supervision.states import Phase, ProcessState
+from multi_dnn_ros.serving.supervision.states import HEARTBEAT_PHASES, Phase, ProcessState
 
 
 class Status(Protocol):
@@ -20,11 +20,11 @@ class Status(Protocol):
     def running_jobs(self) -> dict[str, int]: ...
 
 
-#: Phases in which a heartbeat is required, because nothing is imported or compiled.
-_HEARTBEAT_PHASES = (Phase.CONFIGURED, Phase.SERVING, Phase.STOPPING, Phase.DRAINING)
 _LOADING_PHASES = (Phase.STARTING, Phase.READY, Phase.CONFIGURING)
 #: A longer interval between two calls of `tick` means that the supervising process itself did not run.
 _MAX_TICK_INTERVAL_NS = 1_000_000_000
+#: Share of heartbeat_timeout_s after which a silent standby is no longer used.
+_STANDBY_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,11 @@ class HangDetector:
         """The fault of a process that hangs, otherwise None."""
         if process.phase in _LOADING_PHASES:
             return self._check_loading(pid)
-        if process.phase not in _HEARTBEAT_PHASES:
+        if process.phase not in HEARTBEAT_PHASES:
             return None
         now_ns = self._clock()
         running = status.running_jobs()
-        since_ns = max(status.last_heartbeat_ns(), self._running_since_ns, process.since_ns)
-        silent_s = (now_ns - since_ns) / 1e9
+        silent_s = self._silent_s(process, status)
         if silent_s > self._heartbeat_timeout_s:
             return ProcessFault(
                 f"hung: no heartbeat for {silent_s:.1f} s (parameter heartbeat_timeout_s: "
@@ -101,6 +100,28 @@ class HangDetector:
                 tuple(running),
             )
         return None
+
+    def check_standby(self, process: ProcessState, pid: int, status: Status) -> ProcessFault | None:
+        """The fault of a standby that should not take over now, because it probably hangs, otherwise None.
+
+        What stopped the lost process may have stopped the standby, too, which :meth:`check` notices only later.
+        """
+        if self._is_stopped(pid):
+            return ProcessFault("stopped by a signal when it had to take over")
+        if process.phase not in HEARTBEAT_PHASES:
+            return None
+        silent_s = self._silent_s(process, status)
+        if silent_s <= _STANDBY_SHARE * self._heartbeat_timeout_s:
+            return None
+        return ProcessFault(
+            f"hung: no heartbeat for {silent_s:.1f} s when it had to take over ({_STANDBY_SHARE:.0%} of parameter "
+            f"heartbeat_timeout_s: {self._heartbeat_timeout_s:g})"
+        )
+
+    def _silent_s(self, process: ProcessState, status: Status) -> float:
+        """Time without a heartbeat while one was required and this process ran."""
+        since_ns = max(status.last_heartbeat_ns(), self._running_since_ns, process.heartbeat_since_ns)
+        return (self._clock() - since_ns) / 1e9
 
     def _check_loading(self, pid: int) -> ProcessFault | None:
         """Loading has no time limit, but a process that was stopped by a signal makes no progress."""

@@ -79,7 +79,7 @@ class ProcessTable:
         self.append(KillProcess(process.key, cause))
 
     def set_phase(self, process: ProcessState, phase: Phase) -> None:
-        process.phase, process.since_ns = phase, self.clock()
+        process.enter(phase, self.clock())
 
     def live_process(self, key: int) -> ProcessState | None:
         """The process with this key; None if it was killed or reaped."""

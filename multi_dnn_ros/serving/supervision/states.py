@@ -24,6 +24,8 @@ class Phase(Enum):
 UNBOUND_PHASES = (Phase.STARTING, Phase.READY)
 #: Phases in which a DNN of the process may be the cause of its loss.
 COMPUTING_PHASES = (Phase.SERVING, Phase.STOPPING)
+#: Phases in which a heartbeat is required, because nothing is imported or compiled.
+HEARTBEAT_PHASES = (Phase.CONFIGURED, Phase.SERVING, Phase.STOPPING, Phase.DRAINING)
 #: Phases in which a process may stay for a long time.
 STEADY_PHASES = (Phase.READY, Phase.CONFIGURED, Phase.SERVING)
 
@@ -64,12 +66,25 @@ class Backoff:
 
 @dataclass
 class ProcessState:
-    """An engine process. dnns: the DNNs that it is, or is being, configured for. since_ns: when `phase` began."""
+    """An engine process. dnns: the DNNs that it is, or is being, configured for. since_ns: when `phase` began.
+
+    heartbeat_since_ns: since when a heartbeat is required. Entering another phase that also requires one leaves it.
+    """
 
     key: int
     phase: Phase
     since_ns: int
     dnns: tuple[str, ...] = ()
+    heartbeat_since_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.heartbeat_since_ns = self.since_ns
+
+    def enter(self, phase: Phase, now_ns: int) -> None:
+        """Begin a phase."""
+        if self.phase not in HEARTBEAT_PHASES:
+            self.heartbeat_since_ns = now_ns
+        self.phase, self.since_ns = phase, now_ns
 
     def covers(self, dnns: Iterable[str]) -> bool:
         """Whether it is, or will be, configured for all of these DNNs."""
