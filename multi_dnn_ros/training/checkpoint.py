@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -38,7 +39,8 @@ def save(path: Path, state: dict[str, Any], identity: Mapping[str, Any]) -> None
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a file system that became read-only refuses this, too
+            temporary.unlink(missing_ok=True)
         raise TrainingError(
             f"{path}: checkpoint cannot be written ({summarize_error(error)}); the last one is kept"
         ) from None
