@@ -10,21 +10,21 @@ PERIOD_S = 60.0
 
 
 class RepeatedWarnings:
-    """Shows a warning at once, and again only after a minute."""
+    """Says when to show a warning: at once, and again only after a minute. Keys are what warnings are about."""
 
-    def __init__(self, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """show: called with each text to show. clock: seconds."""
-        self._show, self._clock = show, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: seconds."""
+        self._clock = clock
         self._shown_at: dict[str, float] = {}
 
-    def warn(self, key: str, text: str) -> None:
-        """key: what the warning is about. A text that differs from the last one with this key is not shown earlier."""
+    def due(self, key: str) -> bool:
+        """Whether to show a warning now, which is then counted as shown."""
         now = self._clock()
-        if key not in self._shown_at or now - self._shown_at[key] >= PERIOD_S:
-            self._shown_at[key] = now
-            self._show(text)
+        if key in self._shown_at and now - self._shown_at[key] < PERIOD_S:
+            return False
+        self._shown_at[key] = now
+        return True
 
-    def settle(self, key: str, text: str) -> None:
-        """The cause has gone: show a text if the warning was shown, and the next warning at once."""
-        if self._shown_at.pop(key, None) is not None:
-            self._show(text)
+    def settle(self, key: str) -> bool:
+        """The cause has gone, and the next warning is due at once. Returns whether the warning had been shown."""
+        return self._shown_at.pop(key, None) is not None

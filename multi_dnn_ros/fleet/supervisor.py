@@ -65,7 +65,7 @@ class Supervisor:
         self._watch, self._rank_main, self._launcher = watch, rank_main, launcher
         self._changes: list[UnitChange] = []
         self._silent_s = silent_s
-        self._warnings = RepeatedWarnings(self.show_line)
+        self._warnings = RepeatedWarnings()
         self._save_again_at = 0.0
         self._start_numbers = itertools.count(1)
         self._file = WatchedJobsFile(path)
@@ -163,16 +163,18 @@ class Supervisor:
 
     def _save_again(self) -> None:
         """Try again to write the states that could not be written, and warn about them."""
+        is_time = self.seconds >= self._save_again_at
+        if is_time:
+            self._save_again_at = self.seconds + _SAVE_AGAIN_S
         for job in self.jobs.values():
             key = f"{job.name}/state"
-            if not job.unsaved:
-                self._warnings.settle(key, f"{job.name}: its state is written again")
-                continue
-            self._warnings.warn(key, f"{job.name}: {job.unsaved}; its state is kept in memory, and written later")
-            if self.seconds >= self._save_again_at:
+            if job.unsaved and is_time:
                 job.save()
-        if self.seconds >= self._save_again_at:
-            self._save_again_at = self.seconds + _SAVE_AGAIN_S
+            if not job.unsaved:
+                if self._warnings.settle(key):
+                    self.show_line(f"{job.name}: its state is written again")
+            elif self._warnings.due(key):
+                self.show_line(f"{job.name}: {job.unsaved}; its state is kept in memory, and written later")
 
     def _running(self) -> list[RunningJob]:
         return [job for job in self.jobs.values() if job.processes is not None]
@@ -309,10 +311,8 @@ class Supervisor:
                 return
             elif isinstance(message, Paused) and job.processes is not None:
                 job.paused, job.processes.is_paused = message, message.number == job.processes.number
-            elif isinstance(message, NotSaved):
-                self._warnings.warn(
-                    f"{job.name}/checkpoint", f"{job.name}: {message.text}; it continues, and will try again"
-                )
+            elif isinstance(message, NotSaved) and self._warnings.due(f"{job.name}/checkpoint"):
+                self.show_line(f"{job.name}: {message.text}; it continues, and will try again")
         if failures and job.processes is not None:
             self._failed(job, failures)
 

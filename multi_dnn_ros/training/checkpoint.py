@@ -41,8 +41,10 @@ def save(path: Path, state: dict[str, Any], identity: Mapping[str, Any]) -> None
     except (OSError, RuntimeError) as error:
         with suppress(OSError):  # a file system that became read-only refuses this, too
             temporary.unlink(missing_ok=True)
+        # PyTorch's writer raises a RuntimeError about file positions on top of the system's error.
+        reason = error.__context__ if isinstance(error.__context__, OSError) else error
         raise TrainingError(
-            f"{path}: checkpoint cannot be written ({summarize_error(error)}); the last one is kept"
+            f"{path}: checkpoint cannot be written ({summarize_error(reason)}); the last one is kept"
         ) from None
 
 

@@ -82,6 +82,34 @@ def test_a_job_that_is_added_while_ranks_hang_is_measured_and_the_others_continu
     assert set(watch.done) == set("abcd")
 
 
+def test_a_job_that_hangs_while_it_is_measured_does_not_keep_the_others_paused(job: FleetJob, tmp_path: Path) -> None:
+    path = write(tmp_path / "jobs.yaml", job, "ab")
+    lines: list[str] = []
+    stopped: list[int] = []
+
+    def watch(supervisor: Supervisor, line: str) -> None:
+        if line:
+            lines.append(line)
+            return
+        assert supervisor.seconds < _PATIENCE_S, lines
+        a, b = (supervisor.jobs[name].processes for name in "ab")
+        if stopped and all(each.placed and each.is_current for each in supervisor.jobs.values()):
+            raise KeyboardInterrupt
+        if stopped or supervisor.measuring is not supervisor.jobs["b"] or a is None or b is None:
+            return
+        if a.is_paused and 10 in b.shares:
+            stopped.append(b.pids[b.shares.index(10)])
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    supervisor = Supervisor(
+        path, LocalLauncher(UNITS), tmp_path / "runs", watch=watch, rank_main=without_training, silent_s=_SILENT_S
+    )
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    assert {name: job.starts for name, job in supervisor.jobs.items()} == {"a": 1, "b": 2}, lines
+    assert lines.count("b: started; measured alone") == 2, lines
+
+
 def test_a_rank_that_is_busy_is_not_killed(job: FleetJob, tmp_path: Path) -> None:
     """It says so, as when it compiles or writes a checkpoint, and then needs several times the limit."""
     lines: list[str] = []

@@ -6,16 +6,15 @@ from multi_dnn_ros.fleet.repeated_warnings import PERIOD_S, RepeatedWarnings
 
 
 def test_a_warning_is_repeated_after_a_period_and_at_once_after_its_cause_had_gone() -> None:
-    shown: list[str] = []
     now = 0.0
-    warnings = RepeatedWarnings(shown.append, lambda: now)
-    warnings.settle("a", "nothing was shown")
+    warnings = RepeatedWarnings(lambda: now)
+    assert not warnings.settle("a")
+    due: list[tuple[str, float]] = []
     for second in range(int(PERIOD_S) + 1):
         now = float(second)
-        warnings.warn("a", f"a at {second}")
-        warnings.warn("b", "b")
-    assert shown == ["a at 0", "b", "a at 60", "b"]
-    warnings.settle("a", "a is settled")
-    warnings.settle("a", "a is settled")
-    warnings.warn("a", "a again")
-    assert shown[4:] == ["a is settled", "a again"]
+        due.extend((key, now) for key in "ab" if warnings.due(key))
+    assert due == [("a", 0.0), ("b", 0.0), ("a", PERIOD_S), ("b", PERIOD_S)]
+    assert warnings.settle("a")
+    assert not warnings.settle("a")
+    assert warnings.due("a")
+    assert not warnings.due("b")
