@@ -29,6 +29,7 @@ class LocalRank(RankHandle):
     """A child process, with a pipe."""
 
     def __init__(self, setup: RankSetup, rank_main: RankMain) -> None:
+        super().__init__()
         context = process_context()
         self.connection, rank_end = context.Pipe()
         # Not a daemon, which may not start processes, as rendering `road` data does. `start_process` kills it anyway.

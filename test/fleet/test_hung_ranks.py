@@ -11,9 +11,12 @@ import pytest
 import yaml
 from failing_ranks import busy_before_training, without_training
 from simulated_launcher import SimulatedLauncher
+from waiting import until
 
+from multi_dnn_ros.fleet.job_processes import JobProcesses
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.local_launcher import LocalLauncher
+from multi_dnn_ros.fleet.messages import Failed, Message, Report
 from multi_dnn_ros.fleet.supervisor import Supervisor
 from multi_dnn_ros.planning.batch_units import parse_unit
 
@@ -108,6 +111,35 @@ def test_a_job_that_hangs_while_it_is_measured_does_not_keep_the_others_paused(j
         supervisor.run()
     assert {name: job.starts for name, job in supervisor.jobs.items()} == {"a": 1, "b": 2}, lines
     assert lines.count("b: started; measured alone") == 2, lines
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_a_rank_that_reads_no_commands_does_not_stop_the_supervisor(
+    continues: bool, job: FleetJob, tmp_path: Path
+) -> None:
+    """A rank without a share is stopped. If it continues, it gets all commands in order; else it counts as hung."""
+    ranks = JobProcesses(job, LocalLauncher(UNITS), tmp_path, "a", without_training)
+
+    def received(kind: type[Message], number: int = 0) -> tuple[int, Message] | None:
+        found = [each for each in ranks.receive() if isinstance(each[1], kind)]
+        return next((each for each in found if not number or getattr(each[1], "number", 0) == number), None)
+
+    try:
+        ranks.send((10, 0))
+        until(lambda: received(Report), "a report", _PATIENCE_S)
+        os.kill(ranks.pids[1], signal.SIGSTOP)
+        for _ in range(1_000 if continues else 11_000):
+            ranks.send((10, 0))
+        if continues:
+            os.kill(ranks.pids[1], signal.SIGCONT)
+            ranks.send((0, 10))
+            unit, _ = until(lambda: received(Report, ranks.number), "a report", _PATIENCE_S)
+            assert unit == 1
+        else:
+            failure = until(lambda: received(Failed), "the failure", _PATIENCE_S)
+            assert failure == (1, Failed("does not read its commands: it hangs", False, False))
+    finally:
+        ranks.kill()
 
 
 def test_a_rank_that_is_busy_is_not_killed(job: FleetJob, tmp_path: Path) -> None:
