@@ -46,13 +46,23 @@ class AloneMeasurement:
         if self.job is not None and self.job.state.status != "finished":
             self.job.state.alone_s = 0.0  # from some of the phases only; all will be measured again
         self.job, self._phases = None, []
+        self._resume(others)
+
+    def _resume(self, others: Iterable[JobProcesses]) -> None:
         for other in others:
             if other.pause_requested:
                 other.send(other.shares)
 
     def _next(self, job: RunningJob, others: Sequence[JobProcesses]) -> bool:
-        """Begin the next phase once all others are paused, or end the last one."""
+        """Begin the next phase once all others are paused, or end the last one.
+
+        The others continue while one of them loads its data, joins ranks, writes a checkpoint or is scored: for an
+        unknown time it cannot pause. One that does steps and does not pause counts as hung after a while.
+        """
         assert job.processes is not None
+        if any(other.timer.is_busy for other in others):
+            self._resume(others)
+            return False
         for other in others:
             if not other.pause_requested:
                 other.send(other.shares, pause=True)

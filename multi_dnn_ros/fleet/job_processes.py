@@ -12,6 +12,7 @@ from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.launcher import Launcher, RankHandle, RankMain
 from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Message
 from multi_dnn_ros.fleet.rank_process import main
+from multi_dnn_ros.fleet.report_timer import ReportTimer
 from multi_dnn_ros.fleet.shares import Shares, used
 
 _END_TIMEOUT_S, _TICK_S = 5.0, 0.1
@@ -21,7 +22,8 @@ class JobProcesses:
     """The ranks of one job, one per usable unit.
 
     shares, number: those of the last command. has_turn: whether the job is to train; False: it pauses until it has its
-    turn. pause_requested: the last command was to pause for a measurement. is_paused: the job has paused.
+    turn. pause_requested: the last command was to pause for a measurement. is_paused: the job has paused. timer: of its
+    reports.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class JobProcesses:
         self.number = 0
         self.has_turn = True
         self.pause_requested = self.is_paused = False
+        self.timer = ReportTimer()
         self._ranks: dict[int, RankHandle] = {}
         self._start: Callable[[int], RankHandle] = lambda unit: launcher.start(job, unit, folder, prefix, rank_main)
         try:
@@ -81,10 +84,14 @@ class JobProcesses:
         for unit in sorted(self._ranks, key=lambda unit: unit == (before[0] if before else -1)):
             self._ranks[unit].send(command)
         self.shares, self.pause_requested, self.is_paused = shares, pause, False
+        self.timer.command_sent()
 
     def receive(self) -> list[tuple[int, Message]]:
         """New messages, each with its rank; a process that ends without a final message yields a Failed."""
-        return [(unit, message) for unit, rank in self._ranks.items() for message in rank.receive()]
+        found = [(unit, message) for unit, rank in self._ranks.items() for message in rank.receive()]
+        for _, message in found:
+            self.timer.received(message, self.number)
+        return found
 
     @property
     def awaits_ending(self) -> bool:
@@ -122,14 +129,15 @@ class JobProcesses:
             rank.close()
 
 
-def stop_jobs(jobs: Sequence[JobProcesses], checkpoint_s: float, end_s: float) -> list[JobProcesses]:
-    """End jobs with a checkpoint, all at the same time. Returns those that have a share, but wrote no checkpoint.
+def stop_jobs(jobs: Sequence[JobProcesses], checkpoint_s: float, end_s: float) -> dict[JobProcesses, str]:
+    """End jobs with a checkpoint, all at the same time. Returns those that have a share, but wrote no checkpoint, each
+    with the reason.
 
     Jobs that have written no checkpoint after `checkpoint_s` are not waited for. Ranks that have not ended `end_s`
     later are killed; if this function is interrupted, all ranks are killed.
     """
     waiting = [job for job in jobs if used(job.shares)]
-    failed: list[JobProcesses] = []
+    failed: dict[JobProcesses, str] = {}
     try:
         for job in waiting:
             job.send(job.shares, stop=True)
@@ -140,9 +148,9 @@ def stop_jobs(jobs: Sequence[JobProcesses], checkpoint_s: float, end_s: float) -
                 messages = [message for _, message in job.receive()]
                 if any(isinstance(message, Ended) for message in messages):
                     waiting.remove(job)
-                elif any(isinstance(message, Failed) for message in messages):
+                elif failures := [message.text for message in messages if isinstance(message, Failed)]:
                     waiting.remove(job)
-                    failed.append(job)
+                    failed[job] = failures[0]
         for job in jobs:
             job.close()
         deadline = time.monotonic() + end_s
@@ -152,7 +160,7 @@ def stop_jobs(jobs: Sequence[JobProcesses], checkpoint_s: float, end_s: float) -
         for job in jobs:
             job.kill()
         raise
-    return [*failed, *waiting]
+    return failed | dict.fromkeys(waiting, f"no answer within {checkpoint_s:g} s")
 
 
 def wait_for_messages(jobs: Sequence[JobProcesses], timeout_s: float) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from multi_dnn_ros.planning.batch_units import Unit
 
 #: The main function of a rank's process; tests replace it.
 RankMain = Callable[[RankSetup, "Connection[Any, Any]"], None]
+#: Commands kept for a rank after which it hangs: those of days.
+_MOST_UNSENT = 10_000
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,9 @@ class RankHandle(ABC):
 
     connection: Connection[Any, Any] | None = None
     _ended = False
+
+    def __init__(self) -> None:
+        self._unsent: deque[Command] = deque()
 
     @property
     @abstractmethod
@@ -63,24 +70,36 @@ class RankHandle(ABC):
         """Kill the process."""
 
     def send(self, command: Command) -> None:
-        """Send a command. If the rank has ended, :meth:`receive` reports it, not this method."""
+        """Send a command, or keep it for :meth:`receive` to send: a connection holds some 70 commands that a rank
+        has not read, because it loads its data or hangs, and the supervisor must not wait for it. If the rank has
+        ended, :meth:`receive` reports it, not this method.
+        """
+        self._unsent.append(command)
+        self._send_kept()
+
+    def _send_kept(self) -> None:
         if self.connection is None or self.connection.closed:
+            self._unsent.clear()
             return
         with suppress(OSError):
-            self.connection.send(command)
+            while self._unsent and _can_send(self.connection):
+                self.connection.send(self._unsent.popleft())
 
     def receive(self) -> list[Message]:
         """New messages. A process that ends without a final message yields a Failed. Closes the connection if the rank
         has closed it.
         """
         found: list[Message] = []
+        if self._unsent:
+            self._send_kept()
         try:
             while self.connection is not None and not self.connection.closed and self.connection.poll():
                 found.append(self.connection.recv())
         except (EOFError, OSError):
             self.close()
         self._ended = self._ended or any(isinstance(message, Failed | Ended) for message in found)
-        if not self._ended and (text := self.ending()) is not None:
+        hangs = "does not read its commands: it hangs" if len(self._unsent) >= _MOST_UNSENT else None
+        if not self._ended and (text := self.ending() or hangs) is not None:
             self._ended = True
             found.append(Failed(text, False, False))
         return found
@@ -89,6 +108,13 @@ class RankHandle(ABC):
         """Close the connection, upon which the rank ends."""
         if self.connection is not None:
             self.connection.close()
+
+
+def _can_send(connection: Connection[Any, Any]) -> bool:
+    """Whether a command can be sent without waiting. Raises OSError."""
+    poll = select.poll()  # not select(), whose descriptors must be below 1024
+    poll.register(connection.fileno(), select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 class Launcher(Protocol):

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from multi_dnn_ros.common.processes import describe_exit
 from multi_dnn_ros.common.signal_mask import started_with_blocked
+from multi_dnn_ros.fleet.forked_process import ForkedProcess
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.launcher import RankHandle, RankMain, UnitChange
 from multi_dnn_ros.fleet.rank_process import LOOPBACK, RankSetup, main
@@ -28,35 +29,36 @@ class LocalRank(RankHandle):
     """A child process, with a pipe."""
 
     def __init__(self, setup: RankSetup, rank_main: RankMain) -> None:
+        super().__init__()
         context = process_context()
         self.connection, rank_end = context.Pipe()
         # Not a daemon, which may not start processes, as rendering `road` data does. `start_process` kills it anyway.
-        self._process: Any = context.Process(
+        process: Any = context.Process(
             target=rank_main, args=(setup, rank_end), name=f"{setup.job.name} on {setup.unit.name}"
         )
-        start_process(self._process)
+        start_process(process)
+        self._process = ForkedProcess(process)
         rank_end.close()  # so that the connection closes when the process ends
 
     @property
     def pid(self) -> int:
-        return int(self._process.pid)
+        return self._process.pid
 
     def ending(self) -> str | None:
         if self.connection is None or not self.connection.closed:
             return None
         self._process.join(_END_TIMEOUT_S)
-        code = self._process.exitcode
+        code = self._process.exit_code
         return describe_exit(code) if code != 0 else None
 
     def alive(self) -> bool:
-        return self._process.exitcode is None
+        return self._process.exit_code is None
 
     def join(self, timeout_s: float) -> None:
         self._process.join(timeout_s)
 
     def kill(self) -> None:
-        if self.alive():
-            self._process.kill()
+        self._process.kill()
 
 
 class LocalLauncher:

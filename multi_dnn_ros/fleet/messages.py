@@ -56,6 +56,22 @@ class Paused:
 
 
 @dataclass(frozen=True)
+class Busy:
+    """From the first active rank, before it does something else than steps: it joins other ranks, begins with other
+    shares, writes a checkpoint, or scores. limit_s: longest time until the next message; None: not known.
+    """
+
+    limit_s: float | None
+
+
+@dataclass(frozen=True)
+class NotSaved:
+    """A checkpoint could not be written; the job continues, and tries again at the time of the next one."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Ended:
     """The job has ended: `finished`, with scores on the test part, or stopped with a checkpoint. losses: by step."""
 
@@ -77,4 +93,4 @@ class Failed:
     unit_lost: bool = False
 
 
-Message = Report | Paused | Ended | Failed
+Message = Report | Paused | Busy | NotSaved | Ended | Failed

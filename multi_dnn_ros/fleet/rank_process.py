@@ -29,10 +29,12 @@ from multi_dnn_ros.common.extras import MissingExtra
 from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.fleet.job_training import JobTraining, read_data
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Paused, Report
+from multi_dnn_ros.fleet.messages import Busy, Command, Ended, Failed, NotSaved, Paused, Report
 from multi_dnn_ros.fleet.networks import load_trainable
+from multi_dnn_ros.fleet.shares import Shares
 from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.planning.memory_errors import is_memory_error
+from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.checks import CheckedData
 from multi_dnn_ros.training.trainable import Trainable
 
@@ -113,6 +115,7 @@ class Rank:
         self._data: CheckedData | None = None  # kept without the network: reading and checking it takes long
         self._prepared: Trainable | None = None  # the network, from _prepare() to the first share
         self._connection = connection
+        self._shares: Shares = ()
         self._device = torch.device(setup.unit.device)
         self._times: deque[float] = deque(maxlen=_WINDOW)
         self._reported = self._saved = time.monotonic()
@@ -121,6 +124,7 @@ class Rank:
     def run(self) -> None:
         command: Command = self._connection.recv()
         while True:
+            self._announce(command)
             self._apply(command)
             if command.stop:
                 return
@@ -133,6 +137,14 @@ class Rank:
             if following is None:
                 return
             command = following
+
+    def _announce(self, command: Command) -> None:
+        """Report that it takes long to begin with other shares: ranks join, and kernels are chosen or compiled."""
+        if command.prepare or command.stop:
+            return
+        if command.shares != self._shares and self.setup.rank in (*command.before[:1], *command.active[:1]):
+            self._connection.send(Busy(_TIMEOUT.total_seconds()))
+        self._shares = command.shares
 
     def _apply(self, command: Command) -> None:
         """Join, leave or keep the process group; pass the state on to ranks that join."""
@@ -198,8 +210,7 @@ class Rank:
                 self._report(command.number, count, last=training.done == training.total)
                 # After a command, another rank may already lead and write the same file.
                 if not flag and time.monotonic() - self._saved > self.setup.job.checkpoint_every_s:
-                    training.save(self.setup.checkpoint)
-                    self._saved = time.monotonic()
+                    self._save(training)
             if flag:
                 following: Command = self._connection.recv()
                 if training.done < training.total or not following.pause:
@@ -217,7 +228,17 @@ class Rank:
         step_s = statistics.median(self._times)
         self._connection.send(Report(number, training.done, training.total, count, step_s, training.losses[-1]))
 
+    def _save(self, training: JobTraining) -> None:
+        """Write a checkpoint. The job continues without one: the disk may only be full for a while."""
+        self._connection.send(Busy(_TIMEOUT.total_seconds()))
+        try:
+            training.save(self.setup.checkpoint)
+        except TrainingError as error:
+            self._connection.send(NotSaved(str(error)))
+        self._saved = time.monotonic()
+
     def _finish(self, training: JobTraining) -> None:
+        self._connection.send(Busy(None))  # scoring a large test part can take hours
         training.save(self.setup.checkpoint)
         output = self.setup.job.output or self.setup.folder / f"{self.setup.job.name}{training.suffix()}"
         scores = training.finish(output)

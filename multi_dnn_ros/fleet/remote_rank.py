@@ -25,6 +25,7 @@ class RemoteRank(RankHandle):
 
     def __init__(self, ray: Any, agent: Any, started: Any, key: RankKey) -> None:
         """started: Ray's reference to the process id."""
+        super().__init__()
         self._ray, self._agent, self._started, self._key = ray, agent, started, key
         self._lock = threading.Lock()  # `connected` is called in another thread
         self._waiting: list[Command] = []

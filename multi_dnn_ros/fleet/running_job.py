@@ -48,7 +48,8 @@ def unit_keys(units: Sequence[Unit]) -> tuple[str, ...]:
 
 class RunningJob:
     """A job of the file. processes: None unless it is running. placed: whether a decision has given it shares. wait_s:
-    planned time until its last step in which other jobs have their turns; None: jobs do not train in turns.
+    planned time until its last step in which other jobs have their turns; None: jobs do not train in turns. unsaved:
+    why the state could not be written; empty: it was written.
     """
 
     def __init__(self, job: FleetJob, folder: Path, units: tuple[str, ...], state: JobState | None = None) -> None:
@@ -82,6 +83,7 @@ class RunningJob:
         self.attempts = 0
         self.starts = 0
         self.done_at_start = -1
+        self.unsaved = ""
 
     @property
     def name(self) -> str:
@@ -148,8 +150,16 @@ class RunningJob:
         )  # fmt: skip
 
     def save(self) -> None:
-        """Write state.json atomically."""
-        write_json(self.folder / "state.json", asdict(self.state))
+        """Write state.json atomically. If this fails, the file keeps its content, and `unsaved` says why: the training
+        does not depend on it while the command runs.
+        """
+        path = self.folder / "state.json"
+        try:
+            write_json(path, asdict(self.state))
+        except OSError as error:
+            self.unsaved = f"{path} cannot be written ({summarize_error(error)})"
+        else:
+            self.unsaved = ""
 
     def figures(self) -> dict[str, Any]:
         """For the JSON report."""

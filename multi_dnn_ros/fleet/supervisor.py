@@ -16,18 +16,25 @@ from multi_dnn_ros.fleet.folder_lock import lock_folder
 from multi_dnn_ros.fleet.job_processes import JobProcesses, stop_jobs, wait_for_messages
 from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFileError
 from multi_dnn_ros.fleet.launcher import Launcher, RankMain, UnitChange
-from multi_dnn_ros.fleet.messages import Ended, Failed, Message, Paused, Report
+from multi_dnn_ros.fleet.messages import Ended, Failed, Message, NotSaved, Paused, Report
 from multi_dnn_ros.fleet.rank_process import main
+from multi_dnn_ros.fleet.repeated_warnings import RepeatedWarnings
+from multi_dnn_ros.fleet.report_timer import SILENT_S
 from multi_dnn_ros.fleet.running_job import JobState, RunningJob, unit_keys
-from multi_dnn_ros.fleet.shares import TENTHS, Shares, even, whole, within
+from multi_dnn_ros.fleet.shares import TENTHS, Shares, even, used, whole, within
 from multi_dnn_ros.fleet.usable_units import usable_limits
 from multi_dnn_ros.fleet.watched_file import WatchedJobsFile
 
 #: Failures in a row without progress after which a job is given up; seconds for a checkpoint, and for ranks to end.
 _ATTEMPTS, _STOP_S, _END_S = 3, 60.0, 5.0
 _TICK_S, _GRACE_S = 0.1, 0.5
+#: Most seconds of one iteration that count as time in which a job could have reported. A longer one means that the
+#: supervisor was stopped, maybe together with the ranks (Ctrl-Z), or was busy with other jobs.
+_MOST_COUNTED_S = 1.0
 #: Longest time until it is known how the process of a rank has ended.
 _CAUSE_S = 5.0
+#: Seconds between attempts to write a state that could not be written.
+_SAVE_AGAIN_S = 10.0
 #: Longest time without any usable unit.
 _NO_UNIT_S = 600.0
 Watch = Callable[["Supervisor", str], None]
@@ -44,8 +51,10 @@ class Supervisor:
         *,
         watch: Watch = lambda supervisor, line: None,
         rank_main: RankMain = main,
+        silent_s: float = SILENT_S,
     ) -> None:
-        """watch: called about ten times per second, with a line to print or an empty one.
+        """watch: called about ten times per second, with a line to print or an empty one. silent_s: shortest time
+        without a report after which a job counts as hung, see ReportTimer.
 
         The folder is locked until :meth:`run` has returned. Raises JobsFileError, and CommandError for a folder that
         another fleet uses.
@@ -55,6 +64,9 @@ class Supervisor:
         self._measurement = AloneMeasurement()
         self._watch, self._rank_main, self._launcher = watch, rank_main, launcher
         self._changes: list[UnitChange] = []
+        self._silent_s = silent_s
+        self._warnings = RepeatedWarnings()
+        self._save_again_at = 0.0
         self._start_numbers = itertools.count(1)
         self._file = WatchedJobsFile(path)
         self._lock = lock_folder(folder)
@@ -131,10 +143,13 @@ class Supervisor:
         for job in running:
             if job.processes is not None:
                 self._handle(job, job.processes.receive())
+            if job.processes is not None:
+                self._check_silence(job, job.processes, passed)
             if job.processes is not None and job.state.status == "running" and not job.processes.pause_requested:
                 job.state.elapsed_s += passed
                 if job.wait_s is not None and not job.trains:
                     job.wait_s = max(0.0, job.wait_s - passed)
+        self._save_again()
         self._give_turns()
         if self.measuring is None and not self._changes:
             starting = [job for job in self._running() if job.state.status == "starting" and self._has_room(job)]
@@ -145,6 +160,21 @@ class Supervisor:
                 self.decisions.begin_period(jobs)
                 if self.decisions.is_due(jobs, self._file.content.period_s):
                     self._decide()
+
+    def _save_again(self) -> None:
+        """Try again to write the states that could not be written, and warn about them."""
+        is_time = self.seconds >= self._save_again_at
+        if is_time:
+            self._save_again_at = self.seconds + _SAVE_AGAIN_S
+        for job in self.jobs.values():
+            key = f"{job.name}/state"
+            if job.unsaved and is_time:
+                job.save()
+            if not job.unsaved:
+                if self._warnings.settle(key):
+                    self.show_line(f"{job.name}: its state is written again")
+            elif self._warnings.due(key):
+                self.show_line(f"{job.name}: {job.unsaved}; its state is kept in memory, and written later")
 
     def _running(self) -> list[RunningJob]:
         return [job for job in self.jobs.values() if job.processes is not None]
@@ -281,8 +311,18 @@ class Supervisor:
                 return
             elif isinstance(message, Paused) and job.processes is not None:
                 job.paused, job.processes.is_paused = message, message.number == job.processes.number
+            elif isinstance(message, NotSaved) and self._warnings.due(f"{job.name}/checkpoint"):
+                self.show_line(f"{job.name}: {message.text}; it continues, and will try again")
         if failures and job.processes is not None:
             self._failed(job, failures)
+
+    def _check_silence(self, job: RunningJob, processes: JobProcesses, passed_s: float) -> None:
+        """A job that is silent for too long has failed. It is not known which of its ranks hangs: the first one
+        reports, and waits for the others.
+        """
+        processes.timer.add(min(passed_s, _MOST_COUNTED_S))
+        if text := processes.timer.overdue(self._silent_s):
+            self._failed(job, [(used(processes.shares)[0], Failed(text, False, False))])
 
     def _ended(self, job: RunningJob, rank: int, message: Ended) -> None:
         assert job.processes is not None
@@ -403,13 +443,23 @@ class Supervisor:
         for job, processes in running:
             job.processes = None
             if processes in unsaved:
-                self.show_line(f"{job.name}: stopped without a checkpoint; it will continue from the last one")
+                self.show_line(
+                    f"{job.name}: stopped without a checkpoint; it will continue from the last one "
+                    f"({unsaved[processes]})"
+                )
         for job, _ in running:
             self._release_measurement(job)
 
     def _stop_all(self) -> None:
         running = self._running()
-        self._stop(running)
-        for job in running:
-            job.state.status = "waiting"
-            job.save()
+        try:
+            self._stop(running)
+        finally:
+            for job in running:
+                job.state.status = "waiting"
+            changed = [job for job in self.jobs.values() if job in running or job.unsaved]
+            for job in changed:
+                job.save()
+        for job in changed:
+            if job.unsaved:
+                self.show_line(f"{job.name}: {job.unsaved}; the same command uses the state that was written before")

@@ -12,12 +12,16 @@ from typing import Any
 
 from multi_dnn_ros import __version__
 from multi_dnn_ros.common.extras import optional
+from multi_dnn_ros.fleet.forked_process import ForkedProcess
 from multi_dnn_ros.fleet.launcher import RankMain
 from multi_dnn_ros.fleet.local_launcher import process_context, start_process
 from multi_dnn_ros.fleet.rank_links import RankKey, connect, interface_of
 from multi_dnn_ros.fleet.rank_process import RankSetup, redirect_output
 from multi_dnn_ros.fleet.unit_use import UnitUse
 from multi_dnn_ros.planning.batch_units import Unit
+
+#: Longest time from the kill of a rank to its end.
+_KILL_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class UnitAgent:
         self._unit = replace(unit, device="cuda:0") if unit.device.startswith("cuda") else unit
         self._interface = interface_of(str(ray.util.get_node_ip_address()))  # type: ignore[no-untyped-call]
         self._use = UnitUse((self._unit,))
-        self._ranks: dict[RankKey, Any] = {}
+        self._ranks: dict[RankKey, ForkedProcess] = {}
 
     def describe(self, token: Path) -> tuple[str, str, bool]:
         """(name of the host, version of this package, whether the host sees the file `token`)."""
@@ -54,12 +58,12 @@ class UnitAgent:
             target=remote_main, args=(setup, key, supervision, self._interface, rank_main)
         )  # no daemon, as in LocalRank
         start_process(process)
-        self._ranks[key] = process
-        return int(process.pid)
+        self._ranks[key] = ForkedProcess(process)
+        return self._ranks[key].pid
 
     def poll(self) -> dict[RankKey, int]:
         """Exit codes of the ranks that have ended since the last call. Samples the use."""
-        ended = {key: int(process.exitcode) for key, process in self._ranks.items() if process.exitcode is not None}
+        ended = {key: code for key, process in self._ranks.items() if (code := process.exit_code) is not None}
         for key in ended:
             del self._ranks[key]
         self._use.sample([[process.pid for process in self._ranks.values()]])
@@ -75,9 +79,8 @@ class UnitAgent:
         if process is None:
             return
         process.join(timeout_s)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
+        process.kill()
+        process.join(_KILL_S)
 
 
 def remote_main(

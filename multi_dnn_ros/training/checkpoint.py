@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -38,8 +39,9 @@ def save(path: Path, state: dict[str, Any], identity: Mapping[str, Any]) -> None
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
-        # PyTorch replaces the error of the file, such as a full disk, by its own, which does not name it.
+        with suppress(OSError):  # a file system that became read-only refuses this, too
+            temporary.unlink(missing_ok=True)
+        # PyTorch's writer raises a RuntimeError about file positions on top of the system's error.
         reason = error.__context__ if isinstance(error.__context__, OSError) else error
         raise TrainingError(
             f"{path}: checkpoint cannot be written ({summarize_error(reason)}); the last one is kept"

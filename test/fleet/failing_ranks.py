@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from multi_dnn_ros.fleet import rank_process
 from multi_dnn_ros.fleet.job_training import JobTraining
-from multi_dnn_ros.fleet.messages import Command, Ended, Paused, Report
+from multi_dnn_ros.fleet.messages import Busy, Command, Ended, Paused, Report
 from multi_dnn_ros.fleet.shares import Shares
 
 #: Maximum number of tenths that fit on unit 0 in these tests.
@@ -38,8 +39,11 @@ def short_of_memory(setup: rank_process.RankSetup, connection: Connection[Any, A
     narrow(setup, connection)
 
 
-def without_training(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
-    """The first active rank reports one step after the other, and writes an empty checkpoint when it is stopped."""
+def without_training(setup: rank_process.RankSetup, connection: Connection[Any, Any], busy_s: float = 0.0) -> None:
+    """The first active rank reports one step after the other, and writes an empty checkpoint when it is stopped.
+
+    busy_s: before its steps it says that it is busy, and waits so long.
+    """
 
     def run(self: rank_process.Rank) -> None:
         command: Command = connection.recv()
@@ -50,6 +54,9 @@ def without_training(setup: rank_process.RankSetup, connection: Connection[Any, 
                     connection.send(Paused(command.number, steps, 100_000))
                 command = connection.recv()
                 continue
+            if busy_s:
+                connection.send(Busy(1800.0))
+                time.sleep(busy_s)
             while not connection.poll(0.01):
                 steps += 1
                 connection.send(Report(command.number, steps, 100_000, steps, 0.01, 1.0))
@@ -60,6 +67,11 @@ def without_training(setup: rank_process.RankSetup, connection: Connection[Any, 
 
     rank_process.Rank.run = run  # type: ignore[method-assign]
     rank_process.main(setup, connection)
+
+
+def busy_before_training(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
+    """As `without_training`, but it is busy for two seconds after each command."""
+    without_training(setup, connection, 2.0)
 
 
 def without_connection(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:

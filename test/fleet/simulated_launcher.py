@@ -7,18 +7,21 @@ from pathlib import Path
 
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.launcher import RankHandle, RankMain, UnitChange
-from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Message, Paused, Report
+from multi_dnn_ros.fleet.messages import Busy, Command, Ended, Failed, Message, Paused, Report
 from multi_dnn_ros.planning.batch_units import Unit
 
 _STEPS = 1000
 
 
 class SimulatedRank(RankHandle):
-    """unit: number of its unit. failed: called when the supervisor receives a failure of this rank."""
+    """unit: number of its unit. failed: called when the supervisor receives a failure of this rank. is_busy: it sends
+    nothing else than that it is busy.
+    """
 
     def __init__(self, unit: int) -> None:
         self.failed: Callable[[], None] = lambda: None
         self.unit = unit
+        self.is_busy = False
         self._messages: list[Message] = []
         self._report: Report | None = None  # received again and again while the job trains
         self._ending, self._unknown_for = "", 0
@@ -70,6 +73,8 @@ class SimulatedRank(RankHandle):
         self._ending, self._unknown_for = text, unknown_for
 
     def receive(self) -> list[Message]:
+        if self.is_busy:
+            return [Busy(None)]
         if self._unknown_for:
             self._unknown_for -= 1
             if not self._unknown_for:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import yaml
 from failing_ranks import with_a_process, without_connection, without_training
+from waiting import runs, until
 
 from multi_dnn_ros.fleet.job_processes import JobProcesses, wait_for_messages
 from multi_dnn_ros.fleet.jobs_file import FleetJob
@@ -81,6 +82,63 @@ def test_all_processes_get_sigterm_and_the_checkpoint_is_written(path: Path, tmp
         supervisor.run()
     assert (tmp_path / "runs/a/checkpoint.pt").is_file()
     assert not [line for line in lines if "without a checkpoint" in line]
+
+
+def test_a_rank_is_judged_correctly_after_the_fork_server_was_killed(path: Path, tmp_path: Path) -> None:
+    """As by the kernel when memory runs out. It starts again for the next job; the ranks continue without it."""
+    lines: list[str] = []
+    killed: list[int] = []
+
+    def watch(supervisor: Supervisor, line: str) -> None:
+        if line:
+            lines.append(line)
+            return
+        assert supervisor.seconds < _PATIENCE_S, lines
+        job = supervisor.jobs["a"]
+        if not (job.placed and job.is_current and job.processes is not None):
+            return
+        if not killed:
+            server = psutil.Process(job.processes.pids[0]).parent()
+            assert server is not None
+            killed.append(server.pid)
+            server.kill()
+            until(lambda: not runs(server), "the end of the fork server")
+            psutil.Process(job.processes.pids[job.shares.index(10)]).kill()
+        elif job.starts == 2:
+            server = psutil.Process(job.processes.pids[0]).parent()
+            assert server is not None
+            assert server.pid not in killed
+            server.kill()
+            until(lambda: not runs(server), "the end of the fork server")
+            raise KeyboardInterrupt
+
+    supervisor = Supervisor(path, LocalLauncher(UNITS), tmp_path / "runs", watch=watch, rank_main=without_training)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    failed = [line for line in lines if "starting again" in line]
+    assert len(failed) == 1, lines
+    assert "was killed by SIGKILL" in failed[0]
+    assert not [line for line in lines if "without a checkpoint" in line]
+    assert (tmp_path / "runs/a/checkpoint.pt").is_file()
+
+
+def test_ranks_run_and_are_killed_after_the_fork_server_was_killed(job: FleetJob, tmp_path: Path) -> None:
+    launcher = LocalLauncher(UNITS)
+    ranks = [launcher.start(job, unit, tmp_path, "a", without_training) for unit in range(len(UNITS))]
+    server = psutil.Process(ranks[0].pid).parent()
+    assert server is not None
+    server.kill()
+    until(lambda: not runs(server), "the end of the fork server")
+    assert [rank.alive() for rank in ranks] == [True, True]
+    os.kill(ranks[0].pid, signal.SIGSTOP)  # it does not end by itself when its connection closes
+    for rank in ranks:
+        rank.close()
+        rank.join(0.0)
+    assert ranks[0].alive()
+    for rank in ranks:
+        rank.kill()
+        rank.join(_PATIENCE_S)
+    assert not any(rank.alive() or runs(rank.pid) for rank in ranks)
 
 
 def ignore_sigterm(connection: Connection[Any, Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from multi_dnn_ros.fleet import job_training, rank_process
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-from multi_dnn_ros.fleet.messages import Command
+from multi_dnn_ros.fleet.messages import Busy, Command
 from multi_dnn_ros.fleet.networks import load_trainable
 from multi_dnn_ros.fleet.rank_process import LOOPBACK, Rank, RankSetup
 from multi_dnn_ros.planning.batch_units import parse_unit
@@ -59,6 +59,37 @@ def test_a_rank_that_has_a_new_command_writes_no_checkpoint(
     rank.run()
     assert training.done == 3
     assert training.saved == [1, 2]
+
+
+def test_a_rank_reports_that_it_is_busy_before_other_shares_and_checkpoints(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor would otherwise kill it while it compiles, or while the file system is slow."""
+    supervisor_end, rank_end = Pipe()
+    setup = RankSetup(
+        job.model_copy(update={"checkpoint_every_s": 1e-9}), 0, parse_unit("cpu"), tmp_path, LOOPBACK, 0, "a"
+    )
+    rank = Rank(setup, rank_end)
+    events: list[str] = []
+
+    def stepped(done: int) -> None:
+        while supervisor_end.poll():
+            events.extend(["busy"] if isinstance(supervisor_end.recv(), Busy) else [])
+        events.append(str(done))
+        if done == 2:
+            supervisor_end.send(Command(2, (5, 5), (0,)))
+        elif done == 3:
+            supervisor_end.send(Command(3, (5, 5), (0, 1)))
+        elif done == 4:
+            supervisor_end.send(Command(4, (5, 5), (0, 1), stop=True))
+
+    training = SimulatedTraining(stepped)
+    monkeypatch.setattr(rank, "training", training)
+    monkeypatch.setattr(rank, "_apply", lambda command: None)
+    supervisor_end.send(Command(1, (10, 0)))
+    rank.run()
+    assert training.saved == [1, 2]  # not after step 3, as the second command has arrived
+    assert events == ["busy", "1", "busy", "2", "busy", "3", "busy", "4", "5"]  # the third command changes no shares
 
 
 def test_a_rank_that_pauses_after_its_last_step_ends(

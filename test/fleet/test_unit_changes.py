@@ -262,7 +262,8 @@ def test_a_job_that_is_stopped_without_a_checkpoint_is_named(
     with pytest.raises(KeyboardInterrupt):
         supervisor.run()
     named = [line for line in events.lines if "without a checkpoint" in line]
-    assert named == ["a: stopped without a checkpoint; it will continue from the last one"]
+    reason = answer.text if answer is not None else "no answer within 0.3 s"
+    assert named == [f"a: stopped without a checkpoint; it will continue from the last one ({reason})"]
 
 
 def test_a_stop_that_is_interrupted_kills_all_ranks(

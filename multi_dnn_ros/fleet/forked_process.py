@@ -1,0 +1,78 @@
+"""Whether a process of the fork server runs, and how it has ended, also if the fork server itself has ended.
+
+multiprocessing learns both from the fork server only. When that ends, as by the kernel's lack of memory, it takes all
+processes for ended with exit code 255, and kills none of them any more. So the process itself is asked, by its pidfd.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from multiprocessing.util import Finalize
+from typing import Any
+
+#: prctl() by which orphans in the tree of this process become its children, whose exit codes it can read.
+_PR_SET_CHILD_SUBREAPER = 36
+#: Exit code that multiprocessing gives if the fork server has ended; a process may also end with it.
+_UNKNOWN = 255
+
+
+class ForkedProcess:
+    """A process of multiprocessing's fork server. Where the system has no pidfd, as multiprocessing sees it."""
+
+    def __init__(self, process: Any) -> None:
+        """process: a multiprocessing process that has just been started."""
+        self.pid = int(process.pid)
+        self._process = process
+        self._code: int | None = None
+        self._pidfd: int | None = None
+        with suppress(OSError, AttributeError):  # it has ended already, or not Linux
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            self._pidfd = os.pidfd_open(self.pid)
+            Finalize(self, os.close, (self._pidfd,))
+
+    @property
+    def exit_code(self) -> int | None:
+        """As that of a multiprocessing process; None while it runs."""
+        if self._code is None:
+            code = self._process.exitcode
+            self._code = self._own_exit_code(self._pidfd) if code == _UNKNOWN and self._pidfd is not None else code
+        return self._code
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until it has ended and its exit code is known."""
+        deadline = time.monotonic() + timeout_s
+        if self._pidfd is not None:
+            _has_ended(self._pidfd, timeout_s)
+        self._process.join(max(0.0, deadline - time.monotonic()))
+
+    def kill(self) -> None:
+        """Kill it unless it has ended."""
+        if self.exit_code is not None:
+            return
+        if self._pidfd is None:
+            self._process.kill()
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    @staticmethod
+    def _own_exit_code(pidfd: int) -> int | None:
+        try:
+            ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:  # the fork server still runs, and the code is right, or the process has just lost it
+            return _UNKNOWN if _has_ended(pidfd, 0.0) else None
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def _has_ended(pidfd: int, timeout_s: float) -> bool:
+    """Whether a process ends within a time."""
+    poll = select.poll()  # not select(), whose descriptors must be below 1024
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000.0))
