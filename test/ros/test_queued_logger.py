@@ -61,6 +61,6 @@ def test_options_and_other_methods_reach_the_logger_directly(output: BackgroundO
 
 def test_the_node_uses_it_with_an_installed_rclpy(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     ros_node = bench.node()
-    assert not isinstance(ros_node.get_logger(), QueuedLogger)
-    monkeypatch.setattr(node, "is_standalone", lambda: False)
-    assert isinstance(ros_node.get_logger(), QueuedLogger)
+    for is_standalone in (True, False):
+        monkeypatch.setattr(node, "is_standalone", lambda answer=is_standalone: answer)
+        assert isinstance(ros_node.get_logger(), QueuedLogger) is not is_standalone
