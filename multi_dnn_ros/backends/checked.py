@@ -9,7 +9,7 @@ import torch
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.extension_calls import calling, returned_text
+from multi_dnn_ros.common.extension_calls import extension_errors, returned_text
 from multi_dnn_ros.common.extensions import ExtensionError
 
 
@@ -31,7 +31,7 @@ class CheckedBackend:
         callables or one that does not return a tuple of tensors.
         """
         jobs = len(stages)
-        with calling(extensions.BACKENDS, self._name, "prepare", where=self._where):
+        with extension_errors(extensions.BACKENDS, self._name, "prepare", where=self._where):
             ready: Any = self._backend.prepare(stages, inputs, device, shared)
         if not isinstance(ready, (tuple, list)) or not all(map(callable, ready)):
             raise self._error("prepare", ready, f"a tuple of {jobs} callables, one for each job")
@@ -46,7 +46,7 @@ class CheckedBackend:
             carried: Any = tuple(torch.zeros_like(tensor, device=device) for tensor in inputs)
             for number, stage in enumerate(stages, start=1):
                 function = f"the callable for job {number}"
-                with calling(extensions.BACKENDS, self._name, function, where=self._where):
+                with extension_errors(extensions.BACKENDS, self._name, function, where=self._where):
                     carried = stage(carried)
                 if not isinstance(carried, tuple) or not all(isinstance(each, torch.Tensor) for each in carried):
                     raise self._error(function, carried, "a tuple of tensors")

@@ -25,8 +25,18 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Whether a kernel, the driver or a library of the GPU failed, other than by running out of memory."""
-    return isinstance(error, RuntimeError) and not is_out_of_memory(error) and bool(_FAILURE.search(str(error)))
+    """Whether the error, or an error that caused it, says that a kernel, the driver or a library of the GPU failed.
+
+    False for a lack of memory.
+    """
+    if is_out_of_memory(error):
+        return False
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RuntimeError) and _FAILURE.search(str(cause)):
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def memory_shortage(error: BaseException, device: torch.device, allocated_before: int) -> str:

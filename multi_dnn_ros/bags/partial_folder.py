@@ -19,8 +19,9 @@ _RANDOM = r"[a-z0-9_]{8}"
 class PartialFolder:
     """A new folder beside `target`, locked until :meth:`remove` or the end of this process.
 
-    The constructor removes the folders of earlier processes for the same target, except those that are locked. On a
-    file system without locks it removes none. Raises OSError if the folder cannot be created.
+    The constructor removes the folders of earlier processes for the same target, except those that are locked. It does
+    not recognize that of a process that was killed while it created the folder, and none on a file system without
+    locks. Raises OSError if the folder cannot be created.
     """
 
     def __init__(self, target: Path) -> None:
@@ -33,7 +34,7 @@ class PartialFolder:
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 new.rename(self.path / _LOCK)  # only once it is locked
-        except OSError:
+        except BaseException:
             self.remove()
             raise
 

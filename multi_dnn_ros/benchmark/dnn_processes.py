@@ -21,7 +21,7 @@ from multi_dnn_ros.backends import run_stages
 from multi_dnn_ros.benchmark.plain_export import export_network
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import cpu_count
-from multi_dnn_ros.common.signal_mask import started_with_blocked
+from multi_dnn_ros.common.signal_mask import block_in_children
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline.build import build
@@ -90,7 +90,7 @@ class DnnProcesses:
             process = context.Process(
                 target=_serve, args=(prepare, config, name, images, theirs), name=f"DNN {name}", daemon=True
             )
-            with started_with_blocked(signal.SIGINT):
+            with block_in_children(signal.SIGINT):
                 process.start()
             theirs.close()  # so that the pipe closes when the process ends
             self._connections.append(ours)

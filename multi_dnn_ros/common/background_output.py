@@ -80,6 +80,10 @@ class BackgroundOutput:
         with self._changed:
             self._thread = None
             self.is_blocked = thread.is_alive()
+            late = [] if self.is_blocked else list(self._waiting)  # submitted after the thread had ended
+        for write, text in late:
+            with contextlib.suppress(Exception):
+                write(text)
         return not self.is_blocked
 
     def _put(self, write: Callable[[str], object], text: str) -> None:

@@ -9,18 +9,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+_LOCK = threading.RLock()
+
 
 @contextmanager
 def captured_stderr() -> Iterator[io.StringIO]:
-    """Collect what the calling thread writes to sys.stderr. What other threads write still goes there."""
-    original, captured = sys.stderr, io.StringIO()
-    own = _ThreadStderr(original, captured)
-    sys.stderr = own
-    try:
-        yield captured
-    finally:
-        if sys.stderr is own:
-            sys.stderr = original
+    """Collect what the calling thread writes to sys.stderr. What other threads write still goes there; one that enters
+    such a block waits until this one has ended.
+    """
+    with _LOCK:
+        original, captured = sys.stderr, io.StringIO()
+        own = _ThreadStderr(original, captured)
+        sys.stderr = own
+        try:
+            yield captured
+        finally:
+            if sys.stderr is own:
+                sys.stderr = original
 
 
 class _ThreadStderr(io.TextIOBase):

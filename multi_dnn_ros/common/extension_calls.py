@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def calling(
+def extension_errors(
     group: str,
     name: str,
     function: str,

@@ -143,6 +143,7 @@ class Registry(Generic[T]):
         self._spec = spec
         self._group = group
         self._loaded: dict[str, T] = {}
+        self._failed: dict[str, ExtensionError] = {}
         self._reported: set[str] = set()
 
     def names(self) -> tuple[str, ...]:
@@ -156,7 +157,14 @@ class Registry(Generic[T]):
         be imported, or if the imported object is not a specification with this name.
         """
         if name not in self._loaded:
-            self._loaded[name] = self._load(name)
+            if name in self._failed:  # importing again would take as long as before
+                raise ExtensionError(str(self._failed[name])) from self._failed[name]
+            try:
+                self._loaded[name] = self._load(name)
+            except ExtensionError as error:
+                if name in self.names():
+                    self._failed[name] = error
+                raise
         return self._loaded[name]
 
     def usable(self) -> list[T]:

@@ -9,7 +9,7 @@ from multiprocessing import resource_tracker
 
 
 @contextmanager
-def started_with_blocked(*signals: signal.Signals) -> Iterator[None]:
+def block_in_children(*signals: signal.Signals) -> Iterator[None]:
     """Processes that multiprocessing starts in the block have these signals blocked until they unblock them.
 
     A terminal sends SIGINT, and a service manager SIGTERM, to all processes. A process that does not ignore the signal

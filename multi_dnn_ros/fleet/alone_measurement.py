@@ -56,17 +56,19 @@ class AloneMeasurement:
     def _next(self, job: RunningJob, others: Sequence[JobProcesses]) -> bool:
         """Begin the next phase once all others are paused, or end the last one.
 
-        The others continue while one of them loads its data, joins ranks, writes a checkpoint or is scored: for an
-        unknown time it cannot pause. One that does steps and does not pause counts as hung after a while.
+        The others continue while one of them joins ranks or writes a checkpoint: for some minutes it cannot pause. One
+        that does steps and does not pause counts as hung after a while. One that reads its data or is scored, which can
+        take hours, does no steps: it pauses when it has finished, and is not waited for.
         """
         assert job.processes is not None
-        if any(other.timer.is_busy for other in others):
+        awaited = [other for other in others if not other.timer.is_busy_without_limit]
+        if any(other.timer.is_busy for other in awaited):
             self._resume(others)
             return False
         for other in others:
             if not other.pause_requested:
                 other.send(other.shares, pause=True)
-        if any(not other.is_paused for other in others):
+        if any(not other.is_paused for other in awaited):
             return False
         if self._phases:
             job.processes.send(self._phases.pop(0))

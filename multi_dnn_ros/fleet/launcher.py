@@ -20,7 +20,7 @@ from multi_dnn_ros.planning.batch_units import Unit
 #: The main function of a rank's process; tests replace it.
 RankMain = Callable[[RankSetup, "Connection[Any, Any]"], None]
 #: Commands kept for a rank after which it hangs: those of days.
-_MOST_UNSENT = 10_000
+_MAX_UNSENT = 10_000
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class RankHandle(ABC):
         except (EOFError, OSError):
             self.close()
         self._ended = self._ended or any(isinstance(message, Failed | Ended) for message in found)
-        hangs = "does not read its commands: it hangs" if len(self._unsent) >= _MOST_UNSENT else None
+        hangs = "does not read its commands: it hangs" if len(self._unsent) >= _MAX_UNSENT else None
         if not self._ended and (text := self.ending() or hangs) is not None:
             self._ended = True
             found.append(Failed(text, False, False))

@@ -14,7 +14,7 @@ from typing import Any
 from torch._C._distributed_c10d import TCPStore
 
 from multi_dnn_ros.common.processes import describe_exit
-from multi_dnn_ros.common.signal_mask import started_with_blocked
+from multi_dnn_ros.common.signal_mask import block_in_children
 from multi_dnn_ros.fleet.forked_process import ForkedProcess
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.launcher import RankHandle, RankMain, UnitChange
@@ -93,7 +93,7 @@ def start_process(process: Any) -> None:
     Service managers send SIGTERM to all processes. It must reach neither the fork server, without which the exit
     codes of ranks are not known, nor a rank that does not ignore it yet.
     """
-    with started_with_blocked(signal.SIGTERM):
+    with block_in_children(signal.SIGTERM):
         process.start()
     # Runs before multiprocessing waits at exit for the processes that it has started.
     Finalize(process, _kill, (process._popen,), exitpriority=1)

@@ -11,7 +11,7 @@ from typing import Any
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.processes import describe_exit
 from multi_dnn_ros.fleet.launcher import RankHandle
-from multi_dnn_ros.fleet.messages import Command
+from multi_dnn_ros.fleet.messages import Command, Message
 from multi_dnn_ros.fleet.rank_links import RankKey
 
 #: Longest wait for the start of a process, for an answer of an agent, and for the end of a rank without a connection.
@@ -27,7 +27,8 @@ class RemoteRank(RankHandle):
         """started: Ray's reference to the process id."""
         super().__init__()
         self._ray, self._agent, self._started, self._key = ray, agent, started, key
-        self._lock = threading.Lock()  # `connected` is called in another thread
+        # `connected` is called in another thread, and must not send while `receive` sends what was kept.
+        self._lock = threading.RLock()
         self._waiting: list[Command] = []
         self._started_at = time.monotonic()
         self._gone_at = self._seen_running_at = 0.0
@@ -51,6 +52,10 @@ class RemoteRank(RankHandle):
                 self._waiting.append(command)
             else:
                 super().send(command)
+
+    def receive(self) -> list[Message]:
+        with self._lock:
+            return super().receive()
 
     def close(self) -> None:
         with self._lock:

@@ -27,6 +27,11 @@ class ReportTimer:
         """Whether the job does something else than steps, so that it does not pause soon."""
         return self._busy is not None
 
+    @property
+    def is_busy_without_limit(self) -> bool:
+        """Whether the job does something that can take hours: it reads its data or is scored."""
+        return self._busy is not None and self._busy.limit_s is None
+
     def command_sent(self) -> None:
         """The job has got a command. It does not extend the time of a job that owes a message already."""
         if not self._is_due:

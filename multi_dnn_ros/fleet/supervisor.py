@@ -30,7 +30,7 @@ _ATTEMPTS, _STOP_S, _END_S = 3, 60.0, 5.0
 _TICK_S, _GRACE_S = 0.1, 0.5
 #: Most seconds of one iteration that count as time in which a job could have reported. A longer one means that the
 #: supervisor was stopped, maybe together with the ranks (Ctrl-Z), or was busy with other jobs.
-_MOST_COUNTED_S = 1.0
+_MAX_COUNTED_S = 1.0
 #: Longest time until it is known how the process of a rank has ended.
 _CAUSE_S = 5.0
 #: Seconds between attempts to write a state that could not be written.
@@ -172,7 +172,7 @@ class Supervisor:
                 job.save()
             if not job.unsaved:
                 if self._warnings.settle(key):
-                    self.show_line(f"{job.name}: its state is written again")
+                    self.show_line(f"{job.name}: its state can be written again")
             elif self._warnings.due(key):
                 self.show_line(f"{job.name}: {job.unsaved}; its state is kept in memory, and written later")
 
@@ -320,7 +320,7 @@ class Supervisor:
         """A job that is silent for too long has failed. It is not known which of its ranks hangs: the first one
         reports, and waits for the others.
         """
-        processes.timer.add(min(passed_s, _MOST_COUNTED_S))
+        processes.timer.add(min(passed_s, _MAX_COUNTED_S))
         if text := processes.timer.overdue(self._silent_s):
             self._failed(job, [(used(processes.shares)[0], Failed(text, False, False))])
 

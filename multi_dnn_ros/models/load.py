@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.extension_calls import calling
+from multi_dnn_ros.common.extension_calls import extension_errors
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.models.decoder_choice import (
     decoders_for,
@@ -166,9 +166,11 @@ def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> O
 def _calling(
     decoder: str, function: str, name: str, *documented: type[Exception]
 ) -> contextlib.AbstractContextManager[None]:
-    """Turns what a decoder of another package raises into ModelError. name: of the DNN. See :func:`calling`."""
+    """Turns what a decoder of another package raises into ModelError. name: of the DNN. See :func:extension_errors()."""
     where = f"dnn.{name}: "
-    return calling(extensions.DECODERS, decoder, function, where=where, error=ModelError, documented=documented)
+    return extension_errors(
+        extensions.DECODERS, decoder, function, where=where, error=ModelError, documented=documented
+    )
 
 
 def _own_threshold(source: Source, role: str) -> float:

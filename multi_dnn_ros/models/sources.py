@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.extension_calls import calling
+from multi_dnn_ros.common.extension_calls import extension_errors
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.models.checked_source import checked_source
 from multi_dnn_ros.models.description import Description
@@ -71,7 +71,7 @@ def weights_file(model: str) -> Path | None:
     if source is None or source.file is None:
         path = Path(model)
     else:
-        with calling(extensions.MODEL_SOURCES, source.name, "file", error=ModelError):
+        with extension_errors(extensions.MODEL_SOURCES, source.name, "file", error=ModelError):
             path = Path(source.file(model.partition(":")[2]))
     return path if path.is_file() else None
 
@@ -96,6 +96,6 @@ def _load(where: str, config: DnnConfig, *, classifiers: bool, outline: bool = F
     if not extensions.provider(extensions.MODEL_SOURCES, name):
         return source.load(request)
     model = f"{where}model is '{config.model}': "
-    with calling(extensions.MODEL_SOURCES, name, "load", where=model, error=ModelError):
+    with extension_errors(extensions.MODEL_SOURCES, name, "load", where=model, error=ModelError):
         found = source.load(request)
     return checked_source(found, name, model, outline=outline)

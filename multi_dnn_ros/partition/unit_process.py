@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import describe_exit
-from multi_dnn_ros.common.signal_mask import started_with_blocked
+from multi_dnn_ros.common.signal_mask import block_in_children
 from multi_dnn_ros.partition import messages
 from multi_dnn_ros.partition.blocks import Block
 from multi_dnn_ros.partition.executor import NetworkRequest
@@ -125,7 +125,7 @@ class UnitProcesses:
                 pairs = [context.Pipe() for _ in group]
                 unit_ends = [(unit, unit_end) for unit, (_, unit_end) in zip(group, pairs, strict=True)]
                 process = context.Process(target=main, args=(unit_ends,), name=f"unit {name}", daemon=True)
-                with started_with_blocked(signal.SIGINT):
+                with block_in_children(signal.SIGINT):
                     process.start()
                 self._processes.append(process)
                 shared = UnitProcess(process)

@@ -23,7 +23,7 @@ from multi_dnn_ros.backends.static_stages import single_launches, streams_of
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.cpu_features import has_bf16_products
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.extension_calls import calling
+from multi_dnn_ros.common.extension_calls import extension_errors
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.common.time_units import ms_to_ns
@@ -153,7 +153,7 @@ def _finish_backends(dnns: Mapping[str, DnnConfig], device: torch.device) -> Non
         finish = BACKENDS.get(backend).finish
         if finish is not None:
             where = f"{', '.join(users[backend])}: "
-            with calling(extensions.BACKENDS, backend, "finish", where=where, error=ConfigError):
+            with extension_errors(extensions.BACKENDS, backend, "finish", where=where, error=ConfigError):
                 finish()
 
 

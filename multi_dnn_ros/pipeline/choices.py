@@ -17,7 +17,7 @@ from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_pr
 from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.cpu_features import has_int8_products
-from multi_dnn_ros.common.extension_calls import calling, returned_text
+from multi_dnn_ros.common.extension_calls import extension_errors, returned_text
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.planning.job_plan import ROUNDS
@@ -151,7 +151,7 @@ def choose_backend(
         branches if device.type in spec.branches else "1", tuple(providers), required,
     )  # fmt: skip
     where = f"dnn.{dnn}: "
-    with calling(extensions.BACKENDS, name, "factory", where=where, error=ConfigError):
+    with extension_errors(extensions.BACKENDS, name, "factory", where=where, error=ConfigError):
         backend = spec.factory(request)
     if extensions.provider(extensions.BACKENDS, name):
         if not callable(getattr(backend, "prepare", None)):

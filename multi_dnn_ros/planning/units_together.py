@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -73,7 +73,7 @@ class UnitsTogether(FileModel):
         measured = UnitSet(
             devices=_devices(tables), factors=dict(factors), images=counts,
             table_ms={name: tables[name].predict_ms(count) for name, count in counts.items()},
-            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         )  # fmt: skip
         others = tuple(each for each in self.sets if each.devices.keys() != tables.keys())
         return self.model_copy(update={"sets": (*others, measured)})

@@ -182,7 +182,7 @@ class OverlayPublisher:
                 assert overlay.image is not None
                 pixels = draw(pixels_of(overlay.image), layers, partial(self._report_kind, camera))
                 self._publishers[camera].publish(pixels, overlay.frame.context)
-            except Exception as error:  # one failed overlay must not end the thread
+            except (Exception, SystemExit) as error:  # one failed overlay must not end the thread
                 self._report(
                     f"the overlay of camera {camera} was not published for one frame: {type(error).__name__}: {error}"
                 )

@@ -129,7 +129,7 @@ class Accounts:
         dnn_camera = dnn, entry.frame.camera
         try:
             self._callbacks.on_result(Result(dnn, entry.frame, output, timing))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # of the message function of another package
             drop = Drop(dnn, entry.frame, DropReason.PUBLISH_ERROR, f"{type(error).__name__}: {error}")
             self._count_drop(drop)
         else:

@@ -194,7 +194,7 @@ class EngineProcess:
                 self._oom_kills.append(oom_kills())
             try:
                 self._on_message(self, message)
-            except Exception:
+            except (Exception, SystemExit):  # also of the message functions of other packages
                 log.exception(
                     "%s: handling message %s failed; the message is ignored", self.label, type(message).__name__
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import pickle
+from pickle import Pickler
 from typing import Any
 
 from multi_dnn_ros.common.error_text import summarize_error
@@ -32,7 +32,7 @@ class _TorchObjectError(Exception):
     """The message is the name of the object or of its type."""
 
 
-class _Pickler(pickle.Pickler):
+class _Pickler(Pickler):
     def persistent_id(self, pickled: Any) -> None:
         """Called by pickle with every object, class and function before it is pickled."""
         module = getattr(pickled, "__module__", None)

@@ -115,7 +115,7 @@ class SupervisedProcesses:
                 process = self._processes[state.key]
                 self._hanging.append(f"engine process {process.pid}")
                 cause = f"it did not stop within {timeout_s:g} s (parameter stop_timeout_s)"
-                fault = ProcessFault(_late(process, cause, timeout_s), tuple(process.status.running_jobs()))
+                fault = ProcessFault(_stop_cause(process, cause, timeout_s), tuple(process.status.running_jobs()))
                 self._replace(state.key, process, fault)
             return list(self._hanging)
 
@@ -247,7 +247,7 @@ class SupervisedProcesses:
                     f"it did not finish its frames within {drain_timeout_s:g} s (parameter stop_timeout_s plus "
                     f"{_DRAIN_GRACE_S:g} s)"
                 )
-                fault = ProcessFault(_late(process, cause, drain_timeout_s))
+                fault = ProcessFault(_stop_cause(process, cause, drain_timeout_s))
             if fault is not None:
                 faults.append((key, fault))
         # Those that serve come last, so that their DNNs are not given to a process that hangs, too.
@@ -303,12 +303,12 @@ class SupervisedProcesses:
         return DropReason.DISABLED if disabled else DropReason.ENGINE_LOST, text
 
 
-def _late(process: ServedProcess, cause: str, timeout_s: float) -> str:
+def _stop_cause(process: ServedProcess, cause: str, timeout_s: float) -> str:
     """Why a process is replaced that did not report in time that it had finished. The report may be there, unread."""
     busy_s = process.busy_s_since_stop()
     if busy_s < _BUSY_SHARE * timeout_s:
         return f"hung: {cause}"
-    return f"{cause}, or the node did not read that it had: the node published results for {busy_s:.1f} s of this time"
+    return f"{cause}, or its report was not read in time: the node published results for {busy_s:.1f} s of this time"
 
 
 def _do_nothing() -> None:

@@ -54,7 +54,7 @@ def score_dnn(dnn: Dnn, images: WholeImages, device: torch.device) -> dict[str, 
     for name, pairs in wanted.items():
         kind, labels = RESULT_KINDS.get(names[name].result_kind), names[name].labels
         try:
-            scores[name] = {**scores_of(kind, pairs, labels)}
+            scores[name] = scores_of(kind, pairs, labels)
         except NoTruth as error:
             scores[name] = f"data '{images.name}': {error}"
     return {name: scores[name] for name in names}

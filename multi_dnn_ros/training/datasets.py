@@ -25,7 +25,7 @@ from tqdm import tqdm
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.common.reporting import cpu_count
-from multi_dnn_ros.common.signal_mask import started_with_blocked
+from multi_dnn_ros.common.signal_mask import block_in_children
 from multi_dnn_ros.training.scenes import Scene, SceneGenerator
 from multi_dnn_ros.vision.preprocess import Preprocess, ResizeMode
 
@@ -256,16 +256,19 @@ def _render_chunks(spec: RenderSpec, folder: Path, workers: int) -> None:
             # Not a multiprocessing.Pool, which waits forever if a process is killed.
             with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin_process) as pool:
                 try:
-                    with started_with_blocked(signal.SIGINT):  # Ctrl-C reaches all processes; they end with this one
+                    with block_in_children(signal.SIGINT):  # Ctrl-C reaches all processes; they end with this one
                         counts = pool.map(_render_chunk, chunks)
                     for count in counts:
                         bar.update(count)
-                except BrokenProcessPool:
-                    # Leaving the `with` block waits for the other processes. The pool has sent them SIGTERM, which
-                    # they ignore if a rank of the fleet has started them, because the rank ignores it.
+                except BaseException as error:
+                    # Leaving the `with` block waits for the other processes, after Ctrl-C until they have rendered
+                    # everything. A broken pool has sent them SIGTERM, which they ignore if a rank of the fleet has
+                    # started them, because the rank ignores it.
                     for process in multiprocessing.active_children():
                         if process not in before:
                             process.kill()
+                    if not isinstance(error, BrokenProcessPool):
+                        raise
                     raise DatasetError(
                         f"{folder}: one of {processes} rendering processes was killed; is there too little memory?"
                     ) from None

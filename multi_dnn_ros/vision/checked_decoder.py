@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.extension_calls import calling, raised_text
+from multi_dnn_ros.common.extension_calls import extension_errors, raised_text
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.vision.decoders.base import TwoParts
 from multi_dnn_ros.vision.result_kind import ResultKind
@@ -34,7 +34,7 @@ class CheckedDecoder:
         return _checked(self._decoder, self._name, self._kind, outputs, source_size)
 
     def in_two_parts(self) -> TwoParts | None:
-        with calling(extensions.DECODERS, self._name, "in_two_parts"):
+        with extension_errors(extensions.DECODERS, self._name, "in_two_parts"):
             parts = self._decoder.in_two_parts()
         return None if parts is None else _CheckedParts(parts, self._name, self._kind)
 
@@ -46,7 +46,14 @@ class _CheckedParts:
         self._parts = parts
         self._name = name
         self._kind = kind
-        self.condense = parts.condense
+
+    def condense(self, outputs: Sequence[torch.Tensor]) -> Any:
+        try:
+            return self._parts.condense(outputs)
+        except OutputError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise ExtensionError(raised_text(extensions.DECODERS, self._name, "condensing", error)) from error
 
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
         return _checked(self._parts.decode, self._name, self._kind, outputs, source_size)
@@ -59,7 +66,10 @@ def _checked(
         result = decode(outputs, source_size)
     except OutputError:
         raise
-    except (Exception, SystemExit) as error:  # not `calling`, whose generator and log line would cost time per frame
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # not extension_errors(), whose generator and log line would cost time per frame
         raise ExtensionError(raised_text(extensions.DECODERS, name, "decoding", error)) from error
     if not isinstance(result, kind.type):
         title = extensions.title(extensions.DECODERS, name)

@@ -40,7 +40,8 @@ def family(tmp_path: Path) -> Iterator[SimpleNamespace]:
     made = SimpleNamespace(told=told)
 
     def start(*prefix: str) -> None:
-        command = [*prefix, sys.executable, "-c", PARENT, str(told), str(log)]
+        default = ("env", "--default-signal=HUP")  # the tests may run under nohup
+        command = [*(prefix or default), sys.executable, "-c", PARENT, str(told), str(log)]
         environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}:{Path.cwd()}"}
         made.parent = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, cwd=tmp_path)
         until(lambda: told.exists() and told.read_text(), "the child", told=lambda: log.read_text())

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from multi_dnn_ros.common.signal_mask import started_with_blocked
+from multi_dnn_ros.common.signal_mask import block_in_children
 
 
 def answer(pipe: Connection) -> None:
@@ -23,7 +23,7 @@ def test_signals_that_arrive_while_a_process_starts_are_blocked(blocked: set[sig
     ours, theirs = context.Pipe()
     process = context.Process(target=answer, args=(theirs,), daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with started_with_blocked(*blocked):
+    with block_in_children(*blocked):
         process.start()
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     theirs.close()
@@ -41,6 +41,6 @@ def test_signals_that_arrive_while_a_process_starts_are_blocked(blocked: set[sig
 
 def test_the_mask_is_restored_after_an_error() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with pytest.raises(OSError, match="full"), started_with_blocked(signal.SIGTERM):
+    with pytest.raises(OSError, match="full"), block_in_children(signal.SIGTERM):
         raise OSError("full")
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

@@ -207,7 +207,7 @@ print(json.dumps([lines, usable]))
     assert preprocess.startswith(f"decoder 'wrong_preprocess' {begin}WRONG_PREPROCESS: TypeError: preprocess is [1]: ")
     assert names.startswith(f"backend 'wrong_names' {begin}WRONG_NAMES: TypeError: precisions is {{'cpu': 'auto'}}; ")
     assert precisions.startswith(f"backend 'wrong_precisions' {begin}WRONG_PRECISIONS: TypeError: precisions is [1]; ")
-    assert unit == "kind of unit 'exiting' cannot be used: faulty_extension:EXIT: SystemExit: 3"
+    assert unit == f"kind of unit 'exiting' {begin}EXIT: SystemExit: 3"
     assert {"yolo", "faulty_decoder", "eager", "faulty_backend"} <= set(usable)
 
 

@@ -14,14 +14,14 @@ _STEPS = 1000
 
 
 class SimulatedRank(RankHandle):
-    """unit: number of its unit. failed: called when the supervisor receives a failure of this rank. is_busy: it sends
-    nothing else than that it is busy.
+    """unit: number of its unit. failed: called when the supervisor receives a failure of this rank. busy: it sends
+    nothing but this message.
     """
 
     def __init__(self, unit: int) -> None:
         self.failed: Callable[[], None] = lambda: None
         self.unit = unit
-        self.is_busy = False
+        self.busy: Busy | None = None
         self._messages: list[Message] = []
         self._report: Report | None = None  # received again and again while the job trains
         self._ending, self._unknown_for = "", 0
@@ -73,8 +73,8 @@ class SimulatedRank(RankHandle):
         self._ending, self._unknown_for = text, unknown_for
 
     def receive(self) -> list[Message]:
-        if self.is_busy:
-            return [Busy(None)]
+        if self.busy is not None:
+            return [self.busy]
         if self._unknown_for:
             self._unknown_for -= 1
             if not self._unknown_for:

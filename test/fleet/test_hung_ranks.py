@@ -16,7 +16,7 @@ from waiting import until
 from multi_dnn_ros.fleet.job_processes import JobProcesses
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.local_launcher import LocalLauncher
-from multi_dnn_ros.fleet.messages import Failed, Message, Report
+from multi_dnn_ros.fleet.messages import Busy, Failed, Message, Report
 from multi_dnn_ros.fleet.supervisor import Supervisor
 from multi_dnn_ros.planning.batch_units import parse_unit
 
@@ -199,7 +199,7 @@ def test_ranks_are_not_killed_after_the_whole_fleet_was_stopped(job: FleetJob, t
 def test_no_job_pauses_for_a_measurement_while_another_cannot(
     job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Job `b` is scored, for an unknown time, when `d` is added: `a` continues until `b` can pause."""
+    """Job `b` writes a checkpoint when `d` is added: `a` continues until `b` can pause."""
     monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._TICK_S", 0.02)
     path, launcher = write(tmp_path / "jobs.yaml", job, "ab"), SimulatedLauncher(UNITS)
     busy_for = 0
@@ -216,12 +216,39 @@ def test_no_job_pauses_for_a_measurement_while_another_cannot(
             write(path, job, "abd")
             return
         for unit in range(len(UNITS)):
-            launcher.ranks["b", unit].is_busy = busy_for < 50
+            launcher.ranks["b", unit].busy = Busy(1800.0) if busy_for < 50 else None
         if busy_for < 50:
             if supervisor.measuring is jobs["d"]:
                 busy_for += 1
                 assert not a.pause_requested
         elif jobs["d"].placed:
+            raise KeyboardInterrupt
+
+    supervisor = Supervisor(path, launcher, tmp_path / "runs", watch=watch)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+
+
+def test_a_measurement_does_not_wait_for_a_job_that_is_scored(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That can take hours: `d` is measured and placed while `b` is scored, and `a` continues."""
+    monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._TICK_S", 0.02)
+    path, launcher = write(tmp_path / "jobs.yaml", job, "ab"), SimulatedLauncher(UNITS)
+
+    def watch(supervisor: Supervisor, line: str) -> None:
+        jobs = supervisor.jobs
+        if line or not all(jobs[name].placed for name in "ab"):
+            return
+        assert supervisor.seconds < _PATIENCE_S
+        for unit in range(len(UNITS)):
+            launcher.ranks["b", unit].busy = Busy(None)
+        if "d" not in jobs:
+            write(path, job, "abd")
+        elif jobs["d"].placed:
+            a = jobs["a"].processes
+            assert a is not None
+            assert not a.pause_requested
             raise KeyboardInterrupt
 
     supervisor = Supervisor(path, launcher, tmp_path / "runs", watch=watch)

@@ -307,7 +307,7 @@ def test_a_process_is_not_blamed_if_the_node_does_not_read_that_it_has_stopped(s
     reader.join()
     engines.close(1.0)
     late = "it did not stop within 0.4 s (parameter stop_timeout_s)"
-    unread = ", or the node did not read that it had: the node published results for 0.4 s of this time"
+    unread = ", or its report was not read in time: the node published results for 0.4 s of this time"
     assert killed[0] == (f"{late}{unread}" if slow else f"hung: {late}")
 
 

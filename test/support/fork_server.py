@@ -17,6 +17,7 @@ import inspect
 import os
 import pickle
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -233,6 +234,7 @@ def _prepare(request: dict[str, Any], connection: socket.socket, descriptors: li
         os.close(source)
     if request["new_session"]:
         os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])

@@ -17,7 +17,7 @@ from multi_dnn_ros.benchmark.paper.tally import Ticker, Window
 from multi_dnn_ros.common.captured_warnings import CapturedWarnings
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.memory import freeze_heap
-from multi_dnn_ros.common.signal_mask import started_with_blocked
+from multi_dnn_ros.common.signal_mask import block_in_children
 from multi_dnn_ros.common.thread_switching import short_switch_interval
 
 #: Time between the request to run and the window, so that every process has received it and is warm.
@@ -83,7 +83,7 @@ class ProcessGroup:
             for work in works:
                 ours, theirs = context.Pipe()
                 process = context.Process(target=serve, args=(theirs, work), name=f"{name}", daemon=True)
-                with started_with_blocked(signal.SIGINT):
+                with block_in_children(signal.SIGINT):
                     process.start()
                 theirs.close()
                 self._connections.append(ours)

@@ -20,7 +20,7 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.parent_watch import end_with_parent
 from multi_dnn_ros.common.processes import describe_exit
-from multi_dnn_ros.common.signal_mask import started_with_blocked
+from multi_dnn_ros.common.signal_mask import block_in_children
 from multi_dnn_ros.training.distributed import PROCESS_LOST, wait_for_all
 
 _TIMEOUT = timedelta(minutes=10)
@@ -105,7 +105,7 @@ def run_processes(work: Work, argument: Any, count: int, device: torch.device, r
             process = context.Process(
                 target=_serve, args=(work, argument, member, store.port, sender), name=f"training {rank}", daemon=True
             )
-            with started_with_blocked(signal.SIGINT):
+            with block_in_children(signal.SIGINT):
                 process.start()
             sender.close()
             group.append(_Process(rank, process, receiver))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.extension_calls import calling, returned_text
+from multi_dnn_ros.common.extension_calls import extension_errors, returned_text
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.vision.decoders.layout import LIKELY, Difference, Layout, Match
 from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
@@ -60,7 +60,7 @@ class Recognition:
 def recognized_by(spec: DecoderSpec, layout: Layout) -> Match | Difference:
     """The answer of one decoder that has `recognize`. Raises ExtensionError if one of another package fails."""
     assert spec.recognize is not None
-    with calling(extensions.DECODERS, spec.name, "recognize"):
+    with extension_errors(extensions.DECODERS, spec.name, "recognize"):
         found: Any = spec.recognize(layout)
     if not isinstance(found, (Match, Difference)):
         raise ExtensionError(
