@@ -166,10 +166,9 @@ def _output(part: OutputPart, interface: Interface, preprocess: Preprocess) -> O
 def _calling(
     decoder: str, function: str, name: str, *documented: type[Exception]
 ) -> contextlib.AbstractContextManager[None]:
-    """Turns what a decoder of another package raises into ModelError. name: of the DNN. See :func:extension_errors()."""
-    where = f"dnn.{name}: "
+    """Turns what a decoder of another package raises into ModelError. name: of the DNN. See extension_errors()."""
     return extension_errors(
-        extensions.DECODERS, decoder, function, where=where, error=ModelError, documented=documented
+        extensions.DECODERS, decoder, function, where=f"dnn.{name}: ", error=ModelError, documented=documented
     )
 
 

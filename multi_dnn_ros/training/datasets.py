@@ -257,9 +257,10 @@ def _render_chunks(spec: RenderSpec, folder: Path, workers: int) -> None:
             with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin_process) as pool:
                 try:
                     with block_in_children(signal.SIGINT):  # Ctrl-C reaches all processes; they end with this one
-                        counts = pool.map(_render_chunk, chunks)
-                    for count in counts:
-                        bar.update(count)
+                        # Not pool.map, which cancels the others after an error; then the end of the pool prints one.
+                        rendered = [pool.submit(_render_chunk, chunk) for chunk in chunks]
+                    for future in rendered:
+                        bar.update(future.result())
                 except BaseException as error:
                     # Leaving the `with` block waits for the other processes, after Ctrl-C until they have rendered
                     # everything. A broken pool has sent them SIGTERM, which they ignore if a rank of the fleet has

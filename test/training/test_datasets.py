@@ -194,13 +194,17 @@ render(Waiting(64, 6, (64, 64), (64, 64)), Path({target!r}), workers=2)
 
 
 @pytest.mark.timeout(180)
-def test_rendering_processes_end_with_their_parent(tmp_path: Path, fork_server: ForkServer) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_rendering_processes_end_with_their_parent(
+    tmp_path: Path, fork_server: ForkServer, number: signal.Signals
+) -> None:
+    """SIGINT reaches all of them, as Ctrl-C does, and only the parent prints a traceback."""
     begun = tmp_path / "begun"
     begun.mkdir()
     program = _RENDER.format(folder=str(Path(__file__).parent), target=str(tmp_path / "set"))
     parent = fork_server.popen(
         [sys.executable, "-c", program], env={**os.environ, "BEGUN": str(begun)}, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     processes: list[psutil.Process] = []
     try:
@@ -210,9 +214,13 @@ def test_rendering_processes_end_with_their_parent(tmp_path: Path, fork_server: 
             assert time.monotonic() < deadline
             time.sleep(0.05)
             processes = [psutil.Process(int(file.name)) for file in begun.iterdir()]
+        for each in (*processes, parent) if number == signal.SIGINT else (parent,):
+            each.send_signal(number)
+        _, error = parent.communicate(timeout=60)
     finally:
-        parent.send_signal(signal.SIGKILL)
+        parent.kill()
         parent.wait()
+    assert error.count("Traceback") == (number == signal.SIGINT)
     left = psutil.wait_procs(processes, timeout=30)[1]
     for process in left:
         process.kill()
