@@ -20,7 +20,7 @@ _STDOUT, _STDERR = 1, 2
 class BackgroundOutput:
     """Writes texts in the order of their submission; in the thread of the caller until :meth:`start`.
 
-    A pipe or terminal that is not read blocks whoever writes to it. After :meth:`start` that is only the thread of this
+    A pipe or terminal that is not read blocks its writers; after :meth:`start` it blocks only the thread of this
     object. While more than `max_characters` wait, further texts are dropped; their number is written in their place.
 
     on_dropped: writes the number of texts that were dropped. is_blocked: whether :meth:`close` has failed.
