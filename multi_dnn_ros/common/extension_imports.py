@@ -6,10 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib.metadata import entry_points
 from typing import Any
 
-from multi_dnn_ros.common.extensions import OWN, ExtensionError, Registry
+from multi_dnn_ros.common.extensions import OWN, ExtensionError, Registry, provider
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +36,6 @@ def import_extensions(
             elapsed_s = clock() - begin_s
             if elapsed_s > LIMIT_S:
                 report(
-                    f"importing '{name}' of {_distributions(group, name)} (entry points {group}) took "
+                    f"importing '{name}' of {provider(group, name)} (entry points {group}) took "
                     f"{elapsed_s:.1f} s: every start of the node waits for it"
                 )
-
-
-def _distributions(group: str, name: str) -> str:
-    """Name and version of the distributions with this entry point; several if some are not used."""
-    found = {
-        f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
-        for point in entry_points(group=group, name=name)
-    }
-    return " or ".join(sorted(found))
