@@ -31,7 +31,7 @@ _NOT_IN_FILES = {
     "on-a-cpu": {"1613"},
     "three-cameras-and-one-of-them-flooding": {"56,578", "170,650"},
     "engine-processes": {"262", "267"},
-    "heavy-networks": {"225", "188", "270", "1.22", "1.31"},
+    "heavy-networks": {"225", "188", "270", "1.31"},
     "shared-weights-decomposed": {"0.328"},
     "one-kernel-for-a-convolution-and-its-relu": {"4,700", "9,600"},
     "an-important-dnn-among-heavy-ones": {"106", "105", "8,100", "2.16"},
@@ -67,6 +67,7 @@ _NOT_IN_FILES = {
         "3.11",
         "3.98",
     },
+    "parallel-branches-of-one-image": {"105"},
     "the-frames-of-a-dnn-on-four-gpus": {"213"},
     "one-network-alone": {"0.745", "0.286", "1.422", "0.916", "0.831", "0.401", "2.762", "1.559", "1.60"},
     "the-profiler-on-a-gpu": {"224", "120"},
@@ -170,6 +171,12 @@ def _trials(result: Any, *, reverted: bool) -> list[float]:
     ]
 
 
+def _tracker_gain(result: Any) -> float:
+    """Frames per second on 8 streams over those on one stream, in percent more."""
+    (rates,) = (each["frames_per_s"] for each in result["networks"] if each["network"] == "tracker-windows")
+    return float(100 * (rates["8 streams"] / rates["serial"] - 1))
+
+
 def _published_hz(result: Any) -> float:
     """Results per second of all cameras."""
     return sum(camera["published_hz"] for dnn in result["fairness"]["dnns"].values() for camera in dnn.values())
@@ -264,13 +271,15 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
             ("0.90", lambda it: it["fair_against_baselines"]["total_time_ratio"]),
         )
     ),
+    ("parallel-branches-of-one-image", "105", "branches_compiled_gpu.json", _tracker_gain),
     ("the-frames-of-a-dnn-on-four-gpus", "213", "node_2gpus_h100.json", _published_hz),
-    ("cpu-time-of-the-built-in-networks-on-a-gpu", "3,185", "host_builtin_gpu_raw_after.json", _engine_switches_hz),
-    ("heavy-networks", "1.29", "host_heavy_gpu_h100_raw_later.json", _cores),
+    ("cpu-time-of-the-built-in-networks-on-a-gpu", "3,411", "host_builtin_gpu_raw_after.json", _engine_switches_hz),
     ("heavy-networks", "225", "heavy_gpu_fp16.json", _results_hz),
     ("heavy-networks", "88", "heavy_gpu_fp16.json", lambda it: it["latency"]["all"]["last_window_ms"]["p99"]),
     ("heavy-networks", "101", "heavy_gpu.json", lambda it: it["latency"]["all"]["last_window_ms"]["p99"]),
-    ("heavy-networks", "1.22", "host_heavy_gpu_h200.json", _cores),
+    ("heavy-networks", "0.95", "host_heavy_gpu_h200_raw.json", _cores),
+    ("heavy-networks", "3,399", "host_heavy_gpu_h200_raw.json", _engine_switches_hz),
+    ("heavy-networks", "0.90", "host_heavy_gpu_h200_jpeg.json", _cores),
     ("heavy-networks", "0.86", "host_heavy_gpu_h100_jpeg_gpu.json", _cores),
     ("heavy-networks", "1.31", "host_heavy_gpu_h100_jpeg_cpu.json", _cores),
     *(

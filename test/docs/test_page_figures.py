@@ -125,10 +125,10 @@ _STANDBY = "How fast: parameter `standby`"
 COMPUTED: list[tuple[str, str, str, str, Callable[[Any], float]]] = [
     ("scheduling", "On a GPU", "1.16", "important_gpu", lambda it: _p99_ratio(it, "priority, at most 2 launched")),
     ("scheduling", "On a GPU", "2.43", "important_gpu", lambda it: _p99_ratio(it, "priority")),
-    ("isolation", _STANDBY, "0.08", "gpu_faults", lambda it: min(_gaps(it, "1: assert"))),
+    ("isolation", _STANDBY, "0.07", "gpu_faults", lambda it: min(_gaps(it, "1: assert"))),
     ("isolation", _STANDBY, "0.12", "gpu_faults", lambda it: max(_gaps(it, "1: assert"))),
     ("isolation", _STANDBY, "0.40", "gpu_faults", lambda it: min(_gaps(it, "2: illegal address"))),
-    ("isolation", _STANDBY, "0.43", "gpu_faults", lambda it: max(_gaps({"hot": it["hot"][-1:]}, "2: illegal address"))),
+    ("isolation", _STANDBY, "0.41", "gpu_faults", lambda it: max(_gaps({"hot": it["hot"][-1:]}, "2: illegal address"))),
     ("isolation", _STANDBY, "0.57", "gpu_faults", lambda it: max(_gaps(it, "2: illegal address"))),
     ("isolation", _STANDBY, "4", "gpu_faults", lambda it: it["warm"][-1]["longest_gap_s"]["lane"]),
     ("isolation", _STANDBY, "7", "gpu_faults", lambda it: it["warm"][1]["longest_gap_s"]["lane"]),

@@ -13,10 +13,12 @@ import torch
 
 from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.partition import messages
 from multi_dnn_ros.partition.executor import NetworkRequest, random_images
 from multi_dnn_ros.partition.torch_executor import TorchExecutor
+from multi_dnn_ros.partition.unit_process import UnitFailure, UnitProcesses
 from multi_dnn_ros.planning.batch_table import read_table
-from multi_dnn_ros.planning.batch_units import parse_unit
+from multi_dnn_ros.planning.batch_units import parse_unit, parse_units
 
 MODEL = ["torchvision:squeezenet1_1", "--size", "64x64"]
 
@@ -78,19 +80,19 @@ def test_two_gpus_share_a_batch(tmp_path: Path) -> None:
     assert not measured_and_run(tmp_path, "cuda:0,cuda:1", precision="fp16")["failures"]
 
 
-def test_gpu_memory_that_does_not_suffice_is_noted(tmp_path: Path) -> None:
-    from multi_dnn_ros.partition import messages
-    from multi_dnn_ros.partition.executor import NetworkRequest
-    from multi_dnn_ros.partition.unit_process import UnitFailure, UnitProcesses
-    from multi_dnn_ros.planning.batch_units import parse_units
-
+def test_gpu_memory_that_does_not_suffice_is_noted() -> None:
     with UnitProcesses(parse_units("cuda:0")) as processes:
-        # The results of the first layer, 64 channels in float32, are 21 times as large as the images, which are made on
-        # the CPU: not more of them than are needed, because that takes seconds per gigabyte.
-        processes.open(NetworkRequest("torchvision:vgg16", size=(2048, 2048)), "auto")
+        processes.open(NetworkRequest("torchvision:vgg16", size=(1024, 1024)), "auto")
         handle = processes.handles["cuda:0"]
-        images = 1 + torch.cuda.get_device_properties(0).total_memory // (64 * 2048 * 2048 * 4)
+        # Memory that this process holds, as another program would: few images suffice, while filling the whole GPU with
+        # images that are made on the CPU would take minutes.
+        free, _ = torch.cuda.mem_get_info(0)
+        held = torch.empty(free - 2 * 1024**3, dtype=torch.uint8, device="cuda:0")
         with pytest.raises(UnitFailure, match="ran out of memory") as told:
-            handle.ask(messages.Prepare(images), messages.Prepared, 240.0)
+            # The results of the first layer alone are 64 channels in float32: 268 MB per image.
+            handle.ask(messages.Prepare(16), messages.Prepared, 60.0)
         assert told.value.out_of_memory
         assert not told.value.lost
+        del held
+        torch.cuda.empty_cache()
+        handle.ask(messages.Prepare(1), messages.Prepared, 60.0)
