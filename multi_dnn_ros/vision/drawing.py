@@ -84,19 +84,6 @@ def draw(
     return canvas
 
 
-def draw_tag(canvas: npt.NDArray[np.uint8], text: str, corner: tuple[int, int], color: Color, scale: float) -> None:
-    """Text on a filled rectangle above the point (x, y), moved so that it stays inside the image."""
-    font = 0.9 * scale
-    (width, height), baseline = cv2.getTextSize(text, _FONT, font, 1)
-    pad = max(2, round(4 * scale))
-    x = min(max(corner[0], 0), max(0, canvas.shape[1] - width - 2 * pad))
-    bottom = max(corner[1], height + baseline + 2 * pad)
-    cv2.rectangle(canvas, (x, bottom - height - baseline - 2 * pad), (x + width + 2 * pad, bottom), color, cv2.FILLED)
-    is_dark = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] < 128
-    text_color = (255, 255, 255) if is_dark else (0, 0, 0)
-    cv2.putText(canvas, text, (x + pad, bottom - baseline - pad), _FONT, font, text_color, 1, cv2.LINE_AA)
-
-
 def _draw_latencies(canvas: npt.NDArray[np.uint8], layers: Sequence[Layer], scale: float) -> None:
     """One line per DNN, bottom left, on a darkened background."""
     lines = [f"{layer.dnn}  {layer.latency_ms:.0f} ms" for layer in layers if layer.latency_ms is not None]
