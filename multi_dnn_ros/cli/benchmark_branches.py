@@ -34,7 +34,7 @@ multi-dnn benchmark branches torchvision:googlenet --device cpu --size 96x96 --r
 def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     """Declare branches."""
     parser = add_command(
-        scenarios, "branches", "compare parallel branches of a network with all operations in order",
+        scenarios, "branches", "compare parallel branches of a network with serial execution",
         details=_DETAILS, examples=_EXAMPLES, run=_run,
     )  # fmt: skip
     add_measured_networks(parser, "a name from above")

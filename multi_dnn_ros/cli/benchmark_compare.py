@@ -28,8 +28,8 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
         examples=_EXAMPLES, run=_run,
     )  # fmt: skip
     add = parser.add_argument
-    add("first", type=Path, metavar="FIRST", help="the file that ratios refer to")
-    add("second", type=Path, metavar="SECOND", help="the file that is called better or worse")
+    add("first", type=Path, metavar="FIRST", help="the file that the ratios refer to")
+    add("second", type=Path, metavar="SECOND", help="the file whose figures are rated as better or worse")
     add("--output", type=Path, metavar="HTML", help="write the comparison to this HTML file")
     add("--fail-above", type=positive_float, metavar="RATIO",
         help="exit with code 1 if a figure of SECOND is worse by more than this factor, if SECOND has no figures "

@@ -20,9 +20,9 @@ from multi_dnn_ros.cli.options import write_figures
 
 _DEADLINES = """\
 Three cameras send frames to DNNs of high, medium and low priority, whose deadlines are one, two and three frame
-periods. The engine first serves as much as it can; then the cameras send 50, 90 and 120 % of that. The report gives
-missed deadlines and drops under the policies fifo, priority and edf. The number of DNNs is chosen so that the cameras
-run at about --rate. Exit code 1 if a frame is unaccounted for.
+periods. The command first measures how much the engine can serve; then the cameras send 50, 90 and 120 % of that. The
+report gives missed deadlines and drops under the policies fifo, priority and edf. The number of DNNs is chosen so that
+the cameras run at about --rate. Exit code 1 if a frame is unaccounted for.
 """
 _IMPORTANT = """\
 One important DNN serves a camera at --rate while the others always have a frame waiting. The report gives its latency,
@@ -47,8 +47,9 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add_execution(parser, repeats=3, repeat="runs per case", seconds=5.0)
     add_output(parser, "a plot (.png) beside it")
     parser = add_command(
-        scenarios, "important", "measure one important DNN beside others that are never idle", details=_IMPORTANT,
-        examples="multi-dnn benchmark important --set small --others 6 --output important.json", run=_important,
+        scenarios, "important", "measure the latency of one important DNN while others are never idle",
+        details=_IMPORTANT, run=_important,
+        examples="multi-dnn benchmark important --set small --others 6 --output important.json",
     )  # fmt: skip
     add = parser.add_argument
     add("--set", default="small", metavar="SET", help="networks, as in scenario paper (default: small)")

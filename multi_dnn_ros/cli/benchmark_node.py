@@ -49,7 +49,8 @@ and file descriptors do not grow from the first cycles to the last ones (exit co
 def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     """Declare load, camera-faults, isolation and cycles."""
     parser = add_command(
-        scenarios, "load", "overload the node for minutes and check that nothing grows", details=_LOAD, run=_load,
+        scenarios, "load", "overload the node for minutes and check that latency and memory do not grow",
+        details=_LOAD, run=_load,
         examples="multi-dnn benchmark load --minutes 10 --output load.json --plot load.png\n"
         "multi-dnn benchmark load --params-file my_robot.yaml --camera front=1280x720@30:rgb8 "
         "--camera rear=640x480@10:jpeg",

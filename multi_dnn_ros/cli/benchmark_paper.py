@@ -53,9 +53,9 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add_execution(parser, repeats=5, repeat="runs per condition", seconds=2.0)
     add("--no-tf32", dest="tf32", action="store_false", help="compute fp32 without TF32, as GPUs without TF32 do")
     add("--artifacts", type=Path, metavar="DIR",
-        help="folder `networks` of `python -m multi_dnn_ros.training controlled`: all conditions run the very networks "
-        "that were scored; or a folder with <builder>.safetensors, written by `multi-dnn decompose`, for conditions "
-        "ours_dcomp* (default: random weights, decomposed by the paper's ratios)")  # fmt: skip
+        help="folder `networks` of `python -m multi_dnn_ros.training controlled`: all conditions run exactly the "
+        "networks that were scored; or a folder with <builder>.safetensors, written by `multi-dnn decompose`, for "
+        "conditions ours_dcomp* (default: random weights, decomposed by the paper's ratios)")  # fmt: skip
     add_output(parser, f"{_EXTRA_FILES}, after each repeat")
     add("--resume", action="store_true", help="continue an interrupted run from its --output file")
     parser = add_command(

@@ -33,7 +33,8 @@ every fault, and nothing is left behind (docs/soak.md).
 def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     """Declare soak."""
     parser = add_command(
-        scenarios, "soak", "run the node with everything on for an hour and check that nothing grows", details=_DETAILS,
+        scenarios, "soak", "run the node for an hour with swaps, kills and changes, and check that nothing grows",
+        details=_DETAILS,
         examples="multi-dnn benchmark soak --minutes 60 --output soak.json --plot soak.png\n"
         "multi-dnn benchmark soak --minutes 12 --kill-every 0 --params-file my_robot.yaml", run=_run,
     )  # fmt: skip

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from multi_dnn_ros.camera.source import Source
 
 _DETAILS = """\
-The images are published on the topic CAMERA/image_raw (compressed ones on CAMERA/image_raw/compressed), at an even rate
+The images are published on the topic CAMERA/image_raw (compressed ones on CAMERA/image_raw/compressed) at a fixed rate
 unless they come from a recording.
 
 SOURCE is one of
@@ -59,8 +59,8 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--frame-id", metavar="NAME",
         help="frame_id of the headers (default: the camera name; recordings keep theirs)")  # fmt: skip
     add("--qos", default="default", choices=("sensor_data", "system_default", "default", "reliable"),
-        help="QoS profile of the publisher (default: default, which is reliable and volatile; all subscriptions but "
-        "transient-local ones are compatible with it)")  # fmt: skip
+        help="QoS profile of the publisher (default: default, which is reliable and volatile, and compatible with all "
+        "subscriptions except transient-local ones)")  # fmt: skip
     images = parser.add_argument_group("images")
     add = images.add_argument
     add("--size", type=size, metavar="WxH",
@@ -80,7 +80,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--rate", type=positive_float, metavar="HZ", help="images per second (default: the source's own, or 10)")
     add("--phase", type=not_negative, metavar="MS",
         help="with --rate: publish MS milliseconds after multiples of the period on the system's monotonic clock, so "
-        "that cameras keep their distances in time when one is restarted (default: at any time)")  # fmt: skip
+        "that cameras keep a fixed offset in time even when one is restarted (default: no fixed phase)")  # fmt: skip
     add("--stamps", choices=("now", "source"), default="now",
         help="time in the headers: the clock, or the source's own time from 0 (default: now)")  # fmt: skip
     add("--start-at", type=natural, default=0, metavar="N", help="skip the first N images (default: 0)")

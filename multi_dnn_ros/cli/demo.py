@@ -53,7 +53,7 @@ _MODELS = ", ".join(form for form in extensions.model_forms() if not form.starts
 def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
     parser = add_command(
-        subparsers, "demo", "run camera and node on a generated road, and score and record the results",
+        subparsers, "demo", "run a camera and the node on a generated road, and score and record the results",
         details=_DETAILS, examples=_EXAMPLES, run=run, libraries=("pycocotools",),
     )  # fmt: skip
     add = parser.add_argument

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from multi_dnn_ros.profiling.links import Link
 
 _DETAILS = """\
-The CPU and the GPUs of this machine: name, memory, cores or SMs, measured arithmetic throughput per precision, measured
-bandwidths of memory, of copies between host and GPU and between GPUs, and the backends and precisions that work there.
-For those that do not work the reason is given.
+For the CPU and each GPU, the command prints name, memory, cores or SMs, measured arithmetic throughput per precision,
+measured bandwidths of memory, of copies between host and GPU and of copies between GPUs, and the backends and
+precisions that work on it, with the reason for those that do not.
 
 Throughput is that of a large matrix product or 3x3 convolution, whichever is faster (int8: a matrix product). No DNN
-reaches more. Measuring takes some seconds per device; stop other programs while it runs.
+can exceed it. Measuring takes some seconds per device; stop other programs meanwhile.
 """
 _EXAMPLES = """\
 multi-dnn devices
@@ -34,7 +34,8 @@ multi-dnn devices --list
 def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
     parser = add_command(
-        subparsers, "devices", "show the processors of this machine and what works on them", details=_DETAILS,
+        subparsers, "devices", "show the processors of this machine, and the backends and precisions that work on them",
+        details=_DETAILS,
         examples=_EXAMPLES, run=run,
     )  # fmt: skip
     add = parser.add_argument

@@ -27,7 +27,7 @@ similar factor. Each image counts the same in the gradients, whichever unit comp
 jobs that share units train in turns, the one with the earliest deadline first, instead of at the same time.
 
 The file is read again when it changes: new jobs are added, jobs that are no longer in it are stopped with a
-checkpoint. An interrupted fleet continues from its checkpoints when the same command is given again. With --cluster the
+checkpoint. After an interruption, repeating the command continues from the checkpoints. With --cluster the
 units are on the hosts of a Ray cluster, and DIR and the data must be on a file system that all hosts share.
 
 With --compare, the jobs are trained three times: with fair shares, and with two baselines, equal shares on all units

@@ -40,7 +40,7 @@ _OPERATORS = 12
 def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
     parser = add_command(
-        subparsers, "inspect", "show inputs, outputs, decoder and parameters of a model", details=_DETAILS,
+        subparsers, "inspect", "show the inputs, outputs, decoder and parameters of a model", details=_DETAILS,
         examples=_EXAMPLES, run=run,
     )  # fmt: skip
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"model to inspect: {MODEL_HELP}")
@@ -50,11 +50,11 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
     decoders = ("auto", *extensions.names(extensions.DECODERS))
     add("--decoder", choices=decoders, default="auto", metavar="NAME",
-        help=f"decoder of the outputs: {', '.join(decoders)} (default: %(default)s, which is the model's own, else the "
+        help=f"decoder of the outputs: {', '.join(decoders)} (default: %(default)s, the model's own, otherwise the "
         "one that reads outputs of these shapes)")  # fmt: skip
     add("--labels", nargs="+", default=[], metavar="NAME", help="class names, a file of them, coco80 or coco91")
     add("--keep", nargs="+", default=[], metavar="NAME", help="classes to report")
-    add("--compile", action="store_true", help="also try backends that compile for minutes")
+    add("--compile", action="store_true", help="also try backends that take minutes to compile")
     add("--json", action="store_true", help="print JSON")
     image = parser.add_argument_group("one image through the model, on the CPU")
     image.add_argument("--image", type=Path, metavar="FILE", help="draw what the model finds in this JPEG or PNG")

@@ -38,9 +38,9 @@ _DEBUG_VARIABLE = "MULTI_DNN_DEBUG"
 _DESCRIPTION = """\
 Run several camera DNNs (lanes, objects, pedestrians, or your own models) at once on one GPU or CPU.
 
-`run` is a ROS 2 node that subscribes to camera topics and publishes the results. The other commands show the node at
-work, make DNNs cheaper before they run on the robot, and measure them. MODEL in a command is a built-in network
-(builtin:object), a network of torchvision (torchvision:resnet50), or a .pt2, .onnx or .safetensors file.
+`run` starts a ROS 2 node that subscribes to camera topics and publishes the results. The other commands demonstrate the
+node, make DNNs cheaper before they run on the robot, and measure them. MODEL in a command is a built-in network
+(builtin:object), a torchvision network (torchvision:resnet50), or a .pt2, .onnx or .safetensors file.
 """
 _EXAMPLES = """\
 examples:

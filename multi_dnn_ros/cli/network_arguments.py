@@ -26,7 +26,7 @@ PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16", "int8")
 #: What an argument that names a network can be.
 MODEL_HELP = ", ".join(extensions.model_forms())
 WEIGHTS_HELP = (
-    "weights of a torchvision network, which needs this option: a file, a name such as COCO_V1, or random; other "
+    "weights of a torchvision network, required for such a network: a file, a name such as COCO_V1, or random; other "
     "models contain their weights (default: those)"
 )
 _TIMING_WEIGHTS_HELP = (
@@ -88,7 +88,7 @@ def add_network(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
     decoders = ("auto", "classification", *extensions.names(extensions.DECODERS))
     add("--decoder", choices=decoders, default="auto", metavar="NAME",
-        help=f"decoder of the outputs: {', '.join(decoders)} (default: %(default)s, which is the model's own, else the "
+        help=f"decoder of the outputs: {', '.join(decoders)} (default: %(default)s, the model's own, otherwise the "
         "one that reads outputs of these shapes)")  # fmt: skip
     add("--labels", nargs="+", default=[], metavar="NAME",
         help="class names in the order of their numbers (default: the model's, or the data's)")  # fmt: skip

@@ -84,7 +84,7 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     add("--compare", action="store_true",
         help="also run the subsets of the units that `plan` lists, and compare their outputs")  # fmt: skip
     add("--subset", type=units, action="append", default=[], metavar="UNIT,...",
-        help="also run this subset of the units and compare its outputs; can be given several times")  # fmt: skip
+        help="also run this subset of the units and compare its outputs; may be repeated")  # fmt: skip
     add_plot(parser, "a Gantt chart of predicted and measured times")
     add("--output", type=Path, metavar="NPZ", help="write the outputs to this file: output_0, output_1, ...")
     add("--report", type=Path, metavar="JSON", help="write times, utilization and versions to this file")

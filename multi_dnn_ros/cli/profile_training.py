@@ -48,7 +48,7 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     add_loading(parser, weights="")
     add = parser.add_argument
     add("--processes", "--gpus", type=positive, metavar="N",
-        help="processes, each on its own GPU or on a part of the CPU's cores (default: all GPUs, or 2)")  # fmt: skip
+        help="processes, each on its own GPU or on a part of the CPU's cores (default: one per GPU, or 2)")  # fmt: skip
     add("--batch", type=positive, default=8, metavar="N", help="images per process (default: %(default)s)")
     add_device(parser)
     add("--precision", choices=("fp32", "bf16", "fp16"), default="bf16",
@@ -68,16 +68,16 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
     group = parser.add_argument_group("interconnect and prediction")
     add = group.add_argument
     add("--sweep-to", type=positive_float, default=256.0, metavar="MIB",
-        help="largest all-reduce that is measured; the smallest has 4 kB (default: %(default)s)")  # fmt: skip
+        help="largest all-reduce to measure; the smallest is 4 kB (default: %(default)s)")  # fmt: skip
     add("--predict-to", type=positive, default=64, metavar="N",
-        help="largest number of processes that is predicted (default: %(default)s)")  # fmt: skip
+        help="largest number of processes to predict (default: %(default)s)")  # fmt: skip
     add("--per-host", type=positive, metavar="N",
         help="processes per host in predictions; several hosts need --host-link (default: all on one)")  # fmt: skip
     add("--link", type=_link, metavar="US:GB/S",
-        help="predict with this latency (in microseconds; between GPUs of an all-reduce, between processes on a CPU of "
-        "a step of the ring) and bandwidth (GB per second) inside a host (default: the measured one)")  # fmt: skip
+        help="predict with this latency (in microseconds: on GPUs, of an all-reduce; on a CPU, of a step of the ring) "
+        "and bandwidth (in GB per second) inside a host (default: as measured)")  # fmt: skip
     add("--host-link", type=_link, metavar="US:GB/S",
-        help="predict with this latency, of a step of the ring, and bandwidth between hosts "
+        help="predict with this latency (of a step of the ring) and bandwidth between hosts "
         "(default: only one host)")  # fmt: skip
 
 

@@ -37,7 +37,7 @@ The results have the topics of the node (/multi_dnn/front/object/detections, ...
 recording time of its frame. No frame is dropped for being late. On a CPU two replays of one recording are identical
 byte for byte. The counts of every DNN and camera are printed and written to summary.json in the new recording's folder.
 
-IN_BAG is a rosbag2 folder, a .mcap file or a .db3 file. Every complete message of a damaged recording is read; each
+IN_BAG is a rosbag2 folder, an .mcap file or a .db3 file. Every complete message of a damaged recording is read; each
 damaged part is reported as a warning and in summary.json, and the exit code is 1.
 
 With --units the networks are computed in batches of --batch frames by several processors at once, as by `multi-dnn
@@ -99,7 +99,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--storage", choices=("mcap", "sqlite3"), default="mcap", help="format of the new recording (default: mcap)")
     add("--with-input", action="store_true", help="copy the camera messages into the new recording")
     add("--overlay", type=Path, metavar="PATH",
-        help="also draw the results on the images: PATH is a .mp4 file, or a folder for single images")  # fmt: skip
+        help="also draw the results on the images: PATH is an .mp4 file, or a folder for single images")  # fmt: skip
     several = parser.add_argument_group("on several processors")
     add_units(several, required=False, default="an engine on --device")
     add_tables(several)

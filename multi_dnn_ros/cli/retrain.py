@@ -35,8 +35,8 @@ The network is trained, scored on data that is used neither for training nor for
 file that the node loads (parameter dnn.<dnn>.model: FILE).
 
 The weights of the best epoch are kept, or the original ones if no epoch is better. Epochs are compared by top-1,
-mAP@0.5 or lane F1 on a separate part of the data. With --checkpoint an interrupted run continues when the same command
-is given again, and produces the same weights as a run without interruption.
+mAP@0.5 or lane F1 on a separate part of the data. With --checkpoint, repeating the command continues an interrupted run
+and produces the same weights as an uninterrupted one.
 
 {DATA_HELP}
 Several processes, on several GPUs or on a CPU:
@@ -70,7 +70,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add_network(parser.add_argument_group("network"))
     add = parser.add_argument_group("teacher (knowledge distillation)").add_argument
     add("--teacher", metavar="MODEL",
-        help="network whose outputs are learned, too, such as the original (default: none)")  # fmt: skip
+        help="network whose outputs are also training targets, such as the original (default: none)")  # fmt: skip
     add("--teacher-weight", type=fraction, default=0.5, metavar="X",
         help="the teacher's part of the loss, 0..1 (default: %(default)s)")  # fmt: skip
     add = parser.add_argument_group("comparison").add_argument
@@ -78,7 +78,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="train N times, with seeds --seed, --seed + 1, ..., and print mean and standard deviation; the weights "
         "with the best validation score are written (default: %(default)s)")  # fmt: skip
     add("--control", metavar="MODEL",
-        help="network before decomposition; it gets the same further training with each seed, for comparison "
+        help="the network before decomposition, which is trained in the same way with each seed, for comparison "
         "(default: none)")  # fmt: skip
     add("--report", type=Path, metavar="FOLDER",
         help="write retrain.json and retrain.png to this folder (default: none)")  # fmt: skip
@@ -92,14 +92,14 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         "auto is global if a process has fewer than 16 images (default: %(default)s)")  # fmt: skip
     add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="optimizer (default: %(default)s)")
     add("--lr", type=positive_float, default=1e-3, metavar="X",
-        help="highest learning rate; it falls to zero along a cosine (default: %(default)s)")  # fmt: skip
+        help="maximum learning rate; it decays to zero along a cosine (default: %(default)s)")  # fmt: skip
     add("--weight-decay", type=not_negative, default=0.02, metavar="X", help="weight decay (default: %(default)s)")
     add("--warm-up", type=not_negative, default=1.0, metavar="EPOCHS",
         help="epochs over which the learning rate rises (default: %(default)s)")  # fmt: skip
     add("--label-smoothing", type=fraction, default=0.1, metavar="X",
         help="for classifiers: label smoothing, 0..1 (default: %(default)s)")  # fmt: skip
     add("--mix", type=fraction, default=0.0, metavar="X",
-        help="for classifiers: part of the images that CutMix combines with others, 0..1; useful in long training "
+        help="for classifiers: fraction of the images that CutMix combines with others, 0..1; useful in long training "
         "(default: %(default)s)")  # fmt: skip
     add("--average", type=fraction, default=0.999, metavar="X",
         help="decay of the moving average of the weights, per step; 0: no average (default: %(default)s)")  # fmt: skip

@@ -109,8 +109,13 @@ def names(group: str) -> tuple[str, ...]:
 
 
 def model_forms() -> tuple[str, ...]:
-    """How a model can be given, by model source: `builtin:<name>`, or `a .onnx file`."""
-    return tuple(f"a {name} file" if name.startswith(".") else f"{name}:<name>" for name in names(MODEL_SOURCES))
+    """How a model can be given, by model source: `builtin:<name>`, or `an .onnx file`."""
+    return tuple(_file_form(name) if name.startswith(".") else f"{name}:<name>" for name in names(MODEL_SOURCES))
+
+
+def _file_form(suffix: str) -> str:
+    article = "an" if suffix[1:2] in tuple("aeio") else "a"
+    return f"{article} {suffix} file"
 
 
 def provider(group: str, name: str) -> str:

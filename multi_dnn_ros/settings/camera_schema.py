@@ -48,17 +48,17 @@ class CameraConfig(Section):
     jpeg_decoder: Literal["auto", "cpu", "gpu"] = Field(
         "auto",
         description="Where JPEG images are decoded (transport compressed). auto: on the GPU, by nvJPEG, if all DNNs of "
-        "the camera run on GPUs that can; otherwise on the CPU. cpu: on the CPU. gpu: as auto, but configuring fails "
-        "if a device of the DNNs of the camera cannot. PNG, and kinds of JPEG that nvJPEG does not support, are always "
-        "decoded on the CPU (docs/cameras.md).",
+        "the camera run on GPUs that can decode JPEG; otherwise on the CPU. cpu: on the CPU. gpu: as auto, but "
+        "configuring fails if one of these devices cannot decode JPEG. PNG, and kinds of JPEG that nvJPEG does not "
+        "support, are always decoded on the CPU (docs/cameras.md).",
     )
     rate_hz: float = Field(
         0.0,
         ge=0.0,
         le=1000.0,
-        description="Expected frame rate in Hz. If it is set for every camera, configuring measures whether the DNNs "
-        "fit the device at these rates. Lost images are estimated with it. 0: unknown; the fit is not measured, and "
-        "lost images are estimated with a rate learned from the stamps.",
+        description="Expected frame rate in Hz. If it is set for every camera, the node measures while configuring "
+        "whether the DNNs fit the device at these rates. It is also used to estimate lost images. 0: unknown; the fit "
+        "is not measured, and lost images are estimated with a rate learned from the stamps.",
     )
     max_loss: float = Field(
         0.2,
@@ -71,8 +71,8 @@ class CameraConfig(Section):
     # Results on the ground, in metres (docs/lanes_in_metres.md)
     info_topic: str = Field(
         "",
-        description="Topic of the camera's calibration, sensor_msgs/CameraInfo. Empty: `camera_info` next to the "
-        "topic of the images.",
+        description="Topic of the camera's calibration, sensor_msgs/CameraInfo. Empty: `camera_info` in the "
+        "namespace of the image topic.",
     )
     rectified: bool = Field(
         False,

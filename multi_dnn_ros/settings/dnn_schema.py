@@ -131,7 +131,7 @@ class DnnConfig(Section):
         "auto",
         description="How images are resized to the network input. stretch: the aspect ratio changes. letterbox: the "
         "aspect ratio is kept, and the borders are padded. auto: as the model defines, otherwise letterbox with "
-        "decoders of YOLO and stretch with other decoders.",
+        "YOLO decoders and stretch with other decoders.",
     )
     color: Literal["auto", "rgb", "bgr"] = Field(
         "auto",
@@ -150,9 +150,10 @@ class DnnConfig(Section):
     )
     backend: BackendName = Field(
         "auto",
-        description="How the jobs run. auto: the fastest backend that was measured for the DNN on this machine "
-        "earlier, by `multi-dnn build` or with backend measured (docs/providers.md); if none was measured, cuda_graph "
-        "on a GPU, and on a CPU onnxruntime, or torchscript with precision bf16 and for DNNs that cannot be exported. "
+        description="How the jobs run. auto: the backend that an earlier measurement on this machine, by `multi-dnn "
+        "build` or with backend measured, found to be the fastest for the DNN (docs/providers.md); if there was none, "
+        "cuda_graph on a GPU, and on a CPU onnxruntime, or torchscript with precision bf16 and for DNNs that cannot be "
+        "exported. "
         "measured: the same choice, measured when the DNN is first configured. inductor compiles the jobs with "
         "TorchInductor and captures them on a GPU; the first compilation takes minutes and is cached in "
         "~/.cache/multi_dnn_ros/inductor.",
@@ -200,15 +201,15 @@ class DnnConfig(Section):
         ge=1,
         le=256,
         description="Number of jobs (runs of consecutive layers) into which the DNN is cut. Ignored if blocking_ms is "
-        "set, from which the number is then computed.",
+        "set, because the number then follows from it.",
     )
     score_threshold: float = Field(
         0.0,
         ge=0.0,
         le=1.0,
         description="Minimum score of a published result. 0: the threshold that the model defines (built-in models, "
-        "docs/models.md), otherwise 0.4; decoders drivable and yolop_drivable: 0.5; segmentation: no threshold, with "
-        "one class 0.5.",
+        "docs/models.md), otherwise 0.4; decoders drivable and yolop_drivable: 0.5; segmentation: no threshold, or "
+        "0.5 with one class.",
         json_schema_extra=RUNTIME,
     )
     iou_threshold: float = Field(
@@ -278,8 +279,8 @@ class DnnConfig(Section):
         0.1,
         ge=0.02,
         le=0.5,
-        description="Share of a tile that overlaps its neighbour. Two boxes of neighbouring tiles are merged if they "
-        "agree in the overlap (docs/outputs.md).",
+        description="Fraction of a tile that overlaps its neighbour. Two boxes of neighbouring tiles are merged if "
+        "they agree in the overlap (docs/outputs.md).",
     )
     outputs: dict[Name, OutputConfig] = Field(
         default_factory=dict,
@@ -317,7 +318,7 @@ class DnnConfig(Section):
         ge=0.0,
         le=1000.0,
         description="Maximum number of frames per second and camera that the DNN processes, by their time of arrival. "
-        "Further images count as rate_limited. 0: no limit.",
+        "All other images count as rate_limited. 0: no limit.",
         json_schema_extra=RUNTIME,
     )
     track: bool = Field(

@@ -43,15 +43,15 @@ class NodeConfig(Section):
         0,
         ge=0,
         le=16,
-        description="Number of worker threads, which run the jobs on a CPU and launch them on a GPU. 0: on a CPU one "
+        description="Number of worker threads, which run the jobs on a CPU or launch them on a GPU. 0: on a CPU one "
         "per core, but at most one per DNN; on a GPU one.",
     )
     cpu_threads: int = Field(
         0,
         ge=0,
         le=256,
-        description="Number of threads of an operation on the CPU. 0: on a CPU the number of cores divided by the "
-        "number of workers; on a GPU 1.",
+        description="Number of threads that one operation uses on the CPU. 0: for DNNs on a CPU the number of cores "
+        "divided by the number of workers; for DNNs on a GPU 1.",
     )
     policy: Literal["fifo", "priority", "edf"] = Field(
         "fifo",
@@ -74,8 +74,9 @@ class NodeConfig(Section):
         0.0,
         ge=0.0,
         le=60_000.0,
-        description="Maximum duration of a job in ms while nothing else runs. Each DNN is cut into the smallest number "
-        "of jobs that meets this limit, by predicted or measured layer times. 0: cut into `dnn.<dnn>.jobs` jobs.",
+        description="Maximum duration of a job in ms while nothing else is running. Each DNN is cut into the smallest "
+        "number of jobs that meets this limit, based on predicted or measured layer times. 0: each DNN is cut into "
+        "`dnn.<dnn>.jobs` jobs.",
     )
     max_launched: int = Field(
         0,
@@ -94,7 +95,7 @@ class NodeConfig(Section):
     isolation: Literal["process", "none"] = Field(
         "process",
         description="Where the DNNs run. process: in an engine process, which is replaced when it crashes or hangs. "
-        "none: in the process of the node, for debuggers and profilers.",
+        "none: in the node's own process, for debuggers and profilers.",
     )
     engine_nice: int = Field(
         5,
@@ -114,14 +115,14 @@ class NodeConfig(Section):
         le=600.0,
         description="Maximum duration in s: on a CPU of one job, or of a frame that runs as one network; on a GPU of "
         "one inference, from the launch of its first job until its outputs have arrived; on both also of decoding the "
-        "outputs or a JPEG image. An engine process that exceeds it is replaced.",
+        "outputs or a JPEG image. An engine process that exceeds the limit is replaced.",
     )
     heartbeat_timeout_s: float = Field(
         2.0,
         ge=0.2,
         le=600.0,
-        description="Maximum time in s without a heartbeat of a configured engine process. A process that exceeds it "
-        "is replaced.",
+        description="Maximum time in s between two heartbeats of a configured engine process. A process that exceeds "
+        "the limit is replaced.",
     )
     fault_window_s: float = Field(
         60.0,
@@ -151,8 +152,8 @@ class NodeConfig(Section):
     placement: Literal["fixed", "auto"] = Field(
         "fixed",
         description="How DNNs are assigned to devices. fixed: by `device` and `dnn.<dnn>.device`. auto: the node "
-        "chooses one device per DNN, so that deadlines are met and the largest utilization of a device is as small as "
-        "possible, based on times that are measured while configuring (and cached) or predicted with `predictor`. The "
+        "chooses one device per DNN so that deadlines are met and the largest utilization of a device is as small as "
+        "possible. It uses times that are measured while configuring (and cached) or predicted with `predictor`. The "
         "log shows the result as a table. Cameras without `rate_hz` count as 30 Hz.",
     )
     reorder_ms: float = Field(
@@ -174,6 +175,6 @@ class NodeConfig(Section):
         0.0,
         ge=-100.0,
         le=100.0,
-        description="z of the ground in `vehicle_frame` in m. 0 if the frame's origin is on the ground (as that of "
+        description="z of the ground in `vehicle_frame` in m. 0 if the frame's origin is on the ground (as for "
         "base_footprint); negative if the origin is above the ground, for example at the rear axle.",
     )

@@ -58,7 +58,7 @@ def test_a_default_of_weights_is_not_promised_where_there_is_none() -> None:
     texts = [action.help or "" for _, action in values() if "--weights" in action.option_strings]
     assert texts
     for text in texts:
-        assert "torchvision network, which needs this option" in text or "default: random" in text
+        assert "torchvision network, required for such a network" in text or "default: random" in text
 
 
 def test_measured_quantities_have_a_unit() -> None:

@@ -155,7 +155,7 @@ _ALL = (
     Condition(
         "ours_batched_inductor_dcomp",
         "ours batched Inductor fp16, Dcomp.",
-        "the same, decomposed: larger layers than those of single images, which decomposition makes faster",
+        "the same, decomposed, which is faster for batches, whose layers are larger than those of single images",
         "engine",
         "inductor",
         "fp16",
@@ -168,7 +168,7 @@ _ALL = (
     Condition(
         "ours_tuned",
         "ours tuned",
-        "shared weights, batches and Inductor at fp16; DNNs of short operations have priority on the GPU",
+        "shared weights, batches and Inductor at fp16; DNNs with short operations have priority on the GPU",
         "engine",
         "inductor",
         "fp16",
