@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli import network_arguments
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_units, unit_kinds
+from multi_dnn_ros.planning.batch_units import UNIT_KINDS, Unit, UnitError, parse_units
 
 if TYPE_CHECKING:
     from multi_dnn_ros.partition.executor import NetworkRequest
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def units(text: str) -> tuple[Unit, ...]:
     """The type of --units."""
-    unit_kinds()  # logs those that cannot be used
+    UNIT_KINDS.report_broken()
     try:
         return parse_units(text)
     except UnitError as error:

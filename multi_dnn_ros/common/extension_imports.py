@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from multi_dnn_ros.common.extensions import OWN, ExtensionError, Registry, provider
+from multi_dnn_ros.common.extensions import OWN, ExtensionError, Registry, distribution
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,6 @@ def import_extensions(
             elapsed_s = clock() - begin_s
             if elapsed_s > LIMIT_S:
                 report(
-                    f"importing '{name}' of {provider(group, name)} (entry points {group}) took "
+                    f"importing '{name}' of {distribution(group, name)} (entry points {group}) took "
                     f"{elapsed_s:.1f} s: every start of the node waits for it"
                 )

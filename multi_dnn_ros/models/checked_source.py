@@ -22,7 +22,9 @@ def checked_source(source: Any, name: str, where: str, *, outline: bool) -> Sour
     if not isinstance(source, Source):
         raise ModelError(where + returned_text(extensions.MODEL_SOURCES, name, "load", source, "a Source"))
     if problem := _problem(source, outline=outline):
-        raise ModelError(f"{where}{extensions.title(extensions.MODEL_SOURCES, name)}: load returned a Source {problem}")
+        raise ModelError(
+            f"{where}{extensions.display_name(extensions.MODEL_SOURCES, name)}: load returned a Source {problem}"
+        )
     return source
 
 
