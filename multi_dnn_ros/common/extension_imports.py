@@ -18,13 +18,15 @@ LIMIT_S = 2.0
 
 def import_extensions(
     registries: Mapping[str, Registry[Any]],
+    waiting: str,
     report: Callable[[str], object] = log.warning,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Import every specification of other packages that was not imported yet.
 
-    registries: by group. report: called with a line for each that takes longer than LIMIT_S; it names the distribution.
-    Those that cannot be imported are left to :meth:`Registry.report_broken`.
+    registries: by group. waiting: what waits for the imports, for the message, such as "every start of an engine
+    process". report: called with a line for each that takes longer than LIMIT_S; it names the distribution. Those that
+    cannot be imported are left to :meth:`Registry.report_broken`.
     """
     for group, registry in registries.items():
         for name in registry.names():
@@ -37,5 +39,5 @@ def import_extensions(
             if elapsed_s > LIMIT_S:
                 report(
                     f"importing '{name}' of {distribution(group, name)} (entry points {group}) took "
-                    f"{elapsed_s:.1f} s: every start of the node waits for it"
+                    f"{elapsed_s:.1f} s: {waiting} waits for it"
                 )

@@ -231,7 +231,11 @@ class MultiDnnNode(LifecycleNode):
     def _end_configuring(self, config: NodeConfig, description: EngineDescription) -> None:
         assert self._host is not None
         dnns = description.dnns
-        import_extensions({extensions.RESULT_KINDS: RESULT_KINDS}, self.get_logger().warning)
+        import_extensions(
+            {extensions.RESULT_KINDS: RESULT_KINDS},
+            "the first configuring of every process of the node",
+            self.get_logger().warning,
+        )
         RESULT_KINDS.report_broken(self.get_logger().warning)
         results = {
             name: {output: (RESULT_KINDS.get(it.result_kind), it.labels) for output, it in dnn.results.items()}

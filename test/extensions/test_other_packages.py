@@ -91,9 +91,9 @@ def clock():
     return now
 registries = {extensions.RESULT_KINDS: RESULT_KINDS, extensions.MODEL_SOURCES: MODEL_SOURCES}
 for seconds in (2.0, 2.5):
-    import_extensions(registries, print, clock)
+    import_extensions(registries, "every start of an engine process", print, clock)
 """
-    took = "took 2.5 s: every start of the node waits for it"
+    took = "took 2.5 s: every start of an engine process waits for it"
     assert python(code, toy, broken).splitlines() == [
         f"importing 'other_name' of broken-extension 0.3 (entry points multi_dnn_ros.result_kinds) {took}",
         f"importing 'toy_kind' of toy-extension 1.2 (entry points multi_dnn_ros.result_kinds) {took}",
