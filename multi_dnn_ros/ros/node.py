@@ -31,6 +31,7 @@ from multi_dnn_ros.ros.same_name import SameNameCheck
 from multi_dnn_ros.ros.served import Served
 from multi_dnn_ros.ros.service_status import NodeState
 from multi_dnn_ros.ros.serving_session import ServingSession
+from multi_dnn_ros.ros.torch_imports import warn_about_torch
 from multi_dnn_ros.ros.tracking import tracking_problems
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
@@ -237,6 +238,7 @@ class MultiDnnNode(LifecycleNode):
             {extensions.RESULT_KINDS: RESULT_KINDS},
             "the first configuring of every process of the node",
             self.get_logger().warning,
+            checked=lambda kind: warn_about_torch(kind, self.get_logger().warning),
         )
         RESULT_KINDS.report_broken(self.get_logger().warning)
         results = {
