@@ -227,6 +227,24 @@ def test_an_executor_that_cannot_describe_its_device_is_named(
         identity(parse_unit("fake:a"), "auto")
 
 
+def test_an_executor_that_cannot_be_imported_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unit = "fake:a/no_executor=1"
+    said = f"unit '{unit}': executor partition_fakes:NoSuchExecutor cannot be used: AttributeError: module "
+    with pytest.raises(UnitError, match=re.escape(said)):
+        identity(parse_unit(unit), "auto")
+    tables = ["--tables", str(tmp_path)]
+    assert main(["partition", "profile", "fake", *tables, "--units", unit, "--max-batch", "2"]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_an_executor_that_calls_sys_exit_fails_as_with_any_other_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = ["--tables", str(tmp_path)]
+    assert main(["partition", "profile", "fake", *tables, "--units", "fake:a/sys_exit=1", "--max-batch", "2"]) == 1
+    assert "unit fake:a/sys_exit=1 failed: the executor gives up" in capsys.readouterr().err
+
+
 def test_an_executor_of_another_package_needs_no_image_dtype() -> None:
     found = []
     for name in ("fake:a", "fake:a/half=1"):
