@@ -16,11 +16,12 @@ def main(args: list[str] | None = None) -> int:
     """
     with exit_on_signals():
         with gc_paused():
+            from multi_dnn_ros.common.errors import CommandError
             from multi_dnn_ros.ros.process import run
             from multi_dnn_ros.settings.params_sections import ParamsFileError
 
         try:
             return run(args)
-        except ParamsFileError as error:
+        except (CommandError, ParamsFileError) as error:
             print(f"multi_dnn_node: {error}", file=sys.stderr)
             return 1

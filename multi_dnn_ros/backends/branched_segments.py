@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +13,10 @@ from torch import fx, nn
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import noise_like
 from multi_dnn_ros.backends.branched_graph import BranchedGraph, BranchStreams, only_graph, with_graph
-from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.backends.eager_fallback import compiled_or_eager
 from multi_dnn_ros.graph.branches import device_operations
 from multi_dnn_ros.graph.segments import fused_s, segment_name, split_into_segments
 from multi_dnn_ros.graph.stream_plan import plan_streams
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,13 +84,11 @@ class SegmentCompiler:
         name = f"segment {index + 1} of {stage.count} of {title}"
         mean_s = (time.perf_counter() - begin) / index if index else 0.0
         self._progress(f"compiling {name}" + (f", about {max(1.0, mean_s):.0f} s" if index else ""))
-        try:
-            ready: nn.Module = _Function(self._compile_segment(lambda tensors: segment(*tensors), inputs))
-        except Exception as error:  # whatever the compiler raises, the segment still runs eager
-            if is_out_of_memory(error):
-                raise
-            log.warning("%s runs eager, because Inductor fails: %s", name, summarize_error(error))
-            ready = segment
+
+        def compile_segment() -> nn.Module:
+            return _Function(self._compile_segment(lambda tensors: segment(*tensors), inputs))
+
+        ready = compiled_or_eager(name, "Inductor", compile_segment, segment)
         stage.graph.add_module(segment_name(index), ready)
         return ready
 

@@ -36,8 +36,8 @@ class CheckedBackend:
         if not isinstance(ready, (tuple, list)) or not all(map(callable, ready)):
             raise self._error("prepare", ready, f"a tuple of {jobs} callables, one for each job")
         if len(ready) != jobs:
-            title = extensions.title(extensions.BACKENDS, self._name)
-            raise ExtensionError(f"{self._where}{title}: prepare returned {len(ready)} callables for {jobs} jobs")
+            backend = extensions.display_name(extensions.BACKENDS, self._name)
+            raise ExtensionError(f"{self._where}{backend}: prepare returned {len(ready)} callables for {jobs} jobs")
         self._run(ready, inputs, device)
         return tuple(ready)
 

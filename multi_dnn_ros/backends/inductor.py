@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,11 @@ from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.branched_segments import SegmentCompiler
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
-from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.eager_fallback import compiled_or_eager
 from multi_dnn_ros.backends.fused_activations import FusedActivations
 from multi_dnn_ros.backends.registry import ALL_PRECISIONS, BackendRequest, BackendSpec
 from multi_dnn_ros.backends.small_products import sum_small_products
-from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.resources import cache_folder
 
 log = logging.getLogger(__name__)
@@ -79,18 +79,8 @@ class Inductor:
             title = f"job {index + 1} of {len(stages)} of {self._dnn}{images}"
             self._progress(f"compiling {title} for {device}{forecast.of(index)}")
             begin = time.perf_counter()
-            try:
-                ready.append(_compile(stage, carried, expected, self._tolerance))
-            except Exception as error:  # whatever the compiler raises, the stage still runs eager
-                if is_out_of_memory(error):
-                    raise
-                log.warning(
-                    "job %d of %s runs eager, because Inductor fails: %s",
-                    index + 1,
-                    self._dnn,
-                    summarize_error(error),
-                )
-                ready.append(stage)
+            compile_stage = partial(_compile, stage, carried, expected, self._tolerance)
+            ready.append(compiled_or_eager(f"job {index + 1} of {self._dnn}", "Inductor", compile_stage, stage))
             taken_s = time.perf_counter() - begin
             forecast.took(index, taken_s)
             self._progress(f"compiled {title} after {taken_s:.1f} s")

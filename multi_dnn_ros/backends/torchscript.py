@@ -7,19 +7,17 @@ about a hundred times per frame. PyTorch has deprecated TorchScript but has no o
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.eager_fallback import compiled_or_eager
 from multi_dnn_ros.backends.registry import BackendSpec
-from multi_dnn_ros.common.error_text import summarize_error
-
-log = logging.getLogger(__name__)
 
 #: TorchScript profiles the first calls and then optimizes.
 _WARM_UP_CALLS = 3
@@ -49,14 +47,8 @@ class TorchScript:
             carried = tuple(tensor.to(device) for tensor in inputs)
             for index, stage in enumerate(eager):
                 expected = stage(carried)
-                try:
-                    ready.append(_script(stage, carried, expected, self._tolerance))
-                except Exception as error:  # whatever the tracer raises, the stage still runs eager
-                    log.warning(
-                        "job %d of %s runs eager, because TorchScript fails: %s",
-                        index + 1, self._dnn, summarize_error(error),
-                    )  # fmt: skip
-                    ready.append(stage)
+                script = partial(_script, stage, carried, expected, self._tolerance)
+                ready.append(compiled_or_eager(f"job {index + 1} of {self._dnn}", "TorchScript", script, stage))
                 carried = expected
         return tuple(ready)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import reprlib
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,9 @@ from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.overlay_files import save_picture
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer
 from multi_dnn_ros.vision.results import NO_CLASS, Lanes, Mask, boxes_of, result_name, results_by_name
+
+#: Arrays with more values are shown as type and shape.
+_MAX_VALUES = 4
 
 
 def draw_image(dnn: Dnn, image: Path, output: Path) -> dict[str, object]:
@@ -54,4 +59,18 @@ def _found(result: object) -> list[str]:
             f"{'no class' if number == NO_CLASS else result.labels[number]}: {count / counts.sum():.1%} of the pixels"
             for number, count in zip(ids.tolist(), counts.tolist(), strict=True)
         ]
-    return [repr(result)]
+    return [_summary(result)]
+
+
+def _summary(result: object) -> str:
+    """A result of another package's kind in one line: the fields of a dataclass, with the shapes of arrays."""
+    if not is_dataclass(result):
+        return _short(result)
+    values = ", ".join(f"{field.name} {_short(getattr(result, field.name))}" for field in fields(result))
+    return f"{type(result).__name__}: {values}"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, np.ndarray) and value.size > _MAX_VALUES:
+        return f"{value.dtype} {value.shape}"
+    return " ".join(reprlib.repr(value).split())

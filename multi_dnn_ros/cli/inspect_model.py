@@ -140,7 +140,7 @@ def _text(result: Inspection, content: dict[str, object]) -> str:
     if result.macs is not None and result.parameters is not None:
         lines.append(f"cost        {result.macs / 1e9:.3f} GMACs, {result.parameters / 1e6:.2f} million parameters")
     lines += [f"backend     {name}: {text}" for name, text in result.backends.items()]
-    lines += [f"problem     {text}" for problem in result.problems for text in problem.splitlines()]
+    lines += [f"problem     {text}" for problem in result.problem_texts for text in problem.splitlines()]
     image = content.get("image")
     if isinstance(image, dict):
         lines += [f"found       {text}" for text in image["found"] or ["nothing above the threshold"]]

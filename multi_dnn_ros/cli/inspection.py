@@ -7,7 +7,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ NAME = "model"
 #: Parameters of the DNN -> the arguments of `inspect` that set them.
 _ARGUMENTS = {"model": "argument MODEL", "weights": "--weights", "decoder": "--decoder", "labels": "--labels"}
 _PARAMETER = re.compile(rf"parameter dnn\.{NAME}\.(\w+)")
+_PREFIX = re.compile(rf"dnn\.{NAME}: ")
 #: Why a decoder was chosen.
 _BY_MODEL = "named by the model"
 
@@ -48,7 +49,7 @@ _BY_MODEL = "named by the model"
 class Inspection:
     """What was found out about a model.
 
-    problems: a line for each reason why the node cannot serve the model. header: that of an ONNX file. inputs, outputs:
+    problems: a text for each reason why the node cannot serve the model. header: that of an ONNX file. inputs, outputs:
     as text, with names if the file has them. size: (width, height). decoder: its name; empty: none. why: how it was
     chosen, or the nearest decoders. labels_from: "parameter", "model", "decoder", "set coco80" (assumed by their
     number), or "numbers". operators: how often each occurs. macs, parameters: None if unknown. backends: name ->
@@ -75,12 +76,17 @@ class Inspection:
     yaml: str = ""
     dnn: Dnn | None = None
 
+    @property
+    def problem_texts(self) -> list[str]:
+        """The problems, with the arguments of the command in place of parameters."""
+        return [as_arguments(problem) for problem in self.problems]
+
     def as_json(self) -> dict[str, Any]:
         """The values of the report of --json."""
         header = self.header
         return {
             "model": self.model,
-            "problems": self.problems,
+            "problems": self.problem_texts,
             "producer": header.producer if header else None,
             "opsets": header.opsets if header else None,
             "metadata": header.metadata if header else {},
@@ -102,7 +108,7 @@ class Inspection:
 
 def as_arguments(message: str) -> str:
     """A message about the parameters of the DNN, as one about the arguments that set them."""
-    return _PARAMETER.sub(lambda match: _ARGUMENTS.get(match[1], match[0]), message)
+    return _PREFIX.sub("", _PARAMETER.sub(lambda match: _ARGUMENTS.get(match[1], match[0]), message))
 
 
 def inspect_model(config: DnnConfig, devices: list[torch.device], *, compile_too: bool = False) -> Inspection:
@@ -229,10 +235,8 @@ def _add_labels(result: Inspection, config: DnnConfig, source: Source, classes: 
     fitting = [key for key, names in LABEL_SETS.items() if len(names) == (source.classes or classes)]
     spec = None
     if result.decoder:
-        try:
+        with suppress(ExtensionError):  # load_dnn() names the problem
             spec = DECODERS.get(result.decoder)
-        except ExtensionError as error:
-            result.problems.append(str(error))
     if given:
         result.labels, result.labels_from = given, "parameter"
     elif source.labels:

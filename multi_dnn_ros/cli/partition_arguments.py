@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli import network_arguments
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_units, unit_kinds
+from multi_dnn_ros.planning.batch_units import UNIT_KINDS, Unit, UnitError, parse_units
 
 if TYPE_CHECKING:
     from multi_dnn_ros.partition.executor import NetworkRequest
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def units(text: str) -> tuple[Unit, ...]:
     """The type of --units."""
-    unit_kinds()  # logs those that cannot be used
+    UNIT_KINDS.report_broken()
     try:
         return parse_units(text)
     except UnitError as error:
@@ -159,10 +159,10 @@ def plan_session(
     from multi_dnn_ros.partition.session import BatchSession
     from multi_dnn_ros.planning.batch_plan import plan_exact
     from multi_dnn_ros.planning.batch_units import sharing_warnings
-    from multi_dnn_ros.planning.units_together import read_together
+    from multi_dnn_ros.planning.unit_slowdowns import read_slowdowns
 
     units, tables = find_tables(model, precision, units, folder, check=True)
-    plan = plan_exact(read_together(folder, model, precision).times(tables), batch)
+    plan = plan_exact(read_slowdowns(folder, model, precision).times(tables), batch)
     for warning in sharing_warnings([unit for unit in units if plan.images[unit.name]], cpu_count()):
         print(f"warning: {warning}", file=sys.stderr)
     divided = ", ".join(f"{count} on {name}" for name, count in plan.images.items())

@@ -8,7 +8,7 @@ from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import add_output, add_plot, check_files
 from multi_dnn_ros.cli.partition_arguments import add_model, add_search, add_units, stored_tables, tables_folder
-from multi_dnn_ros.cli.partition_report import plan_json, plan_table, subset_table, together_text
+from multi_dnn_ros.cli.partition_report import plan_json, plan_table, slowdown_text, subset_table
 
 _DETAILS = """\
 The batch is divided so that the last unit finishes as early as possible, according to the times in the tables of
@@ -36,15 +36,15 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
 def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.planning.batch_plan import SEARCHES, plan_subsets
-    from multi_dnn_ros.planning.units_together import read_together
+    from multi_dnn_ros.planning.unit_slowdowns import read_slowdowns
 
     check_files(args, "plot", "output")
     _, tables = stored_tables(args, check=not args.unchecked)
-    together = read_together(tables_folder(args), args.model, args.precision)
-    plan = SEARCHES[args.search](together.times(tables), args.batch)
-    subsets = plan_subsets(tables, args.batch, args.search, together=together.times)
+    slowdowns = read_slowdowns(tables_folder(args), args.model, args.precision)
+    plan = SEARCHES[args.search](slowdowns.times(tables), args.batch)
+    subsets = plan_subsets(tables, args.batch, args.search, together=slowdowns.times)
     print(plan_table(plan, tables))
-    print(together_text(together.find(tables)), end="")
+    print(slowdown_text(slowdowns.find(tables)), end="")
     print(f"\n{subset_table(subsets)}")
     if args.plot is not None:
         from multi_dnn_ros.partition.plots import plan_bars, write_gantt

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from multi_dnn_ros.partition.run import BatchRun
     from multi_dnn_ros.planning.batch_plan import Plan
     from multi_dnn_ros.planning.batch_table import BatchTable
-    from multi_dnn_ros.planning.units_together import UnitSet
+    from multi_dnn_ros.planning.unit_slowdowns import UnitSet
 
 
 def image_counts(plan: Plan) -> str:
@@ -60,7 +60,7 @@ def run_table(plan: Plan, done: BatchRun) -> str:
     return table(head, rows)
 
 
-def together_text(measured: UnitSet | None) -> str:
+def slowdown_text(measured: UnitSet | None) -> str:
     """A line on the factors by which the predictions differ from the tables; empty: by none."""
     if measured is None:
         return ""

@@ -29,7 +29,7 @@ from multi_dnn_ros.cli.partition_report import (
     measured_text,
     plan_table,
     run_table,
-    together_text,
+    slowdown_text,
 )
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.planning.batch_units import sharing_warnings
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from multi_dnn_ros.planning.batch_plan import Plan
     from multi_dnn_ros.planning.batch_table import BatchTable
     from multi_dnn_ros.planning.batch_units import Unit
-    from multi_dnn_ros.planning.units_together import UnitsTogether
+    from multi_dnn_ros.planning.unit_slowdowns import UnitSlowdowns
 
 _DETAILS = """\
 The batch is divided as by `multi-dnn partition plan`, and then again by the times that the units need while all of them
@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.partition.executor import random_images
     from multi_dnn_ros.partition.session import BatchSession
     from multi_dnn_ros.planning.batch_plan import SEARCHES
-    from multi_dnn_ros.planning.units_together import read_together
+    from multi_dnn_ros.planning.unit_slowdowns import read_slowdowns
 
     check_files(args, "plot", "output", "report")
     if args.output is not None and not args.weights and _takes_weights(args.model):
@@ -117,16 +117,16 @@ def _run(args: argparse.Namespace) -> int:
     images = _input(args, shape) if args.input is not None else None
     if images is None and args.batch is None:
         raise UsageError("--batch or --input is needed: the number of random images, or a file with images")
-    together = read_together(tables_folder(args), args.model, args.precision)
-    plan = SEARCHES[args.search](together.times(tables), args.batch if images is None else len(images))
+    slowdowns = read_slowdowns(tables_folder(args), args.model, args.precision)
+    plan = SEARCHES[args.search](slowdowns.times(tables), args.batch if images is None else len(images))
     if images is None:  # only now, because the plan has shown that the units can hold them
         images = random_images(shape, args.batch, args.seed)
     warn = partial(_print_warnings, chosen, set())
     warn(plan)
     print(plan_table(plan, tables))
-    print(together_text(together.find(tables)), end="")
+    print(slowdown_text(slowdowns.find(tables)), end="")
     with BatchSession(chosen, tables, plan, network_request(args), args.precision, timeout_s=args.timeout) as session:
-        _run_on(session, args, tables, together, subsets, images, warn)
+        _run_on(session, args, tables, slowdowns, subsets, images, warn)
     return 0
 
 
@@ -144,14 +144,14 @@ def _run_on(
     session: BatchSession,
     args: argparse.Namespace,
     tables: Mapping[str, BatchTable],
-    together: UnitsTogether,
+    slowdowns: UnitSlowdowns,
     subsets: Sequence[tuple[str, ...]],
     images: Array,
     warn: Callable[[Plan], None],
 ) -> None:
     """Run the plan of the session, compare outputs, print tables and write files.
 
-    together: by which, with the tables, the batch was divided. warn: called with the plan used.
+    slowdowns: by which, with the tables, the batch was divided. warn: called with the plan used.
     """
     from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.planning.batch_plan import plan_subsets
@@ -168,7 +168,7 @@ def _run_on(
     found = f"measured {measured} ms ({error})"
     if not done.rounds:
         found = "not measured: a unit failed before the first timed run was complete"
-    source = "the tables" if together.find(tables) is None else "the tables and an earlier run"
+    source = "the tables" if slowdowns.find(tables) is None else "the tables and an earlier run"
     by = f" from {source}" if adjusted.factors and adjusted.kept else ""
     print(f"\npredicted{by} {plan.total_ms:.4g} ms, {found}")
     if largest is not None:
@@ -180,7 +180,7 @@ def _run_on(
         print(f"outputs of {batch} images written to {args.output}")
     compared: list[dict[str, Any]] = []
     if args.compare or subsets:
-        others = plan_subsets(tables, batch, args.search, None if args.compare else subsets, together.times)
+        others = plan_subsets(tables, batch, args.search, None if args.compare else subsets, slowdowns.times)
         compared = _compare(session, args, tables, others, images, (first_plan, adjusted))
     if args.plot is not None:
         from multi_dnn_ros.partition.plots import plan_bars, run_bars, write_gantt
@@ -201,7 +201,7 @@ def _run_plan(
     The times of several units together are kept for later plans of these units.
     """
     from multi_dnn_ros.partition.adjust import factors_of, run_adjusted, run_as_planned
-    from multi_dnn_ros.planning.units_together import read_together, write_together
+    from multi_dnn_ros.planning.unit_slowdowns import read_slowdowns, write_slowdowns
 
     units = {name: tables[name] for name in session.plan.images}
     adjusted = (
@@ -212,9 +212,9 @@ def _run_plan(
     plan, done = adjusted.plan, adjusted.done
     if len(plan.used) > 1 and done.rounds and not done.failures:
         folder = tables_folder(args)
-        together = read_together(folder, args.model, args.precision)
+        slowdowns = read_slowdowns(folder, args.model, args.precision)
         try:
-            write_together(folder, together.with_set(units, factors_of(done, plan, tables), plan.images))
+            write_slowdowns(folder, slowdowns.with_set(units, factors_of(done, plan, tables), plan.images))
         except OSError as error:
             print(f"warning: the times of the units together are not kept: {error}")
     return adjusted

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.extensions import ExtensionError, provider, title
+from multi_dnn_ros.common.extensions import ExtensionError, display_name, distribution
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def extension_errors(
     try:
         yield
     except (Exception, SystemExit) as raised:
-        if not provider(group, name) or isinstance(raised, (error, *documented)):
+        if not distribution(group, name) or isinstance(raised, (error, *documented)):
             raise
         text = raised_text(group, name, function, raised)
         log.debug("%s%s", where, text, exc_info=raised)
@@ -41,7 +41,7 @@ def extension_errors(
 
 def raised_text(group: str, name: str, function: str, raised: BaseException) -> str:
     """The message for an error that `function` of an extension has raised."""
-    return f"{title(group, name)}: {function} raised {type(raised).__name__}: {summarize_error(raised)}"
+    return f"{display_name(group, name)}: {function} raised {type(raised).__name__}: {summarize_error(raised)}"
 
 
 def returned_text(group: str, name: str, function: str, value: object, expected: str) -> str:
@@ -52,4 +52,4 @@ def returned_text(group: str, name: str, function: str, value: object, expected:
         found = f"a {type(value).__name__} of {', '.join(sorted({type(each).__name__ for each in value})) or 'nothing'}"
     else:
         found = f"an object of type {type(value).__name__}"
-    return f"{title(group, name)}: {function} returned {found}; expected {expected}"
+    return f"{display_name(group, name)}: {function} returned {found}; expected {expected}"

@@ -1,4 +1,4 @@
-"""The four registries: what can be chosen by name, from this package and from other installed packages.
+"""The registries: what can be chosen by name, from this package and from other installed packages.
 
 A registry maps a name to a specification object. Ours are listed in :data:`OWN`; another package adds one by an entry
 point (:mod:`importlib.metadata`) in the registry's group, whose name is the name to choose it by:
@@ -32,6 +32,7 @@ BACKENDS = "multi_dnn_ros.backends"
 DECODERS = "multi_dnn_ros.decoders"
 MODEL_SOURCES = "multi_dnn_ros.model_sources"
 RESULT_KINDS = "multi_dnn_ros.result_kinds"
+UNITS = "multi_dnn_ros.units"
 
 #: Specifications of this package: group -> name -> reference to the object, as in an entry point.
 OWN: Mapping[str, Mapping[str, str]] = {
@@ -86,8 +87,16 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "instance_masks": "multi_dnn_ros.vision.result_kinds.instance_masks:KIND",
         "drivable_area": "multi_dnn_ros.vision.result_kinds.drivable_area:KIND",
     },
+    UNITS: {
+        "cpu": "multi_dnn_ros.planning.batch_units:CPU",
+        "cuda": "multi_dnn_ros.planning.batch_units:CUDA",
+        "openvino": "multi_dnn_ros.planning.batch_units:OPENVINO",
+    },
 }
-_NOUNS = {BACKENDS: "backend", DECODERS: "decoder", MODEL_SOURCES: "model source", RESULT_KINDS: "result kind"}
+_NOUNS = {
+    BACKENDS: "backend", DECODERS: "decoder", MODEL_SOURCES: "model source", RESULT_KINDS: "result kind",
+    UNITS: "kind of unit",
+}  # fmt: skip
 _NAME = re.compile(r"\.?[a-z][a-z0-9_]*")
 
 
@@ -97,10 +106,10 @@ class ExtensionError(ValueError):
 
 @dataclass(frozen=True)
 class _Entry:
-    """Where a specification is. package: name and version of the distribution that provides it; empty: this one."""
+    """Where a specification is. distribution: name and version of the one that provides it; empty: this package."""
 
     reference: str
-    package: str
+    distribution: str
 
 
 def names(group: str) -> tuple[str, ...]:
@@ -118,16 +127,16 @@ def _file_form(suffix: str) -> str:
     return f"{article} {suffix} file"
 
 
-def provider(group: str, name: str) -> str:
+def distribution(group: str, name: str) -> str:
     """Name and version of the distribution that provides this name; empty: this package, or the name is not known."""
     entry = _found(group)[0].get(name)
-    return entry.package if entry is not None else ""
+    return entry.distribution if entry is not None else ""
 
 
-def title(group: str, name: str) -> str:
+def display_name(group: str, name: str) -> str:
     """The extension for messages, such as "decoder 'centers' of my-package 0.1"."""
-    package = provider(group, name)
-    return f"{_NOUNS[group]} '{name}'" + (f" of {package}" if package else "")
+    provided_by = distribution(group, name)
+    return f"{_NOUNS[group]} '{name}'" + (f" of {provided_by}" if provided_by else "")
 
 
 def load(reference: str) -> Any:
@@ -188,7 +197,7 @@ class Registry(Generic[T]):
         entries, problems = _found(self._group)
         lines = list(problems)
         for name, entry in entries.items():
-            if entry.package:
+            if entry.distribution:
                 try:
                     self.get(name)
                 except ExtensionError as error:
@@ -207,7 +216,7 @@ class Registry(Generic[T]):
         entry = entries.get(name)
         if entry is None:
             raise ExtensionError(f"{noun} '{name}' is not known; allowed: {', '.join(entries)}")
-        unusable = f"{noun} '{name}' of {entry.package or 'multi_dnn_ros'} cannot be used: {entry.reference}"
+        unusable = f"{noun} '{name}' of {entry.distribution or 'multi_dnn_ros'} cannot be used: {entry.reference}"
         try:
             spec = load(entry.reference)
         except (Exception, SystemExit) as error:  # whatever a module of another package raises
@@ -227,13 +236,13 @@ def _found(group: str) -> tuple[Mapping[str, _Entry], tuple[str, ...]]:
     problems = []
     points = [(f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package", point)
               for point in entry_points(group=group)]  # fmt: skip
-    for package, point in sorted(points, key=lambda pair: (pair[1].name, pair[0])):
-        unusable = f"{_NOUNS[group]} '{point.name}' of {package} is not used"
+    for provided_by, point in sorted(points, key=lambda pair: (pair[1].name, pair[0])):
+        unusable = f"{_NOUNS[group]} '{point.name}' of {provided_by} is not used"
         if not _NAME.fullmatch(point.name):
             problems.append(f"{unusable}: allowed names: lower-case letters, digits and _, a letter first")
         elif point.name in entries:
-            taken = entries[point.name].package or "multi_dnn_ros"
+            taken = entries[point.name].distribution or "multi_dnn_ros"
             problems.append(f"{unusable}: {taken} has one of this name")
         else:
-            entries[point.name] = _Entry(point.value, package)
+            entries[point.name] = _Entry(point.value, provided_by)
     return entries, tuple(problems)

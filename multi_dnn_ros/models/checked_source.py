@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.extension_calls import returned_text
@@ -22,7 +22,9 @@ def checked_source(source: Any, name: str, where: str, *, outline: bool) -> Sour
     if not isinstance(source, Source):
         raise ModelError(where + returned_text(extensions.MODEL_SOURCES, name, "load", source, "a Source"))
     if problem := _problem(source, outline=outline):
-        raise ModelError(f"{where}{extensions.title(extensions.MODEL_SOURCES, name)}: load returned a Source {problem}")
+        raise ModelError(
+            f"{where}{extensions.display_name(extensions.MODEL_SOURCES, name)}: load returned a Source {problem}"
+        )
     return source
 
 
@@ -33,6 +35,8 @@ def _problem(source: Source, *, outline: bool) -> str:
         return f"whose module is of type {type(module).__name__}; expected a torch.nn.Module"
     if not outline and any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         return "whose module has weights on the meta device; expected weights on the CPU, except for an outline"
+    if not outline and module.training and not isinstance(module, fx.GraphModule):  # of torch.export: no eval()
+        return "whose module is in training mode; expected eval mode: call module.eval()"
     size: Any = source.size
     if size is not None and not _is_size(size):
         return f"of size {size!r}; expected (width, height) in pixels, or None if parameters have to give it"

@@ -94,7 +94,7 @@ class Output:
     def results(self, view: View) -> ResultDecoder:
         """All raw outputs for an image of which the DNN sees `view` -> the result in pixels of the image."""
         decoder: ResultDecoder = self.decoder
-        if extensions.provider(extensions.DECODERS, self.decoder_name):
+        if extensions.distribution(extensions.DECODERS, self.decoder_name):
             decoder = CheckedDecoder(decoder, self.decoder_name, RESULT_KINDS.get(self.result_kind))
         if self.raw_outputs is not None:
             decoder = SelectedOutputsDecoder(decoder, self.raw_outputs)

@@ -240,7 +240,7 @@ def _decoder(name: str, config: DnnConfig, source: Source) -> DecoderSpec:
             f"parameter dnn.{name}.decoder is '{chosen}', whose result kind '{spec.result_kind}' is not known; "
             f"known: {', '.join(extensions.names(extensions.RESULT_KINDS))}"
         )
-    if extensions.provider(extensions.RESULT_KINDS, spec.result_kind):
+    if extensions.distribution(extensions.RESULT_KINDS, spec.result_kind):
         try:
             RESULT_KINDS.get(spec.result_kind)
         except ExtensionError as error:
@@ -258,8 +258,8 @@ def _chosen_by(name: str, config: DnnConfig, source: Source) -> str:
     if config.decoder != "auto" or not source.decoder:
         return f"parameter dnn.{name}.decoder"
     group, source_of_model = extensions.MODEL_SOURCES, source_name(config.model)
-    if extensions.provider(group, source_of_model):
-        return f"dnn.{name}: {extensions.title(group, source_of_model)} names the decoder of {config.model}"
+    if extensions.distribution(group, source_of_model):
+        return f"dnn.{name}: {extensions.display_name(group, source_of_model)} names the decoder of {config.model}"
     return f"dnn.{name}: {config.model} names its decoder"
 
 

@@ -93,7 +93,7 @@ def _load(where: str, config: DnnConfig, *, classifiers: bool, outline: bool = F
     is_file = name.startswith(".")
     rest = str(existing_file(config.model, f"{where}model")) if is_file else config.model.partition(":")[2]
     request = ModelRequest(where, rest, config, classifiers, outline)
-    if not extensions.provider(extensions.MODEL_SOURCES, name):
+    if not extensions.distribution(extensions.MODEL_SOURCES, name):
         return source.load(request)
     model = f"{where}model is '{config.model}': "
     with extension_errors(extensions.MODEL_SOURCES, name, "load", where=model, error=ModelError):

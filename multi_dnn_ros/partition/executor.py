@@ -124,7 +124,7 @@ def identity(unit: Unit, precision: str) -> str:
         described = executor_class(unit).identity(unit, precision)
     except (UnitError, CommandError):
         raise
-    except Exception as error:  # whatever an executor of another package raises
+    except (Exception, SystemExit) as error:  # whatever an executor of another package raises
         problem = f"{type(error).__name__}: {summarize_error(error)}"
         raise UnitError(f"unit '{unit.name}': `identity` of executor {unit.executor} raised {problem}") from error
     if not isinstance(described, str):
@@ -140,8 +140,12 @@ def image_dtype(executor: Executor) -> str:
 
 
 def executor_class(unit: Unit) -> Any:
-    """The class that the unit names. Raises ImportError and AttributeError."""
-    return extensions.load(unit.executor)
+    """The class that the unit names. Raises UnitError, which names the unit, if it cannot be imported."""
+    try:
+        return extensions.load(unit.executor)
+    except (Exception, SystemExit) as error:  # whatever a module of another package raises
+        problem = f"{type(error).__name__}: {summarize_error(error)}"
+        raise UnitError(f"unit '{unit.name}': executor {unit.executor} cannot be used: {problem}") from error
 
 
 def random_images(shape: tuple[int, int, int], batch: int, seed: int = 0) -> Array:

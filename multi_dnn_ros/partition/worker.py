@@ -68,7 +68,7 @@ class _Server:
         reply: messages.Reply
         try:
             reply = self._answer(request)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # whatever an executor of another package raises
             reply = messages.Failed(summarize_error(error), is_memory_error(error))
         with contextlib.suppress(OSError):
             self._connection.send(reply)

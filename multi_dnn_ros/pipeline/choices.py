@@ -153,7 +153,7 @@ def choose_backend(
     where = f"dnn.{dnn}: "
     with extension_errors(extensions.BACKENDS, name, "factory", where=where, error=ConfigError):
         backend = spec.factory(request)
-    if extensions.provider(extensions.BACKENDS, name):
+    if extensions.distribution(extensions.BACKENDS, name):
         if not callable(getattr(backend, "prepare", None)):
             text = returned_text(extensions.BACKENDS, name, "factory", backend, "a backend, which has a method prepare")
             raise ConfigError(where + text)

@@ -42,11 +42,11 @@ _REGISTRIES: Mapping[str, Registry[Any]] = {
 
 
 def import_registries() -> None:
-    """Import every backend, decoder and model source, so that the configuration does not wait for imports.
+    """Import every backend, decoder and model source, when an engine process starts.
 
-    Logs a warning for those of other packages that take long.
+    Configuring then does not wait for imports. Logs a warning for those of other packages that take long.
     """
-    import_extensions(_REGISTRIES)
+    import_extensions(_REGISTRIES, "every start of an engine process")
     for registry in _REGISTRIES.values():
         registry.usable()
 
@@ -68,7 +68,8 @@ class Findings:
 
 def check_settings(config: NodeConfig) -> Findings:
     """Check everything that can be checked without loading a DNN; takes a second or two per DNN and little memory."""
-    import_extensions(_REGISTRIES)
+    # An engine process has imported them already (import_registries).
+    import_extensions(_REGISTRIES, "configuring, in every process that does it,")
     for registry in _REGISTRIES.values():
         registry.report_broken()
     problems: list[str] = []

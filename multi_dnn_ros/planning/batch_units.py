@@ -1,26 +1,20 @@
 """Units that run parts of a batch. A unit is a device with a backend; on a GPU it may be a share of the SMs.
 
 A unit has a name: ``cpu``, ``cpu:8`` (threads), ``cuda:0``, ``cuda:0/16sms``, ``cpu:1/torchscript`` (backend),
-``openvino:gpu``. The part before the first ``:`` or ``/`` is its kind. Another package adds a kind with an entry point
-in the group ``multi_dnn_ros.units``, whose value is ``module:attribute`` of a :class:`UnitKind`. This module does not
-import PyTorch.
+``openvino:gpu``. The part before the first ``:`` or ``/`` is its kind, a name of the registry :data:`UNIT_KINDS`. This
+module does not import PyTorch.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from multi_dnn_ros.common import extensions
-from multi_dnn_ros.common.error_text import summarize_error
-
-log = logging.getLogger(__name__)
-
-GROUP = "multi_dnn_ros.units"
+from multi_dnn_ros.common.extension_calls import extension_errors, returned_text
+from multi_dnn_ros.common.extensions import ExtensionError, Registry
 
 
 class UnitError(ValueError):
@@ -57,15 +51,11 @@ class UnitKind:
 
     def unit(self, text: str) -> Unit:
         """The unit with this name. Raises UnitError, which names it, also for whatever else `parse` raises."""
-        failed = f"unit '{text}': `parse` of kind of unit '{self.name}'"
-        try:
+        where = f"unit '{text}': "
+        with extension_errors(extensions.UNITS, self.name, "parse", where=where, error=UnitError):
             unit: object = self.parse(text)
-        except UnitError:
-            raise
-        except Exception as error:  # whatever a kind of another package raises
-            raise UnitError(f"{failed} raised {type(error).__name__}: {summarize_error(error)}") from error
         if not isinstance(unit, Unit):
-            raise UnitError(f"{failed} returned {type(unit).__name__}; expected Unit")
+            raise UnitError(where + returned_text(extensions.UNITS, self.name, "parse", unit, "a Unit"))
         return unit
 
 
@@ -123,78 +113,22 @@ def _missing_openvino() -> str:
 CPU = UnitKind("cpu", "cpu[:THREADS][/BACKEND]", _parse_cpu)
 CUDA = UnitKind("cuda", "cuda[:NUMBER][/NUMBERsms][/BACKEND]", _parse_cuda)
 OPENVINO = UnitKind("openvino", "openvino:cpu|gpu|npu[.NUMBER]", _parse_openvino)
-_registered: dict[str, UnitKind] = {kind.name: kind for kind in (CPU, CUDA, OPENVINO)}
-_reported: set[str] = set()
-
-
-def register(kind: UnitKind) -> None:
-    """Add a kind of unit in this process. Raises ValueError if the name is registered already."""
-    if _registered.setdefault(kind.name, kind) is not kind:
-        raise ValueError(f"a kind of unit '{kind.name}' is registered already")
-
-
-def unit_kinds() -> dict[str, UnitKind]:
-    """All kinds by name that can be used: those registered in this process, then those of installed packages.
-
-    Logs a warning, once per process, for each entry point that cannot be used, with its distribution and the problem.
-    """
-    kinds = dict(_registered)
-    points, problems = _entry_points()
-    for name, (package, point) in points.items():
-        try:
-            kinds[name] = _load(package, point)
-        except UnitError as error:
-            problems.append(str(error))
-    for problem in problems:
-        if problem not in _reported:
-            _reported.add(problem)
-            log.warning("%s", problem)
-    return kinds
-
-
-def _entry_points() -> tuple[dict[str, tuple[str, EntryPoint]], list[str]]:
-    """Distribution and entry point of each kind by name, and a line for each entry point that is not used.
-
-    Of several with one name the first is used, and one that is registered in this process before them.
-    """
-    found: dict[str, tuple[str, EntryPoint]] = {}
-    problems = []
-    points = [(f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package", point)
-              for point in entry_points(group=GROUP)]  # fmt: skip
-    for package, point in sorted(points, key=lambda pair: (pair[1].name, pair[0])):
-        taken = found.get(point.name, ("",))[0]
-        if (registered := _registered.get(point.name)) is not None:
-            taken = registered.parse.__module__.partition(".")[0]
-        if taken:
-            problems.append(f"kind of unit '{point.name}' of {package} is not used: {taken} has one of this name")
-        else:
-            found[point.name] = package, point
-    return found, problems
-
-
-def _load(package: str, point: EntryPoint) -> UnitKind:
-    unusable = f"kind of unit '{point.name}' of {package} cannot be used: {point.value}"
-    try:
-        kind = extensions.load(point.value)
-    except (Exception, SystemExit) as error:  # whatever a module of another package raises
-        raise UnitError(f"{unusable}: {type(error).__name__}: {summarize_error(error)}") from error
-    if not isinstance(kind, UnitKind) or kind.name != point.name:
-        raise UnitError(f"{unusable} is not a UnitKind of this name")
-    return kind
+UNIT_KINDS = Registry(UnitKind, extensions.UNITS)
 
 
 def parse_unit(text: str) -> Unit:
-    """The unit with this name. Raises UnitError for an unknown kind or a syntax error."""
+    """The unit with this name. Raises UnitError for an unknown or unusable kind, or a syntax error.
+
+    Imports only the kind of this unit: the node's process, which must stay free of PyTorch, parses names of devices.
+    """
     name = re.split(r"[:/]", text, maxsplit=1)[0]
-    # Kinds of other packages are imported only if they are needed: the node's process, which must stay free of PyTorch,
-    # parses names of devices.
-    kind = _registered.get(name)
-    if kind is None:
-        point = _entry_points()[0].get(name)
-        if point is None:
-            forms = ", ".join(known.form for known in unit_kinds().values())
-            raise UnitError(f"unit '{text}' is of an unknown kind; allowed: {forms}")
-        kind = _load(*point)
+    try:
+        kind = UNIT_KINDS.get(name)
+    except ExtensionError as error:
+        if name in UNIT_KINDS.names():
+            raise UnitError(str(error)) from error
+        forms = ", ".join(known.form for known in UNIT_KINDS.usable())
+        raise UnitError(f"unit '{text}' is of an unknown kind; allowed: {forms}") from error
     return kind.unit(text)
 
 

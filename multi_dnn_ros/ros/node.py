@@ -27,9 +27,11 @@ from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.queued_logger import QueuedLogger
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
+from multi_dnn_ros.ros.same_name import SameNameCheck
 from multi_dnn_ros.ros.served import Served
 from multi_dnn_ros.ros.service_status import NodeState
 from multi_dnn_ros.ros.serving_session import ServingSession
+from multi_dnn_ros.ros.torch_imports import warn_about_torch
 from multi_dnn_ros.ros.tracking import tracking_problems
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
@@ -91,6 +93,7 @@ class MultiDnnNode(LifecycleNode):
         log = self.get_logger()
         self._progress = ConfigureProgress(log.info)
         self._receive_check = ReceiveCheck(middleware or detect(), log.warning, log.info)
+        self._same_name = SameNameCheck(self, log.warning, log.info)
         self._board = board(log.warning)
         self._energy = EnergyPerResult()
         hooks = SwapHooks(
@@ -231,7 +234,12 @@ class MultiDnnNode(LifecycleNode):
     def _end_configuring(self, config: NodeConfig, description: EngineDescription) -> None:
         assert self._host is not None
         dnns = description.dnns
-        import_extensions({extensions.RESULT_KINDS: RESULT_KINDS}, self.get_logger().warning)
+        import_extensions(
+            {extensions.RESULT_KINDS: RESULT_KINDS},
+            "the first configuring of every process of the node",
+            self.get_logger().warning,
+            checked=lambda kind: warn_about_torch(kind, self.get_logger().warning),
+        )
         RESULT_KINDS.report_broken(self.get_logger().warning)
         results = {
             name: {output: (RESULT_KINDS.get(it.result_kind), it.labels) for output, it in dnn.results.items()}
@@ -362,6 +370,7 @@ class MultiDnnNode(LifecycleNode):
 
     def _statuses(self, report: DiagnosticsReport) -> Iterator[DiagnosticStatus]:
         host, served, session = self._host, self._served, self._session  # a transition may change them
+        self._same_name.update()
         yield node_status(report, self._view(self._memory()))
         yield from capacity_statuses(report, self._capacity.current if served is not None else None)
         yield from engine_statuses(report, host.statuses() if host is not None else ())
@@ -404,6 +413,7 @@ class MultiDnnNode(LifecycleNode):
             failure=self._failure,
             hung=self.hung,
             ended=session.failed_threads() if session is not None else (),
+            same_name=self._same_name.text,
             memory=memory,
         )
 

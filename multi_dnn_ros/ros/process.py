@@ -20,6 +20,7 @@ from rclpy.signals import SignalHandlerOptions
 
 from multi_dnn_ros.common.allocator import configure_malloc, return_free_memory_every
 from multi_dnn_ros.common.background_output import OUTPUT
+from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.sd_notify import ServiceManager
 from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.ros.middleware import configure
@@ -41,10 +42,11 @@ _MAX_ERRORS = 100
 
 
 def run(args: list[str] | None = None) -> int:
-    """Run the node until a signal ends it. Returns the exit code: 1 if it could not start or if threads hang, else 0.
+    """Run the node until a signal ends it. Returns the exit code: 1 if threads hang, else 0.
 
     Raises ParamsFileError: a parameter file is missing, empty or not YAML, or none of them has parameters for the node.
-    Raises the last error if _MAX_ERRORS callbacks in a row fail.
+    Raises CommandError: the command line, or a parameter of rclpy such as use_sim_time, is invalid. Raises the last
+    error if _MAX_ERRORS callbacks in a row fail.
     """
     params_files = files_in(sys.argv if args is None else args)
     for file in params_files:  # rclpy's errors do not name the node, and it accepts an empty file
@@ -75,8 +77,7 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
     except KeyboardInterrupt:
         return 0
     except Exception as error:  # invalid command line or parameter file, for which rclpy raises several types
-        print(f"multi_dnn_node: {error}", file=sys.stderr)
-        return 1
+        raise CommandError(str(error)) from error
     node: MultiDnnNode | None = None
     forward: logging.Handler | None = None
     log = logging.getLogger("multi_dnn_ros")
@@ -86,8 +87,7 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
         try:
             node = MultiDnnNode(middleware=middleware)
         except (ParameterException, NotImplementedError) as error:  # of rclpy's own parameters, such as use_sim_time
-            print(f"multi_dnn_node: {error}", file=sys.stderr)
-            return 1
+            raise CommandError(str(error)) from error
         stop.node = node
         OUTPUT.start()
         # Only now, because remaps may change the name of the node.

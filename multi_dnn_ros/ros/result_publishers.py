@@ -11,6 +11,7 @@ from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
+from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.engine.task import Result
@@ -20,6 +21,7 @@ from multi_dnn_ros.ros.overlay_publisher import OverlayTopics
 from multi_dnn_ros.ros.qos import IMAGES, LATCHED, RESULTS
 from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
 from multi_dnn_ros.ros.slow_publishing import SlowPublishing
+from multi_dnn_ros.ros.torch_imports import warn_about_torch
 from multi_dnn_ros.vision.result_kind import GroundTopic, ResultKind, Topic
 from multi_dnn_ros.vision.results import result_name, results_by_name
 
@@ -72,10 +74,10 @@ class ResultPublishers:
                     self._labels[result] = labels
                 for camera, topic in product(cameras, kind.topics):
                     qos = IMAGES if topic.picture else RESULTS
-                    self._add(_message_class(kind, topic, result), qos, camera, result, topic.name)
+                    self._add(self._message_class(kind, topic, result), qos, camera, result, topic.name)
                 for camera, ground_topic in product(cameras, kind.ground_topics):
                     key = (camera, result, ground_topic.name)
-                    self._add(_message_class(kind, ground_topic, result), RESULTS, *key)
+                    self._add(self._message_class(kind, ground_topic, result), RESULTS, *key)
                     self._on_ground.setdefault(camera, []).append(key)
         for camera in dict.fromkeys(camera for cameras in cameras_by_dnn.values() for camera in cameras):
             self._add(Image, IMAGES, camera, "overlay")
@@ -168,15 +170,17 @@ class ResultPublishers:
     def _add(self, kind: type, qos: Any, *path: str) -> None:
         self._publishers[path] = self._node.create_lifecycle_publisher(kind, f"~/{'/'.join(path)}", qos)
 
-
-def _message_class(kind: ResultKind, topic: Topic | GroundTopic, result: str) -> type:
-    """The class of the topic's messages. Also imports the function that makes them, so that its errors are seen now."""
-    try:
-        assert callable(topic.message if isinstance(topic, GroundTopic) else topic.published)
-        message: type = message_class(topic.msgtype)
-    except Exception as error:  # a module of another package may raise anything
-        raise ExtensionError(
-            f"DNN {result}: topic {topic.name} of result kind '{kind.name}' cannot be published: "
-            f"{summarize_error(error)}"
-        ) from error
-    return message
+    def _message_class(self, kind: ResultKind, topic: Topic | GroundTopic, result: str) -> type:
+        """The class of the topic's messages. Also imports the function that makes them, so that its errors are seen
+        now.
+        """
+        name = f"topic {topic.name} of {extensions.display_name(extensions.RESULT_KINDS, kind.name)}"
+        try:
+            with warn_about_torch(name, self._node.get_logger().warning):
+                function: object = topic.message if isinstance(topic, GroundTopic) else topic.published
+            message: type = message_class(topic.msgtype)
+        except (Exception, SystemExit) as error:  # whatever a module of another package raises
+            raise ExtensionError(f"DNN {result}: {name} cannot be published: {summarize_error(error)}") from error
+        if not callable(function):
+            raise ExtensionError(f"DNN {result}: {name} cannot be published: {function!r} is not a function")
+        return message

@@ -72,7 +72,7 @@ def _checked(
     ) as error:  # not extension_errors(), whose generator and log line would cost time per frame
         raise ExtensionError(raised_text(extensions.DECODERS, name, "decoding", error)) from error
     if not isinstance(result, kind.type):
-        title = extensions.title(extensions.DECODERS, name)
+        decoder = extensions.display_name(extensions.DECODERS, name)
         found, expected = type(result).__name__, kind.type.__name__
-        raise ExtensionError(f"{title}: decoding returned a {found}; expected a {expected} (result kind {kind.name})")
+        raise ExtensionError(f"{decoder}: decoding returned a {found}; expected a {expected} (result kind {kind.name})")
     return result

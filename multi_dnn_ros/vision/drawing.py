@@ -10,6 +10,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from multi_dnn_ros.common import extensions
+from multi_dnn_ros.common.extension_calls import raised_text
 from multi_dnn_ros.vision.result_kind import Layer
 
 log = logging.getLogger(__name__)
@@ -37,12 +39,12 @@ class DrawFailure:
 
     kind: str
     dnns: tuple[str, ...]
-    error: Exception
+    error: Exception | SystemExit
 
     def __str__(self) -> str:
         return (
-            f"results of {', '.join(self.dnns)} were not drawn: `draw` of result kind '{self.kind}' raised "
-            f"{type(self.error).__name__}: {self.error}"
+            f"results of {', '.join(self.dnns)} were not drawn: "
+            f"{raised_text(extensions.RESULT_KINDS, self.kind, 'draw', self.error)}"
         )
 
 
@@ -66,8 +68,8 @@ def draw(
 ) -> npt.NDArray[np.uint8]:
     """A copy of `image`, (H, W, 3) uint8 RGB, with the layers drawn on it and one line of text per DNN.
 
-    Layers are drawn in the order of ResultKind.draw_order. If a kind's `draw` raises, the other kinds are drawn, and
-    `report` is called; by default it logs a warning, once for each kind and each set of DNNs.
+    Layers are drawn in the order of ResultKind.draw_order. If a kind's `draw` raises or calls sys.exit(), the other
+    kinds are drawn, and `report` is called; by default it logs a warning, once for each kind and each set of DNNs.
     """
     canvas = image.copy()
     scale = max(0.35, min(canvas.shape[:2]) / 900)
@@ -78,7 +80,7 @@ def draw(
         own = [layer for layer in layers if layer.kind.name == kind.name]
         try:
             kind.draw(canvas, own, scale)
-        except Exception as error:  # whatever a module of another package raises
+        except (Exception, SystemExit) as error:  # whatever a module of another package raises
             report(DrawFailure(kind.name, tuple(sorted({layer.dnn for layer in own})), error))
     _draw_latencies(canvas, sorted(layers, key=lambda layer: layer.dnn), scale)
     return canvas

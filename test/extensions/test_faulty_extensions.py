@@ -50,6 +50,7 @@ FAULTS = {
     "load_exit": f"{LOAD}raised SystemExit: 2",
     "load_none": f"{LOAD}returned None; expected a Source",
     "load_meta": f"{LOAD}returned a Source whose module has weights on the meta device; expected weights on the CPU",
+    "load_training": f"{LOAD}returned a Source whose module is in training mode; expected eval mode: call ",
     "load_size_0": f"{LOAD}returned a Source of size (0, 0); expected (width, height) in pixels, or None",
     "load_size_3": f"{LOAD}returned a Source of size (3, 48, 64); expected (width, height) in pixels, or None",
     "load_preprocess": f"{LOAD}returned a Source whose preprocess is {{'colour': 'bgr'}}: Preprocess.__init__() got an",

@@ -122,27 +122,32 @@ def test_kinds_are_drawn_in_their_order_and_only_where_they_can_be() -> None:
     assert order == ["below", "above"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        ("points", IndexError("no such point"), "IndexError: no such point"),
+        ("exiting_points", SystemExit(2), "SystemExit: 2"),
+    ],
+)
 def test_a_kind_that_cannot_be_drawn_is_logged_once_and_the_others_are_drawn(
-    caplog: pytest.LogCaptureFixture,
+    kind: str, error: BaseException, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fill(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
         canvas[:] += 1
 
     def fail(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
-        raise IndexError("no such point")
+        raise error
 
     layers = [
         Layer(dnn, ResultKind(name, int, (), draw=draw_kind, draw_order=order), 1)
-        for dnn, name, draw_kind, order in (("road", "below", fill, 0), ("hand", "points", fail, 1),
-                                            ("foot", "points", fail, 1), ("car", "above", fill, 2))
+        for dnn, name, draw_kind, order in (("road", "below", fill, 0), ("hand", kind, fail, 1),
+                                            ("foot", kind, fail, 1), ("car", "above", fill, 2))
     ]  # fmt: skip
     image = np.zeros((8, 8, 3), np.uint8)
     for _ in range(3):
         assert (draw(image, layers) == 2).all()
     (record,) = caplog.records
-    assert record.getMessage() == (
-        "results of foot, hand were not drawn: `draw` of result kind 'points' raised IndexError: no such point"
-    )
+    assert record.getMessage() == f"results of foot, hand were not drawn: result kind '{kind}': draw raised {text}"
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

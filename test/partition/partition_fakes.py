@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 
 import numpy as np
@@ -26,15 +27,17 @@ BAD = (
 
 def parse(text: str) -> Unit:
     """fake:<name>[/<option>=<number>]... Options: ms (per image), max_batch, prepare (seconds), die (killed in a run),
-    exit, full, fail, hang, wrong, absent, infinite (values of the first output), unwritten (the second output), half
-    (images in float16), bad (which of BAD it returns), only (number of images at which `ms` holds; 90 ms per image for
-    any other number), fail_unless (number of images at which it does not fail).
+    exit, sys_exit, full, fail, hang, wrong, absent, infinite (values of the first output), unwritten (the second
+    output), half (images in float16), bad (which of BAD it returns), only (number of images at which `ms` holds; 90 ms
+    per image for any other number), no_executor (its class does not exist), fail_unless (number of images at which it
+    does not fail).
     """
     match = re.fullmatch(r"fake:(\w+)((?:/\w+=[0-9.]+)*)", text)
     if match is None:
         raise UnitError(f"unit '{text}' is not of the form {KIND.form}")
     options = tuple((name, float(value)) for name, value in re.findall(r"/(\w+)=([0-9.]+)", match[2]))
-    return Unit(text, f"fake:{match[1]}", "partition_fakes:FakeExecutor", options=options)
+    executor = "NoSuchExecutor" if dict(options).get("no_executor") else "FakeExecutor"
+    return Unit(text, f"fake:{match[1]}", f"partition_fakes:{executor}", options=options)
 
 
 KIND = UnitKind("fake", "fake:NAME[/OPTION=NUMBER]...", parse)
@@ -76,6 +79,8 @@ class FakeExecutor:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._options.get("exit"):
             os._exit(3)
+        if self._options.get("sys_exit"):
+            sys.exit("the executor gives up")
         if self._options.get("full"):
             raise MemoryError("the device is full")
         if self._options.get("fail") or len(images) != self._options.get("fail_unless", len(images)):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -18,8 +19,11 @@ from hypothesis import strategies as st
 from partition_fakes import table
 
 from multi_dnn_ros.backends.registry import BackendRequest
+from multi_dnn_ros.cli import partition_arguments
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.cli.profile_target import add_target, open_target
+from multi_dnn_ros.common import extensions
+from multi_dnn_ros.common.extensions import Registry
 from multi_dnn_ros.partition import torch_executor
 from multi_dnn_ros.partition.executor import NetworkRequest, identity, image_dtype, random_images
 from multi_dnn_ros.partition.unit_process import UnitProcesses
@@ -27,14 +31,7 @@ from multi_dnn_ros.pipeline import choices
 from multi_dnn_ros.pipeline.devices import unit_of
 from multi_dnn_ros.planning import batch_units
 from multi_dnn_ros.planning.batch_table import table_path, write_table
-from multi_dnn_ros.planning.batch_units import (
-    UnitError,
-    UnitKind,
-    parse_unit,
-    parse_units,
-    sharing_warnings,
-    unit_kinds,
-)
+from multi_dnn_ros.planning.batch_units import UnitError, UnitKind, parse_unit, parse_units, sharing_warnings
 
 
 def test_a_unit_name_contains_device_threads_sms_and_backend() -> None:
@@ -72,28 +69,40 @@ def test_any_text_is_a_unit_of_this_name_or_a_unit_error(text: str) -> None:
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def new_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kinds of units are looked up as in a new process, in which nothing was imported or reported yet."""
+    extensions._found.cache_clear()
+    monkeypatch.setattr(batch_units, "UNIT_KINDS", Registry(UnitKind, extensions.UNITS))
+    monkeypatch.setattr(partition_arguments, "UNIT_KINDS", batch_units.UNIT_KINDS)
+    yield
+    extensions._found.cache_clear()
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_registry: None) -> Path:
     """Two installed packages with kinds of units, most of which cannot be used."""
     (tmp_path / "good_units.py").write_text(
         "import partition_fakes\n"
         "from multi_dnn_ros.planning.batch_units import UnitKind\n"
         "NPU = UnitKind('npu', 'npu:NAME', partition_fakes.parse)\n"
+        "import sys\n"
         "def fail(text): raise KeyError('no\\nnumber')\n"
+        "ENDS = UnitKind('ends', 'ends:NUMBER', lambda text: sys.exit(4))\n"
         "RAISES = UnitKind('raises', 'raises:NUMBER', fail)\n"
         "NOTHING = UnitKind('nothing', 'nothing:NUMBER', lambda text: None)\n"
     )
     (tmp_path / "ending_units.py").write_text("import sys\nsys.exit(3)\n")
     for name, points in (
-        ("good-units", ("npu = good_units:NPU", "raises = good_units:RAISES", "nothing = good_units:NOTHING")),
+        ("good-units", ("npu = good_units:NPU", "raises = good_units:RAISES", "nothing = good_units:NOTHING",
+                        "ends = good_units:ENDS")),
         ("other-units", ("absent = no_such_module:KIND", "cpu = good_units:NPU", "ending = ending_units:KIND",
                          "npu = good_units:NPU", "renamed = good_units:NPU", "same = good_units:partition_fakes")),
     ):  # fmt: skip
         info = tmp_path / f"{name.replace('-', '_')}-0.3.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.3\n")
-        (info / "entry_points.txt").write_text("\n".join((f"[{batch_units.GROUP}]", *points, "")))
+        (info / "entry_points.txt").write_text("\n".join((f"[{extensions.UNITS}]", *points, "")))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(batch_units, "_reported", set())
     return tmp_path
 
 
@@ -102,17 +111,20 @@ def test_kinds_of_other_packages_work_beside_broken_ones_which_are_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for _ in range(2):
-        assert unit_kinds()["npu"].form == "npu:NAME"
-    assert unit_kinds()["cpu"].form.startswith("cpu[:THREADS]")
+        batch_units.UNIT_KINDS.report_broken()
+    forms = {kind.name: kind.form for kind in batch_units.UNIT_KINDS.usable()}
+    assert forms["npu"] == "npu:NAME"
+    assert forms["cpu"].startswith("cpu[:THREADS]")
     assert sorted(caplog.messages) == [
         "kind of unit 'absent' of other-units 0.3 cannot be used: no_such_module:KIND: ModuleNotFoundError: No module "
         "named 'no_such_module'",
         "kind of unit 'cpu' of other-units 0.3 is not used: multi_dnn_ros has one of this name",
         "kind of unit 'ending' of other-units 0.3 cannot be used: ending_units:KIND: SystemExit: 3",
         "kind of unit 'npu' of other-units 0.3 is not used: good-units 0.3 has one of this name",
-        "kind of unit 'renamed' of other-units 0.3 cannot be used: good_units:NPU is not a UnitKind of this name",
-        "kind of unit 'same' of other-units 0.3 cannot be used: good_units:partition_fakes is not a UnitKind of this "
-        "name",
+        "kind of unit 'renamed' of other-units 0.3 cannot be used: good_units:NPU has the name 'npu'; expected "
+        "'renamed', as its entry point",
+        "kind of unit 'same' of other-units 0.3 cannot be used: good_units:partition_fakes is of type module; expected "
+        "UnitKind",
     ]
     with pytest.raises(UnitError, match=r"unit 'tpu' is of an unknown kind; allowed: .*npu:NAME"):
         parse_unit("tpu")
@@ -125,8 +137,12 @@ def test_kinds_of_other_packages_work_beside_broken_ones_which_are_logged_once(
     [
         ("absent:0", "kind of unit 'absent' of other-units 0.3 cannot be used: no_such_module:KIND"),
         ("ending", "kind of unit 'ending' of other-units 0.3 cannot be used: ending_units:KIND: SystemExit: 3"),
-        ("raises:1", "unit 'raises:1': `parse` of kind of unit 'raises' raised KeyError: 'no"),
-        ("nothing:1", "unit 'nothing:1': `parse` of kind of unit 'nothing' returned NoneType; expected Unit"),
+        ("raises:1", "unit 'raises:1': kind of unit 'raises' of good-units 0.3: parse raised KeyError: 'no"),
+        ("ends:1", "unit 'ends:1': kind of unit 'ends' of good-units 0.3: parse raised SystemExit: 4"),
+        (
+            "nothing:1",
+            "unit 'nothing:1': kind of unit 'nothing' of good-units 0.3: parse returned None; expected a Unit",
+        ),
     ],
 )
 def test_a_kind_that_cannot_be_used_is_an_error_that_names_the_unit(
@@ -139,6 +155,7 @@ def test_a_kind_that_cannot_be_used_is_an_error_that_names_the_unit(
         parse_unit(unit)
 
 
+@pytest.mark.usefixtures("new_registry")
 def test_the_example_of_the_page_measures_and_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,11 +176,6 @@ def test_the_example_of_the_page_measures_and_runs(
     assert main(command) == 0, capsys.readouterr().err
     (means,) = np.load(output).values()
     np.testing.assert_allclose(means, random_images((3, 48, 64), 6, 0).mean(axis=(1, 2, 3)), rtol=1e-4)
-
-
-def test_a_kind_is_registered_once() -> None:
-    with pytest.raises(ValueError, match="registered already"):
-        batch_units.register(UnitKind("fake", "", partition_fakes.parse))
 
 
 @pytest.mark.parametrize("number", range(len(partition_fakes.BAD)))
@@ -215,6 +227,24 @@ def test_an_executor_that_cannot_describe_its_device_is_named(
         identity(parse_unit("fake:a"), "auto")
 
 
+def test_an_executor_that_cannot_be_imported_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unit = "fake:a/no_executor=1"
+    said = f"unit '{unit}': executor partition_fakes:NoSuchExecutor cannot be used: AttributeError: module "
+    with pytest.raises(UnitError, match=re.escape(said)):
+        identity(parse_unit(unit), "auto")
+    tables = ["--tables", str(tmp_path)]
+    assert main(["partition", "profile", "fake", *tables, "--units", unit, "--max-batch", "2"]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_an_executor_that_calls_sys_exit_fails_as_with_any_other_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = ["--tables", str(tmp_path)]
+    assert main(["partition", "profile", "fake", *tables, "--units", "fake:a/sys_exit=1", "--max-batch", "2"]) == 1
+    assert "unit fake:a/sys_exit=1 failed: the executor gives up" in capsys.readouterr().err
+
+
 def test_an_executor_of_another_package_needs_no_image_dtype() -> None:
     found = []
     for name in ("fake:a", "fake:a/half=1"):
@@ -223,10 +253,12 @@ def test_an_executor_of_another_package_needs_no_image_dtype() -> None:
     assert found == [(False, "float32"), (True, "float16")]
 
 
+@pytest.mark.usefixtures("new_registry")
 def test_a_unit_of_this_package_imports_no_other_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """The node's process parses names of devices, and must not import PyTorch."""
-    point = EntryPoint("npu", "partition_npu:KIND", batch_units.GROUP)  # it cannot be imported
-    monkeypatch.setattr(batch_units, "entry_points", lambda group: [point])
+    point = EntryPoint("npu", "partition_npu:KIND", extensions.UNITS)
+    monkeypatch.setattr(extensions, "entry_points", lambda group: [point])
+    monkeypatch.setitem(sys.modules, "partition_npu", None)  # an import would fail
     assert [parse_unit(name).device for name in ("cpu:4", "cuda", "cuda:1/8sms")] == ["cpu", "cuda:0", "cuda:1"]
 
 

@@ -259,9 +259,14 @@ def test_a_frame_that_was_never_decoded_has_no_overlay(overlay: Overlay) -> None
     assert [number for _, number in overlay.order] == ["100"]
 
 
-def test_a_kind_that_cannot_be_drawn_is_named_and_the_others_are_drawn(overlay: Overlay) -> None:
+@pytest.mark.parametrize(
+    ("error", "text"), [(RuntimeError("no colour"), "RuntimeError: no colour"), (SystemExit(2), "SystemExit: 2")]
+)
+def test_a_kind_that_cannot_be_drawn_is_named_and_the_others_are_drawn(
+    overlay: Overlay, error: BaseException, text: str
+) -> None:
     def draw(canvas: Any, layers: Any, scale: float) -> None:
-        raise RuntimeError("no colour")
+        raise error
 
     overlay.kinds["slow"] = ResultKind("lamps", Lanes, (), draw=draw)
     drawn: list[str] = []
@@ -270,6 +275,6 @@ def test_a_kind_that_cannot_be_drawn_is_named_and_the_others_are_drawn(overlay: 
     )
     overlay.complete(frame(100))
     overlay.publishers["front"].until("100")
-    reason = "results of slow were not drawn: `draw` of result kind 'lamps' raised RuntimeError: no colour"
+    reason = f"results of slow were not drawn: result kind 'lamps': draw raised {text}"
     assert overlay.undrawn == [("front", reason)]
     assert drawn == ["quick"]

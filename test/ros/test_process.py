@@ -98,14 +98,26 @@ assert len(gc.get_objects()) > 10_000
     assert int(done.stdout.split()[0]) < 1_000
 
 
-def test_a_wrong_type_of_use_sim_time_is_an_error_in_one_line(domain: int, fork_server: ForkServer) -> None:
-    code = "from multi_dnn_ros.executable import main; raise SystemExit(main(['--ros-args', '-p', 'use_sim_time:=5']))"
-    command = [sys.executable, "-c", code]
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        (["-c", "from multi_dnn_ros.executable import main; raise SystemExit(main())"], "multi_dnn_node: "),
+        (["-m", "multi_dnn_ros.cli.main", "run"], "multi-dnn run: error: "),
+    ],
+)
+@pytest.mark.parametrize(
+    ("argument", "word"), [("use_sim_time:=5", "use_sim_time"), ("no_assignment", "no_assignment")]
+)
+def test_a_wrong_argument_is_an_error_in_one_line_that_names_the_program(
+    domain: int, fork_server: ForkServer, command: list[str], program: str, argument: str, word: str
+) -> None:
     environment = {**os.environ, **loopback_environment(domain)}
-    done = fork_server.run(command, timeout=60, env=environment)
+    arguments = [sys.executable, *command, "--ros-args", "-p", argument]
+    done = fork_server.run(arguments, timeout=60, env=environment)
     assert done.returncode == 1
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("multi_dnn_node: ")]
-    assert "use_sim_time" in line
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith(program)]
+    assert word in line
+    assert "multi_dnn_node" not in done.stderr.replace(program, "")
     assert "Traceback" not in done.stderr
 
 

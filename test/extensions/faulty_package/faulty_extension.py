@@ -127,6 +127,8 @@ def load(request: ModelRequest) -> Any:
     network = Network().eval()
     if FAULT == "load_meta":
         network = network.to("meta")
+    if FAULT == "load_training":
+        network.train()
     size: Any = {"load_size_0": (0, 0), "load_size_3": (3, 48, 64)}.get(FAULT, (64, 48))
     preprocess: Any = {"load_preprocess": {"colour": "bgr"}}.get(FAULT, {})
     decoder = "no_such_decoder" if FAULT == "load_decoder" else "faulty_decoder"

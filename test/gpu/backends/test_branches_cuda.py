@@ -8,45 +8,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from branch_checks import (
+    Wide,
+    is_not_slower,
+    many_replays_are_bit_equal,
+    replays_allocate_nothing,
+    replays_back_to_back_are_bit_equal,
+)
 from gpu_stages import EXAMPLE, GPU, Warnings, fire, needs, on_gpu, residual, through
 from torch import nn
 
-from multi_dnn_ros.backends import Tensors, green_contexts
+from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.branch_choice import measure_in_turn
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.static_stages import single_launches, streams_of
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import choose_backend
 
 partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")
-
-
-class Wide(nn.Module):
-    """Two blocks of four branches of different length and memory, with views and a shortcut over a block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 32, 3, padding=1)
-        self.blocks = nn.ModuleList(self._block() for _ in range(2))
-        self.head = nn.Linear(32, 10)
-
-    @staticmethod
-    def _block() -> nn.ModuleList:
-        def branch(length: int) -> nn.Sequential:
-            layers: list[nn.Module] = []
-            for index in range(length):
-                layers += [nn.Conv2d(32 if index == 0 else 8, 8, 3, padding=1), nn.ReLU()]
-            return nn.Sequential(*layers)
-
-        return nn.ModuleList(branch(length) for length in (1, 2, 3, 5))
-
-    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values = torch.relu(self.first(image))
-        for block in self.blocks:
-            values = torch.cat([branch(values) for branch in block], 1) + values
-        left, right = torch.chunk(values, 2, 1)
-        return self.head(values.mean((2, 3))), (left.transpose(2, 3) * right.transpose(2, 3)).sum(1)
 
 
 @pytest.fixture(autouse=True)
@@ -82,59 +61,32 @@ def test_branches_compute_the_same(branches: str, precision: str):
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.usefixtures("no_warnings")
 def test_many_replays_with_changing_inputs_are_bit_equal(jobs: int):
-    """Memory that is reused too early would be overwritten by another branch in some of them."""
     stages = prepared("8", jobs=jobs)
-    chains = [stages] if jobs == 1 else [stages, (single_launches({1: stages})[1],)]
     generator = torch.Generator().manual_seed(1)
     images = [(torch.randn(EXAMPLE[0].shape, generator=generator).to(GPU),) for _ in range(10)]
-    for chain in chains:
-        expected = [through(chain, image) for image in images]
-        with torch.inference_mode():
-            for _ in range(50):
-                for image, right in zip(images, expected, strict=True):
-                    carried: Tensors = image
-                    for stage in chain:
-                        carried = stage(carried)
-                    assert all(torch.equal(one.cpu(), other) for one, other in zip(carried, right, strict=True))
+    many_replays_are_bit_equal(stages, images)
+    if jobs > 1:
+        many_replays_are_bit_equal((single_launches({1: stages})[1],), images)
 
 
 @pytest.mark.usefixtures("no_warnings")
 def test_replays_back_to_back_are_bit_equal():
-    """Without waiting on the host: a replay must not start before the streams of the previous one have joined."""
     (stage,) = prepared("8")
     (image,) = on_gpu(noise_like(EXAMPLE))
-    with torch.inference_mode():
-        expected = tuple(tensor.clone() for tensor in stage((image,)))
-        for _ in range(200):
-            stage((-image,))
-            results = tuple(tensor.clone() for tensor in stage((image,)))
-        torch.cuda.synchronize(GPU)
-        assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=True))
+    replays_back_to_back_are_bit_equal(stage, (image,), (-image,))
 
 
 @pytest.mark.usefixtures("no_warnings")
 def test_replays_allocate_nothing():
     (stage,) = prepared("8")
-    image = on_gpu(noise_like(EXAMPLE))
-    with torch.inference_mode():
-        stage(image)
-        before = torch.cuda.memory_stats(GPU)["allocation.all.allocated"]
-        for _ in range(20):
-            stage(image)
-        torch.cuda.synchronize(GPU)
-        assert torch.cuda.memory_stats(GPU)["allocation.all.allocated"] == before
+    replays_allocate_nothing(stage, on_gpu(noise_like(EXAMPLE)))
 
 
 def test_the_automatic_choice_is_not_slower_and_is_cached(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "multi_dnn_ros")
     (serial,), (chosen,) = prepared("1"), prepared("auto")
     assert "job 1 of a runs on " in caplog.text
-    calls = {1: lambda: serial(serial.inputs), 2: lambda: chosen(chosen.inputs)}
-    with torch.inference_mode():
-        times = measure_in_turn(calls, gpu_ms, 15)
-    medians = {which: sorted(ms)[len(ms) // 2] for which, ms in times.items()}
-    print(f"serial {medians[1]:.4f} ms, {streams_of(chosen)} streams {medians[2]:.4f} ms")
-    assert medians[2] < 1.1 * medians[1]
+    is_not_slower(chosen, serial)
     caplog.clear()
     (again,) = prepared("auto")
     assert streams_of(again) == streams_of(chosen)

@@ -10,14 +10,18 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from branch_checks import (
+    Wide,
+    is_not_slower,
+    many_replays_are_bit_equal,
+    replays_allocate_nothing,
+    replays_back_to_back_are_bit_equal,
+)
 from gpu_stages import EXAMPLE, GPU, Warnings, needs, on_gpu, through
-from test_branches_cuda import Wide
 from torch import nn
 
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.branch_choice import measure_in_turn
-from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.static_stages import single_launches, streams_of
 from multi_dnn_ros.benchmark.cyclic_windows import WIDTH, EncoderLayer, SeparateHeads
 from multi_dnn_ros.graph.cut import cut_module
@@ -98,40 +102,19 @@ def test_float32_segments_compute_the_same():
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_many_replays_with_changing_inputs_are_bit_equal(name: str):
-    """Memory that is reused too early would be overwritten by another branch in some of them."""
-    (stage,) = prepared(name, "4").stages
-    inputs = images(name, 10)
-    with torch.inference_mode():
-        expected = [tuple(each.clone() for each in stage(image)) for image in inputs]
-        for _ in range(50):
-            for image, right in zip(inputs, expected, strict=True):
-                assert all(torch.equal(one, other) for one, other in zip(stage(image), right, strict=True))
+    many_replays_are_bit_equal(prepared(name, "4").stages, images(name, 10))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_replays_back_to_back_are_bit_equal(name: str):
-    """Without waiting on the host: a replay must not start before the streams of the previous one have joined."""
     (stage,) = prepared(name, "4").stages
-    image, other = images(name, 2)
-    with torch.inference_mode():
-        expected = tuple(tensor.clone() for tensor in stage(image))
-        for _ in range(200):
-            stage(other)
-            results = tuple(tensor.clone() for tensor in stage(image))
-        torch.cuda.synchronize(GPU)
-        assert all(torch.equal(one, right) for one, right in zip(results, expected, strict=True))
+    replays_back_to_back_are_bit_equal(stage, *images(name, 2))
 
 
 def test_replays_allocate_nothing():
     (stage,) = prepared("encoder", "4").stages
-    (image,) = images("encoder", 1)
-    with torch.inference_mode():
-        stage(image)
-        before = torch.cuda.memory_stats(GPU)["allocation.all.allocated"]
-        for _ in range(20):
-            stage(image)
-        torch.cuda.synchronize(GPU)
-        assert torch.cuda.memory_stats(GPU)["allocation.all.allocated"] == before
+    (maps,) = images("encoder", 1)
+    replays_allocate_nothing(stage, maps)
 
 
 def test_several_jobs_with_branches_are_also_one_launch():
@@ -149,12 +132,7 @@ def test_the_automatic_choice_is_not_slower_and_is_cached(caplog: pytest.LogCapt
     (chosen,) = first.stages
     assert first.warnings == []
     assert "job 1 of a runs on " in caplog.text
-    calls = {1: lambda: serial(serial.inputs), 2: lambda: chosen(chosen.inputs)}
-    with torch.inference_mode():
-        times = measure_in_turn(calls, gpu_ms, 15)
-    medians = {which: sorted(ms)[len(ms) // 2] for which, ms in times.items()}
-    print(f"inductor {medians[1]:.4f} ms, {streams_of(chosen)} streams {medians[2]:.4f} ms")
-    assert medians[2] < 1.1 * medians[1]
+    is_not_slower(chosen, serial)
     compiled = {
         line.split(" of job ")[0].split()[-1] for line in first.progress if line.startswith("compiling segment")
     }

@@ -17,7 +17,7 @@ from multi_dnn_ros.partition.executor import NetworkRequest
 from multi_dnn_ros.planning.batch_plan import plan_exact, slowed_by
 from multi_dnn_ros.planning.batch_table import table_path, write_table
 from multi_dnn_ros.planning.batch_units import parse_units
-from multi_dnn_ros.planning.units_together import read_together, together_path
+from multi_dnn_ros.planning.unit_slowdowns import read_slowdowns, slowdowns_path
 
 FAST, SLOW = "fake:a/ms=10", "fake:b/ms=30"
 
@@ -71,12 +71,12 @@ def test_a_session_of_replay_and_evaluate_too(measured: Path, capsys: pytest.Cap
 
 def test_other_units_and_other_devices_have_their_tables(measured: Path, tmp_path: Path) -> None:
     tables = {name: table(name, 10.0, max_batch=32) for name in (FAST, SLOW)}
-    together = read_together(measured, "fake", "auto")
+    together = read_slowdowns(measured, "fake", "auto")
     assert together.times(tables)[SLOW].predict_ms(1) > 25.0
     assert together.times({SLOW: tables[SLOW]})[SLOW].predict_ms(1) == 10.0
     updated = {**tables, SLOW: table(SLOW, 10.0, max_batch=32, device="fake device; auto; version 2")}
     assert together.times(updated)[SLOW].predict_ms(1) == 10.0
-    assert read_together(measured, "fake", "fp16").times(tables) == tables
+    assert read_slowdowns(measured, "fake", "fp16").times(tables) == tables
     # The ratios are of no use for a table that was measured again.
     remeasured = {**tables, SLOW: table(SLOW, 30.0, max_batch=32)}
     assert together.times(remeasured) == remeasured
@@ -100,15 +100,15 @@ def test_a_broken_file_is_ignored_with_a_warning(
 ) -> None:
     folder = tmp_path / "tables"
     shutil.copytree(measured, folder)
-    path = together_path(folder, "fake", "auto")
+    path = slowdowns_path(folder, "fake", "auto")
     path.write_text(content)
     assert partition("plan", folder) == 0
     (line,) = {record.getMessage() for record in caplog.records}
     assert f"{path}: not a file of units that were measured together" in line
     assert "ignored" in line
-    assert not read_together(folder, "fake", "auto").sets
+    assert not read_slowdowns(folder, "fake", "auto").sets
     assert partition("run", folder, "--no-adjust", "--rounds", "2") == 0
-    assert read_together(folder, "fake", "auto").sets  # written again
+    assert read_slowdowns(folder, "fake", "auto").sets  # written again
 
 
 def test_a_run_whose_times_cannot_be_kept_warns(
@@ -116,12 +116,12 @@ def test_a_run_whose_times_cannot_be_kept_warns(
 ) -> None:
     folder = tmp_path / "tables"
     shutil.copytree(measured, folder)
-    together_path(folder, "fake", "auto").unlink()
+    slowdowns_path(folder, "fake", "auto").unlink()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("multi_dnn_ros.planning.units_together.write_json", full)
+    monkeypatch.setattr("multi_dnn_ros.planning.unit_slowdowns.write_json", full)
     assert partition("run", folder, "--rounds", "1") == 0
     assert "warning: the times of the units together are not kept: [Errno 28] No space left" in capsys.readouterr().out
 
@@ -131,7 +131,7 @@ def test_a_unit_that_failed_leaves_no_times(tmp_path: Path) -> None:
     for name in units:
         write_table(table_path(tmp_path, "fake", name, "auto"), table(name, 10.0, max_batch=32))
     assert partition("run", tmp_path, "--rounds", "1", units=",".join(units)) == 0
-    assert not together_path(tmp_path, "fake", "auto").exists()
+    assert not slowdowns_path(tmp_path, "fake", "auto").exists()
 
 
 @given(

@@ -48,8 +48,8 @@ class UnitSet(FileModel):
         )
 
 
-class UnitsTogether(FileModel):
-    """All sets of units that were measured for one model at one precision."""
+class UnitSlowdowns(FileModel):
+    """The slowdowns of all sets of units that were measured for one model at one precision."""
 
     format: Literal["multi_dnn_ros units together 1"] = "multi_dnn_ros units together 1"
     model: str
@@ -67,7 +67,7 @@ class UnitsTogether(FileModel):
 
     def with_set(
         self, tables: Mapping[str, BatchTable], factors: Mapping[str, float], images: Mapping[str, int]
-    ) -> UnitsTogether:
+    ) -> UnitSlowdowns:
         """A copy with this measurement, which replaces an earlier one of the same units. images: by unit."""
         counts = {name: count for name, count in images.items() if count}
         measured = UnitSet(
@@ -79,25 +79,25 @@ class UnitsTogether(FileModel):
         return self.model_copy(update={"sets": (*others, measured)})
 
 
-def together_path(folder: Path, model: str, precision: str) -> Path:
+def slowdowns_path(folder: Path, model: str, precision: str) -> Path:
     """Path of the file, in the folder of the model's tables."""
     return table_path(folder, model, "", precision).with_name(f"together-{precision}.json")
 
 
-def read_together(folder: Path, model: str, precision: str) -> UnitsTogether:
+def read_slowdowns(folder: Path, model: str, precision: str) -> UnitSlowdowns:
     """What was measured; nothing if there is no file, or, with a warning, if it has other content or cannot be read."""
-    path = together_path(folder, model, precision)
+    path = slowdowns_path(folder, model, precision)
     if path.exists():
         try:
-            return read_checked(path, UnitsTogether, "file of units that were measured together", _WRITER)
+            return read_checked(path, UnitSlowdowns, "file of units that were measured together", _WRITER)
         except ProfileError as error:
             log.warning("%s; ignored, the next `%s` of these units writes it again", error, _WRITER)
-    return UnitsTogether(model=model, precision=precision)
+    return UnitSlowdowns(model=model, precision=precision)
 
 
-def write_together(folder: Path, together: UnitsTogether) -> None:
+def write_slowdowns(folder: Path, slowdowns: UnitSlowdowns) -> None:
     """Write the file atomically."""
-    write_json(together_path(folder, together.model, together.precision), together.model_dump(mode="json"))
+    write_json(slowdowns_path(folder, slowdowns.model, slowdowns.precision), slowdowns.model_dump(mode="json"))
 
 
 def _devices(tables: Mapping[str, BatchTable]) -> dict[str, str]:
