@@ -121,7 +121,7 @@ def _check_removable(folder: Path) -> None:
         raise UsageError(f"{folder} exists and holds no results of a replay; nothing is overwritten")
     if foreign := foreign_files(folder):
         names = ", ".join(foreign[:5]) + (", ..." if foreign[5:] else "")
-        raise UsageError(f"{folder} is to be replaced, but also holds {names}, which no replay wrote; move it elsewhere")
+        raise UsageError(f"{folder} is to be replaced, but also holds {names}, which no replay wrote: move it")
 
 
 def _remove_results(folder: Path) -> None:
