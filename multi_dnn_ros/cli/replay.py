@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -149,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.replay.overlays import Overlays
     from multi_dnn_ros.replay.recorded_cameras import recorded_topics
 
-    with BagReader(args.in_bag) as bag:
+    with _stop_signals(), BagReader(args.in_bag) as bag:
         topics = recorded_topics(bag, config.cameras, dict(args.topic))
         counts = [bag.topics[topic].count for topic in topics.values()]
         if not any(counts):
@@ -167,6 +168,16 @@ def run(args: argparse.Namespace) -> int:
         print(f"warning: {problem}; the recording of the results is complete", file=sys.stderr)
     print(f"written to {args.out_bag}")
     return 1 if summary.input_damage or overlays.problems else 0
+
+
+def _stop_signals() -> AbstractContextManager[object]:
+    """Inside the block SIGTERM and SIGHUP are as Ctrl-C: unfinished files are removed.
+
+    Not in a worker of Ray, which has a handler of its own.
+    """
+    from multi_dnn_ros.common.processes import Interrupts
+
+    return Interrupts() if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL else nullcontext()
 
 
 def _overlay_paths(args: argparse.Namespace, config: NodeConfig) -> dict[str, Path]:

@@ -267,6 +267,24 @@ def test_a_replay_keeps_its_results_if_the_overlay_does_not_fit_on_the_disk(
     assert not (drive / "seen.mp4").exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_replay_that_is_told_to_end_leaves_nothing(
+    drive: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(writer: BagWriter, topic: str, stamp_ns: int, data: bytes) -> None:
+        before(writer, topic, stamp_ns, data)
+        if stamp_ns == 4:  # the video has been started
+            signal.raise_signal(number)
+
+    before = BagWriter.write
+    monkeypatch.setattr(BagWriter, "write", write)
+    handler = signal.getsignal(number)
+    assert main(["replay", "in", "out", "--params-file", "one.yaml", "--overlay", "seen.mp4"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "multi-dnn replay: interrupted"
+    assert sorted(path.name for path in drive.iterdir()) == ["in", "one.yaml"]
+    assert signal.getsignal(number) == handler
+
+
 @pytest.mark.parametrize(
     ("overlay", "words"),
     [
