@@ -104,12 +104,31 @@ def split_ros_args(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return ours, ros
 
 
+def _is_utf8(argument: str) -> bool:
+    """Whether an argument was UTF-8. Others cannot be written to JSON files, and some libraries end the process when
+    they get such a path, as OpenCV does.
+    """
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(argument: str) -> str:
+    """An argument with its bytes that are not UTF-8 as \\xNN."""
+    return os.fsencode(argument).decode("utf-8", "backslashreplace")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: sys.argv[1:]) and return the exit code."""
     ours, ros_args = split_ros_args(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault(*_OPENCV_LIMIT)
     # The help and the error about an unknown verb list all verbs; a command needs only its own parser.
     parser = build_parser(ours[:1] if ours[:1] and ours[0] in VERBS else VERBS)
+    for argument in ours:
+        if not _is_utf8(argument):
+            parser.error(f"argument '{_shown(argument)}' is not UTF-8; rename the file or folder")
     args = parser.parse_args(ours)
     args.ros_args = ros_args
     program = f"{parser.prog} {args.command}"

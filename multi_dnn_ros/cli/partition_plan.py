@@ -45,7 +45,7 @@ def _run(args: argparse.Namespace) -> int:
     subsets = plan_subsets(tables, args.batch, args.search, together=slowdowns.times)
     print(plan_table(plan, tables))
     print(slowdown_text(slowdowns.find(tables)), end="")
-    print(f"\n{subset_table(subsets)}")
+    print(f"\n{subset_table(subsets, tables)}")
     if args.plot is not None:
         from multi_dnn_ros.partition.plots import plan_bars, write_gantt
 

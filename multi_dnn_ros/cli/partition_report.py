@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,18 +18,26 @@ def image_counts(plan: Plan) -> str:
     return " + ".join(str(count) for count in plan.images.values())
 
 
+def beyond_tables(tables: Iterable[BatchTable]) -> str:
+    """Why these units cannot be planned for a batch that exceeds their tables: no memory, or not measured so far."""
+    units = tuple(tables)
+    if all(any(row.failure for row in table.rows) for table in units):
+        return "cannot hold it"
+    return f"measured up to {sum(table.largest for table in units)}"
+
+
 def plan_table(plan: Plan, tables: Mapping[str, BatchTable]) -> str:
     from multi_dnn_ros.common.reporting import table
 
-    rows = [
-        [name, str(count), f"{plan.ms[name]:.4g}",
-         f"{tables[name].predict_ms(plan.batch):.4g}" if tables[name].largest >= plan.batch else "cannot hold it"]
-        for name, count in plan.images.items()
-    ]  # fmt: skip
+    rows = []
+    for name, count in plan.images.items():
+        own, batch = tables[name], plan.batch
+        alone = f"{own.predict_ms(batch):.4g}" if own.largest >= batch else beyond_tables([own])
+        rows.append([name, str(count), f"{plan.ms[name]:.4g}", alone])
     return table(["unit", "images", "predicted ms", "whole batch on this unit, ms"], rows)
 
 
-def subset_table(plans: Mapping[tuple[str, ...], Plan | None]) -> str:
+def subset_table(plans: Mapping[tuple[str, ...], Plan | None], tables: Mapping[str, BatchTable]) -> str:
     from multi_dnn_ros.common.reporting import table, with_change
 
     alone = [plan.total_ms for subset, plan in plans.items() if plan is not None and len(subset) == 1]
@@ -38,7 +46,7 @@ def subset_table(plans: Mapping[tuple[str, ...], Plan | None]) -> str:
         [
             " + ".join(subset),
             image_counts(plan) if plan else "-",
-            with_change(plan.total_ms, best) if plan else "cannot hold it",
+            with_change(plan.total_ms, best) if plan else beyond_tables(tables[name] for name in subset),
         ]
         for subset, plan in plans.items()
     ]

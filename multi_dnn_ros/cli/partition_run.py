@@ -24,6 +24,7 @@ from multi_dnn_ros.cli.partition_arguments import (
 from multi_dnn_ros.cli.partition_report import (
     adjusted_json,
     adjusted_text,
+    beyond_tables,
     failures_text,
     image_counts,
     measured_text,
@@ -175,6 +176,9 @@ def _run_on(
         print(f"largest difference from another unit's outputs: {largest:.2g} of the largest value")
     if done.failures:
         print(failures_text(done))
+    if invalid := _invalid_images(done.outputs):
+        found = f"{len(invalid)} of {batch} images have NaN or infinite values"
+        print(f"warning: the outputs of {found}; the first is image {invalid[0]}, counted from 0")
     if args.output is not None:
         _write_outputs(args.output, done.outputs)
         print(f"outputs of {batch} images written to {args.output}")
@@ -253,6 +257,14 @@ def _check_outputs(
     return None
 
 
+def _invalid_images(outputs: Sequence[Array]) -> list[int]:
+    """The images of which an output is NaN or infinite. outputs: (images, ...) each."""
+    import numpy as np
+
+    valid = [np.isfinite(output).reshape(len(output), -1).all(axis=1) for output in outputs if output.size]
+    return np.flatnonzero(~np.logical_and.reduce(valid)).tolist() if valid else []
+
+
 def _difference(
     session: BatchSession, name: str, table: BatchTable, images: Array, chosen: Sequence[int], done: BatchRun
 ) -> float:
@@ -293,7 +305,7 @@ def _compare(
     rows, entries = [], []
     for subset, plan in plans.items():
         if plan is None:
-            rows.append([" + ".join(subset), "-", "-", "-", "-", "cannot hold the batch"])
+            rows.append([" + ".join(subset), "-", "-", "-", "-", beyond_tables(tables[name] for name in subset)])
             continue
         try:
             if set(subset) == set(tables):

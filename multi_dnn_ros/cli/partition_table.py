@@ -62,7 +62,7 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
 def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import provenance, write_text
     from multi_dnn_ros.partition.measure import profile_unit
-    from multi_dnn_ros.planning.batch_table import CSV_HEADER, csv_rows, table_path, write_table
+    from multi_dnn_ros.planning.batch_table import CSV_HEADER, csv_rows, lock_table, read_table, table_path, write_table
 
     check_files(args, "csv", "plot")
     folder = tables_folder(args)
@@ -73,8 +73,10 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("--copy-to needs one unit whose table is copied, such as --units cuda:0")
     for unit in chosen:
         if args.drop:
-            tables[unit.name] = tables[unit.name].without(args.drop)
-            write_table(table_path(folder, args.model, unit.name, args.precision), tables[unit.name])
+            path = table_path(folder, args.model, unit.name, args.precision)
+            with lock_table(path):
+                tables[unit.name] = read_table(path).without(args.drop)
+                write_table(path, tables[unit.name])
         if args.refresh:
             tables[unit.name] = profile_unit(unit, network_request(args), args.precision, args.refresh, folder,
                                              refresh=True, provenance=provenance())  # fmt: skip
@@ -96,7 +98,7 @@ def _run(args: argparse.Namespace) -> int:
 def _copied(args: argparse.Namespace, folder: Path, tables: Mapping[str, BatchTable]) -> dict[str, BatchTable]:
     """Store the copies of --copy-to and return them by unit. Raises CommandError for a unit that is not equal."""
     from multi_dnn_ros.partition.executor import identity
-    from multi_dnn_ros.planning.batch_table import table_path, write_table
+    from multi_dnn_ros.planning.batch_table import lock_table, table_path, write_table
 
     copies = {}
     for unit in args.copy_to:
@@ -111,21 +113,24 @@ def _copied(args: argparse.Namespace, folder: Path, tables: Mapping[str, BatchTa
         copies[unit.name] = table.model_copy(update={"unit": unit.name, "provenance": {
             **table.provenance, "copied_from": table.unit}})  # fmt: skip
     for name, copy in copies.items():
-        write_table(table_path(folder, args.model, name, args.precision), copy)
+        path = table_path(folder, args.model, name, args.precision)
+        with lock_table(path):
+            write_table(path, copy)
     return copies
 
 
 def _merge(args: argparse.Namespace, file: Path, folder: Path) -> None:
-    from multi_dnn_ros.planning.batch_table import read_table, table_path, write_table
+    from multi_dnn_ros.planning.batch_table import lock_table, read_table, table_path, write_table
 
     added = read_table(file)
     if added.model != args.model or added.precision != args.precision:
         raise UsageError(f"--merge {file} is a table of {added.model} at precision {added.precision}, not of "
                          f"{args.model} at {args.precision}")  # fmt: skip
     path = table_path(folder, added.model, added.unit, added.precision)
-    if path.exists():
-        known = read_table(path)
-        known.require_same(added, str(file))
-        measured_at = {row.batch: row.measured_at for row in known.rows}
-        added = known.with_rows(row for row in added.rows if row.measured_at >= measured_at.get(row.batch, ""))
-    write_table(path, added)
+    with lock_table(path):
+        if path.exists():
+            known = read_table(path)
+            known.require_same(added, str(file))
+            measured_at = {row.batch: row.measured_at for row in known.rows}
+            added = known.with_rows(row for row in added.rows if row.measured_at >= measured_at.get(row.batch, ""))
+        write_table(path, added)

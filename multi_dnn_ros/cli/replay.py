@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from multi_dnn_ros.models.dnn import Dnn
     from multi_dnn_ros.replay.frame_order import FrameOutcome
     from multi_dnn_ros.replay.frame_runner import EngineRunner, FrameRunner
+    from multi_dnn_ros.replay.overlays import Overlays
     from multi_dnn_ros.replay.replay import Replay
     from multi_dnn_ros.replay.summary import Summary
     from multi_dnn_ros.settings.schema import NodeConfig
-    from multi_dnn_ros.vision.overlay_files import OverlayFiles
     from multi_dnn_ros.vision.result_kind import ResultKind
 
 #: Images per batch with --units.
@@ -54,8 +55,9 @@ replay sets its cameras to reliable QoS, configures and activates it, and publis
 each when all results of the previous one have arrived. At the end the node is unconfigured again. The new recording is
 the same as without --live; the last line printed is `N of M frames`, the frames with results of every DNN.
 
-Exit codes: 0 success, also if frames were dropped with an error (see the counts); 1 an error, a damaged recording or,
-with --cluster, a failed one or, with --live, N is less than M; 2 wrong usage.
+Exit codes: 0 success, also if frames were dropped with an error (see the counts); 1 an error, a damaged recording, an
+overlay that could not be written (the results are kept) or, with --cluster, a failed recording or, with --live, N is
+less than M; 2 wrong usage.
 """
 _EXAMPLES = """\
 multi-dnn replay drive/ results/
@@ -141,15 +143,14 @@ def run(args: argparse.Namespace) -> int:
     args.node = args.node or "/multi_dnn"
     if not args.node.startswith("/"):
         raise UsageError(f"--node is '{args.node}'; expected a full name such as /multi_dnn")
-    if args.overlay is not None and args.overlay.exists():
-        raise UsageError(f"--overlay {args.overlay} exists already; nothing is overwritten: name a new file or folder")
-
     config = read_config(args, args.node)
+    overlay = _overlay_paths(args, config)
 
     from multi_dnn_ros.bags import BagReader, BagWriter
+    from multi_dnn_ros.replay.overlays import Overlays
     from multi_dnn_ros.replay.recorded_cameras import recorded_topics
 
-    with BagReader(args.in_bag) as bag:
+    with _stop_signals(), BagReader(args.in_bag) as bag:
         topics = recorded_topics(bag, config.cameras, dict(args.topic))
         counts = [bag.topics[topic].count for topic in topics.values()]
         if not any(counts):
@@ -157,13 +158,48 @@ def run(args: argparse.Namespace) -> int:
                 f"bag {args.in_bag} holds no message on {', '.join(topics.values())}; choose with --topic"
             )
         with BagWriter(args.out_bag, args.storage) as writer:
-            summary = _replay(args, config, bag, writer, topics, sum(counts))
+            with Overlays(overlay) as overlays:
+                summary = _replay(args, config, bag, writer, topics, sum(counts), overlays)
             writer.add_file("summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
     print(summary)
     for damage in summary.input_damage:
         print(f"warning: {damage}", file=sys.stderr)
+    for problem in overlays.problems:
+        print(f"warning: {problem}; the recording of the results is complete", file=sys.stderr)
     print(f"written to {args.out_bag}")
-    return 1 if summary.input_damage else 0
+    return 1 if summary.input_damage or overlays.problems else 0
+
+
+def _stop_signals() -> AbstractContextManager[object]:
+    """Inside the block SIGTERM and SIGHUP are as Ctrl-C: unfinished files are removed.
+
+    Not in a worker of Ray, which has a handler of its own.
+    """
+    from multi_dnn_ros.common.processes import Interrupts
+
+    return Interrupts() if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL else nullcontext()
+
+
+def _overlay_paths(args: argparse.Namespace, config: NodeConfig) -> dict[str, Path]:
+    """The file or folder of --overlay for each camera; empty without --overlay. Raises UsageError, before any work."""
+    from multi_dnn_ros.replay.overlays import overlay_paths
+    from multi_dnn_ros.vision.overlay_files import OverlayFileError, check_new_overlay
+
+    if args.overlay is None:
+        return {}
+    out_bag, overlay = args.out_bag.resolve(), args.overlay.resolve()
+    if overlay == out_bag or out_bag in overlay.parents:
+        raise UsageError(
+            f"--overlay {args.overlay} is in OUT_BAG, which gets its name only when it is complete; expected a path "
+            "outside of it"
+        )
+    paths = overlay_paths(args.overlay, config.cameras)
+    for path in paths.values():
+        try:
+            check_new_overlay(path)
+        except OverlayFileError as error:
+            raise UsageError(f"--overlay: {error}") from None
+    return paths
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -203,6 +239,7 @@ def _replay(
     writer: BagWriter,
     topics: dict[str, str],
     frames: int,
+    overlays: Overlays,
 ) -> Summary:
     from tqdm import tqdm
 
@@ -214,13 +251,11 @@ def _replay(
         runner, dnns = _batch_runner(args, config, stack) if args.units else engine_runner(config)
         replay, kinds = replay_of(config, runner, dnns, topics, writer, args.node)
         bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="replay", disable=None))
-        overlays = _overlays(args.overlay, tuple(topics)) if args.overlay is not None else {}
-        for overlay in overlays.values():
-            stack.enter_context(overlay)
 
         def draw_frame(outcome: FrameOutcome) -> None:
-            if overlays and any(isinstance(end, Result) for end in outcome.in_order()):
-                overlays[outcome.frame.camera].write(drawn(kinds, outcome), outcome.frame.stamp_ns)
+            camera = outcome.frame.camera
+            if camera in overlays.open_cameras and any(isinstance(end, Result) for end in outcome.in_order()):
+                overlays.write(camera, drawn(kinds, outcome), outcome.frame.stamp_ns)
 
         return replay.run(bag, writer, with_input=args.with_input, on_frame=draw_frame, progress=bar.update)
 
@@ -303,15 +338,6 @@ def replay_of(
         node=node,
     )
     return replay, kinds
-
-
-def _overlays(path: Path, cameras: tuple[str, ...]) -> dict[str, OverlayFiles]:
-    """One video or folder per camera. With several cameras the camera's name is appended to the file name."""
-    from multi_dnn_ros.vision.overlay_files import OverlayFiles
-
-    if len(cameras) == 1:
-        return {cameras[0]: OverlayFiles(path)}
-    return {camera: OverlayFiles(path.with_name(f"{path.stem}_{camera}{path.suffix}")) for camera in cameras}
 
 
 def without_deadlines(config: NodeConfig) -> NodeConfig:

@@ -58,6 +58,8 @@ def _run_locked(
     ]  # fmt: skip
     if len(left) < len(recordings):
         print(f"{len(recordings) - len(left)} of {len(recordings)} recordings already have results")
+    for recording in left:  # all of them, before the first is removed
+        _check_removable(output / recording.name)
     manifest.provenance = provenance()
     retries = _RETRIES if args.retries is None else args.retries
     needs = Needs(args.cpus or 1.0, args.gpus or 0.0, retries)
@@ -109,15 +111,28 @@ def _identity(args: argparse.Namespace) -> dict[str, Any]:
     return {"options": passed, "params_file_sha256": digest}
 
 
-def _remove_results(folder: Path) -> None:
-    """Remove results that are incomplete or of another recording. Raises UsageError if no replay wrote the folder."""
-    import shutil
+def _check_removable(folder: Path) -> None:
+    """Raise UsageError unless everything in the folder, if it exists, was written by a replay."""
+    from multi_dnn_ros.replay.manifest import foreign_files
 
     if not folder.exists():
         return
     if not (folder / "summary.json").is_file():
         raise UsageError(f"{folder} exists and holds no results of a replay; nothing is overwritten")
-    shutil.rmtree(folder)
+    if foreign := foreign_files(folder):
+        names = ", ".join(foreign[:5]) + (", ..." if foreign[5:] else "")
+        raise UsageError(f"{folder} is to be replaced, but also holds {names}, which no replay wrote: move it")
+
+
+def _remove_results(folder: Path) -> None:
+    """Remove results that are incomplete or of another recording. Raises UsageError if the folder holds anything that
+    no replay wrote.
+    """
+    import shutil
+
+    _check_removable(folder)
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def replay_one(recording: str, output: str, options: list[str], version: str) -> dict[str, Any]:
@@ -126,7 +141,7 @@ def replay_one(recording: str, output: str, options: list[str], version: str) ->
     What it prints is appended to a log file beside the results.
     """
     from multi_dnn_ros.cli.main import main
-    from multi_dnn_ros.replay.manifest import Recording, checksums
+    from multi_dnn_ros.replay.manifest import Recording, checksums, result_checksums
 
     began = time.monotonic()
     entry: dict[str, Any] = {"host": socket.gethostname()}
@@ -163,5 +178,5 @@ def replay_one(recording: str, output: str, options: list[str], version: str) ->
         "status": "damaged" if damage else "done",
         "message": "; ".join(damage),
         "input_sha256": checksums(Recording(target.name, Path(recording)).files()),
-        "output_sha256": checksums(sorted(target.iterdir())),
+        "output_sha256": result_checksums(target),
     }

@@ -11,7 +11,7 @@ from typing import Any
 from multi_dnn_ros.partition import messages
 from multi_dnn_ros.partition.executor import NetworkRequest, RunTimes
 from multi_dnn_ros.partition.unit_process import PREPARE_TIMEOUT_S, UnitFailure, UnitHandle, UnitProcesses
-from multi_dnn_ros.planning.batch_table import BatchTable, Row, Spread, read_table, table_path, write_table
+from multi_dnn_ros.planning.batch_table import BatchTable, Row, Spread, lock_table, read_table, table_path, write_table
 from multi_dnn_ros.planning.batch_units import Unit
 
 #: Minimum number of samples, for batch sizes that exceed the time limit.
@@ -47,12 +47,12 @@ def profile_unit(
     The table is written after each size. A size that does not fit in memory becomes a row with the reason, and larger
     ones are not tried, now or later. replace: start a new table even if the existing one is of another model, device
     or version. refresh: measure all of `batches` again. Raises TableError for such a table unless `replace` is set,
-    UnitFailure for a unit that fails for another reason than memory, ProfileError for a file that is not a table.
+    UnitFailure for a unit that fails for another reason than memory, ProfileError for a file that is not a table,
+    CommandError while another command measures or changes the table, OSError if it cannot be written.
     """
     path = table_path(folder, network.model, unit.name, precision)
     wanted = sorted(set(batches))
-    processes = UnitProcesses([unit])
-    try:
+    with lock_table(path), UnitProcesses([unit]) as processes:
         processes.open(network, precision)
         table = _new_table(processes.handles[unit.name], network, precision, dict(provenance or {}))
         if path.exists() and not replace:
@@ -83,8 +83,6 @@ def profile_unit(
             table = table.with_rows([row])
             write_table(path, table)
         progress(len(wanted), len(wanted), unit.name)
-    finally:
-        processes.close()
     return table
 
 

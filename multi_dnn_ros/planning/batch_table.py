@@ -6,11 +6,12 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import numpy as np
 from pydantic import Field, model_validator
 
+from multi_dnn_ros.common.file_lock import lock_file
 from multi_dnn_ros.common.reporting import write_json
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.planning.checked_file import read_checked
@@ -176,6 +177,15 @@ def _file_name(name: str) -> str:
 def read_table(path: Path) -> BatchTable:
     """Read a file of write_table. Raises ProfileError, which names the file and the problem."""
     return read_checked(path, BatchTable, "table of batch times", "multi-dnn partition profile")
+
+
+def lock_table(path: Path) -> TextIO:
+    """Lock a table that is read, changed and written again, until the returned file is closed.
+
+    Raises CommandError if another command has locked it, OSError if its folder cannot be written.
+    """
+    taken = f"{path} is being measured or changed by another command; wait until it has ended"
+    return lock_file(path.with_name(f".{path.name}.lock"), taken, "do not change the table by two commands at once")
 
 
 def write_table(path: Path, table: BatchTable) -> None:

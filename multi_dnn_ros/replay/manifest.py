@@ -16,6 +16,8 @@ from multi_dnn_ros.common.reporting import write_json
 MANIFEST = "manifest.json"
 #: The file in the output folder that the command locks.
 LOCK = ".lock"
+#: The files that a replay may write into the folder of its results.
+RESULT_FILES = frozenset({"metadata.yaml", "recording.db3", "recording.mcap", "summary.json"})
 _SUFFIXES = (".mcap", ".db3")
 _BLOCK = 1 << 20
 
@@ -108,7 +110,7 @@ def find_recordings(folder: Path, output: Path) -> list[Recording]:
     found: dict[str, Recording] = {}
     if not folder.is_dir():
         raise UsageError(f"IN_BAG is {folder}; with --cluster it is a folder of recordings")
-    for path in _recordings(folder, output.resolve()):
+    for path in _recordings(folder, output.resolve(), frozenset()):
         relative = path.relative_to(folder)
         name = (relative if path.is_dir() else relative.with_suffix("")).as_posix()
         if name in found:
@@ -125,22 +127,36 @@ def find_recordings(folder: Path, output: Path) -> list[Recording]:
     return [found[name] for name in sorted(found)]
 
 
-def _recordings(folder: Path, excluded: Path) -> Iterable[Path]:
+def _recordings(folder: Path, excluded: Path, outer: frozenset[Path]) -> Iterable[Path]:
+    """outer: the real paths of the folders that `folder` is in, which a link in it may name."""
+    inside = outer | {folder.resolve()}
     for path in sorted(folder.iterdir()):
         if path.is_dir():
             if (path / "metadata.yaml").is_file():
                 yield path
-            elif path.resolve() != excluded:
-                yield from _recordings(path, excluded)
+            elif (real := path.resolve()) != excluded and real not in inside:
+                yield from _recordings(path, excluded, inside)
         elif path.suffix in _SUFFIXES:
             yield path
 
 
 def is_complete(entry: Entry | None, recording: Recording, output: Path) -> bool:
-    """Whether the recording was replayed, and neither the recording nor its results have changed since."""
+    """Whether the recording was replayed, and neither the recording nor its results have changed since. Files that no
+    replay wrote do not matter.
+    """
     if entry is None or entry.status == "failed" or entry.input != recording.state():
         return False
-    return output.is_dir() and checksums(sorted(output.iterdir())) == entry.output_sha256
+    return result_checksums(output) == entry.output_sha256
+
+
+def result_checksums(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file that a replay wrote into the folder of its results, by its name."""
+    return checksums([file for name in sorted(RESULT_FILES) if (file := folder / name).is_file()])
+
+
+def foreign_files(folder: Path) -> list[str]:
+    """The names of what is in the folder of the results of a replay, but was not written by it."""
+    return sorted(path.name for path in folder.iterdir() if path.name not in RESULT_FILES or path.is_dir())
 
 
 def checksums(files: Sequence[Path]) -> dict[str, str]:

@@ -243,7 +243,8 @@ def _train(
                 outcome.best, outcome.epoch, best_weights = scores, epoch, checkpoints.weights(average)
         outcome.history.append(row)
         if progress and first_process:
-            text = " ".join(f"{name}={value:.4g}" for name, value in row.items())
+            # Numbered from 1, as in the other lines about epochs.
+            text = " ".join(f"{name}={value:.4g}" for name, value in {**row, "epoch": float(epoch + 1)}.items())
             speed = f"images/s={outcome.images_per_s[-1]:.4g}"
             tqdm.write(f"{text} {speed} seconds={time.monotonic() - started:.1f}")
         last = epoch + 1 == schedule.epochs

@@ -19,6 +19,14 @@ class OverlayFileError(ValueError):
     """Pictures cannot be written; the message names the file and the reason."""
 
 
+def check_new_overlay(path: Path) -> None:
+    """Raise OverlayFileError unless OverlayFiles can create `path`: its name is allowed, and nothing has it."""
+    if path.exists():
+        raise OverlayFileError(f"{path} exists already; nothing is overwritten")
+    if path.suffix not in ("", ".mp4"):
+        raise OverlayFileError(f"overlay {path}: allowed: a name that ends in .mp4, or a folder")
+
+
 class OverlayFiles(AtomicWriter):
     """Writes pictures in order; a context manager.
 
@@ -28,10 +36,7 @@ class OverlayFiles(AtomicWriter):
     """
 
     def __init__(self, path: Path) -> None:
-        if path.exists():
-            raise OverlayFileError(f"{path} exists already; nothing is overwritten")
-        if path.suffix not in ("", ".mp4"):
-            raise OverlayFileError(f"overlay {path}: allowed: a name that ends in .mp4, or a folder")
+        check_new_overlay(path)
         self.path = path
         self.count = 0
         self._is_video = path.suffix == ".mp4"

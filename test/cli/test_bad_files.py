@@ -148,11 +148,11 @@ def test_a_damaged_image_is_named_and_its_stated_size_is_not_allocated(tmp_path:
 
 
 @contextmanager
-def small_disk() -> Iterator[None]:
-    """No file grows beyond LIMIT_BYTES: writing more fails as on a full disk (with EFBIG instead of ENOSPC)."""
+def small_disk(limit_bytes: int = LIMIT_BYTES) -> Iterator[None]:
+    """No file grows beyond limit_bytes: writing more fails as on a full disk (with EFBIG instead of ENOSPC)."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
     try:
         yield
     finally:
@@ -238,6 +238,81 @@ def test_replay_onto_a_full_disk_prints_one_line_and_leaves_nothing(
     assert error.splitlines()[-1] == "multi-dnn replay: error: cannot write out: [Errno 27] File too large"
     assert "Traceback" not in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "one.yaml"]
+
+
+@pytest.fixture
+def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a recording `in` and the parameter file `one.yaml`."""
+    monkeypatch.chdir(tmp_path)
+    noise_bag(tmp_path / "in", 8)
+    (tmp_path / "one.yaml").write_text(
+        HEAD + "    dnns: [object]\n    dnn: {object: {backend: eager, jobs: 1}}\n    device: cpu\n"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize("overlay", ["seen.mp4", "pictures"])
+def test_a_replay_keeps_its_results_if_the_overlay_does_not_fit_on_the_disk(
+    drive: Path, overlay: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(100_000):
+        assert main(["replay", "in", "out", "--params-file", "one.yaml", "--overlay", overlay]) == 1
+    said = capsys.readouterr()
+    assert overlay in said.err.splitlines()[-1]
+    assert "cannot be written" in said.err
+    assert "the recording of the results is complete" in said.err
+    assert said.out.splitlines()[-1] == "written to out"
+    with BagReader(drive / "out") as bag:
+        assert sum(message.topic.endswith("detections") for message in bag.messages()) == 8
+    assert not (drive / "seen.mp4").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_replay_that_is_told_to_end_leaves_nothing(
+    drive: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(writer: BagWriter, topic: str, stamp_ns: int, data: bytes) -> None:
+        before(writer, topic, stamp_ns, data)
+        if stamp_ns == 4:  # the video has been started
+            signal.raise_signal(number)
+
+    before = BagWriter.write
+    monkeypatch.setattr(BagWriter, "write", write)
+    handler = signal.getsignal(number)
+    assert main(["replay", "in", "out", "--params-file", "one.yaml", "--overlay", "seen.mp4"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "multi-dnn replay: interrupted"
+    assert sorted(path.name for path in drive.iterdir()) == ["in", "one.yaml"]
+    assert signal.getsignal(number) == handler
+
+
+@pytest.mark.parametrize(
+    ("overlay", "words"),
+    [
+        ("out/seen.mp4", "is in OUT_BAG"),
+        ("out", "is in OUT_BAG"),
+        ("seen.avi", "allowed: a name that ends in .mp4, or a folder"),
+        ("there", "exists already"),
+    ],
+)
+def test_a_wrong_overlay_is_reported_before_any_dnn_is_prepared(
+    drive: Path, overlay: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (drive / "there").mkdir()
+    assert main(["replay", "in", "out", "--params-file", "one.yaml", "--overlay", overlay]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "preparing" not in error
+    assert not (drive / "out").exists()
+
+
+def test_the_overlay_of_each_camera_must_be_new(drive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (drive / "two.yaml").write_text(HEAD + "    cameras: [front, rear]\n    dnns: [object]\n    device: cpu\n")
+    (drive / "seen_rear.mp4").write_text("mine")
+    assert main(["replay", "in", "out", "--params-file", "two.yaml", "--overlay", "seen.mp4"]) == 2
+    error = capsys.readouterr().err
+    assert "seen_rear.mp4 exists already" in error
+    assert "preparing" not in error
+    assert (drive / "seen_rear.mp4").read_text() == "mine"
 
 
 def test_a_failing_replay_prints_one_line_and_writes_nothing(

@@ -48,6 +48,13 @@ def test_a_command_imports_no_other_command() -> None:
     assert result.stdout.strip() == "1 ['run']", result.stderr
 
 
+def test_arguments_that_are_not_utf8_are_refused_before_any_work(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["decompose", "builtin:object", "--output", "small\udcff.safetensors"])
+    assert end.value.code == 2
+    assert r"argument 'small\xff.safetensors' is not UTF-8; rename the file or folder" in capsys.readouterr().err
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--version"])

@@ -109,11 +109,17 @@ def test_the_command_prints_plan_and_subsets(stored, capsys: pytest.CaptureFixtu
     begin = ["partition", "plan", "fake", "--tables", str(stored), "--batch"]
     assert main([*begin, "40", "--output", str(out), "--plot", str(plot)]) == 0
     printed = capsys.readouterr().out
-    assert "| fake:a/ms=1 | 30     | 30           | cannot hold it" in printed
+    assert "| fake:a/ms=1 | 30     | 30           | measured up to 32" in printed
     content = json.loads(out.read_text())
     assert content["plan"]["images"] == {"fake:a/ms=1": 30, "fake:b/ms=3": 10}
     assert len(content["subsets"]) == 1
     assert plot.read_bytes().startswith(b"\x89PNG")
+    path = table_path(stored, "fake", "fake:b/ms=3", "auto")
+    write_table(path, read_table(path).with_rows([Row(batch=33, samples=0, failure="ran out of memory")]))
+    assert main([*begin, "40"]) == 0
+    (of_b, alone) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| fake:b/ms=3 "))
+    assert of_b.endswith("| cannot hold it               |")
+    assert "cannot hold it" in alone
     assert main([*begin, "65"]) == 1
     assert "batch is 65, but the units hold at most 64" in capsys.readouterr().err
 

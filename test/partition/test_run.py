@@ -153,6 +153,19 @@ def test_the_command_runs_the_named_subsets(stored, tmp_path, capsys: pytest.Cap
     assert "--subset names fake:d; allowed: fake:a, fake:b, fake:c" in capsys.readouterr().err
 
 
+def test_outputs_that_are_not_numbers_are_named(stored, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = random_images(SHAPE, 5, seed=0)
+    np.save(tmp_path / "images.npy", images)
+    command = [*stored("fake:a", "fake:b"), "--input", str(tmp_path / "images.npy"), "--rounds", "1"]
+    assert main(command) == 0
+    assert "NaN" not in capsys.readouterr().out
+    images[[2, 4], 0, 1, 1] = (np.nan, np.inf)
+    np.save(tmp_path / "images.npy", images)
+    assert main(command) == 0
+    expected = "warning: the outputs of 2 of 5 images have NaN or infinite values; the first is image 2, counted from 0"
+    assert expected in capsys.readouterr().out
+
+
 def test_the_command_writes_nothing_when_outputs_are_wrong_or_missing(
     stored, tmp_path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,7 +79,7 @@ def test_an_executor_that_reports_no_time_is_an_error_and_not_a_table(
     ))  # fmt: skip
     with pytest.raises(UnitFailure, match="reported 0 ms for 2 images"):
         profile_unit(parse_unit("fake:a"), FAKE, "auto", [2], tmp_path, sampling=FAST)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_a_failed_size_limits_the_capacity_of_the_unit() -> None:
@@ -159,6 +159,37 @@ def test_an_interrupted_profile_is_continued(tmp_path, monkeypatch: pytest.Monke
     assert {row.measured_at for row in rest.rows[3:]} == {"later"}
     again = profile_unit(unit, FAKE, "auto", [2], tmp_path, sampling=FAST, refresh=True)
     assert [row.batch for row in again.rows if row.measured_at == "later"] == [2, *(row.batch for row in rest.rows[3:])]
+
+
+def test_a_table_that_another_command_measures_is_not_changed(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two commands that each write all rows lose those of the other, and their measurements disturb each other."""
+    begin = ["partition", "table", "fake", "--units", "fake:a", "--tables", str(tmp_path)]
+    path = table_path(tmp_path, "fake", "fake:a", "auto")
+    errors: list[str] = []
+
+    def during(done: int, total: int, what: str) -> None:
+        if done != 1:
+            return
+        profile = ["partition", "profile", *begin[2:], "--batches", "5", "--samples", "1"]
+        for command in (profile, [*begin, "--drop", "1"], [*begin, "--merge", str(path)]):
+            assert main(command) == 1
+            errors.append(capsys.readouterr().err)
+
+    found = profile_unit(parse_unit("fake:a"), FAKE, "auto", [1, 2], tmp_path, sampling=FAST, progress=during)
+    assert len(errors) == 3
+    assert all(f"{path} is being measured or changed by another command" in error for error in errors)
+    assert read_table(path) == found
+    assert main([*begin, "--drop", "1"]) == 0  # free again
+    assert [row.batch for row in read_table(path).rows] == [2]
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_measured(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    steps: list[int] = []
+    with pytest.raises(OSError, match="file"):
+        profile_unit(parse_unit("fake:a"), FAKE, "auto", [1], tmp_path / "file", sampling=FAST,
+                     progress=lambda done, total, what: steps.append(done))  # fmt: skip
+    assert steps == []
 
 
 def test_rows_that_were_to_be_measured_again_stay_if_that_is_interrupted(tmp_path) -> None:

@@ -344,6 +344,19 @@ def test_the_verb_measures_images_that_a_crop_needs(
     assert "mix 0:" in capsys.readouterr().out
 
 
+def test_frames_that_are_not_served_outweigh_the_prediction(
+    lanes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("multi_dnn_ros.planning.service.lost_frames", lambda *given, **options: {"lane": 0.5})
+    command = [*fit_of(lanes, tmp_path), "--rate", "front=0.1"]
+    assert main([*command, "--verify", "0.1"]) == 1
+    printed = capsys.readouterr().out
+    assert "fits: 1 DNN needs" in printed
+    assert "not served, lost lane 50.0%" in printed
+    assert main([*command, "--verify", "0.1", "--mixes", "1"]) == 0
+    assert main(command) == 0
+
+
 def test_the_verb(lanes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = tmp_path / "params.yaml"
     params.write_text(

@@ -24,6 +24,7 @@ from multi_dnn_ros.common import ray_cluster
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.replay.cluster import Needs, replay_all
 from multi_dnn_ros.replay.manifest import (
+    RESULT_FILES,
     Entry,
     Manifest,
     Recording,
@@ -58,6 +59,14 @@ def test_results_are_not_recordings(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "drives" / "day")
     for output in (tmp_path / "drives" / "day" / "out", tmp_path / "link" / "out"):
         assert [recording.name for recording in find_recordings(tmp_path / "drives", output)] == ["a"]
+
+
+def test_links_to_an_outer_folder_are_not_followed(tmp_path: Path) -> None:
+    touch(tmp_path / "day" / "a.mcap")
+    (tmp_path / "day" / "again").symlink_to(tmp_path)
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "day")
+    names = [recording.name for recording in find_recordings(tmp_path, tmp_path / "out")]
+    assert names == ["day/a", "elsewhere/a"]
 
 
 def test_two_results_with_the_same_name_and_a_folder_without_recordings_are_refused(tmp_path: Path) -> None:
@@ -254,6 +263,29 @@ def test_a_second_command_on_the_same_folder_ends_at_once(
     assert "1 of 1 recordings already have results" in capsys.readouterr().out
 
 
+def test_files_that_no_replay_wrote_are_kept(
+    monday: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ray_cluster, "connected", lambda address: contextlib.nullcontext(InstantRay()))
+    assert main(monday) == 0
+    results = tmp_path / "out" / "monday"
+    assert {path.name for path in results.iterdir()} <= RESULT_FILES
+    (results / "notes.txt").write_text("mine")
+    capsys.readouterr()
+    assert main(monday) == 0
+    assert "1 of 1 recordings already have results" in capsys.readouterr().out
+
+    (results / "summary.json").write_text("{}")  # changed: the recording is to be replayed again
+    assert main(monday) == 2
+    assert f"{results} is to be replaced, but also holds notes.txt" in capsys.readouterr().err
+    assert (results / "notes.txt").read_text() == "mine"
+    assert (results / "recording.mcap").is_file()
+
+    (results / "notes.txt").rename(tmp_path / "notes.txt")
+    assert main(monday) == 0
+    assert read_bag(results)
+
+
 def test_an_attempt_that_fails_is_not_done_although_another_process_has_written_results(
     monday: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,7 +294,7 @@ def test_an_attempt_that_fails_is_not_done_although_another_process_has_written_
     target = tmp_path / "out" / "monday"
 
     def other_process(writer: BagWriter) -> None:
-        (target / "anything").mkdir(parents=True)
+        target.mkdir(parents=True)
         (target / "summary.json").write_text('{"input_damage": []}')
         close(writer)
 

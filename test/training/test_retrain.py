@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -405,6 +406,17 @@ def test_a_checkpoint_is_written_by_one_training_at_a_time(
     assert not written.exists()
     assert main(command) == 0
     assert written.exists()
+
+
+def test_lines_about_epochs_count_from_1(colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last line names the epoch that was kept by the same number as the line with its score."""
+    model = small_classifier(tmp_path / "in.pt2")
+    schedule = ["--decoder", "classification", "--epochs", "2", "--batch-size", "8"]
+    command = arguments(model, tmp_path / "out.pt2", f"classes:{colours}", *schedule)
+    assert main([option for option in command if option != "--quiet"]) == 0
+    shown = capsys.readouterr()
+    numbers = re.findall(r"^epoch=(\d+) ", f"{shown.out}\n{shown.err}", re.MULTILINE)
+    assert numbers == ["1", "2"]
 
 
 def test_a_network_without_a_loss_needs_a_teacher() -> None:
