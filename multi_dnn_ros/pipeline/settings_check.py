@@ -69,7 +69,7 @@ class Findings:
 def check_settings(config: NodeConfig) -> Findings:
     """Check everything that can be checked without loading a DNN; takes a second or two per DNN and little memory."""
     # An engine process has imported them already (import_registries).
-    import_extensions(_REGISTRIES, "configuring, in every process that does it,")
+    import_extensions(_REGISTRIES, "configuring in a new process")
     for registry in _REGISTRIES.values():
         registry.report_broken()
     problems: list[str] = []

@@ -236,7 +236,7 @@ class MultiDnnNode(LifecycleNode):
         dnns = description.dnns
         import_extensions(
             {extensions.RESULT_KINDS: RESULT_KINDS},
-            "the first configuring of every process of the node",
+            "configuring in a new process of the node",
             self.get_logger().warning,
             checked=lambda kind: warn_about_torch(kind, self.get_logger().warning),
         )

@@ -40,7 +40,7 @@ class SameNameCheck:
     @property
     def text(self) -> str:
         """`another node is named /multi_dnn, too`; empty if there is none."""
-        if not self.others:
-            return ""
-        count = "another node is" if self.others == 1 else f"{self.others} other nodes are"
-        return f"{count} named {self._node.get_fully_qualified_name()}, too"
+        name = self._node.get_fully_qualified_name()
+        if self.others > 1:
+            return f"{self.others} other nodes are named {name}, too"
+        return f"another node is named {name}, too" if self.others else ""
