@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import add_device, add_output, check_files, read_config, write_figures
-from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.cli.options import add_device, add_output, check_files, check_node, read_config, write_figures
+from multi_dnn_ros.common.errors import CommandError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.cli.cache_build import Built
@@ -50,8 +50,8 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Fill the caches, and print progress and the summary."""
     check_files(args, "output")
-    if args.node is not None and not args.node.startswith("/"):
-        raise UsageError(f"--node is '{args.node}'; expected a full name such as /multi_dnn")
+    if args.node is not None:
+        check_node(args.node)
     config = read_config(args, args.node)
     from multi_dnn_ros.cli.cache_build import build_caches, seconds
     from multi_dnn_ros.serving.host import ConfigureError

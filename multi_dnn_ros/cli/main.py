@@ -104,6 +104,20 @@ def split_ros_args(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return ours, ros
 
 
+def _replace_closed_streams() -> None:
+    """Open /dev/null for standard streams that are closed, as in a process without a terminal.
+
+    The next files that are opened would get their numbers, and libraries in C would write their warnings into them.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets this number, the lowest that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  for the rest of the process
+
+
 def _is_utf8(argument: str) -> bool:
     """Whether an argument was UTF-8. Others cannot be written to JSON files, and some libraries end the process when
     they get such a path, as OpenCV does.
@@ -122,6 +136,7 @@ def _shown(argument: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: sys.argv[1:]) and return the exit code."""
+    _replace_closed_streams()
     ours, ros_args = split_ros_args(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault(*_OPENCV_LIMIT)
     # The help and the error about an unknown verb list all verbs; a command needs only its own parser.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,14 @@ def add_device(parser: argparse._ActionsContainer, default: str | None = "auto")
     if default is None:
         allowed, default_text = DEVICE_FORMS, "parameter `device` of the parameter file"
     parser.add_argument("--device", default=default, metavar="NAME", help=f"{allowed} (default: {default_text})")
+
+
+def check_node(name: str) -> None:
+    """Raise UsageError unless `name` is the full name of a node, such as /robot/multi_dnn."""
+    if not re.fullmatch(r"(/[A-Za-z_]\w*)+", name, re.ASCII):
+        raise UsageError(
+            f"--node is '{name}'; expected a full name such as /multi_dnn, with parts of letters, digits and _"
+        )
 
 
 def add_seed(parser: argparse._ActionsContainer, what: str, default: int = 0) -> None:

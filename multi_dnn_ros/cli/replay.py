@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli.arguments import natural, not_negative, positive, positive_float
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import add_device, add_params_file, read_config
+from multi_dnn_ros.cli.options import add_device, add_params_file, check_node, read_config
 from multi_dnn_ros.cli.partition_arguments import add_tables, add_units, plan_session, tables_folder
 from multi_dnn_ros.common.allocator import configure_malloc
 from multi_dnn_ros.common.errors import CommandError, UsageError
@@ -141,8 +141,6 @@ def run(args: argparse.Namespace) -> int:
         args.rate, args.start_timeout = args.rate or 1.0, args.start_timeout or 120.0
         return run_live(args)
     args.node = args.node or "/multi_dnn"
-    if not args.node.startswith("/"):
-        raise UsageError(f"--node is '{args.node}'; expected a full name such as /multi_dnn")
     config = read_config(args, args.node)
     overlay = _overlay_paths(args, config)
 
@@ -203,7 +201,9 @@ def _overlay_paths(args: argparse.Namespace, config: NodeConfig) -> dict[str, Pa
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """UsageError for options that need, or exclude, one another."""
+    """UsageError for a wrong --node, and for options that need, or exclude, one another."""
+    if args.node is not None:
+        check_node(args.node)
     if args.live:
         for name in ("units", "batch", "tables", "cluster", "cpus", "gpus", "retries"):
             if getattr(args, name) is not None:

@@ -55,6 +55,20 @@ def test_arguments_that_are_not_utf8_are_refused_before_any_work(capsys: pytest.
     assert r"argument 'small\xff.safetensors' is not UTF-8; rename the file or folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_replaced(closed: str, tmp_path: Path) -> None:
+    """Otherwise libraries that write to stderr write into the first files that the command opens."""
+    program = (
+        "import os, sys; from multi_dnn_ros.cli import main as cli;"
+        "cli.build_parser = lambda *verbs: sys.exit(0 if os.open('new', os.O_CREAT) > 2 and sys.stderr and sys.stdout "
+        "else 5);"
+        "cli.main([])"
+    )
+    command = f'"$0" -c "$1" {closed}'
+    result = subprocess.run(["sh", "-c", command, sys.executable, program], cwd=tmp_path, check=False)
+    assert result.returncode == 0
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--version"])
@@ -109,6 +123,9 @@ def test_wrong_usage_names_the_argument(arguments: list[str], text: str, capsys:
         (["replay", "in", "out", "--ros-args", "-r", "a:=b"], 2, "--ros-args are for commands that start a ROS node"),
         (["run", "--params-file", "nowhere.yaml"], 1, "parameter file nowhere.yaml of node multi_dnn: No such file"),
         (["replay", "in", "out", "--node", "dnns"], 2, "--node is 'dnns'; expected a full name such as /multi_dnn"),
+        (["replay", "in", "out", "--node", "/robot/"], 2, "--node is '/robot/'; expected a full name"),
+        (["replay", "in", "out", "--cluster", "--node", "/a b"], 2, "--node is '/a b'; expected a full name"),
+        (["replay", "in", "out", "--live", "--node", "multi_dnn"], 2, "--node is 'multi_dnn'; expected a full name"),
         (["demo", "--params-file", "nowhere.yaml"], 1, "nowhere.yaml"),
         (["demo", "--size", "63x480"], 2, "--size 63x480: each side of the road's images must be 64 to 4096 pixels"),
         (["inspect", "nowhere.onnx"], 1, "argument MODEL is 'nowhere.onnx': there is no such file"),
