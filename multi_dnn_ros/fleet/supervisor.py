@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.log_throttle import LogThrottle
 from multi_dnn_ros.fleet.alone_measurement import ALONE_STEPS, AloneMeasurement
 from multi_dnn_ros.fleet.decisions import Decisions
 from multi_dnn_ros.fleet.folder_lock import lock_folder
@@ -18,7 +19,6 @@ from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFileError
 from multi_dnn_ros.fleet.launcher import Launcher, RankMain, UnitChange
 from multi_dnn_ros.fleet.messages import Ended, Failed, Message, NotSaved, Paused, Report
 from multi_dnn_ros.fleet.rank_process import main
-from multi_dnn_ros.fleet.repeated_warnings import RepeatedWarnings
 from multi_dnn_ros.fleet.report_timer import SILENT_S
 from multi_dnn_ros.fleet.running_job import JobState, RunningJob, unit_keys
 from multi_dnn_ros.fleet.shares import TENTHS, Shares, even, used, whole, within
@@ -35,6 +35,8 @@ _MAX_COUNTED_S = 1.0
 _CAUSE_S = 5.0
 #: Seconds between attempts to write a state that could not be written.
 _SAVE_AGAIN_S = 10.0
+#: Seconds between two warnings about the same lasting problem, such as a full disk.
+_WARNING_S = 60.0
 #: Longest time without any usable unit.
 _NO_UNIT_S = 600.0
 Watch = Callable[["Supervisor", str], None]
@@ -65,7 +67,7 @@ class Supervisor:
         self._watch, self._rank_main, self._launcher = watch, rank_main, launcher
         self._changes: list[UnitChange] = []
         self._silent_s = silent_s
-        self._warnings = RepeatedWarnings()
+        self._warnings = LogThrottle(_WARNING_S)
         self._save_again_at = 0.0
         self._start_numbers = itertools.count(1)
         self._file = WatchedJobsFile(path)
@@ -171,9 +173,9 @@ class Supervisor:
             if job.unsaved and is_time:
                 job.save()
             if not job.unsaved:
-                if self._warnings.settle(key):
+                if self._warnings.forget(key):
                     self.show_line(f"{job.name}: its state can be written again")
-            elif self._warnings.due(key):
+            elif self._warnings.passes(key) is not None:
                 self.show_line(f"{job.name}: {job.unsaved}; its state is kept in memory, and written later")
 
     def _running(self) -> list[RunningJob]:
@@ -311,8 +313,10 @@ class Supervisor:
                 return
             elif isinstance(message, Paused) and job.processes is not None:
                 job.paused, job.processes.is_paused = message, message.number == job.processes.number
-            elif isinstance(message, NotSaved) and self._warnings.due(f"{job.name}/checkpoint"):
-                self.show_line(f"{job.name}: {message.text}; it continues, and will try again")
+            elif isinstance(message, NotSaved):
+                more = self._warnings.passes(f"{job.name}/checkpoint")
+                if more is not None:
+                    self.show_line(f"{job.name}: {message.text}; it continues, and will try again{more}")
         if failures and job.processes is not None:
             self._failed(job, failures)
 
