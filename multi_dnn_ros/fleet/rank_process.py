@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extras import MissingExtra
 from multi_dnn_ros.common.parent_watch import end_with_parent
+from multi_dnn_ros.fleet.forked_process import lead_process_group
 from multi_dnn_ros.fleet.job_training import JobTraining, read_data
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.messages import Busy, Command, Ended, Failed, NotSaved, Paused, Report
@@ -69,6 +70,7 @@ def main(setup: RankSetup, connection: Connection[Any, Any]) -> None:
     The exit code is 0 only if the job has ended, or the supervisor has stopped it.
     """
     end_with_parent()
+    lead_process_group()
     for number in (signal.SIGINT, signal.SIGTERM):  # may reach the whole process group
         signal.signal(number, signal.SIG_IGN)  # the supervisor stops the rank after a checkpoint
     redirect_output(setup)
