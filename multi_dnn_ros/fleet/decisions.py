@@ -103,7 +103,7 @@ class Decisions:
         self._undisturbed = True
         no_shares = (0,) * len(self._launcher.units)
         allocation = {name: job.shares if job.placed else no_shares for name, job in jobs.items()}
-        limits = {name: job.state.limits for name, job in jobs.items() if min(job.state.limits) < TENTHS}
+        limits = {name: job.limits for name, job in jobs.items() if min(job.limits) < TENTHS}
         decide = self._decide_in_turns if self.in_turns else self._decide_at_once
         decision, slow_downs = decide(jobs, allocation, limits)
         rates = _images_per_s(jobs)
