@@ -18,14 +18,15 @@ class AloneMeasurement:
 
     def __init__(self) -> None:
         self.job: RunningJob | None = None
-        self._phases: list[Shares] = []
+        self._phases: list[Shares] = []  # the present one first
+        self._others_pause = False
 
     def begin(self, job: RunningJob, phases: Sequence[Shares]) -> None:
         """Measure a job, whose processes have been started, with each of these shares; the shortest time counts."""
         assert job.processes is not None
         job.state.status = "measured"
         self.job, self._phases = job, list(dict.fromkeys(phases))
-        job.processes.send(phases[0])  # the others continue while it loads its data
+        self._begin_phase(job.processes)
 
     def take(self, report: Report, others: Sequence[JobProcesses]) -> bool:
         """Use a report of the measured job. others: the other jobs that have shares, which are paused meanwhile.
@@ -33,13 +34,27 @@ class AloneMeasurement:
         Returns whether the measurement has ended; the job is then running, and the others continue.
         """
         assert self.job is not None
-        if report.number > 1:
-            if report.count <= ALONE_STEPS:
-                return False
-            state = self.job.state
-            state.alone_s = min(state.alone_s, report.step_s) if state.alone_s else report.step_s
-            state.times.record(self.job.shares, report.step_s)
-        return self._next(self.job, others)
+        assert self.job.processes is not None
+        if not self._others_pause:
+            if self._pause(others):
+                self._others_pause = True
+                self.job.processes.send(self._phases[0])  # the same shares: only the steps until now are discarded
+            return False
+        if report.count <= ALONE_STEPS:
+            return False
+        state = self.job.state
+        state.alone_s = min(state.alone_s, report.step_s) if state.alone_s else report.step_s
+        state.times.record(self.job.shares, report.step_s)
+        del self._phases[0]
+        if self._phases:
+            self._resume(others)
+            self._begin_phase(self.job.processes)
+            return False
+        self.job = None
+        state.status = "running"
+        for other in others:
+            other.send(other.shares)
+        return True
 
     def abandon(self, others: Iterable[JobProcesses]) -> None:
         """End the measurement early, and let the others continue."""
@@ -53,29 +68,23 @@ class AloneMeasurement:
             if other.pause_requested:
                 other.send(other.shares)
 
-    def _next(self, job: RunningJob, others: Sequence[JobProcesses]) -> bool:
-        """Begin the next phase once all others are paused, or end the last one.
+    def _begin_phase(self, processes: JobProcesses) -> None:
+        """Let the job join its units. The others continue meanwhile: this takes seconds, or longer if a rank hangs."""
+        self._others_pause = False
+        processes.send(self._phases[0])
 
-        The others continue while one of them joins ranks or writes a checkpoint: for some minutes it cannot pause. One
-        that does steps and does not pause counts as hung after a while. One that reads its data or is scored, which can
-        take hours, does no steps: it pauses when it has finished, and is not waited for.
+    def _pause(self, others: Sequence[JobProcesses]) -> bool:
+        """Let the others pause. Returns whether they have paused.
+
+        They continue while one of them joins ranks, writes a checkpoint or is scored: it cannot pause until then, and
+        the others would have to wait for it. If this takes long, it is not waited for; it pauses when it has finished.
+        One that does steps and does not pause counts as hung after a while.
         """
-        assert job.processes is not None
-        awaited = [other for other in others if not other.timer.is_busy_without_limit]
+        awaited = [other for other in others if other.timer.is_awaited]
         if any(other.timer.is_busy for other in awaited):
             self._resume(others)
             return False
         for other in others:
             if not other.pause_requested:
                 other.send(other.shares, pause=True)
-        if any(not other.is_paused for other in awaited):
-            return False
-        if self._phases:
-            job.processes.send(self._phases.pop(0))
-            return False
-        self.job = None
-        job.state.status = "running"
-        job.save()
-        for other in others:
-            other.send(other.shares)
-        return True
+        return all(other.is_paused for other in awaited)

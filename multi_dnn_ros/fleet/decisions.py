@@ -20,7 +20,7 @@ from multi_dnn_ros.fleet.launcher import Launcher
 from multi_dnn_ros.fleet.running_job import RunningJob
 from multi_dnn_ros.fleet.shares import TENTHS, Allocation, Shares, used
 from multi_dnn_ros.fleet.sharing import TRIAL_PART, Decision, Policy, Sharing
-from multi_dnn_ros.fleet.turn_plans import Plans, with_own_units
+from multi_dnn_ros.fleet.turn_plans import Plans, record_times
 from multi_dnn_ros.fleet.usable_units import decide_for_usable
 
 #: Steps from which the step time of a job is taken at least.
@@ -103,7 +103,7 @@ class Decisions:
         self._undisturbed = True
         no_shares = (0,) * len(self._launcher.units)
         allocation = {name: job.shares if job.placed else no_shares for name, job in jobs.items()}
-        limits = {name: job.state.limits for name, job in jobs.items() if min(job.state.limits) < TENTHS}
+        limits = {name: job.limits for name, job in jobs.items() if min(job.limits) < TENTHS}
         decide = self._decide_in_turns if self.in_turns else self._decide_at_once
         decision, slow_downs = decide(jobs, allocation, limits)
         rates = _images_per_s(jobs)
@@ -161,13 +161,12 @@ class Decisions:
         return Plans({name: job for name, job in planned.items() if job.total}, self._change_s)
 
     def _record_times(self, jobs: Mapping[str, RunningJob]) -> None:
-        """Keep step times and use of the jobs that train on units of their own."""
-        training = {name: job.shares for name, job in jobs.items() if job.placed and job.trains}
-        for name in with_own_units(training):
-            job = jobs[name]
-            job.state.times.record(job.shares, job.step_s)
-            if self._undisturbed:
-                job.state.times.record_use(job.shares, self.use)
+        training = {name: job for name, job in jobs.items() if job.placed and job.trains}
+        record_times(
+            {name: (job.shares, job.state.times) for name, job in training.items()},
+            {name: job.step_s for name, job in training.items()},
+            self.use if self._undisturbed else None,
+        )
 
     def _apply(self, jobs: Mapping[str, RunningJob], changed: Mapping[str, Shares]) -> str:
         """Send the shares and turns that change. Returns which turns have changed."""

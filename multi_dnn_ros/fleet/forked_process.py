@@ -1,7 +1,12 @@
-"""Whether a process of the fork server runs, and how it has ended, also if the fork server itself has ended.
+"""Whether a process of the fork server runs, how it has ended, also if the fork server itself has ended, and the end of
+the processes that it has started.
 
-multiprocessing learns both from the fork server only. When that ends, as by the kernel's lack of memory, it takes all
-processes for ended with exit code 255, and kills none of them any more. So the process itself is asked, by its pidfd.
+multiprocessing learns the first two from the fork server only. When that ends, as by the kernel's lack of memory, it
+takes all processes for ended with exit code 255, and kills none of them any more. So the process itself is asked, by
+its pidfd.
+
+Processes that a rank has started become children of this process when the rank ends before them. They are recognized by
+their process group, which is that of the rank.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from typing import Any
@@ -25,7 +31,9 @@ class ForkedProcess:
     """A process of multiprocessing's fork server. Where the system has no pidfd, as multiprocessing sees it."""
 
     def __init__(self, process: Any) -> None:
-        """process: a multiprocessing process that has just been started."""
+        """process: a multiprocessing process that has just been started. To end the processes that it starts with it,
+        it calls :func:`lead_process_group` first.
+        """
         self.pid = int(process.pid)
         self._process = process
         self._code: int | None = None
@@ -44,21 +52,40 @@ class ForkedProcess:
         return self._code
 
     def join(self, timeout_s: float) -> None:
-        """Wait until it has ended and its exit code is known."""
+        """Wait until it has ended and its exit code is known. Then the processes that it has started are killed."""
         deadline = time.monotonic() + timeout_s
         if self._pidfd is not None:
             _has_ended(self._pidfd, timeout_s)
         self._process.join(max(0.0, deadline - time.monotonic()))
+        self.end_orphans()
 
     def kill(self) -> None:
-        """Kill it unless it has ended."""
+        """Kill it, and the processes that it has started, unless it has ended."""
         if self.exit_code is not None:
             return
+        kill_group(self.pid)
         if self._pidfd is None:
             self._process.kill()
             return
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def end_orphans(self) -> bool:
+        """After its end, kill the processes that it has started, and release those that have ended. Returns whether
+        none is left; False while it runs.
+        """
+        if self.exit_code is None:  # asked first, because the process belongs to the group, too
+            return False
+        if self._pidfd is None:
+            return True
+        while True:
+            try:
+                ended = os.waitid(os.P_PGID, self.pid, os.WEXITED | os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if ended is None:  # so the number of the group is still that of these processes
+                kill_group(self.pid)
+                return False
 
     @staticmethod
     def _own_exit_code(pidfd: int) -> int | None:
@@ -69,6 +96,32 @@ class ForkedProcess:
         if ended is None:
             return None
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+class EndedProcesses:
+    """Processes that are not used any more; ends what they have started."""
+
+    def __init__(self) -> None:
+        self._processes: list[ForkedProcess] = []
+
+    def add(self, processes: Iterable[ForkedProcess]) -> None:
+        """Processes that have ended, or have been killed."""
+        self._processes += processes
+
+    def release(self) -> None:
+        """To be called regularly: orphans end some time after they were killed."""
+        self._processes = [process for process in self._processes if not process.end_orphans()]
+
+
+def lead_process_group() -> None:
+    """Make the processes that this process starts recognizable as its own, see :class:`ForkedProcess`."""
+    os.setpgid(0, 0)
+
+
+def kill_group(pid: int) -> None:
+    """Kill the process group that a process leads, if it leads one. The process itself must not have been released."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _has_ended(pidfd: int, timeout_s: float) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.launcher import Launcher, RankHandle, RankMain
-from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Message
+from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Message, Paused, Ready, Report
 from multi_dnn_ros.fleet.rank_process import main
 from multi_dnn_ros.fleet.report_timer import ReportTimer
 from multi_dnn_ros.fleet.shares import Shares, used
@@ -24,6 +24,8 @@ class JobProcesses:
     shares, number: those of the last command. has_turn: whether the job is to train; False: it pauses until it has its
     turn. pause_requested: the last command was to pause for a measurement. is_paused: the job has paused. timer: of its
     reports.
+
+    A rank is prepared when it has read the data. Give shares only to prepared ranks: the others would wait for it.
     """
 
     def __init__(
@@ -34,6 +36,9 @@ class JobProcesses:
         self.has_turn = True
         self.pause_requested = self.is_paused = False
         self.timer = ReportTimer()
+        self._job = job
+        self._preparing: dict[int, float] = {}  # ranks that are not prepared yet, and for how many seconds
+        self._joining: dict[int, int] = {}  # ranks that are not ready for other shares yet, and the command with these
         self._ranks: dict[int, RankHandle] = {}
         self._start: Callable[[int], RankHandle] = lambda unit: launcher.start(job, unit, folder, prefix, rank_main)
         try:
@@ -49,17 +54,28 @@ class JobProcesses:
         while the job is measured, and the job itself pauses while a rank joins.
         """
         self._ranks[unit] = self._start(unit)
+        self._preparing[unit] = 0.0
         self._ranks[unit].send(Command(self.number, self.shares, prepare=True))
 
     def drop(self, unit: int) -> None:
         """Forget the rank on a unit that was lost; it must not have a share."""
         rank = self._ranks.pop(unit, None)
+        self._preparing.pop(unit, None)
         if rank is not None:
             rank.close()
 
     def has_rank(self, unit: int) -> bool:
         """Whether the job has a rank on the unit."""
         return unit in self._ranks
+
+    def is_prepared(self, unit: int) -> bool:
+        """Whether the job has a rank on the unit that has read the data."""
+        return unit in self._ranks and unit not in self._preparing
+
+    @property
+    def all_prepared(self) -> bool:
+        """Whether all ranks have read the data."""
+        return not self._preparing
 
     @property
     def pids(self) -> list[int]:
@@ -80,6 +96,8 @@ class JobProcesses:
         before = tuple(used(self.shares))
         self.number += 1
         command = Command(self.number, shares, before, pause or not self.has_turn, stop)
+        if command.active != before and not stop:
+            self._joining = dict.fromkeys((*before[:1], *command.active), self.number)
         # The first active rank, which announces the command to the others, gets it last: they must already have it.
         for unit in sorted(self._ranks, key=lambda unit: unit == (before[0] if before else -1)):
             self._ranks[unit].send(command)
@@ -89,9 +107,37 @@ class JobProcesses:
     def receive(self) -> list[tuple[int, Message]]:
         """New messages, each with its rank; a process that ends without a final message yields a Failed."""
         found = [(unit, message) for unit, rank in self._ranks.items() for message in rank.receive()]
-        for _, message in found:
+        for unit, message in found:
             self.timer.received(message, self.number)
+            if isinstance(message, Ready):
+                self._preparing.pop(unit, None)
+                if message.number >= self._joining.get(unit, 0):
+                    self._joining.pop(unit, None)
+            elif isinstance(message, Report | Paused) and message.number == self.number:
+                self._joining.clear()
         return found
+
+    def add_time(self, seconds: float) -> None:
+        """Time has passed in which messages were received."""
+        self.timer.add(seconds)
+        self._preparing = {unit: passed + seconds for unit, passed in self._preparing.items()}
+
+    def overdue(self, shortest_s: float) -> tuple[int, str] | None:
+        """A rank that hangs, and what to say about it; None: no rank hangs, as far as is known.
+
+        During steps it is not known which rank hangs, because the first active one reports, and waits for the others.
+        The first one is then named. shortest_s: limit for a job with short steps, see :class:`ReportTimer`.
+        """
+        limit_s = self._job.busy_limit_s
+        for unit, passed_s in self._preparing.items():
+            if passed_s >= limit_s:
+                return unit, f"did not finish reading the data within {limit_s:.4g} s (busy_limit_s): its process hangs"
+        text = self.timer.overdue(shortest_s)
+        if text is None:
+            return None
+        if self._joining:
+            return min(self._joining), f"{text}: its process hangs"
+        return used(self.shares)[0], f"{text}: a process of the job hangs"
 
     @property
     def awaits_ending(self) -> bool:

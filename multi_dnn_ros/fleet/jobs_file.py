@@ -18,7 +18,7 @@ from multi_dnn_ros.settings.params_file import StrictLoader
 from multi_dnn_ros.settings.params_sections import read_text
 
 #: Keys of a job that may change between two runs of the same training.
-_CHANGEABLE = {"name", "priority", "checkpoint_every_s", "start_after_s", "output"}
+_CHANGEABLE = {"name", "priority", "checkpoint_every_s", "join_limit_s", "busy_limit_s", "start_after_s", "output"}
 
 
 class JobsFileError(ValueError):
@@ -56,6 +56,16 @@ class FleetJob(FileModel):
     )
     seed: int = Field(default=0, ge=0, description="seed of order, augmentation and dropout")
     checkpoint_every_s: float = Field(default=60.0, gt=0, description="seconds between checkpoints")
+    join_limit_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="longest time from other shares until the second step with them; then the job counts as hung",
+    )
+    busy_limit_s: float = Field(
+        default=7200.0,
+        gt=0,
+        description="longest time for reading the data, for a checkpoint and for scoring; then the job counts as hung",
+    )
     start_after_s: float = Field(default=0.0, ge=0, description="seconds from the fleet's start until the job is added")
     output: Path | None = Field(default=None, description="file for the trained network; null: in the job's folder")
 

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from multi_dnn_ros.common.processes import describe_exit
 from multi_dnn_ros.common.signal_mask import block_in_children
-from multi_dnn_ros.fleet.forked_process import ForkedProcess
+from multi_dnn_ros.fleet.forked_process import EndedProcesses, ForkedProcess, kill_group
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.launcher import RankHandle, RankMain, UnitChange
 from multi_dnn_ros.fleet.rank_process import LOOPBACK, RankSetup, main
@@ -26,7 +26,7 @@ _END_TIMEOUT_S = 5.0
 
 
 class LocalRank(RankHandle):
-    """A child process, with a pipe."""
+    """A process of this machine, with a pipe."""
 
     def __init__(self, setup: RankSetup, rank_main: RankMain) -> None:
         super().__init__()
@@ -37,28 +37,28 @@ class LocalRank(RankHandle):
             target=rank_main, args=(setup, rank_end), name=f"{setup.job.name} on {setup.unit.name}"
         )
         start_process(process)
-        self._process = ForkedProcess(process)
+        self.process = ForkedProcess(process)
         rank_end.close()  # so that the connection closes when the process ends
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     def ending(self) -> str | None:
         if self.connection is None or not self.connection.closed:
             return None
-        self._process.join(_END_TIMEOUT_S)
-        code = self._process.exit_code
+        self.process.join(_END_TIMEOUT_S)
+        code = self.process.exit_code
         return describe_exit(code) if code != 0 else None
 
     def alive(self) -> bool:
-        return self._process.exit_code is None
+        return self.process.exit_code is None
 
     def join(self, timeout_s: float) -> None:
-        self._process.join(timeout_s)
+        self.process.join(timeout_s)
 
     def kill(self) -> None:
-        self._process.kill()
+        self.process.kill()
 
 
 class LocalLauncher:
@@ -70,6 +70,7 @@ class LocalLauncher:
         self.usable: Sequence[bool] = [True] * len(units)
         self._use = UnitUse(self.units)
         self._ranks: list[list[LocalRank]] = [[] for _ in units]
+        self._ended = EndedProcesses()
         self._store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
 
     def start(self, job: FleetJob, unit: int, folder: Path, prefix: str, rank_main: RankMain) -> RankHandle:
@@ -79,7 +80,10 @@ class LocalLauncher:
         return rank
 
     def poll(self) -> list[UnitChange]:
-        self._ranks = [[rank for rank in ranks if rank.alive()] for ranks in self._ranks]
+        ended = {rank for ranks in self._ranks for rank in ranks if not rank.alive()}
+        self._ended.add(rank.process for rank in ended)
+        self._ended.release()
+        self._ranks = [[rank for rank in ranks if rank not in ended] for ranks in self._ranks]
         self._use.sample([[rank.pid for rank in ranks] for ranks in self._ranks])
         return []
 
@@ -88,7 +92,8 @@ class LocalLauncher:
 
 
 def start_process(process: Any) -> None:
-    """Start a process of :func:`process_context` with SIGTERM blocked. It is killed at the end of this process.
+    """Start a process of :func:`process_context` with SIGTERM blocked. At the end of this process it is killed, with
+    the processes that it has started.
 
     Service managers send SIGTERM to all processes. It must reach neither the fork server, without which the exit
     codes of ranks are not known, nor a rank that does not ignore it yet.
@@ -102,6 +107,7 @@ def start_process(process: Any) -> None:
 def _kill(started: Any) -> None:
     """Kill a process if it still runs. started: its Popen."""
     if started.poll() is None:
+        kill_group(started.pid)
         with suppress(ProcessLookupError):
             os.kill(started.pid, signal.SIGKILL)
 

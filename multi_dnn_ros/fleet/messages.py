@@ -56,12 +56,23 @@ class Paused:
 
 
 @dataclass(frozen=True)
-class Busy:
-    """From the first active rank, before it does something else than steps: it joins other ranks, begins with other
-    shares, writes a checkpoint, or scores. limit_s: longest time until the next message; None: not known.
+class Ready:
+    """From every rank that the command `number` concerns: it has read the data (`prepare`), or its network is ready for
+    other shares, and it joins the other ranks now.
     """
 
-    limit_s: float | None
+    number: int
+
+
+@dataclass(frozen=True)
+class Busy:
+    """From the first active rank, before it does something else than steps. activity: for messages, such as `writing a
+    checkpoint`. limit_s: longest time until the next message. key: the key of the job that sets this limit.
+    """
+
+    activity: str
+    limit_s: float
+    key: str
 
 
 @dataclass(frozen=True)
@@ -93,4 +104,4 @@ class Failed:
     unit_lost: bool = False
 
 
-Message = Report | Paused | Busy | NotSaved | Ended | Failed
+Message = Report | Paused | Ready | Busy | NotSaved | Ended | Failed

@@ -12,6 +12,7 @@ import os
 import signal
 import statistics
 import sys
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -23,13 +24,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
+from tqdm import tqdm
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extras import MissingExtra
 from multi_dnn_ros.common.parent_watch import end_with_parent
+from multi_dnn_ros.fleet.forked_process import lead_process_group
 from multi_dnn_ros.fleet.job_training import JobTraining, read_data
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-from multi_dnn_ros.fleet.messages import Busy, Command, Ended, Failed, NotSaved, Paused, Report
+from multi_dnn_ros.fleet.messages import Busy, Command, Ended, Failed, NotSaved, Paused, Ready, Report
 from multi_dnn_ros.fleet.networks import load_trainable
 from multi_dnn_ros.fleet.shares import Shares
 from multi_dnn_ros.planning.batch_units import Unit
@@ -39,8 +42,8 @@ from multi_dnn_ros.training.checks import CheckedData
 from multi_dnn_ros.training.trainable import Trainable
 
 LOOPBACK = "127.0.0.1"
-#: Longest wait for another rank, which may be reading its data.
-_TIMEOUT = timedelta(minutes=30)
+#: Longest wait for another rank. The supervisor notices earlier that a rank hangs, and says which.
+_TIMEOUT_S = 1800.0
 _REPORT_S, _WINDOW = 0.25, 20
 
 
@@ -69,8 +72,12 @@ def main(setup: RankSetup, connection: Connection[Any, Any]) -> None:
     The exit code is 0 only if the job has ended, or the supervisor has stopped it.
     """
     end_with_parent()
+    lead_process_group()
     for number in (signal.SIGINT, signal.SIGTERM):  # may reach the whole process group
         signal.signal(number, signal.SIG_IGN)  # the supervisor stops the rank after a checkpoint
+    # The default lock is a semaphore for several processes. A rank that is killed does not remove it, and Python warns
+    # about it on the terminal when the command ends.
+    tqdm.set_lock(threading.RLock())
     redirect_output(setup)
     if setup.host == LOOPBACK:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
@@ -143,13 +150,16 @@ class Rank:
         if command.prepare or command.stop:
             return
         if command.shares != self._shares and self.setup.rank in (*command.before[:1], *command.active[:1]):
-            self._connection.send(Busy(_TIMEOUT.total_seconds()))
+            units = ", ".join(map(str, command.active))
+            activity = f"joining units {units}" if len(command.active) > 1 else f"starting on unit {units}"
+            self._connection.send(Busy(activity, self.setup.job.join_limit_s, "join_limit_s"))
         self._shares = command.shares
 
     def _apply(self, command: Command) -> None:
         """Join, leave or keep the process group; pass the state on to ranks that join."""
         if command.prepare:
             self._prepare()
+            self._connection.send(Ready(command.number))
             return
         rank, before, active = self.setup.rank, command.before, command.active
         leader = before[0] if before else None
@@ -164,6 +174,8 @@ class Rank:
             joining = [each for each in active if each not in before]
             if rank in joining:
                 self._begin(fresh=leader is None)
+            if rank == leader or rank in active:
+                self._connection.send(Ready(command.number))
             if leader is not None and joining and rank in (leader, *joining):
                 members = sorted({leader, *joining})
                 self._join_group(members, f"{command.number}/state")
@@ -230,7 +242,7 @@ class Rank:
 
     def _save(self, training: JobTraining) -> None:
         """Write a checkpoint. The job continues without one: the disk may only be full for a while."""
-        self._connection.send(Busy(_TIMEOUT.total_seconds()))
+        self._connection.send(self._busy("writing a checkpoint"))
         try:
             training.save(self.setup.checkpoint)
         except TrainingError as error:
@@ -238,11 +250,14 @@ class Rank:
         self._saved = time.monotonic()
 
     def _finish(self, training: JobTraining) -> None:
-        self._connection.send(Busy(None))  # scoring a large test part can take hours
+        self._connection.send(self._busy("writing a checkpoint and scoring"))
         training.save(self.setup.checkpoint)
         output = self.setup.job.output or self.setup.folder / f"{self.setup.job.name}{training.suffix()}"
         scores = training.finish(output)
         self._connection.send(Ended(True, training.done, tuple(training.losses), tuple(scores.items())))
+
+    def _busy(self, activity: str) -> Busy:
+        return Busy(activity, self.setup.job.busy_limit_s, "busy_limit_s")
 
     def _release(self) -> None:
         """Free the memory of the network."""
@@ -252,11 +267,12 @@ class Rank:
             torch.cuda.empty_cache()
 
     def _join_group(self, members: list[int], name: str) -> None:
-        store = TCPStore(self.setup.host, self.setup.port, is_master=False, timeout=_TIMEOUT)
+        timeout = timedelta(seconds=max(_TIMEOUT_S, 2 * self.setup.job.join_limit_s))
+        store = TCPStore(self.setup.host, self.setup.port, is_master=False, timeout=timeout)
         dist.init_process_group(
             "nccl" if self._device.type == "cuda" else "gloo",
             store=PrefixStore(f"{self.setup.prefix}/{name}", store),
-            rank=members.index(self.setup.rank), world_size=len(members), timeout=_TIMEOUT,
+            rank=members.index(self.setup.rank), world_size=len(members), timeout=timeout,
         )  # fmt: skip
 
     def _leave_group(self) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
-from multi_dnn_ros.fleet.messages import Busy, Message, Paused, Report
+from multi_dnn_ros.fleet.messages import Busy, Message, Paused, Ready, Report
 
 #: Steps without a report after which a job counts as hung, and the shortest such time.
 SILENT_STEPS, SILENT_S = 20, 60.0
+#: Longest time for which other jobs wait for one that does something else than steps.
+AWAITED_S = 30.0
 
 
 class ReportTimer:
@@ -20,7 +20,7 @@ class ReportTimer:
         self.silent_s = 0.0
         self._is_due = False
         self._step_s = 0.0
-        self._busy: Busy | None = Busy(None)  # until the first message: the ranks read their data
+        self._busy: Busy | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -28,9 +28,16 @@ class ReportTimer:
         return self._busy is not None
 
     @property
-    def is_busy_without_limit(self) -> bool:
-        """Whether the job does something that can take hours: it reads its data or is scored."""
-        return self._busy is not None and self._busy.limit_s is None
+    def is_awaited(self) -> bool:
+        """Whether other jobs wait for this one if they need it. They do not once it has been busy for too long: it may
+        hang, and the limit of what it does can be hours.
+        """
+        return self._busy is None or self.silent_s < AWAITED_S
+
+    @property
+    def activity(self) -> str:
+        """What the job does if it is busy."""
+        return self._busy.activity if self._busy is not None else ""
 
     def command_sent(self) -> None:
         """The job has got a command. It does not extend the time of a job that owes a message already."""
@@ -39,6 +46,8 @@ class ReportTimer:
 
     def received(self, message: Message, number: int) -> None:
         """number: that of the last command."""
+        if isinstance(message, Ready):  # of any rank, also of one that waits for a rank that hangs
+            return
         self.silent_s = 0.0
         self._busy = message if isinstance(message, Busy) else None
         self._is_due = not (isinstance(message, Paused) and message.number == number)
@@ -55,10 +64,11 @@ class ReportTimer:
 
         shortest_s: limit for a job with short steps.
         """
-        limit_s = max(shortest_s, SILENT_STEPS * self._step_s)
-        if self._busy is not None:
-            limit_s = max(shortest_s, math.inf if self._busy.limit_s is None else self._busy.limit_s)
+        limit_s = SILENT_STEPS * self._step_s
+        limit_s = max(shortest_s if self._busy is None else self._busy.limit_s, limit_s)
         if not self._is_due or self.silent_s < limit_s:
             return None
+        if self._busy is not None:
+            return f"did not finish {self._busy.activity} within {limit_s:.4g} s ({self._busy.key})"
         step = f" (its steps took {self._step_s:.3g} s)" if self._step_s else ""
-        return f"has reported nothing for {self.silent_s:.0f} s{step}: a process of the job hangs"
+        return f"has reported nothing for {self.silent_s:.0f} s{step}"

@@ -17,6 +17,7 @@ from multi_dnn_ros.fleet.messages import Paused, Report
 from multi_dnn_ros.fleet.shares import TENTHS, Shares
 from multi_dnn_ros.fleet.slowdown import Progress
 from multi_dnn_ros.fleet.turn_plans import PlannedJob
+from multi_dnn_ros.fleet.usable_units import usable_limits
 from multi_dnn_ros.planning.batch_units import Unit
 from multi_dnn_ros.training.checkpoint import differences
 
@@ -99,6 +100,19 @@ class RunningJob:
         return self.processes.shares if self.processes is not None else (0,) * len(self.state.units)
 
     @property
+    def limits(self) -> Shares:
+        """The most tenths on each unit now: 0 without a process that has read the data."""
+        if self.processes is None:
+            return self.state.limits
+        prepared = [self.processes.is_prepared(unit) for unit in range(len(self.state.limits))]
+        return usable_limits(self.state.limits, prepared)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether decisions wait for this job if it has no step time with its present shares yet."""
+        return self.processes is not None and (self.is_current or self.processes.timer.is_awaited)
+
+    @property
     def trains(self) -> bool:
         """Whether the job is to train now, as far as turns are concerned."""
         return self.processes is not None and self.processes.has_turn
@@ -130,10 +144,14 @@ class RunningJob:
 
     @property
     def progress(self) -> Progress | None:
-        """None until the number of steps and their time are known."""
+        """None until the number of steps and their time are known, and for a job that has finished while it was
+        measured, so that no running time was counted.
+        """
         if self.steps is None or not self.state.alone_s:
             return None
         done, total = self.steps
+        if done >= total and not self.state.elapsed_s:
+            return None
         if self.wait_s is not None:
             step_s = self.state.times.estimated_step_s(self.shares, self.state.alone_s)
             wait_s = self.wait_s if done < total else 0.0

@@ -17,7 +17,7 @@ from multi_dnn_ros.fleet.shares import Allocation, Shares, Thresholds, even, use
 from multi_dnn_ros.fleet.sharing import POLICIES, TRIAL_PART, Decision, Sharing, first_shares
 from multi_dnn_ros.fleet.slowdown import Progress
 from multi_dnn_ros.fleet.step_times import Interconnect
-from multi_dnn_ros.fleet.turn_plans import PlannedJob, Plans, with_own_units
+from multi_dnn_ros.fleet.turn_plans import PlannedJob, Plans, record_times
 
 
 @dataclass(frozen=True)
@@ -221,17 +221,6 @@ class _Simulation:
             self.undisturbed &= run.has_turn == (name in training)
             run.has_turn = name in training
 
-    def _record_times(self) -> None:
-        """Keep step times and use of the jobs that train on units of their own, as a real fleet measures them."""
-        training = {name: run for name, run in self.running.items() if run.computes}
-        for name in with_own_units({name: run.shares for name, run in training.items()}):
-            run = training[name]
-            alone = self._predict({name: run.shares})
-            run.times.record(run.shares, alone.step_s[name])
-            if self.undisturbed:
-                run.times.record_use(run.shares, alone.use)
-        self.undisturbed = True
-
     def _slow_downs(self, rates: Rates) -> dict[str, float]:
         if self.turns:
             return self._plans().plan().slow_downs
@@ -268,7 +257,8 @@ class _Simulation:
         return decision
 
     def _decide_in_turns(self, allocation: Allocation, rates: Rates) -> Decision:
-        self._record_times()
+        training = {name: (run.shares, run.times) for name, run in self.running.items() if run.computes}
+        record_times(training, rates.step_s, rates.use if self.undisturbed else None)
         plans = self._plans()
         decision = self.sharing.decide(
             allocation, plans.expect(allocation), rates.use, expect=plans.expect, work=plans.work

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.log_throttle import LogThrottle
 from multi_dnn_ros.fleet.alone_measurement import ALONE_STEPS, AloneMeasurement
 from multi_dnn_ros.fleet.decisions import Decisions
 from multi_dnn_ros.fleet.folder_lock import lock_folder
@@ -18,10 +19,9 @@ from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFileError
 from multi_dnn_ros.fleet.launcher import Launcher, RankMain, UnitChange
 from multi_dnn_ros.fleet.messages import Ended, Failed, Message, NotSaved, Paused, Report
 from multi_dnn_ros.fleet.rank_process import main
-from multi_dnn_ros.fleet.repeated_warnings import RepeatedWarnings
-from multi_dnn_ros.fleet.report_timer import SILENT_S
+from multi_dnn_ros.fleet.report_timer import AWAITED_S, SILENT_S
 from multi_dnn_ros.fleet.running_job import JobState, RunningJob, unit_keys
-from multi_dnn_ros.fleet.shares import TENTHS, Shares, even, used, whole, within
+from multi_dnn_ros.fleet.shares import TENTHS, Shares, even, whole, within
 from multi_dnn_ros.fleet.usable_units import usable_limits
 from multi_dnn_ros.fleet.watched_file import WatchedJobsFile
 
@@ -35,6 +35,8 @@ _MAX_COUNTED_S = 1.0
 _CAUSE_S = 5.0
 #: Seconds between attempts to write a state that could not be written.
 _SAVE_AGAIN_S = 10.0
+#: Seconds between two warnings about the same lasting problem, such as a full disk.
+_WARNING_S = 60.0
 #: Longest time without any usable unit.
 _NO_UNIT_S = 600.0
 Watch = Callable[["Supervisor", str], None]
@@ -64,8 +66,9 @@ class Supervisor:
         self._measurement = AloneMeasurement()
         self._watch, self._rank_main, self._launcher = watch, rank_main, launcher
         self._changes: list[UnitChange] = []
+        self._left_out: set[str] = set()
         self._silent_s = silent_s
-        self._warnings = RepeatedWarnings()
+        self._warnings = LogThrottle(_WARNING_S)
         self._save_again_at = 0.0
         self._start_numbers = itertools.count(1)
         self._file = WatchedJobsFile(path)
@@ -150,11 +153,13 @@ class Supervisor:
                 if job.wait_s is not None and not job.trains:
                     job.wait_s = max(0.0, job.wait_s - passed)
         self._save_again()
+        self._leave_out()
         self._give_turns()
+        if self.measuring is not None and not self.measuring.is_awaited:
+            self._postpone_measurement(self.measuring)
         if self.measuring is None and not self._changes:
-            starting = [job for job in self._running() if job.state.status == "starting" and self._has_room(job)]
-            if starting:
-                self._start(starting[0])
+            if starting := self._ready_to_start():
+                self._start(min(starting, key=lambda job: job.attempts))  # those that did not fail first
             else:
                 jobs = self._shared()
                 self.decisions.begin_period(jobs)
@@ -171,9 +176,9 @@ class Supervisor:
             if job.unsaved and is_time:
                 job.save()
             if not job.unsaved:
-                if self._warnings.settle(key):
+                if self._warnings.forget(key):
                     self.show_line(f"{job.name}: its state can be written again")
-            elif self._warnings.due(key):
+            elif self._warnings.passes(key) is not None:
                 self.show_line(f"{job.name}: {job.unsaved}; its state is kept in memory, and written later")
 
     def _running(self) -> list[RunningJob]:
@@ -187,7 +192,7 @@ class Supervisor:
 
     def _limits(self, job: RunningJob) -> Shares:
         """The most tenths of the job on each unit now."""
-        return usable_limits(job.state.limits, self._launcher.usable)
+        return usable_limits(job.limits, self._launcher.usable)
 
     def _has_room(self, job: RunningJob) -> bool:
         """Whether the job is to be started: False while it would fit only on units that were lost."""
@@ -290,9 +295,44 @@ class Supervisor:
         self.show_line(f"{job.name}: started; measured alone")
         self._measurement.begin(job, (start, spread))
 
+    def _ready_to_start(self) -> list[RunningJob]:
+        """The jobs whose processes have read the data, and that are neither measured nor placed yet."""
+        return [
+            job
+            for job in self._running()
+            if job.state.status == "starting"
+            and job.processes is not None
+            and job.processes.all_prepared
+            and job.processes.timer.is_awaited
+            and self._has_room(job)
+        ]
+
+    def _postpone_measurement(self, job: RunningJob) -> None:
+        """Let other jobs be measured and decisions be made while this one joins its units, where a rank may hang."""
+        assert job.processes is not None
+        self.show_line(
+            f"{job.name}: {job.processes.timer.activity} takes longer than {AWAITED_S:g} s; the job is measured later"
+        )
+        job.state.status = "starting"
+        self._release_measurement(job)
+
     def _others(self, job: RunningJob) -> list[JobProcesses]:
         """The processes of the other jobs that have shares."""
         return [each.processes for each in self._running() if each is not job and each.processes and any(each.shares)]
+
+    def _leave_out(self) -> None:
+        """Decide without jobs that join their units for long, where a rank may hang, until they make steps again."""
+        left_out = {job.name for job in self._running() if job.placed and not job.is_trained and not job.is_awaited}
+        for name in sorted(left_out - self._left_out):
+            processes = self.jobs[name].processes
+            assert processes is not None
+            self.show_line(
+                f"{name}: {processes.timer.activity} takes longer than {AWAITED_S:g} s; until then, the shares of the "
+                "other jobs are decided without this job"
+            )
+        if left_out != self._left_out:
+            self._left_out = left_out
+            self.decisions.discard_step_times(jobs_ended=True)
 
     # Messages
 
@@ -311,18 +351,18 @@ class Supervisor:
                 return
             elif isinstance(message, Paused) and job.processes is not None:
                 job.paused, job.processes.is_paused = message, message.number == job.processes.number
-            elif isinstance(message, NotSaved) and self._warnings.due(f"{job.name}/checkpoint"):
-                self.show_line(f"{job.name}: {message.text}; it continues, and will try again")
+            elif isinstance(message, NotSaved):
+                more = self._warnings.passes(f"{job.name}/checkpoint")
+                if more is not None:
+                    self.show_line(f"{job.name}: {message.text}; it continues, and will try again{more}")
         if failures and job.processes is not None:
             self._failed(job, failures)
 
     def _check_silence(self, job: RunningJob, processes: JobProcesses, passed_s: float) -> None:
-        """A job that is silent for too long has failed. It is not known which of its ranks hangs: the first one
-        reports, and waits for the others.
-        """
-        processes.timer.add(min(passed_s, _MAX_COUNTED_S))
-        if text := processes.timer.overdue(self._silent_s):
-            self._failed(job, [(used(processes.shares)[0], Failed(text, False, False))])
+        """A job that is silent for too long has failed."""
+        processes.add_time(min(passed_s, _MAX_COUNTED_S))
+        if found := processes.overdue(self._silent_s):
+            self._failed(job, [(found[0], Failed(found[1], False, False))])
 
     def _ended(self, job: RunningJob, rank: int, message: Ended) -> None:
         assert job.processes is not None
@@ -371,7 +411,8 @@ class Supervisor:
                 self._give_up(job, f"unit {rank} ({unit}): {failure.text}")
                 return
             self.show_line(f"{job.name}: unit {rank} ({unit}) {failure.text}; starting again from the last checkpoint")
-        job.done_at_start = job.report.done if job.report is not None else -1
+        if job.report is not None:  # a start that ends before its first report does not make the next one a progress
+            job.done_at_start = max(job.done_at_start, job.report.done)
         job.state.status = "waiting"
         self._release_measurement(job)
         job.save()
@@ -427,11 +468,16 @@ class Supervisor:
             self.show_line(text)
 
     def _shared(self) -> dict[str, RunningJob]:
-        """The jobs that share the units, or are to be placed on them. One that is being scored is not one of them."""
+        """The jobs that share the units, or are to be placed on them. One that is being scored is not one of them, nor
+        one that is left out.
+        """
         return {
             job.name: job
             for job in self._running()
-            if job.state.status == "running" and not job.is_trained and (job.placed or sum(self._limits(job)) >= TENTHS)
+            if job.state.status == "running"
+            and not job.is_trained
+            and job.name not in self._left_out
+            and (job.placed or sum(self._limits(job)) >= TENTHS)
         }
 
     # The end

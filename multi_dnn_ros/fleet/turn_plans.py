@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from multi_dnn_ros.fleet.exclusive_times import ExclusiveTimes
@@ -74,6 +74,21 @@ class Plans:
     def work(self) -> dict[str, float]:
         """Seconds until the last step of each job, see :class:`Sharing`."""
         return {name: job.work_s for name, job in self.jobs.items()}
+
+
+def record_times(
+    training: Mapping[str, tuple[Shares, ExclusiveTimes]], step_s: Mapping[str, float], use: Sequence[float] | None
+) -> None:
+    """Keep the step times of the jobs that have their units for themselves, and the use of these units.
+
+    training: shares and known times of the jobs that train. step_s: seconds of a step, by job. use: 0..1 of each unit;
+    None: not known for the present shares.
+    """
+    for name in with_own_units({name: shares for name, (shares, _) in training.items()}):
+        shares, times = training[name]
+        times.record(shares, step_s[name])
+        if use is not None:
+            times.record_use(shares, use)
 
 
 def with_own_units(allocation: Mapping[str, Shares]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from multi_dnn_ros import __version__
 from multi_dnn_ros.common.extras import optional
-from multi_dnn_ros.fleet.forked_process import ForkedProcess
+from multi_dnn_ros.fleet.forked_process import EndedProcesses, ForkedProcess
 from multi_dnn_ros.fleet.launcher import RankMain
 from multi_dnn_ros.fleet.local_launcher import process_context, start_process
 from multi_dnn_ros.fleet.rank_links import RankKey, connect, interface_of
@@ -46,6 +46,7 @@ class UnitAgent:
         self._interface = interface_of(str(ray.util.get_node_ip_address()))  # type: ignore[no-untyped-call]
         self._use = UnitUse((self._unit,))
         self._ranks: dict[RankKey, ForkedProcess] = {}
+        self._ended = EndedProcesses()
 
     def describe(self, token: Path) -> tuple[str, str, bool]:
         """(name of the host, version of this package, whether the host sees the file `token`)."""
@@ -64,8 +65,8 @@ class UnitAgent:
     def poll(self) -> dict[RankKey, int]:
         """Exit codes of the ranks that have ended since the last call. Samples the use."""
         ended = {key: code for key, process in self._ranks.items() if (code := process.exit_code) is not None}
-        for key in ended:
-            del self._ranks[key]
+        self._ended.add(self._ranks.pop(key) for key in ended)
+        self._ended.release()
         self._use.sample([[process.pid for process in self._ranks.values()]])
         return ended
 
@@ -81,6 +82,7 @@ class UnitAgent:
         process.join(timeout_s)
         process.kill()
         process.join(_KILL_S)
+        self._ended.add([process])
 
 
 def remote_main(

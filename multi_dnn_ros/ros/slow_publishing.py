@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from multi_dnn_ros.ros.log_throttle import LogThrottle
+from multi_dnn_ros.common.log_throttle import LogThrottle
 
 #: Longest time for building and publishing a message without a warning.
 LIMIT_NS = 100_000_000

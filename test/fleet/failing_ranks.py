@@ -12,7 +12,7 @@ import torch
 
 from multi_dnn_ros.fleet import rank_process
 from multi_dnn_ros.fleet.job_training import JobTraining
-from multi_dnn_ros.fleet.messages import Busy, Command, Ended, Paused, Report
+from multi_dnn_ros.fleet.messages import Busy, Command, Ended, Paused, Ready, Report
 from multi_dnn_ros.fleet.shares import Shares
 
 #: Maximum number of tenths that fit on unit 0 in these tests.
@@ -49,13 +49,16 @@ def without_training(setup: rank_process.RankSetup, connection: Connection[Any, 
         command: Command = connection.recv()
         steps = 0
         while not command.stop:
+            joins = command.active != command.before and setup.rank in (*command.before[:1], *command.active)
+            if command.prepare or joins:
+                connection.send(Ready(command.number))
             if setup.rank not in command.active[:1] or command.pause:
                 if command.pause and setup.rank == command.active[0]:
                     connection.send(Paused(command.number, steps, 100_000))
                 command = connection.recv()
                 continue
             if busy_s:
-                connection.send(Busy(1800.0))
+                connection.send(Busy("something", 1800.0, "join_limit_s"))
                 time.sleep(busy_s)
             while not connection.poll(0.01):
                 steps += 1
@@ -96,3 +99,16 @@ def with_a_process(setup: rank_process.RankSetup, connection: Connection[Any, An
 
     rank_process.Rank.run = run  # type: ignore[method-assign]
     rank_process.main(setup, connection)
+
+
+def slow_to_read(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
+    """Jobs `b` and `c` need half a second longer to read their data."""
+    read = rank_process.read_data
+
+    def slow(*arguments: Any) -> Any:
+        if setup.job.name in "bc":
+            time.sleep(0.5)
+        return read(*arguments)
+
+    rank_process.read_data = slow  # type: ignore[assignment]
+    narrow(setup, connection)

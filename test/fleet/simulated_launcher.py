@@ -7,22 +7,23 @@ from pathlib import Path
 
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.launcher import RankHandle, RankMain, UnitChange
-from multi_dnn_ros.fleet.messages import Busy, Command, Ended, Failed, Message, Paused, Report
+from multi_dnn_ros.fleet.messages import Busy, Command, Ended, Failed, Message, Paused, Ready, Report
 from multi_dnn_ros.planning.batch_units import Unit
 
 _STEPS = 1000
 
 
 class SimulatedRank(RankHandle):
-    """unit: number of its unit. failed: called when the supervisor receives a failure of this rank. busy: it sends
-    nothing but this message.
+    """unit: number of its unit. failed: called when the supervisor receives a failure of this rank. busy: it sends this
+    message, and then nothing.
     """
 
     def __init__(self, unit: int) -> None:
         self.failed: Callable[[], None] = lambda: None
         self.unit = unit
         self.busy: Busy | None = None
-        self._messages: list[Message] = []
+        self._messages: list[Message] = [Ready(0)]
+        self._sent: Busy | None = None
         self._report: Report | None = None  # received again and again while the job trains
         self._ending, self._unknown_for = "", 0
 
@@ -73,8 +74,9 @@ class SimulatedRank(RankHandle):
         self._ending, self._unknown_for = text, unknown_for
 
     def receive(self) -> list[Message]:
+        sent, self._sent = self._sent, self.busy
         if self.busy is not None:
-            return [self.busy]
+            return [] if sent == self.busy else [self.busy]
         if self._unknown_for:
             self._unknown_for -= 1
             if not self._unknown_for:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from failing_ranks import narrow, without_training
+from fleet_run import Watch, run_until
 from narrow_squeezenet import Narrow
 from simulated_launcher import SimulatedLauncher
 from torchvision.models import squeezenet
@@ -22,7 +23,6 @@ from multi_dnn_ros.fleet.supervisor import Supervisor
 from multi_dnn_ros.planning.batch_units import parse_unit
 
 UNITS = (parse_unit("cpu:1"),)
-_PATIENCE_S = 120.0
 
 
 def write(path: Path, *jobs: FleetJob) -> Path:
@@ -47,15 +47,10 @@ def test_a_state_that_cannot_be_written_is_written_later(
     monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._SAVE_AGAIN_S", 0.1)
     jobs = [job.model_copy(update={"name": name}) for name in "ab"]
     states = [tmp_path / f"runs/{name}/state.json" for name in "ab"]
-    lines: list[str] = []
     blocked = False
 
-    def watch(supervisor: Supervisor, line: str) -> None:
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
         nonlocal blocked
-        if line:
-            lines.append(line)
-            return
-        assert supervisor.seconds < _PATIENCE_S, lines
         if not blocked:
             for state in states:  # written for the first time after the measurement
                 block(state)
@@ -63,14 +58,9 @@ def test_a_state_that_cannot_be_written_is_written_later(
         elif all(state.is_dir() for state in states) and all(job.is_current for job in supervisor.jobs.values()):
             for state in states:
                 unblock(state)
-        elif all(state.is_file() for state in states) and sum("written again" in line for line in lines) == 2:
-            raise KeyboardInterrupt
+        return all(state.is_file() for state in states) and sum("written again" in line for line in lines) == 2
 
-    supervisor = Supervisor(
-        write(tmp_path / "jobs.yaml", *jobs), SimulatedLauncher(UNITS), tmp_path / "runs", watch=watch
-    )
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    _, lines = run_until(act, write(tmp_path / "jobs.yaml", *jobs), SimulatedLauncher(UNITS))
     for name, state in zip("ab", states, strict=True):
         warnings = [line for line in lines if line.startswith(f"{name}: {state} cannot be written (")]
         assert len(warnings) == 1, lines
@@ -80,25 +70,17 @@ def test_a_state_that_cannot_be_written_is_written_later(
 
 def test_all_jobs_are_stopped_although_the_state_of_the_first_cannot_be_written(job: FleetJob, tmp_path: Path) -> None:
     jobs = [job.model_copy(update={"name": name}) for name in "ab"]
-    lines: list[str] = []
 
-    def watch(supervisor: Supervisor, line: str) -> None:
-        if line:
-            lines.append(line)
-            return
-        assert supervisor.seconds < _PATIENCE_S, lines
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
         if all(job.placed and job.is_current for job in supervisor.jobs.values()):
             for name in "ab":
                 (tmp_path / f"runs/{name}/state.json").unlink()
             block(tmp_path / "runs/a/state.json")
-            raise KeyboardInterrupt
+            return True
+        return False
 
-    supervisor = Supervisor(
-        write(tmp_path / "jobs.yaml", *jobs), LocalLauncher(UNITS), tmp_path / "runs", watch=watch,
-        rank_main=without_training,
-    )  # fmt: skip
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    path = write(tmp_path / "jobs.yaml", *jobs)
+    _, lines = run_until(act, path, LocalLauncher(UNITS), rank_main=without_training)
     assert [line for line in lines if line.startswith(f"a: {tmp_path}/runs/a/state.json cannot be written")], lines
     assert json.loads((tmp_path / "runs/b/state.json").read_text())["status"] == "waiting"
     assert (tmp_path / "runs/b/checkpoint.pt").is_file()
@@ -112,15 +94,10 @@ def trained(job: FleetJob, monkeypatch: pytest.MonkeyPatch) -> FleetJob:
 
 
 def run(path: Path) -> tuple[Supervisor, list[str]]:
-    lines: list[str] = []
-
-    def watch(supervisor: Supervisor, line: str) -> None:
-        assert supervisor.seconds < _PATIENCE_S, lines
-        lines.extend([line] if line else [])
-
+    watch = Watch(lambda supervisor, lines: False)
     supervisor = Supervisor(path, LocalLauncher(UNITS), path.parent / "runs", watch=watch, rank_main=narrow)
     supervisor.run()
-    return supervisor, lines
+    return supervisor, watch.lines
 
 
 def test_a_job_trains_on_without_a_checkpoint_while_the_disk_is_full(trained: FleetJob, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from failing_ranks import busy_before_training, without_training
+from fleet_run import run_until
 from simulated_launcher import SimulatedLauncher
 from waiting import until
 
@@ -35,80 +36,53 @@ def write(path: Path, job: FleetJob, names: str) -> Path:
     return path
 
 
-class Watch:
-    """Stops the rank with a share of each job in `hung` when all jobs train, and then adds job `d`. Ends the fleet when
-    `d` has its shares and all jobs train.
-    """
-
-    def __init__(self, path: Path, job: FleetJob, hung: str) -> None:
-        self.lines: list[str] = []
-        self.done: dict[str, int] = {}
-        self._path, self._job, self._hung = path, job, hung
-
-    def __call__(self, supervisor: Supervisor, line: str) -> None:
-        if line:
-            self.lines.append(line)
-            return
-        assert supervisor.seconds < _PATIENCE_S, self.lines
-        jobs = supervisor.jobs
-        if not all(job.placed and job.is_current for job in jobs.values()):
-            return
-        if "d" in jobs:
-            self.done = {name: job.report.done for name, job in jobs.items() if job.report is not None}
-            raise KeyboardInterrupt
-        for name in self._hung:
-            processes = jobs[name].processes
-            assert processes is not None
-            os.kill(processes.pids[jobs[name].shares.index(max(jobs[name].shares))], signal.SIGSTOP)
-        write(self._path, self._job, "abcd")
-
-
 @pytest.mark.parametrize("hung", ["b", "bc"])
 def test_a_job_that_is_added_while_ranks_hang_is_measured_and_the_others_continue(
     hung: str, job: FleetJob, tmp_path: Path
 ) -> None:
+    """The ranks with a share of these jobs are stopped when all jobs train, and then job `d` is added."""
     path = write(tmp_path / "jobs.yaml", job, "abc")
-    watch = Watch(path, job, hung)
-    supervisor = Supervisor(
-        path, LocalLauncher(UNITS), tmp_path / "runs", watch=watch, rank_main=without_training, silent_s=_SILENT_S
-    )
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
-    text = "\n".join(watch.lines)
+
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
+        jobs = supervisor.jobs
+        if not all(job.placed and job.is_current for job in jobs.values()):
+            return False
+        if "d" in jobs:
+            return True
+        for name in hung:
+            processes = jobs[name].processes
+            assert processes is not None
+            os.kill(processes.pids[jobs[name].shares.index(max(jobs[name].shares))], signal.SIGSTOP)
+        write(path, job, "abcd")
+        return False
+
+    supervisor, lines = run_until(act, path, LocalLauncher(UNITS), rank_main=without_training, silent_s=_SILENT_S)
+    text = "\n".join(lines)
     for name in hung:
         assert f"{name}: unit " in text
     assert text.count("a process of the job hangs; starting again from the last checkpoint") == len(hung), text
     assert {name: job.starts for name, job in supervisor.jobs.items()} == {
         name: 2 if name in hung else 1 for name in "abcd"
     }
-    assert "d: 10.0 ms per step alone" in watch.lines
-    assert set(watch.done) == set("abcd")
+    assert "d: 10.0 ms per step alone" in lines
 
 
 def test_a_job_that_hangs_while_it_is_measured_does_not_keep_the_others_paused(job: FleetJob, tmp_path: Path) -> None:
     path = write(tmp_path / "jobs.yaml", job, "ab")
-    lines: list[str] = []
     stopped: list[int] = []
 
-    def watch(supervisor: Supervisor, line: str) -> None:
-        if line:
-            lines.append(line)
-            return
-        assert supervisor.seconds < _PATIENCE_S, lines
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
         a, b = (supervisor.jobs[name].processes for name in "ab")
-        if stopped and all(each.placed and each.is_current for each in supervisor.jobs.values()):
-            raise KeyboardInterrupt
-        if stopped or supervisor.measuring is not supervisor.jobs["b"] or a is None or b is None:
-            return
+        if stopped:
+            return all(each.placed and each.is_current for each in supervisor.jobs.values())
+        if supervisor.measuring is not supervisor.jobs["b"] or a is None or b is None:
+            return False
         if a.is_paused and 10 in b.shares:
             stopped.append(b.pids[b.shares.index(10)])
             os.kill(stopped[0], signal.SIGSTOP)
+        return False
 
-    supervisor = Supervisor(
-        path, LocalLauncher(UNITS), tmp_path / "runs", watch=watch, rank_main=without_training, silent_s=_SILENT_S
-    )
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    supervisor, lines = run_until(act, path, LocalLauncher(UNITS), rank_main=without_training, silent_s=_SILENT_S)
     assert {name: job.starts for name, job in supervisor.jobs.items()} == {"a": 1, "b": 2}, lines
     assert lines.count("b: started; measured alone") == 2, lines
 
@@ -144,35 +118,23 @@ def test_a_rank_that_reads_no_commands_does_not_stop_the_supervisor(
 
 def test_a_rank_that_is_busy_is_not_killed(job: FleetJob, tmp_path: Path) -> None:
     """It says so, as when it compiles or writes a checkpoint, and then needs several times the limit."""
-    lines: list[str] = []
 
-    def watch(supervisor: Supervisor, line: str) -> None:
-        lines.append(line)
-        assert supervisor.seconds < _PATIENCE_S, lines
-        if supervisor.jobs and supervisor.jobs["a"].placed and supervisor.jobs["a"].is_current:
-            raise KeyboardInterrupt
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
+        return supervisor.jobs["a"].placed and supervisor.jobs["a"].is_current
 
-    supervisor = Supervisor(
-        write(tmp_path / "jobs.yaml", job, "a"), LocalLauncher(UNITS), tmp_path / "runs", watch=watch,
-        rank_main=busy_before_training, silent_s=0.5,
-    )  # fmt: skip
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    supervisor, lines = run_until(
+        act, write(tmp_path / "jobs.yaml", job, "a"), LocalLauncher(UNITS), rank_main=busy_before_training, silent_s=0.5
+    )
     assert supervisor.jobs["a"].starts == 1, lines
 
 
 def test_ranks_are_not_killed_after_the_whole_fleet_was_stopped(job: FleetJob, tmp_path: Path) -> None:
     """As by Ctrl-Z: the command continues before the ranks, which have sent nothing."""
-    lines: list[str] = []
     stopped: list[int] = []
     continued_at = 0.0
 
-    def watch(supervisor: Supervisor, line: str) -> None:
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
         nonlocal continued_at
-        if line:
-            lines.append(line)
-            return
-        assert supervisor.seconds < _PATIENCE_S, lines
         job = supervisor.jobs["a"]
         if not stopped and job.placed and job.is_current:
             assert job.processes is not None
@@ -185,14 +147,11 @@ def test_ranks_are_not_killed_after_the_whole_fleet_was_stopped(job: FleetJob, t
         elif stopped and supervisor.seconds - continued_at > 1.0:
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
-            raise KeyboardInterrupt
+            return True
+        return False
 
-    supervisor = Supervisor(
-        write(tmp_path / "jobs.yaml", job, "a"), LocalLauncher(UNITS), tmp_path / "runs", watch=watch,
-        rank_main=without_training, silent_s=_SILENT_S,
-    )  # fmt: skip
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    path = write(tmp_path / "jobs.yaml", job, "a")
+    supervisor, lines = run_until(act, path, LocalLauncher(UNITS), rank_main=without_training, silent_s=_SILENT_S)
     assert supervisor.jobs["a"].starts == 1, lines
 
 
@@ -204,53 +163,50 @@ def test_no_job_pauses_for_a_measurement_while_another_cannot(
     path, launcher = write(tmp_path / "jobs.yaml", job, "ab"), SimulatedLauncher(UNITS)
     busy_for = 0
 
-    def watch(supervisor: Supervisor, line: str) -> None:
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
         nonlocal busy_for
         jobs = supervisor.jobs
-        if line or not all(jobs[name].placed for name in "ab"):
-            return
-        assert supervisor.seconds < _PATIENCE_S
+        if not all(jobs[name].placed for name in "ab"):
+            return False
         a = jobs["a"].processes
         assert a is not None
         if "d" not in jobs:
             write(path, job, "abd")
-            return
+            return False
         for unit in range(len(UNITS)):
-            launcher.ranks["b", unit].busy = Busy(1800.0) if busy_for < 50 else None
+            launcher.ranks["b", unit].busy = Busy("a checkpoint", 1800.0, "busy_limit_s") if busy_for < 50 else None
         if busy_for < 50:
             if supervisor.measuring is jobs["d"]:
                 busy_for += 1
                 assert not a.pause_requested
-        elif jobs["d"].placed:
-            raise KeyboardInterrupt
+            return False
+        return jobs["d"].placed
 
-    supervisor = Supervisor(path, launcher, tmp_path / "runs", watch=watch)
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    run_until(act, path, launcher)
 
 
 def test_a_measurement_does_not_wait_for_a_job_that_is_scored(
     job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That can take hours: `d` is measured and placed while `b` is scored, and `a` continues."""
+    monkeypatch.setattr("multi_dnn_ros.fleet.report_timer.AWAITED_S", 0.5)
+    monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._STOP_S", 0.1)
     monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._TICK_S", 0.02)
     path, launcher = write(tmp_path / "jobs.yaml", job, "ab"), SimulatedLauncher(UNITS)
 
-    def watch(supervisor: Supervisor, line: str) -> None:
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
         jobs = supervisor.jobs
-        if line or not all(jobs[name].placed for name in "ab"):
-            return
-        assert supervisor.seconds < _PATIENCE_S
+        if not all(jobs[name].placed for name in "ab"):
+            return False
         for unit in range(len(UNITS)):
-            launcher.ranks["b", unit].busy = Busy(None)
+            launcher.ranks["b", unit].busy = Busy("scoring", 7200.0, "busy_limit_s")
         if "d" not in jobs:
             write(path, job, "abd")
         elif jobs["d"].placed:
             a = jobs["a"].processes
             assert a is not None
             assert not a.pause_requested
-            raise KeyboardInterrupt
+            return True
+        return False
 
-    supervisor = Supervisor(path, launcher, tmp_path / "runs", watch=watch)
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    run_until(act, path, launcher)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import yaml
 from failing_ranks import with_a_process, without_connection, without_training
+from fleet_run import run_until
 from waiting import runs, until
 
 from multi_dnn_ros.fleet.job_processes import JobProcesses, wait_for_messages
@@ -36,14 +37,9 @@ def path(job: FleetJob, tmp_path: Path) -> Path:
 
 
 def test_a_job_whose_rank_loses_its_connection_starts_again(path: Path, tmp_path: Path) -> None:
-    lines: list[str] = []
     broken: list[int] = []
 
-    def watch(supervisor: Supervisor, line: str) -> None:
-        if line:
-            lines.append(line)
-            return
-        assert supervisor.seconds < _PATIENCE_S, lines
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
         job = supervisor.jobs["a"]
         if job.placed and job.is_current and not broken:
             assert job.processes is not None
@@ -51,12 +47,9 @@ def test_a_job_whose_rank_loses_its_connection_starts_again(path: Path, tmp_path
             for connection in job.processes.connections[:1]:
                 with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
                     duplicate.shutdown(socket.SHUT_RDWR)
-        if job.starts == 2 and job.placed and job.is_current:
-            raise KeyboardInterrupt
+        return job.starts == 2 and job.placed and job.is_current
 
-    supervisor = Supervisor(path, LocalLauncher(UNITS), tmp_path / "runs", watch=watch, rank_main=without_training)
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    _, lines = run_until(act, path, LocalLauncher(UNITS), rank_main=without_training)
     assert "a: unit 0 (cpu:1) ended with exit code 1; starting again from the last checkpoint" in lines
     assert (tmp_path / "runs/a/checkpoint.pt").is_file()
     assert not [line for line in lines if "failed" in line]
@@ -64,39 +57,30 @@ def test_a_job_whose_rank_loses_its_connection_starts_again(path: Path, tmp_path
 
 def test_all_processes_get_sigterm_and_the_checkpoint_is_written(path: Path, tmp_path: Path) -> None:
     """As from systemd or Slurm."""
-    lines: list[str] = []
 
-    def watch(supervisor: Supervisor, line: str) -> None:
-        lines.append(line)
-        assert supervisor.seconds < _PATIENCE_S, lines
-        job = supervisor.jobs.get("a")
-        if job is not None and job.placed and job.processes is not None and not line:
-            server = psutil.Process(job.processes.pids[0]).parent()
-            assert server is not None
-            for process in (server, *server.children()):
-                process.send_signal(signal.SIGTERM)
-            raise KeyboardInterrupt
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
+        job = supervisor.jobs["a"]
+        if not job.placed or job.processes is None:
+            return False
+        server = psutil.Process(job.processes.pids[0]).parent()
+        assert server is not None
+        for process in (server, *server.children()):
+            process.send_signal(signal.SIGTERM)
+        return True
 
-    supervisor = Supervisor(path, LocalLauncher(UNITS), tmp_path / "runs", watch=watch, rank_main=without_training)
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    _, lines = run_until(act, path, LocalLauncher(UNITS), rank_main=without_training)
     assert (tmp_path / "runs/a/checkpoint.pt").is_file()
     assert not [line for line in lines if "without a checkpoint" in line]
 
 
 def test_a_rank_is_judged_correctly_after_the_fork_server_was_killed(path: Path, tmp_path: Path) -> None:
     """As by the kernel when memory runs out. It starts again for the next job; the ranks continue without it."""
-    lines: list[str] = []
     killed: list[int] = []
 
-    def watch(supervisor: Supervisor, line: str) -> None:
-        if line:
-            lines.append(line)
-            return
-        assert supervisor.seconds < _PATIENCE_S, lines
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
         job = supervisor.jobs["a"]
         if not (job.placed and job.is_current and job.processes is not None):
-            return
+            return False
         if not killed:
             server = psutil.Process(job.processes.pids[0]).parent()
             assert server is not None
@@ -110,11 +94,10 @@ def test_a_rank_is_judged_correctly_after_the_fork_server_was_killed(path: Path,
             assert server.pid not in killed
             server.kill()
             until(lambda: not runs(server), "the end of the fork server")
-            raise KeyboardInterrupt
+            return True
+        return False
 
-    supervisor = Supervisor(path, LocalLauncher(UNITS), tmp_path / "runs", watch=watch, rank_main=without_training)
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    _, lines = run_until(act, path, LocalLauncher(UNITS), rank_main=without_training)
     failed = [line for line in lines if "starting again" in line]
     assert len(failed) == 1, lines
     assert "was killed by SIGKILL" in failed[0]

@@ -12,7 +12,7 @@ import torch
 
 from multi_dnn_ros.fleet import job_training, rank_process
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-from multi_dnn_ros.fleet.messages import Busy, Command
+from multi_dnn_ros.fleet.messages import Busy, Command, Ready
 from multi_dnn_ros.fleet.networks import load_trainable
 from multi_dnn_ros.fleet.rank_process import LOOPBACK, Rank, RankSetup
 from multi_dnn_ros.planning.batch_units import parse_unit
@@ -125,13 +125,15 @@ def test_a_rank_builds_its_network_once(job: FleetJob, tmp_path: Path, monkeypat
         monkeypatch.setattr(module, "load_trainable", load)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     setup = RankSetup(job, 0, parse_unit("cpu:1"), tmp_path, LOOPBACK, 0, "a")
-    rank = Rank(setup, Pipe()[1])
+    supervisor_end, rank_end = Pipe()
+    rank = Rank(setup, rank_end)
     rank._apply(Command(0, (), prepare=True))
+    assert supervisor_end.recv() == Ready(0)
     rank._apply(Command(1, (10,)))
     assert rank.training is not None
     assert rank.training.step() == 0.0
     assert len(built) == 1
-    other = Rank(setup, Pipe()[1])
+    other = Rank(setup, rank_end)
     other._apply(Command(0, (), prepare=True))
     network = weakref.ref(built.pop().network)
     other._apply(Command(1, (0, 10)))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.fleet.messages import Busy, Message, Paused, Report
-from multi_dnn_ros.fleet.report_timer import SILENT_STEPS, ReportTimer
+from multi_dnn_ros.fleet.messages import Busy, Message, Paused, Ready, Report
+from multi_dnn_ros.fleet.report_timer import AWAITED_S, SILENT_STEPS, ReportTimer
 
 _SHORTEST_S = 60.0
 
@@ -43,16 +42,8 @@ def test_commands_do_not_extend_the_time(events: list[str]) -> None:
     assert (job.overdue(_SHORTEST_S) is not None) == (events.count("second") >= _SHORTEST_S)
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        (),  # the ranks read their data
-        (report(0.1), Paused(1, 5, 100)),
-        (report(0.1), Busy(None)),
-    ],
-)
-def test_a_job_from_which_no_message_is_due_never_hangs(messages: tuple[Message, ...]) -> None:
-    job = timer(*messages)
+def test_a_paused_job_never_hangs() -> None:
+    job = timer(report(0.1), Paused(1, 5, 100))
     job.add(1e6)
     assert job.overdue(_SHORTEST_S) is None
 
@@ -64,12 +55,24 @@ def test_a_job_that_has_got_no_command_never_hangs() -> None:
 
 
 def test_a_busy_job_has_the_time_that_it_names() -> None:
-    job = timer(report(0.1), Busy(1800.0))
+    """Messages of ranks that are ready to join do not extend it: they may wait for one that hangs."""
+    job = timer(report(0.1), Busy("writing a checkpoint", 1800.0, "busy_limit_s"))
     assert job.is_busy
     job.add(1799.0)
+    job.received(Ready(1), 1)
     assert job.overdue(_SHORTEST_S) is None
     job.add(1.0)
-    assert job.overdue(_SHORTEST_S) is not None
+    assert job.overdue(_SHORTEST_S) == "did not finish writing a checkpoint within 1800 s (busy_limit_s)"
+
+
+def test_a_job_that_is_busy_for_long_is_not_awaited() -> None:
+    job = timer(report(0.1), Busy("writing a checkpoint", 1800.0, "busy_limit_s"))
+    job.add(AWAITED_S - 1)
+    assert job.is_awaited
+    job.add(1.0)
+    assert not job.is_awaited
+    job.received(report(0.1), 1)
+    assert job.is_awaited
 
 
 def test_a_paused_job_hangs_if_it_does_not_continue() -> None:

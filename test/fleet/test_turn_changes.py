@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import yaml
+from fleet_run import run_until
 from simulated_launcher import SimulatedLauncher, SimulatedRank
 
 from multi_dnn_ros.fleet.jobs_file import FleetJob
@@ -20,7 +20,6 @@ from multi_dnn_ros.planning.batch_units import Unit, parse_unit
 UNIT = parse_unit("cpu:1")
 #: Time of a step alone: `a` has the shortest training, `c` the longest.
 _ALONE_S = {"a": 0.01, "b": 0.02, "c": 0.03}
-_ITERATIONS = 1500
 
 
 @pytest.fixture(autouse=True)
@@ -47,27 +46,6 @@ def write(folder: Path, job: FleetJob, names: str, units: tuple[Unit, ...]) -> P
     return path
 
 
-def run(path: Path, launcher: SimulatedLauncher, act: Callable[[Supervisor], bool]) -> tuple[Supervisor, list[str]]:
-    """Run the fleet until `act`, which is called after each iteration, returns True. Returns what it has shown."""
-    lines: list[str] = []
-    iterations = 0
-
-    def watch(supervisor: Supervisor, line: str) -> None:
-        nonlocal iterations
-        if line:
-            lines.append(line)
-            return
-        iterations += 1
-        assert iterations < _ITERATIONS, "\n".join(lines)
-        if act(supervisor):
-            raise KeyboardInterrupt
-
-    supervisor = Supervisor(path, launcher, path.parent / "runs", watch=watch)
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
-    return supervisor, lines
-
-
 def training(supervisor: Supervisor) -> list[str]:
     return [name for name, job in supervisor.jobs.items() if job.placed and job.trains and job.is_current]
 
@@ -79,11 +57,11 @@ def paused(supervisor: Supervisor) -> list[str]:
 def test_the_shortest_job_trains_and_the_others_pause_with_their_shares(job: FleetJob, tmp_path: Path) -> None:
     seen: list[tuple[list[str], list[str]]] = []
 
-    def act(supervisor: Supervisor) -> bool:
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
         seen.append((training(supervisor), paused(supervisor)))
         return seen[-1] == (["a"], ["b", "c"])
 
-    supervisor, _ = run(write(tmp_path, job, "abc", (UNIT,)), SimulatedLauncher((UNIT,)), act)
+    supervisor, _ = run_until(act, write(tmp_path, job, "abc", (UNIT,)), SimulatedLauncher((UNIT,)))
     assert all(len(trains) <= 1 for trains, _ in seen)
     last = supervisor.decisions.entries[-1]
     assert (last["training"], last["shares"]) == (["a"], {"a": [10], "b": [10], "c": [10]})
@@ -106,14 +84,14 @@ def test_the_next_job_does_not_wait_until_the_former_one_has_paused(
 
     monkeypatch.setattr(SimulatedRank, "send", slow)
 
-    def act(supervisor: Supervisor) -> bool:
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
         nonlocal added
         if training(supervisor) == ["b"] and not added:
             added = True
             write(tmp_path, job, "ab", (UNIT,))
         return training(supervisor) == ["a"]
 
-    supervisor, lines = run(path, launcher, act)
+    supervisor, lines = run_until(act, path, launcher)
     assert paused(supervisor) == []
     assert not supervisor.jobs["b"].trains
     assert "train: a; pause: b" in lines
@@ -127,7 +105,7 @@ def test_when_two_jobs_fail_at_once_the_third_trains_until_they_have_started_aga
     launcher = SimulatedLauncher((UNIT,))
     failed, alone = False, False
 
-    def act(supervisor: Supervisor) -> bool:
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
         nonlocal failed, alone
         if training(supervisor) == ["a"] and paused(supervisor) == ["b", "c"] and not failed:
             failed = True
@@ -136,7 +114,7 @@ def test_when_two_jobs_fail_at_once_the_third_trains_until_they_have_started_aga
         alone |= failed and supervisor.jobs["c"].trains and supervisor.jobs["a"].processes is None
         return alone and training(supervisor) == ["a"] and paused(supervisor) == ["b", "c"]
 
-    supervisor, lines = run(write(tmp_path, job, "abc", (UNIT,)), launcher, act)
+    supervisor, lines = run_until(act, write(tmp_path, job, "abc", (UNIT,)), launcher)
     assert {name: each.starts for name, each in supervisor.jobs.items()} == {"a": 2, "b": 2, "c": 1}
     assert lines.index("train: c") < lines.index("a: continues", lines.index("train: c"))
 
@@ -146,7 +124,7 @@ def test_a_paused_job_continues_from_its_checkpoint_when_its_unit_is_lost(job: F
     launcher = SimulatedLauncher(units)
     waiting = ""
 
-    def act(supervisor: Supervisor) -> bool:
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
         nonlocal waiting
         if not waiting and len(training(supervisor)) == 2 and paused(supervisor):
             (waiting,) = paused(supervisor)
@@ -155,7 +133,7 @@ def test_a_paused_job_continues_from_its_checkpoint_when_its_unit_is_lost(job: F
         shares = [each.shares for each in supervisor.jobs.values() if each.placed]
         return lost is not None and len(shares) == 3 and not any(each[lost] for each in shares)
 
-    supervisor, lines = run(write(tmp_path, job, "abc", units), launcher, act)
+    supervisor, lines = run_until(act, write(tmp_path, job, "abc", units), launcher)
     assert supervisor.jobs[waiting].starts == 2
     assert sum(line.startswith(f"{waiting}: continues from the last checkpoint without unit") for line in lines) == 1
     assert len(supervisor.decisions.entries[-1]["training"]) <= 1

@@ -10,7 +10,7 @@ from simulated_launcher import SimulatedLauncher, SimulatedRank
 
 from multi_dnn_ros.fleet.job_processes import JobProcesses, stop_jobs
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-from multi_dnn_ros.fleet.messages import Command, Ended, Failed
+from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Report
 from multi_dnn_ros.fleet.supervisor import Supervisor
 from multi_dnn_ros.planning.batch_units import parse_unit
 
@@ -163,6 +163,51 @@ def test_a_measurement_that_fails_is_repeated(job: FleetJob, tmp_path: Path) -> 
         supervisor.run()
     assert events.failed
     assert events.lines.count("a: started; measured alone") == 2
+
+
+def test_a_start_that_fails_before_its_first_report_is_no_progress(job: FleetJob, tmp_path: Path) -> None:
+    """The second start fails at once; the third one comes as far as the first one. Then the job is given up."""
+    launcher = SimulatedLauncher(UNITS)
+    failed: list[int] = []
+
+    class Events(Watch):
+        def act(self, supervisor: Supervisor) -> bool:
+            each = supervisor.jobs["a"]
+            trains = each.placed and each.is_current
+            if each.processes is not None and each.starts not in failed and (trains or each.starts == 2):
+                failed.append(each.starts)
+                launcher.ranks["a", 0].fail("crashed", lambda: None)
+            return each.has_ended or len(failed) > 3
+
+    path = write(tmp_path / "jobs.yaml", job)
+    supervisor = Supervisor(path, launcher, tmp_path / "runs", watch=Events())
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    assert supervisor.jobs["a"].state.status == "failed"
+    assert failed == [1, 2, 3]
+
+
+def test_a_job_that_finishes_while_it_is_measured_has_no_slow_down(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its running time was not counted: a slow-down of 0 would be shown."""
+    launcher = SimulatedLauncher(UNITS)
+    done: list[int] = []
+
+    class Events(Watch):
+        def act(self, supervisor: Supervisor) -> bool:
+            each = supervisor.jobs["a"]
+            if supervisor.measuring is not None and each.state.alone_s and not done:
+                done.append(1)
+                rank = launcher.ranks["a", each.shares.index(max(each.shares))]
+                rank.put(Report(each.processes.number if each.processes else 0, 3, 3, 2, 0.1, 0.3))
+                rank.put(Ended(True, 3, (0.5, 0.4, 0.3)))
+            return False
+
+    supervisor = Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs", watch=Events())
+    assert supervisor.run()
+    (found,) = supervisor.figures()["jobs"]
+    assert (found["status"], found["slow_down"]) == ("finished", None)
 
 
 def test_a_rank_that_was_killed_is_named_instead_of_its_peer(job: FleetJob, tmp_path: Path) -> None:

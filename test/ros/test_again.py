@@ -14,10 +14,10 @@ from rclpy.time import Time as RosTime
 from sensor_msgs.msg import Image
 from vision_msgs.msg import Detection2DArray
 
+from multi_dnn_ros.common.log_throttle import LogThrottle
 from multi_dnn_ros.engine import DropReason
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.ros import overlay_publisher
-from multi_dnn_ros.ros.log_throttle import LogThrottle
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.settings.schema import NodeConfig
 

@@ -1,0 +1,152 @@
+"""Ranks that hang before they train, stopped by SIGSTOP: while they read their data, or while others join them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+from failing_ranks import narrow, slow_to_read
+from fleet_run import run_until
+from narrow_squeezenet import Narrow
+from torchvision.models import squeezenet
+
+from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.local_launcher import LocalLauncher
+from multi_dnn_ros.fleet.supervisor import Supervisor
+from multi_dnn_ros.planning.batch_units import parse_unit
+
+UNITS = (parse_unit("cpu:1"),) * 2
+
+
+@pytest.fixture(autouse=True)
+def _short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi_dnn_ros.fleet.report_timer.AWAITED_S", 3.0)
+    monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._STOP_S", 2.0)
+
+
+@pytest.fixture
+def job(job: FleetJob, monkeypatch: pytest.MonkeyPatch) -> FleetJob:
+    """A small network, here and in the ranks, that trains until the test ends."""
+    monkeypatch.setattr(squeezenet, "SqueezeNet", Narrow)
+    return job.model_copy(update={"model": "torchvision:squeezenet1_1", "steps": 100_000})
+
+
+def write(path: Path, job: FleetJob, names: str, **changes: float) -> Path:
+    """A file of jobs, replaced as an editor does. changes: of all jobs but `a`."""
+    jobs = [job.model_copy(update={"name": name, **(changes if name != "a" else {})}) for name in names]
+    content = [each.model_dump(mode="json", exclude_defaults=True) for each in jobs]
+    new = path.with_suffix(".new")
+    new.write_text(yaml.safe_dump({"period_s": 1.0, "jobs": content}))
+    new.replace(path)
+    return path
+
+
+def stop_rank(supervisor: Supervisor, name: str, unit: int) -> None:
+    processes = supervisor.jobs[name].processes
+    assert processes is not None
+    os.kill(processes.pids[unit], signal.SIGSTOP)
+
+
+def decided_about(supervisor: Supervisor, names: str, since: int) -> bool:
+    """Whether a decision was made about exactly these jobs after the first `since` ones."""
+    return any(sorted(entry["shares"]) == sorted(names) for entry in supervisor.decisions.entries[since:])
+
+
+@pytest.mark.parametrize("hung", ["b", "bc"])
+def test_jobs_that_hang_while_they_join_ranks_do_not_stop_the_others(hung: str, job: FleetJob, tmp_path: Path) -> None:
+    """Their ranks on unit 1 hang when they are measured on unit 0; then they are measured on both units. Meanwhile `a`
+    trains, decisions are made, and `d` is added, measured and placed. Later it is known which rank hung.
+    """
+    path = write(tmp_path / "jobs.yaml", job, "a")
+    stopped: list[str] = []
+    done: list[int] = []
+    since = 0
+    limit = {"join_limit_s": 20.0}
+
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
+        nonlocal since
+        jobs = supervisor.jobs
+        if not jobs["a"].placed:
+            return False
+        if "b" not in jobs:
+            write(path, job, "a" + hung, **limit)
+            return False
+        measured = supervisor.measuring
+        if measured is not None and measured.name in hung and measured.name not in stopped:
+            stopped.append(measured.name)
+            stop_rank(supervisor, measured.name, 1)
+            if sorted(stopped) == sorted(hung):
+                assert jobs["a"].report is not None
+                done.append(jobs["a"].report.done)
+                since = len(supervisor.decisions.entries)
+                write(path, job, f"a{hung}d", **limit)
+        if "d" in jobs and jobs["d"].placed and decided_about(supervisor, "ad", since) and len(done) == 1:
+            assert jobs["a"].report is not None
+            done.append(jobs["a"].report.done)
+            assert all(jobs[name].starts == 1 for name in hung)  # before the limit
+        return len(done) == 2 and all(jobs[name].starts == 2 and jobs[name].placed for name in hung)
+
+    supervisor, lines = run_until(act, path, LocalLauncher(UNITS), rank_main=narrow)
+    assert done[1] - done[0] > 20, lines
+    for name in hung:
+        assert (
+            f"{name}: unit 1 (cpu:1) did not finish joining units 0, 1 within 20 s (join_limit_s): its process hangs; "
+            "starting again from the last checkpoint"
+        ) in lines
+    assert supervisor.jobs["a"].starts == supervisor.jobs["d"].starts == 1
+
+
+def test_a_placed_job_that_hangs_while_it_gets_other_units_is_left_out(job: FleetJob, tmp_path: Path) -> None:
+    """The rank of `b` on the other unit hangs, and then gets a share. Decisions about `a` go on without `b`."""
+    path = write(tmp_path / "jobs.yaml", job, "ab", join_limit_s=15.0)
+    state = {"since": -1}
+
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
+        jobs = supervisor.jobs
+        if not all(each.placed and each.is_current for each in jobs.values()) and state["since"] < 0:
+            return False
+        b = jobs["b"]
+        if state["since"] < 0:
+            unit = b.shares.index(0)
+            stop_rank(supervisor, "b", unit)
+            assert b.processes is not None
+            b.processes.send((5, 5))
+            state["since"], state["unit"] = len(supervisor.decisions.entries), unit
+        return decided_about(supervisor, "a", state["since"]) and b.starts == 2 and b.placed and b.is_current
+
+    supervisor, lines = run_until(act, path, LocalLauncher(UNITS), rank_main=narrow)
+    assert any(line.startswith("b: joining units 0, 1 takes longer than") for line in lines), lines
+    failed = f"b: unit {state['unit']} (cpu:1) did not finish joining units 0, 1 within 15 s"
+    assert any(line.startswith(failed) for line in lines), lines
+    assert supervisor.jobs["a"].starts == 1
+
+
+@pytest.mark.parametrize("hung", ["b", "bc"])
+def test_jobs_that_hang_while_they_read_their_data_do_not_stop_the_others(
+    hung: str, job: FleetJob, tmp_path: Path
+) -> None:
+    """The data of `b` and `c` are slow, and one of their ranks hangs. `a` and `d` are measured and placed meanwhile,
+    and decisions are made. The hanging jobs fail, as the same happens at each attempt.
+    """
+    path = write(tmp_path / "jobs.yaml", job, f"{hung}ad", busy_limit_s=6.0)
+    stopped: set[tuple[str, int]] = set()
+
+    def act(supervisor: Supervisor, lines: list[str]) -> bool:
+        jobs = supervisor.jobs
+        for name in hung:
+            processes = jobs[name].processes
+            if processes is not None and (name, jobs[name].starts) not in stopped:
+                stopped.add((name, jobs[name].starts))
+                stop_rank(supervisor, name, 1)
+        return all(jobs[name].has_ended for name in hung) and decided_about(supervisor, "ad", 1)
+
+    supervisor, lines = run_until(act, path, LocalLauncher(UNITS), rank_main=slow_to_read)
+    for name in hung:
+        failed = [line for line in lines if line.startswith(f"{name}: failed")]
+        assert len(failed) == 1, lines
+        assert "unit 1 (cpu:1): did not finish reading the data within 6 s (busy_limit_s)" in failed[0]
+        assert lines.index(failed[0]) > next(k for k, line in enumerate(lines) if line.startswith("shares"))
+    assert all(supervisor.jobs[name].starts == 1 for name in "ad")
