@@ -1,4 +1,4 @@
-"""Documentation tables of decoders, result kinds, backends and model sources: ``python -m multi_dnn_ros.pipeline.extension_tables``."""
+"""Tables of the extensions for the documentation: ``python -m multi_dnn_ros.pipeline.extension_tables``."""
 
 from __future__ import annotations
 
