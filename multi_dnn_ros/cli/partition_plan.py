@@ -35,13 +35,13 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import provenance, write_json
-    from multi_dnn_ros.planning.batch_plan import SEARCHES, plan_subsets
+    from multi_dnn_ros.planning.batch_plan import plan_subsets, plan_together
     from multi_dnn_ros.planning.units_together import read_together
 
     check_files(args, "plot", "output")
     _, tables = stored_tables(args, check=not args.unchecked)
     together = read_together(tables_folder(args), args.model, args.precision)
-    plan = SEARCHES[args.search](together.times(tables), args.batch)
+    plan = plan_together(tables, args.batch, args.search, together.times)
     subsets = plan_subsets(tables, args.batch, args.search, together=together.times)
     print(plan_table(plan, tables))
     print(together_text(together.find(tables)), end="")
