@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -114,13 +115,18 @@ class BagWriter(AtomicWriter):
             raise BagError(f"cannot write {self.path}: {error}") from error
 
     def close(self) -> None:
-        """Write the index and give the recording its name."""
+        """Write the index and give the recording its name.
+
+        Raises BagError if the path exists by now, which names where the recording is instead.
+        """
         if self._folder is None:
             return
         try:
             self._writer.close()
             if self.path.exists():  # created by another process meanwhile; a rename could replace an empty folder
-                raise BagError(f"{self.path} exists already; nothing is overwritten")
+                kept = self._free_path()
+                self.partial.rename(kept)
+                raise BagError(f"another process has created {self.path} meanwhile; this recording is {kept}")
             self.partial.rename(self.path)
         except _WRITE_ERRORS as error:
             with suppress(*_WRITE_ERRORS):  # close the storage file
@@ -128,6 +134,11 @@ class BagWriter(AtomicWriter):
             raise BagError(f"cannot write {self.path}: {error}") from error
         finally:
             self._remove()
+
+    def _free_path(self) -> Path:
+        """A path beside `path` that does not exist."""
+        candidates = (self.path.with_name(f"{self.path.name}-{number}") for number in count(2))
+        return next(candidate for candidate in candidates if not candidate.exists())
 
     def discard(self) -> None:
         """Close without keeping the recording."""

@@ -80,7 +80,12 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add_configured_dnn(parser)
     add_data(parser)
     add = parser.add_argument
-    add("--limit", type=positive, metavar="N", help="score only the first N images (default: all)")
+    add(
+        "--limit",
+        type=positive,
+        metavar="N",
+        help="score only N images, evenly spaced over the test part (default: all)",
+    )
     add("--thresholds", action="store_true",
         help="detectors and lane networks: also list precision and recall, and false boxes per image, at score "
         "thresholds from 0.05 to 0.95, with the node's NMS; images without any object are allowed")  # fmt: skip
@@ -112,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         require("--report", "matplotlib")
     from multi_dnn_ros.common.reporting import provenance, table
     from multi_dnn_ros.pipeline.choices import choose_device
-    from multi_dnn_ros.training.comparison import JSON_NAME, rows_of, threshold_tables, write_report
+    from multi_dnn_ros.training.comparison import JSON_NAME, rows_of, scored_images, threshold_tables, write_report
 
     check_weights(args, args.models)
     if args.report is not None:
@@ -140,6 +145,7 @@ def run(args: argparse.Namespace) -> int:
     content = {**provenance(), "device": str(device), "task": networks[0].task, "networks": rows}
     header, lines = rows_of(content)
     print(table(header, lines))
+    print(scored_images(content))
     for title, text in threshold_tables(content):
         print(f"\n{title}\n{text}")
     if args.report is not None:
@@ -275,13 +281,16 @@ def _points(
 
 
 def _rows(args: argparse.Namespace, data: Data) -> Rows:
-    """The test part of the data, up to --limit images."""
+    """The test part of the data, or --limit images of it."""
     from multi_dnn_ros.training.checks import report_unusable
     from multi_dnn_ros.training.data import SomeRows
+    from multi_dnn_ros.training.parts import evenly_spaced
 
     rows = data.part("test")
     report_unusable(data.name, rows)
-    return rows if args.limit is None or args.limit >= len(rows) else SomeRows(rows, range(args.limit))
+    return (
+        rows if args.limit is None or args.limit >= len(rows) else SomeRows(rows, evenly_spaced(args.limit, len(rows)))
+    )
 
 
 def _add_latency(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural
+from multi_dnn_ros.common.atomic_files import is_stream
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
 from multi_dnn_ros.settings.device_forms import DEVICE_FORMS
@@ -81,6 +82,8 @@ def check_writable(option: str, path: Path) -> None:
     """Raise UsageError if the file `path` cannot be written. Call it before the work begins, not hours later."""
     if path.is_dir():
         raise UsageError(f"{option} is {path}, which is a folder; expected a file")
+    if is_stream(path) and os.access(path, os.W_OK):
+        return
     folder = next(parent for parent in path.absolute().parents if parent.exists())  # missing folders are created
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{option} is {path}: {folder} is not a writable folder")

@@ -157,12 +157,12 @@ def plan_session(
     """
     from multi_dnn_ros.common.reporting import cpu_count
     from multi_dnn_ros.partition.session import BatchSession
-    from multi_dnn_ros.planning.batch_plan import plan_exact
+    from multi_dnn_ros.planning.batch_plan import plan_together
     from multi_dnn_ros.planning.batch_units import sharing_warnings
     from multi_dnn_ros.planning.unit_slowdowns import read_slowdowns
 
     units, tables = find_tables(model, precision, units, folder, check=True)
-    plan = plan_exact(read_slowdowns(folder, model, precision).times(tables), batch)
+    plan = plan_together(tables, batch, together=read_slowdowns(folder, model, precision).times)
     for warning in sharing_warnings([unit for unit in units if plan.images[unit.name]], cpu_count()):
         print(f"warning: {warning}", file=sys.stderr)
     divided = ", ".join(f"{count} on {name}" for name, count in plan.images.items())

@@ -35,13 +35,13 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import provenance, write_json
-    from multi_dnn_ros.planning.batch_plan import SEARCHES, plan_subsets
+    from multi_dnn_ros.planning.batch_plan import plan_subsets, plan_together
     from multi_dnn_ros.planning.unit_slowdowns import read_slowdowns
 
     check_files(args, "plot", "output")
     _, tables = stored_tables(args, check=not args.unchecked)
     slowdowns = read_slowdowns(tables_folder(args), args.model, args.precision)
-    plan = SEARCHES[args.search](slowdowns.times(tables), args.batch)
+    plan = plan_together(tables, args.batch, args.search, slowdowns.times)
     subsets = plan_subsets(tables, args.batch, args.search, together=slowdowns.times)
     print(plan_table(plan, tables))
     print(slowdown_text(slowdowns.find(tables)), end="")

@@ -101,7 +101,7 @@ def _takes_weights(model: str) -> bool:
 def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.partition.executor import random_images
     from multi_dnn_ros.partition.session import BatchSession
-    from multi_dnn_ros.planning.batch_plan import SEARCHES
+    from multi_dnn_ros.planning.batch_plan import plan_together
     from multi_dnn_ros.planning.unit_slowdowns import read_slowdowns
 
     check_files(args, "plot", "output", "report")
@@ -119,7 +119,7 @@ def _run(args: argparse.Namespace) -> int:
     if images is None and args.batch is None:
         raise UsageError("--batch or --input is needed: the number of random images, or a file with images")
     slowdowns = read_slowdowns(tables_folder(args), args.model, args.precision)
-    plan = SEARCHES[args.search](slowdowns.times(tables), args.batch if images is None else len(images))
+    plan = plan_together(tables, args.batch if images is None else len(images), args.search, slowdowns.times)
     if images is None:  # only now, because the plan has shown that the units can hold them
         images = random_images(shape, args.batch, args.seed)
     warn = partial(_print_warnings, chosen, set())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +23,15 @@ def atomic_write(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
 
     Readers see the old or the new file, also after a kill. Parent folders are created. to_disk: fsync before the
     replacement, so that this also holds after a power loss. If the block raises, `path` is unchanged and the temporary
-    file is removed.
+    file is removed. A pipe or device is not replaced: the content of the file is written into it at the end.
     """
+    if is_stream(path):
+        with tempfile.TemporaryDirectory() as folder:
+            content = Path(folder, f"content{path.suffix}")
+            yield content
+            with content.open("rb") as source, path.open("wb") as target:
+                shutil.copyfileobj(source, target)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
     try:
@@ -34,6 +43,17 @@ def atomic_write(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether `path` is an existing pipe, device or open file, such as /dev/null, /dev/stdout or /dev/fd/3."""
+    if not path.exists() or path.is_dir():
+        return False
+    if not path.is_file():
+        return True
+    # Also an open file may be a regular one, which is written into, and whose name in /dev is a link that stays.
+    folders = [path.parent, *([Path(os.readlink(path)).parent] if path.is_symlink() else [])]
+    return any(folder.resolve().is_relative_to("/proc") for folder in folders)
 
 
 def temporary_path(path: Path) -> Path:

@@ -152,6 +152,25 @@ def plan_greedy(units: Mapping[str, UnitTimes], batch: int) -> Plan:
 SEARCHES: Mapping[str, Callable[[Mapping[str, UnitTimes], int], Plan]] = {"exact": plan_exact, "greedy": plan_greedy}
 
 
+def plan_together(
+    units: Mapping[str, _Times],
+    batch: int,
+    search: str = "exact",
+    together: Callable[[Mapping[str, _Times]], Mapping[str, UnitTimes]] = lambda units: units,
+) -> Plan:
+    """The plan by the times of the units while all of them compute, or that of one unit alone if this is faster.
+
+    A unit that computes alone needs the times of its table, not those beside other units. together: as for
+    plan_subsets. Raises PlanError.
+    """
+    plan = SEARCHES[search](together(units), batch)
+    alone = {name: unit.predict_ms(batch) for name, unit in units.items() if unit.largest >= batch}
+    fastest = min(alone, key=lambda name: alone[name], default=None)
+    if fastest is None or alone[fastest] >= plan.total_ms:
+        return plan
+    return _plan(units, {name: batch if name == fastest else 0 for name in units}, search)
+
+
 def replanned(plan: Plan, units: Mapping[str, UnitTimes]) -> Plan:
     """The same division, with times predicted by `units`."""
     return _plan(units, plan.images, plan.search)
@@ -173,7 +192,7 @@ def plan_subsets(
     plans: dict[tuple[str, ...], Plan | None] = {}
     for subset in _all_subsets(list(units)) if subsets is None else subsets:
         try:
-            plans[subset] = SEARCHES[search](together({name: units[name] for name in subset}), batch)
+            plans[subset] = plan_together({name: units[name] for name in subset}, batch, search, together)
         except PlanError:
             plans[subset] = None
     return plans

@@ -51,6 +51,13 @@ def _shown(networks: Sequence[Mapping[str, Any]], task: Task) -> tuple[str, ...]
     return (*(() if further and not any(name in returned for name in own) else own), *further)
 
 
+def scored_images(content: Mapping[str, Any]) -> str:
+    """A line with the number of images of each set that the scores are from."""
+    counts = {name: scores["images"] for name, scores in content["networks"][0]["scores"].items()}
+    texts = (f"{name} ({count} image{'s' if count != 1 else ''})" for name, count in counts.items())
+    return f"Scored on the test part: {', '.join(texts)}."
+
+
 def threshold_tables(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Title and table of the operating points of each network on each set; none if not requested."""
     tables = []
@@ -87,7 +94,6 @@ def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
     """Write JSON, Markdown and the plot atomically into `folder`, which is created."""
     write_json(folder / JSON_NAME, content)
     header, rows = rows_of(content)
-    counts = {name: scores["images"] for name, scores in content["networks"][0]["scores"].items()}
     lines = [
         "# Networks side by side",
         "",
@@ -95,7 +101,7 @@ def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
         "",
         table(header, rows),
         "",
-        "Scored on the test part: " + ", ".join(f"{name} ({count} images)" for name, count in counts.items()) + ".",
+        scored_images(content),
         f"Versions: {json.dumps(content['versions'])}",
         "",
         f"![networks]({PLOT})",

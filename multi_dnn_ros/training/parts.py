@@ -40,6 +40,11 @@ def recording_of(stem: str) -> str:
     return _FRAME.sub("", stem)
 
 
+def evenly_spaced(wanted: int, count: int) -> list[int]:
+    """`wanted` of `count` rows at even intervals, or all if there are no more: folders list one class after another."""
+    return list(range(count)) if wanted >= count else [k * count // wanted for k in range(wanted)]
+
+
 def split(recordings: Sequence[str], where: str) -> Split:
     """Hold out VALIDATION_SHARE of the rows, or VALIDATION_ROWS if that is more, but at most MAX_SHARE of them.
 

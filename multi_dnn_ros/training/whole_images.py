@@ -14,6 +14,7 @@ from multi_dnn_ros.training.data import SEEDS, DataRequest, Task, open_data
 from multi_dnn_ros.training.datasets import DatasetError, RoadFrame, read_mask, read_rgb, road_frames
 from multi_dnn_ros.training.image_files import CocoBoxes, LaneMasks
 from multi_dnn_ros.training.metrics import Truth
+from multi_dnn_ros.training.parts import evenly_spaced
 from multi_dnn_ros.training.scenes import LABELS, SceneGenerator
 from multi_dnn_ros.training.setup import truth_of
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -54,7 +55,8 @@ def whole_images(name: str, labels: Sequence[str], scenes: int, limit: int | Non
     """The test part of data ``KIND:PATH``: coco, lanes, road or drive.
 
     labels: classes whose true boxes are wanted. scenes: number of generated scenes for training; the test part has a
-    twelfth of it, at least 8. limit: maximum number of images. Raises DatasetError for another kind and for errors in
+    twelfth of it, at least 8. limit: maximum number of images, which are evenly
+    spaced. Raises DatasetError for another kind and for errors in
     the data.
     """
     kind = name.partition(":")[0]
@@ -77,7 +79,8 @@ def whole_images(name: str, labels: Sequence[str], scenes: int, limit: int | Non
         else:
             assert isinstance(rows, LaneMasks)  # of kind "lanes"
             read = partial(_masked, rows)
-    return WholeImages(name, truths, names, count if limit is None else min(count, limit), read)
+    chosen = evenly_spaced(count if limit is None else limit, count)
+    return WholeImages(name, truths, names, len(chosen), lambda index: read(chosen[index]))
 
 
 def _folder(name: str) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from multi_dnn_ros.bags import BagWriter
+from multi_dnn_ros.bags import BagReader, BagWriter
 
 WRITER = """\
 import sys
@@ -50,8 +50,10 @@ def test_the_folders_of_killed_writers_are_removed_and_those_of_running_ones_kep
         assert names(tmp_path) == {target.name, kept.name}
     finally:
         running.communicate("\n")
-    assert running.returncode != 0  # the recording exists already
-    assert names(tmp_path) == {target.name}
+    assert running.returncode != 0  # the path exists already, but the recording is not lost
+    assert names(tmp_path) == {target.name, f"{target.name}-2"}
+    with BagReader(tmp_path / f"{target.name}-2") as bag:
+        assert bag.damage == []
 
 
 @pytest.mark.parametrize("other", ["out2.tmp-abcdefgh", "out.tmp-abc", "out.tmp-abcdefgh.bak", "my_out.tmp-abcdefgh"])

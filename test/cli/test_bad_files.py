@@ -267,7 +267,19 @@ def test_a_replay_keeps_its_results_if_the_overlay_does_not_fit_on_the_disk(
     assert not (drive / "seen.mp4").exists()
 
 
+@pytest.fixture
+def usual_handlers() -> Iterator[None]:
+    """The handlers of a new process, whatever other tests have left."""
+    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        if handler is not None:  # not one that was set in C
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.usefixtures("usual_handlers")
 def test_a_replay_that_is_told_to_end_leaves_nothing(
     drive: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,10 +14,10 @@ from partition_fakes import table
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.cli.partition_arguments import plan_session
 from multi_dnn_ros.partition.executor import NetworkRequest
-from multi_dnn_ros.planning.batch_plan import plan_exact, slowed_by
-from multi_dnn_ros.planning.batch_table import table_path, write_table
+from multi_dnn_ros.planning.batch_plan import plan_exact, plan_together, slowed_by
+from multi_dnn_ros.planning.batch_table import read_table, table_path, write_table
 from multi_dnn_ros.planning.batch_units import parse_units
-from multi_dnn_ros.planning.unit_slowdowns import read_slowdowns, slowdowns_path
+from multi_dnn_ros.planning.unit_slowdowns import read_slowdowns, slowdowns_path, write_slowdowns
 
 FAST, SLOW = "fake:a/ms=10", "fake:b/ms=30"
 
@@ -67,6 +67,38 @@ def test_a_session_of_replay_and_evaluate_too(measured: Path, capsys: pytest.Cap
     with plan_session("fake", "auto", parse_units(f"{FAST},{SLOW}"), measured, 12, NetworkRequest("fake")) as session:
         assert session.plan.images == {FAST: 9, SLOW: 3}
     assert f"9 on {FAST}, 3 on {SLOW}" in capsys.readouterr().err
+
+
+def test_a_unit_alone_is_used_if_the_units_slow_each_other_down_too_much(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tables"
+    shutil.copytree(measured, folder)
+    for name, ms in ((FAST, 10.0), (SLOW, 9.0)):
+        write_table(table_path(folder, "fake", name, "auto"), table(name, ms, max_batch=32))
+    tables = {name: read_table(table_path(folder, "fake", name, "auto")) for name in (FAST, SLOW)}
+    both = read_slowdowns(folder, "fake", "auto").with_set(tables, {FAST: 3.0, SLOW: 3.0}, {FAST: 6, SLOW: 6})
+    write_slowdowns(folder, both)
+    content = planned(folder)
+    assert content["plan"]["images"] == {FAST: 0, SLOW: 12}
+    assert content["plan"]["predicted_ms"] == 108.0
+    assert min(each["predicted_ms"] for each in content["subsets"]) == 108.0
+    with plan_session("fake", "auto", parse_units(f"{FAST},{SLOW}"), folder, 12, NetworkRequest("fake")) as session:
+        assert session.plan.images == {FAST: 0, SLOW: 12}
+
+
+@given(
+    ms=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4),
+    factors=st.lists(st.floats(1.0, 5.0), min_size=4, max_size=4),
+    batch=st.integers(1, 40),
+    search=st.sampled_from(["exact", "greedy"]),
+)
+def test_no_plan_is_slower_than_a_unit_alone(ms: list[float], factors: list[float], batch: int, search: str) -> None:
+    tables = {f"fake:u{number}": table(f"fake:u{number}", each, max_batch=40) for number, each in enumerate(ms)}
+    slowed = slowed_by(tables, dict(zip(tables, factors, strict=False)))
+    plan = plan_together(tables, batch, search, lambda units: slowed)
+    assert plan.batch == batch
+    assert plan.total_ms <= min(each.predict_ms(batch) for each in tables.values())
 
 
 def test_other_units_and_other_devices_have_their_tables(measured: Path, tmp_path: Path) -> None:

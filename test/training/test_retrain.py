@@ -350,6 +350,26 @@ def test_a_checkpoint_of_another_loss_is_refused(
     assert checkpoint.read_bytes() == before
 
 
+def test_a_limit_scores_images_of_all_classes(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Folders list one class after another; the first images alone would show a useless network as perfect."""
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+    with torch.no_grad():
+        network[2].weight.zero_()
+        network[2].bias.copy_(torch.tensor([1.0, 0.0]))  # always the first class
+    model, report = tmp_path / "first.pt2", tmp_path / "report"
+    torch.export.save(torch.export.export(network.eval(), (torch.zeros(1, 3, 16, 16),)), model)
+    command = ["evaluate", str(model), "--decoder", "classification", "--data", f"classes:{colours}", "--device", "cpu"]
+    for limit in ("2", "4"):
+        assert main([*command, "--limit", limit, "--report", str(report)]) == 0
+        expected = f"Scored on the test part: classes:{colours} ({limit} images)."
+        assert expected in capsys.readouterr().out
+        assert expected in (report / "report.md").read_text()
+        (network_row,) = json.loads((report / "report.json").read_text())["networks"]
+        assert network_row["scores"][f"classes:{colours}"]["top1"] == 0.5
+
+
 def test_evaluate_names_images_without_a_mask_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     images, masks = (tmp_path / "val" / kind for kind in ("images", "masks"))
     for folder in (images, masks, tmp_path / "train"):
