@@ -13,6 +13,7 @@ from fleet_run import run_until
 from narrow_squeezenet import Narrow
 from torchvision.models import squeezenet
 
+from multi_dnn_ros.fleet.display import fleet_table
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.local_launcher import LocalLauncher
 from multi_dnn_ros.fleet.supervisor import Supervisor
@@ -34,12 +35,12 @@ def job(job: FleetJob, monkeypatch: pytest.MonkeyPatch) -> FleetJob:
     return job.model_copy(update={"model": "torchvision:squeezenet1_1", "steps": 100_000})
 
 
-def write(path: Path, job: FleetJob, names: str, **changes: float) -> Path:
+def write(path: Path, job: FleetJob, names: str, *, turns: bool = False, **changes: float) -> Path:
     """A file of jobs, replaced as an editor does. changes: of all jobs but `a`."""
     jobs = [job.model_copy(update={"name": name, **(changes if name != "a" else {})}) for name in names]
     content = [each.model_dump(mode="json", exclude_defaults=True) for each in jobs]
     new = path.with_suffix(".new")
-    new.write_text(yaml.safe_dump({"period_s": 1.0, "jobs": content}))
+    new.write_text(yaml.safe_dump({"period_s": 1.0, "turns": turns, "jobs": content}))
     new.replace(path)
     return path
 
@@ -99,9 +100,12 @@ def test_jobs_that_hang_while_they_join_ranks_do_not_stop_the_others(hung: str, 
     assert supervisor.jobs["a"].starts == supervisor.jobs["d"].starts == 1
 
 
-def test_a_placed_job_that_hangs_while_it_gets_other_units_is_left_out(job: FleetJob, tmp_path: Path) -> None:
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_placed_job_that_hangs_while_it_gets_other_units_is_left_out(
+    turns: bool, job: FleetJob, tmp_path: Path
+) -> None:
     """The rank of `b` on the other unit hangs, and then gets a share. Decisions about `a` go on without `b`."""
-    path = write(tmp_path / "jobs.yaml", job, "ab", join_limit_s=15.0)
+    path = write(tmp_path / "jobs.yaml", job, "ab", turns=turns, join_limit_s=15.0)
     state = {"since": -1}
 
     def act(supervisor: Supervisor, lines: list[str]) -> bool:
@@ -141,6 +145,7 @@ def test_jobs_that_hang_while_they_read_their_data_do_not_stop_the_others(
             if processes is not None and (name, jobs[name].starts) not in stopped:
                 stopped.add((name, jobs[name].starts))
                 stop_rank(supervisor, name, 1)
+                assert f"| {name}   | reading data |" in fleet_table(supervisor)
         return all(jobs[name].has_ended for name in hung) and decided_about(supervisor, "ad", 1)
 
     supervisor, lines = run_until(act, path, LocalLauncher(UNITS), rank_main=slow_to_read)
