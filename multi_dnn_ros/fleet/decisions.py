@@ -37,7 +37,7 @@ class Decisions:
         self.use = [0.0] * len(launcher.units)
         self._launcher = launcher
         self._since = time.monotonic()  # the start of the period
-        self._step_times_discarded = self._jobs_ended = False
+        self._step_times_discarded = self._decide_soon = False
         self._sharing = Sharing(file.thresholds, file.gain, policy=file.policy)
         self.in_turns = file.turns and file.policy == "fair"
         self._planned_for: tuple[Any, ...] = ()  # the state of the jobs for which turns were planned
@@ -58,12 +58,12 @@ class Decisions:
         """Continue with the thresholds of the file."""
         self._sharing.thresholds, self._sharing.gain = file.thresholds, file.gain
 
-    def discard_step_times(self, *, jobs_ended: bool = False) -> None:
-        """Discard the measured step times. jobs_ended: decide after the time of a trial, not after a whole period."""
+    def discard_step_times(self, *, decide_soon: bool = False) -> None:
+        """Discard the measured step times. decide_soon: decide after the time of a trial, not after a whole period."""
         self._step_times_discarded = True
         self._undisturbed = False
         self._changed_at = None  # the time until all jobs train again is not that of a change only
-        self._jobs_ended |= jobs_ended
+        self._decide_soon |= decide_soon
 
     def begin_period(self, jobs: Mapping[str, RunningJob]) -> None:
         """Start a period if the step times were discarded and all jobs train with their present shares."""
@@ -81,7 +81,7 @@ class Decisions:
         """Whether the period, or the trial of the last change, is over, or a job has no shares yet."""
         if not all(job.placed for job in jobs.values()):
             return True
-        is_short = self._sharing.has_trial or self._jobs_ended
+        is_short = self._sharing.has_trial or self._decide_soon
         over = time.monotonic() - self._since >= period_s * (TRIAL_PART if is_short else 1.0)
         return over and not self._step_times_discarded
 
@@ -96,7 +96,7 @@ class Decisions:
         )
         if not jobs or (all(job.placed for job in jobs.values()) and not is_measured):
             return ""
-        self._since, self._jobs_ended = time.monotonic(), False
+        self._since, self._decide_soon = time.monotonic(), False
         self.use = self._launcher.take_use()
         if self.in_turns and is_measured:
             self._record_times(jobs)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from multi_dnn_ros.common.reporting import table
 
 if TYPE_CHECKING:
+    from multi_dnn_ros.fleet.running_job import RunningJob
     from multi_dnn_ros.fleet.supervisor import Supervisor
 
 _REDRAW_S = 1.0
@@ -51,6 +52,14 @@ class Display:
             print(f"{_HOME_AND_CLEAR}{text}", file=self._output, flush=True)
 
 
+def _status(job: RunningJob) -> str:
+    if job.state.status == "running" and job.placed and not job.trains:
+        return "paused"
+    if job.state.status == "starting" and job.processes is not None and not job.processes.all_prepared:
+        return "reading data"
+    return job.state.status
+
+
 def fleet_table(supervisor: Supervisor) -> str:
     """State of all jobs, and the use of the units in the last period."""
     rows = []
@@ -58,7 +67,7 @@ def fleet_table(supervisor: Supervisor) -> str:
         progress, report = job.progress, job.report
         rows.append([
             name,
-            "paused" if job.state.status == "running" and job.placed and not job.trains else job.state.status,
+            _status(job),
             f"{report.done}/{report.total}" if report is not None else "",
             f"{progress.slow_down:.2f}" if progress is not None else "",
             " ".join(map(str, job.shares)) if job.processes is not None else "",

@@ -131,7 +131,8 @@ class JobProcesses:
         limit_s = self._job.busy_limit_s
         for unit, passed_s in self._preparing.items():
             if passed_s >= limit_s:
-                return unit, f"did not finish reading the data within {limit_s:.4g} s (busy_limit_s): its process hangs"
+                slow = f"did not finish reading the data within {limit_s:.4g} s (busy_limit_s)"
+                return unit, f"{slow}: its process hangs, or the data are slow"
         text = self.timer.overdue(shortest_s)
         if text is None:
             return None

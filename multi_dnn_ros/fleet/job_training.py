@@ -39,7 +39,7 @@ def read_data(job: FleetJob, network: Trainable) -> CheckedData:
     """The checked data set of a job, for its network. Raises DatasetError, TrainingError."""
     opened = open_data(job.data, DataRequest(network.task, network.framing, network.labels, job.scenes))
     check_labels(network, opened)
-    return check_data(opened, progress=False)
+    return check_data(opened, progress=False, selects_epoch=False)
 
 
 class JobTraining:

@@ -332,7 +332,7 @@ class Supervisor:
             )
         if left_out != self._left_out:
             self._left_out = left_out
-            self.decisions.discard_step_times(jobs_ended=True)
+            self.decisions.discard_step_times(decide_soon=True)
 
     # Messages
 
@@ -451,7 +451,7 @@ class Supervisor:
         """
         if self.measuring is job:
             self._measurement.abandon(each.processes for each in self._running() if each.processes is not None)
-        self.decisions.discard_step_times(jobs_ended=True)
+        self.decisions.discard_step_times(decide_soon=True)
 
     # Shares
 

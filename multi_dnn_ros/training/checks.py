@@ -40,14 +40,19 @@ class CheckedData:
         return self._parts[part]
 
 
-def check_data(data: Data, *, max_faulty: float = MAX_FAULTY, progress: bool = True) -> CheckedData:
+def check_data(
+    data: Data, *, max_faulty: float = MAX_FAULTY, progress: bool = True, selects_epoch: bool = True
+) -> CheckedData:
     """`check_sets` for a single set."""
-    return check_sets([data], max_faulty=max_faulty, progress=progress)[0]
+    return check_sets([data], max_faulty=max_faulty, progress=progress, selects_epoch=selects_epoch)[0]
 
 
-def check_sets(sets: Sequence[Data], *, max_faulty: float = MAX_FAULTY, progress: bool = True) -> list[CheckedData]:
+def check_sets(
+    sets: Sequence[Data], *, max_faulty: float = MAX_FAULTY, progress: bool = True, selects_epoch: bool = True
+) -> list[CheckedData]:
     """The sets without rows that cannot be read, and without images that are also in a later part (in the order train,
-    choice, test) of the same or of another set. Faults are logged with names and counts.
+    choice, test) of the same or of another set. Faults are logged with names and counts; with `selects_epoch` also
+    that the part that selects the best epoch is small.
 
     The test part is that of the first set; only rank 0 has it. Rank 0 reads all images once. If all sets were checked
     before, they are returned unchanged. Raises DatasetError if more than the share `max_faulty` of a part is faulty, or
@@ -67,6 +72,8 @@ def check_sets(sets: Sequence[Data], *, max_faulty: float = MAX_FAULTY, progress
     if first:
         try:
             kept, digests = _check([data.name for data in sets], parts, max_faulty, progress)
+            if selects_epoch:
+                _report_few([data.name for data in sets], kept)
         except DatasetError as error:
             problem = str(error)
     kept, digests, problem = distributed.from_first((kept, digests, problem))
@@ -116,6 +123,10 @@ def _check(
             _report(f"{where}: {len(shared)} duplicates of a later part, left out", shared, len(rows), max_faulty)
             if not kept[part]:
                 raise DatasetError(f"{where}: no usable image")
+    return keep, [content.hexdigest() for content in contents]
+
+
+def _report_few(names: Sequence[str], keep: Sequence[Mapping[Part, list[int]]]) -> None:
     for name, kept in zip(names, keep, strict=True):
         count = len(kept["choice"])
         if count < VALIDATION_ROWS:
@@ -123,7 +134,6 @@ def _check(
                 "data '%s': %d images to select the best epoch; with fewer than %d it may be selected by chance",
                 name, count, VALIDATION_ROWS,
             )  # fmt: skip
-    return keep, [content.hexdigest() for content in contents]
 
 
 def _digests(rows: Rows, title: str, progress: bool) -> list[tuple[bytes, bytes] | str]:

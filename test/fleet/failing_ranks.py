@@ -101,14 +101,14 @@ def with_a_process(setup: rank_process.RankSetup, connection: Connection[Any, An
     rank_process.main(setup, connection)
 
 
-def slow_to_read(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
-    """Jobs `b` and `c` need half a second longer to read their data."""
+def hung_while_reading(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
+    """The ranks of jobs `b` and `c` on unit 1 do not finish reading their data."""
     read = rank_process.read_data
 
-    def slow(*arguments: Any) -> Any:
-        if setup.job.name in "bc":
-            time.sleep(0.5)
+    def wait(*arguments: Any) -> Any:
+        if setup.job.name in "bc" and setup.rank == 1:
+            time.sleep(1000.0)
         return read(*arguments)
 
-    rank_process.read_data = slow  # type: ignore[assignment]
+    rank_process.read_data = wait  # type: ignore[assignment]
     narrow(setup, connection)

@@ -175,7 +175,7 @@ def test_the_period_begins_when_all_jobs_train(monkeypatch: pytest.MonkeyPatch) 
 def test_after_the_end_of_a_job_the_next_decision_follows_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = Timed(monkeypatch)
     assert not timed.is_due_after(50.0)
-    timed.decisions.discard_step_times(jobs_ended=True)
+    timed.decisions.discard_step_times(decide_soon=True)
     assert not timed.is_due_after(30.0)
     assert not timed.is_due_after(9.0)
     assert timed.is_due_after(2.0)

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from multi_dnn_ros.common.extras import MissingExtra
-from multi_dnn_ros.fleet.job_training import JobTraining
+from multi_dnn_ros.fleet.job_training import JobTraining, read_data
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.measure_steps import StepMeasurement
+from multi_dnn_ros.fleet.networks import load_trainable
 from multi_dnn_ros.models.artifact import Description, save_artifact
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.planning.batch_units import parse_unit
+from multi_dnn_ros.training.parts import VALIDATION_ROWS
 
 
 @pytest.mark.parametrize("more", [{"steps": None, "epochs": 2}, {}], ids=["epochs", "steps"])
@@ -33,6 +35,13 @@ def test_the_learning_rate_follows_the_whole_schedule(more: dict[str, int | None
     training.step()
     state = torch.load(io.BytesIO(training.state_bytes()), weights_only=True)
     assert state["optimizer"]["param_groups"][0]["lr"] < 0.05 * job.lr
+
+
+def test_no_warning_about_the_selection_of_an_epoch(job: FleetJob, caplog: pytest.LogCaptureFixture) -> None:
+    """A fleet selects none, so the images that are held out for it may be few, as here."""
+    data = read_data(job, load_trainable(job))
+    assert data.counts["choice"] < VALIDATION_ROWS
+    assert not caplog.records
 
 
 def test_a_detector_needs_its_metric_before_it_is_trained(
