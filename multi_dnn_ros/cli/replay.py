@@ -126,7 +126,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay and report. Returns 1 if the input was damaged."""
     if args.cluster is None and args.out_bag.exists():
-        raise UsageError(f"OUT_BAG {args.out_bag} exists already; nothing is overwritten: name a new folder")
+        raise UsageError(f"OUT_BAG {args.out_bag} already exists; nothing is overwritten: name a new folder")
     _check_options(args)
     if args.cluster is not None:
         from multi_dnn_ros.cli.replay_cluster import run_cluster
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.node.startswith("/"):
         raise UsageError(f"--node is '{args.node}'; expected a full name such as /multi_dnn")
     if args.overlay is not None and args.overlay.exists():
-        raise UsageError(f"--overlay {args.overlay} exists already; nothing is overwritten: name a new file or folder")
+        raise UsageError(f"--overlay {args.overlay} already exists; nothing is overwritten: name a new file or folder")
 
     config = read_config(args, args.node)
 

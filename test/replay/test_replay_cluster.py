@@ -272,7 +272,7 @@ def test_an_attempt_that_fails_is_not_done_although_another_process_has_written_
         assert main(monday) == 1
     printed = capsys.readouterr()
     assert "1 recordings: 0 done, 0 damaged, 1 failed" in printed.out
-    assert "exists already; nothing is overwritten (exit code 1; monday.log)" in printed.err
+    assert "already exists; nothing is overwritten (exit code 1; monday.log)" in printed.err
     assert main(monday) == 0
     assert read_bag(target)
 
