@@ -12,12 +12,12 @@ from launch_ros.substitutions import FindPackageShare
 
 ARGUMENTS = {
     "bag": (None, "Recording to replay: a rosbag2 folder, or an .mcap or .db3 file."),
-    "output": ("multi_dnn_results", "Folder of the recording of the results; it must not exist."),
+    "output": ("multi_dnn_results", "Folder for the recording of the results; it must not exist yet."),
     "storage": ("mcap", "Storage format of the results: mcap or sqlite3."),
-    "rate": ("1.0", "Maximum playback speed; slower DNNs reduce it."),
+    "rate": ("1.0", "Maximum playback speed relative to the recording; slower DNNs reduce it."),
     "start_timeout": (
         "120.0",
-        "Maximum time in s until the node is up; loading its DNNs may take longer.",
+        "Maximum time in s until the node responds; loading its DNNs may take longer.",
     ),
     "namespace": ("", "Namespace of the node and of its topics."),
     "params_file": (

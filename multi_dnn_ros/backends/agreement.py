@@ -50,9 +50,7 @@ def check_agreement(results: Tensors, expected: Tensors, tolerance: float) -> No
         scale = float(wanted.abs().max())
         error = float((found - wanted).abs().max())
         if error > tolerance * (_SCALE_OFFSET + scale):
-            raise ValueError(
-                f"result {index} is off by {error:.3g} on a scale of {scale:.3g}, allowed is {tolerance:g}"
-            )
+            raise ValueError(f"result {index} is off by {error:.3g} on a scale of {scale:.3g}, allowed: {tolerance:g}")
 
 
 def relative_error(results: Tensors, expected: Tensors) -> float:

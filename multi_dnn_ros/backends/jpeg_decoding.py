@@ -115,7 +115,7 @@ def make_jpeg_decoder(device: torch.device) -> JpegDecoder:
     """
     factory = JPEG_DECODERS.get(device.type)
     if factory is None:
-        raise JpegUnavailable(f"device {device} decodes no JPEG files")
+        raise JpegUnavailable(f"device {device} cannot decode JPEG files")
     file = _trial_file()
     try:
         decode = factory(device)
@@ -148,7 +148,7 @@ def _stop_polling(device: torch.device) -> None:
     except (RuntimeError, AttributeError) as error:
         if is_device_failure(error):
             raise
-        log.info("decoding JPEG images polls the GPU, because the driver cannot change it: %s", error)
+        log.info("decoding JPEG images polls the GPU, because the driver rejects waits that sleep: %s", error)
 
 
 def _to_host(image: torch.Tensor) -> np.ndarray[Any, Any]:

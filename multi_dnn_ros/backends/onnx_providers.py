@@ -269,12 +269,12 @@ def make_session(model: Any, options: Any, choice: Choice, request: SessionReque
         session = onnxruntime.InferenceSession(content, options, providers=listed, enable_fallback=0)
     except Exception as error:
         if problem := _library_problem(choice):
-            raise ProviderError(f"execution provider {choice.text} does not load for {dnn}: {problem}") from error
+            raise ProviderError(f"execution provider {choice.text} cannot be loaded for {dnn}: {problem}") from error
         raise
     finally:
         onnxruntime.set_default_logger_severity(2)
     if choice.provider.key not in session.get_providers():
-        raise ProviderError(f"execution provider {choice.text} does not load for {dnn}: {_load_problem(choice)}")
+        raise ProviderError(f"execution provider {choice.text} cannot be loaded for {dnn}: {_load_problem(choice)}")
     return session
 
 

@@ -111,9 +111,7 @@ def check_quantized(results: Sequence[Tensors], expected: Sequence[Tensors]) -> 
         if not wanted[0].is_floating_point():
             share = float((own != right).double().mean())
             if share > _MAX_DIFFERENT:
-                raise ValueError(
-                    f"output {index} differs in {share:.1%} of its values, allowed is {_MAX_DIFFERENT:.0%}"
-                )
+                raise ValueError(f"output {index} differs in {share:.1%} of its values, allowed: {_MAX_DIFFERENT:.0%}")
             continue
         if not bool(own.isfinite().all() and right.isfinite().all()):
             raise ValueError(f"output {index} holds NaN or infinite values")
@@ -121,7 +119,7 @@ def check_quantized(results: Sequence[Tensors], expected: Sequence[Tensors]) -> 
         if error > TOLERANCE * scale + 1e-6:
             raise ValueError(
                 f"output {index} is off by {error:.3g} (root mean square) with a standard deviation of {scale:.3g}, "
-                f"allowed is {TOLERANCE:g} of that"
+                f"allowed: {TOLERANCE:g} of that"
             )
 
 

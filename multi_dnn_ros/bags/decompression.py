@@ -48,7 +48,7 @@ def decompress_chunk(packed: bytes, size: int, compression: str) -> bytes:
     if compression == "lz4":
         return _decompress(lz4.frame.LZ4FrameDecompressor(), packed, size)
     if compression:
-        raise TooLargeError(f"chunk compressed with {compression[:40]!r}; known are zstd, lz4 and none")
+        raise TooLargeError(f"chunk compressed with {compression[:40]!r}; known: zstd, lz4 and none")
     return packed
 
 

@@ -55,7 +55,7 @@ class BagWriter(AtomicWriter):
         if storage not in _PLUGINS:
             raise BagError(f"storage is {storage!r}; it must be one of {', '.join(_PLUGINS)}")
         if self.path.exists():
-            raise BagError(f"{self.path} exists already; nothing is overwritten")
+            raise BagError(f"{self.path} already exists; nothing is overwritten")
         absolute = self.path.absolute()  # mkdtemp returns an absolute path from Python 3.12 on
         if storage == "sqlite3" and (special := next((c for c in str(absolute) if c in _SPECIAL_IN_A_URI), None)):
             raise BagError(f"cannot write {absolute}: the path of a sqlite3 recording must not contain {special!r}")

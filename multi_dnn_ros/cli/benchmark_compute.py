@@ -85,7 +85,7 @@ def _alone(args: argparse.Namespace) -> dict[str, Any]:
     from multi_dnn_ros.models.errors import ModelError
 
     if args.jobs < 2:
-        raise UsageError(f"--jobs is {args.jobs}; with --alone at least 2: one job is the whole network")
+        raise UsageError(f"--jobs is {args.jobs}; with --alone at least 2, because one job is the whole network")
     try:
         networks = measure_alone(args.alone, args.jobs, args.rounds, args.seed)
     except (ModelError, ValueError) as error:

@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         topic=args.bag_topic,
     )
     if args.phase is not None and source.live:
-        raise UsageError(f"--phase: the times of {source.name} are its own")
+        raise UsageError(f"--phase cannot be used with {source.name}, whose images have times of their own")
     camera_format = format_for(args, source)
     if args.prepare:
         source = _prepared(source)

@@ -37,7 +37,7 @@ def check_configured(args: argparse.Namespace, model_options: Mapping[str, objec
             raise UsageError("--dnn names a DNN of --params-file, which is missing")
         return
     if not args.params_file.is_file():
-        raise CommandError(f"--params-file is {args.params_file}, and there is no such file")
+        raise CommandError(f"--params-file is {args.params_file}: no such file")
     for option, default in model_options.items():
         if getattr(args, option.replace("-", "_")) != default:
             raise UsageError(f"--{option} is for MODEL; {_instead(option)}")

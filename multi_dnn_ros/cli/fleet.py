@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.fleet.jobs_file import read_jobs_file
 
     if sum((args.compare, args.measure is not None, args.simulate is not None)) > 1:
-        raise UsageError("--compare, --measure and --simulate exclude each other")
+        raise UsageError("--compare, --measure and --simulate cannot be combined")
     if args.copies < 0 or (args.copies and args.simulate is None):
         raise UsageError(f"--copies {args.copies}: must be at least 0, and is for --simulate")
     check_files(args, "output", "plot")

@@ -28,7 +28,7 @@ def draw_image(dnn: Dnn, image: Path, output: Path) -> dict[str, object]:
     Returns `file`, the picture, and `found`, a line for each object, lane or class that was found. Raises CommandError.
     """
     if not image.is_file():
-        raise CommandError(f"--image is {image}, and there is no such file")
+        raise CommandError(f"--image is {image}: no such file")
     (source,) = ImageSource(image).items()
     pixels = source.image
     with torch.inference_mode():

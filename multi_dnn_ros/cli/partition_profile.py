@@ -106,7 +106,7 @@ def _io(args: argparse.Namespace) -> int:
 
     largest = args.max_batch or args.batch
     if largest < args.batch:
-        raise UsageError(f"--max-batch is {largest}; must be at least --batch, {args.batch}")
+        raise UsageError(f"--max-batch is {largest}; it must be at least --batch, {args.batch}")
     batches = range(args.batch, largest + 1, args.increment)
     for unit in args.units:
         check_installation(unit)

@@ -109,7 +109,7 @@ def _training(args: argparse.Namespace) -> int:
             "US:GB/S"
         )
     if args.sweep_to * 2**20 < 16 << 10:
-        raise UsageError(f"--sweep-to is {args.sweep_to:g} MiB: at least 0.0157 (two sizes)")
+        raise UsageError(f"--sweep-to is {args.sweep_to:g} MiB; it must be at least 0.0157 (two sizes)")
     busy = "" if local_processes() else busy_warning(device)
     request = Request(
         args.model, args.weights, args.num_classes, args.size, args.batch,

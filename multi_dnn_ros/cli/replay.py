@@ -128,7 +128,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay and report. Returns 1 if the input was damaged."""
     if args.cluster is None and args.out_bag.exists():
-        raise UsageError(f"OUT_BAG {args.out_bag} exists already; nothing is overwritten: name a new folder")
+        raise UsageError(f"OUT_BAG {args.out_bag} already exists; nothing is overwritten: name a new folder")
     _check_options(args)
     if args.cluster is not None:
         from multi_dnn_ros.cli.replay_cluster import run_cluster

@@ -77,7 +77,7 @@ def _watchdog_s(period_us: str, pid: str) -> float | None:
     if pid and pid != str(os.getpid()):
         log.warning(
             "systemd watches process %s (WATCHDOG_PID), but this is process %d: no heartbeats are sent to its "
-            "watchdog; start the node itself by ExecStart, not by `ros2 launch`, or set WatchdogSec=0",
+            "watchdog; start the node itself with ExecStart, not by `ros2 launch`, or set WatchdogSec=0",
             pid,
             os.getpid(),
         )

@@ -106,4 +106,4 @@ def make_policy(name: str, aging_ns: int) -> Policy:
         return Priority(aging_ns)
     if name == "edf":
         return EarliestDeadlineFirst()
-    raise ValueError(f"policy is '{name}'; allowed are fifo, priority, edf")
+    raise ValueError(f"policy is '{name}'; allowed: fifo, priority, edf")

@@ -54,7 +54,7 @@ class NetworkTimes(FileModel):
     def _rising(self) -> NetworkTimes:
         batches = [step.batch for step in self.steps]
         if batches != sorted(set(batches)):
-            raise ValueError(f"batch sizes {batches} of {self.model}: must rise")
+            raise ValueError(f"batch sizes {batches} of {self.model}: must be in ascending order")
         return self
 
     def at(self, batch: float) -> tuple[float, float]:

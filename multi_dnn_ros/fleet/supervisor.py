@@ -137,8 +137,8 @@ class Supervisor:
             self._had_units = now
         elif now - self._had_units > _NO_UNIT_S:
             raise CommandError(
-                f"all units were lost, and none returned within {_NO_UNIT_S:g} s; the same command continues from the "
-                "checkpoints"
+                f"all units were lost, and none returned within {_NO_UNIT_S:g} s; repeat the command to continue "
+                "from the checkpoints"
             )
         for job in self.jobs.values():
             if self._is_due(job):

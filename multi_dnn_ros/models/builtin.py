@@ -31,6 +31,6 @@ def builtin_notice(dnns: Mapping[str, DnnConfig]) -> str:
     if not names:
         return ""
     return (
-        f"built-in networks ({', '.join(names)}) were mostly trained on generated roads and are meant for first tests; "
-        "docs/models.md has their scores on real roads"
+        f"built-in networks ({', '.join(names)}) were trained mostly on generated roads and are meant only for trials; "
+        "docs/models.md lists their scores on real roads"
     )

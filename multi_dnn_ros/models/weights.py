@@ -31,7 +31,7 @@ def existing_file(path: str, what: str) -> Path:
         raise ModelError(f"{what} is '{path}': {problem}")
     file = Path(path).expanduser()
     if not os.access(file, os.R_OK):
-        raise ModelError(f"{what} is '{path}': this user may not read it")
+        raise ModelError(f"{what} is '{path}': this user has no permission to read it")
     return file
 
 

@@ -294,7 +294,7 @@ def _cached(key: Key, rows: Sequence[Row]) -> list[Row] | None:
         if any(row.ms is not None and not 0.0 < row.ms < 1e9 for row in found):
             raise ValueError("a time is not positive")
         if not {row.name for row in found if row.ms is not None} <= {row.name for row in rows if not row.reason}:
-            raise ValueError("a time is that of a backend that is not installed")
+            raise ValueError("a time belongs to a backend that is not installed")
     except (TypeError, ValueError, AttributeError) as error:
         log.warning("the measured backends in %s are not used: %s", CHOICES.folder / key.name, summarize_error(error))
         return None

@@ -213,7 +213,7 @@ def _check(units: Mapping[str, UnitTimes], batch: int) -> None:
     if not units:
         raise PlanError("there is no unit to divide the batch among")
     if batch < 1:
-        raise PlanError(f"batch is {batch}; allowed: from 1")
+        raise PlanError(f"batch is {batch}; allowed: at least 1")
     if capacity(units) < batch:
         largest = ", ".join(f"{name} {unit.largest}" for name, unit in units.items())
         raise PlanError(

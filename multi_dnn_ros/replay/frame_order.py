@@ -58,7 +58,7 @@ class FrameOrder:
         with self._lock:
             outcome = self._by_frame.get(id(end.frame))
             if outcome is None or end.dnn not in outcome.dnns or end.dnn in outcome.ends:
-                raise LookupError(f"DNN '{end.dnn}' gave a result or drop for a frame that does not wait for it")
+                raise LookupError(f"DNN '{end.dnn}' reported a result or drop for a frame that is not waiting for it")
             outcome.ends[end.dnn] = end
             if outcome.complete:
                 self._lock.notify_all()

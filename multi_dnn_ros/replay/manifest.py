@@ -85,7 +85,7 @@ def open_manifest(folder: Path, options: Mapping[str, Any]) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         if folder.exists() and (not folder.is_dir() or any(file.name != LOCK for file in folder.iterdir())):
-            raise UsageError(f"OUT_BAG {folder} exists already and has no {MANIFEST}; name a new folder")
+            raise UsageError(f"OUT_BAG {folder} already exists and has no {MANIFEST}; name a new folder")
         return Manifest(options=dict(options))
     try:
         manifest = Manifest.model_validate_json(path.read_text(encoding="utf-8"))

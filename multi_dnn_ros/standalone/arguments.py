@@ -111,7 +111,7 @@ def parse(argv: Sequence[str]) -> Arguments:
             unknown.append(argument)
     if unknown:
         known = ", ".join([*_WITH_VALUE, *_SWITCHES])
-        raise UnknownROSArgsError(f"unknown ROS arguments: {' '.join(unknown)}; known are {known}")
+        raise UnknownROSArgsError(f"unknown ROS arguments: {' '.join(unknown)}; known: {known}")
     return result
 
 

@@ -115,6 +115,6 @@ class StateMachine:
         transition = self.find(key)
         if transition is None:
             allowed = ", ".join(f"{entry.transition_id} ({entry.label})" for entry in self.available()) or "none"
-            raise RCLError(f"transition {key!r} is not allowed in state {self.state.label!r}; allowed are {allowed}")
+            raise RCLError(f"transition {key!r} is not allowed in state {self.state.label!r}; allowed: {allowed}")
         self.state = transition.goal
         return transition

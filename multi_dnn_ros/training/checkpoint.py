@@ -44,7 +44,7 @@ def save(path: Path, state: dict[str, Any], identity: Mapping[str, Any]) -> None
         # PyTorch's writer raises a RuntimeError about file positions on top of the system's error.
         reason = error.__context__ if isinstance(error.__context__, OSError) else error
         raise TrainingError(
-            f"{path}: checkpoint cannot be written ({summarize_error(reason)}); the last one is kept"
+            f"{path}: checkpoint cannot be written ({summarize_error(reason)}); the previous one is kept"
         ) from None
 
 

@@ -322,7 +322,7 @@ def add_parser(verbs: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     if args.seeds < 1:
-        raise ValueError(f"--seeds {args.seeds}: at least 1")
+        raise ValueError(f"--seeds {args.seeds}: must be at least 1")
     end = time.monotonic() + args.minutes * 60
     stop = (lambda: time.monotonic() > end) if args.minutes else (lambda: False)
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -332,7 +332,7 @@ def main(args: argparse.Namespace) -> int:
             settings, args.ratio, args.seeds, args.data, args.folder, args.out, existing_device(args.device), stop
         )
     except Stopped as stopped:
-        print(f"{stopped}; the same command continues")
+        print(f"{stopped}; repeat the command to continue")
         return EXIT_STOPPED
     except TrainedByOthers as left:
         print(left)

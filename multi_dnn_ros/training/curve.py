@@ -245,7 +245,7 @@ def training_of(path: Path, source: Source, settings: Settings, data: Data) -> d
     wanted = (settings.model, tuple(data.labels), settings.size, data.name.partition(":")[0])
     if description.plan or found != wanted:
         raise ValueError(
-            f"{path}: holds {'a decomposed ' if description.plan else ''}{_describe(*found)}; required is "
+            f"{path}: holds {'a decomposed ' if description.plan else ''}{_describe(*found)}; required: "
             f"{_describe(*wanted)}; name another --folder"
         )
     return training

@@ -52,8 +52,8 @@ def process_group(device: str) -> Iterator[torch.device]:
     except RuntimeError as error:
         if PROCESS_LOST.search(str(error)):
             raise TrainingError(
-                f"another process of this training has ended ({summarize_error(error)}); the same command continues "
-                "from --checkpoint"
+                f"another process of this training has ended ({summarize_error(error)}); repeat the command to "
+                "continue from --checkpoint"
             ) from error
         raise
     finally:

@@ -118,7 +118,7 @@ class CocoBoxes:
             ) from None
         for name, width, height in entries.values():
             if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise DatasetError(f"{annotations}: file_name '{name}' leads out of {images}")
+                raise DatasetError(f"{annotations}: file_name '{name}' points outside {images}")
             if not (0 < width < math.inf and 0 < height < math.inf):
                 raise DatasetError(f"{annotations}: image {name} is {width} x {height}")
         if not known:

@@ -22,7 +22,7 @@ class OverlayFileError(ValueError):
 def check_new_overlay(path: Path) -> None:
     """Raise OverlayFileError unless OverlayFiles can create `path`: its name is allowed, and nothing has it."""
     if path.exists():
-        raise OverlayFileError(f"{path} exists already; nothing is overwritten")
+        raise OverlayFileError(f"{path} already exists; nothing is overwritten")
     if path.suffix not in ("", ".mp4"):
         raise OverlayFileError(f"overlay {path}: allowed: a name that ends in .mp4, or a folder")
 
@@ -81,7 +81,7 @@ class OverlayFiles(AtomicWriter):
                     f"video {self.path} cannot be written: it has {written} of {self.count} pictures; is the disk full?"
                 )
             if self.path.exists():
-                raise OverlayFileError(f"{self.path} exists already; nothing is overwritten")
+                raise OverlayFileError(f"{self.path} already exists; nothing is overwritten")
             self._partial.rename(self.path)
         finally:
             self._partial.unlink(missing_ok=True)

@@ -173,7 +173,7 @@ def test_a_dnn_with_too_large_an_error_stays_float32_and_the_reason_is_logged(ca
     stages = int8(module)
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert line.startswith("lane stays float32, because int8 fails: output 0 is off by")
-    assert "allowed is 0.2 of that" in line
+    assert "allowed: 0.2 of that" in line
     assert "QLinearConv" not in operators(stages[0])
     image = (torch.rand(1, 3, 32, 48),)
     with torch.inference_mode():
@@ -240,10 +240,10 @@ def test_a_batch_has_the_results_of_its_images_alone() -> None:
 @pytest.mark.parametrize(
     ("found", "wanted", "message"),
     [
-        ([0.0, 1.3], [0.0, 1.0], "output 0 is off by 0.212 .* with a standard deviation of 0.5, allowed is 0.2 of"),
+        ([0.0, 1.3], [0.0, 1.0], "output 0 is off by 0.212 .* with a standard deviation of 0.5, allowed: 0.2 of"),
         ([0.0, float("nan")], [0.0, 1.0], "output 0 holds NaN"),
         ([0.0, 1.0], [0, 1], "output 0 has another shape or type"),
-        ([0, 1], [1, 1], "output 0 differs in 50.0% of its values, allowed is 10%"),
+        ([0, 1], [1, 1], "output 0 differs in 50.0% of its values, allowed: 10%"),
     ],
 )
 def test_the_comparison_names_the_output_and_the_tolerance(found: list, wanted: list, message: str) -> None:

@@ -172,8 +172,8 @@ def test_a_provider_that_does_not_load_is_one_line_and_the_next_one_runs(
     with caplog.at_level(logging.WARNING):
         ready = prepare("openvino:gpu", "cpu")
     assert [record.message for record in caplog.records] == [
-        "lane does not run on openvino:gpu: execution provider openvino:gpu does not load for lane: its device gpu or "
-        "the driver for it is missing"
+        "lane does not run on openvino:gpu: execution provider openvino:gpu cannot be loaded for lane: its device gpu "
+        "or the driver for it is missing"
     ]
     assert ready[0].choice.text == "cpu"
     assert agrees(ready)
@@ -194,7 +194,7 @@ def test_a_required_provider_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ProviderError, match=r"lane cannot run on openvino:gpu: .* was built without it; it has cpu"):
         prepare("openvino:gpu", required=True)
     Installed(monkeypatch, "openvino")
-    with pytest.raises(ProviderError, match=r"lane cannot run on openvino:gpu: .*does not load for lane"):
+    with pytest.raises(ProviderError, match=r"lane cannot run on openvino:gpu: .*cannot be loaded for lane"):
         prepare("openvino:gpu", required=True)
 
 

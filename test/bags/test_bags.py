@@ -178,7 +178,7 @@ def test_extra_files_become_part_of_the_recording(tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "bag").mkdir()
-    with pytest.raises(BagError, match=r"bag exists already"):
+    with pytest.raises(BagError, match=r"bag already exists"):
         BagWriter(tmp_path / "bag")
 
 

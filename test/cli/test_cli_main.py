@@ -117,7 +117,7 @@ def test_wrong_usage_names_the_argument(arguments: list[str], text: str, capsys:
         (["camera", "scenes", "--transport", "compressed", "--encoding", "bgr8"], 2, "--encoding is for raw images"),
         (["camera", "scenes", "--size", "20x20"], 1, "20x20"),
         (["replay", "nowhere", "out"], 1, "bag nowhere does not exist"),
-        (["replay", "nowhere", "."], 2, "OUT_BAG . exists already"),
+        (["replay", "nowhere", "."], 2, "OUT_BAG . already exists"),
         (["replay", "in", "out", "--params-file", "nowhere.yaml"], 1, "nowhere.yaml"),
         (["replay", "in", "out", "--device", "abacus"], 2, "--device is 'abacus'; allowed: auto, cpu"),
         (["replay", "in", "out", "--ros-args", "-r", "a:=b"], 2, "--ros-args are for commands that start a ROS node"),

@@ -148,7 +148,7 @@ def test_lanes_of_a_crop_in_generated_road(tmp_path: Path) -> None:
         (["--params-file", "FILE", "--instances", "2"], "--instances is for MODEL"),
         (["--params-file", "FILE", "--tables", "tables"], "--tables is for MODEL"),
         (["--params-file", "FILE", "--dnn", "other"], "--dnn is 'other'; the parameter file has: road"),
-        (["--params-file", "none.yaml"], "--params-file is none.yaml, and there is no such file"),
+        (["--params-file", "none.yaml"], "--params-file is none.yaml: no such file"),
         (["--params-file", "FILE", "--data", "cifar10:x"], "kind 'cifar10' has no images of a camera"),
     ],
 )

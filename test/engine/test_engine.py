@@ -247,7 +247,7 @@ def test_invalid_arguments_are_named_in_the_error(recorder):
         Engine([task("a", jobs=0)], on_result=print)
     with pytest.raises(ValueError, match="workers is 0"):
         Engine([task("a")], on_result=print, workers=0)
-    with pytest.raises(ValueError, match="policy is 'lifo'; allowed are fifo, priority, edf"):
+    with pytest.raises(ValueError, match="policy is 'lifo'; allowed: fifo, priority, edf"):
         Engine([task("a")], on_result=print, policy="lifo")
     with pytest.raises(ValueError, match="'rear'; served cameras: front"):
         Engine([task("a")], on_result=print).offer(frame("rear"))

@@ -439,7 +439,7 @@ def test_execution_providers_must_fit_device_precision_and_backend(monkeypatch: 
 def test_a_file_without_read_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = exported(tmp_path)
     monkeypatch.setattr("multi_dnn_ros.models.weights.os.access", lambda path, mode: False)  # root may read everything
-    assert "cells.pt2': this user may not read it" in problems({}, model=file, **YOLO)[0]
+    assert "cells.pt2': this user has no permission to read it" in problems({}, model=file, **YOLO)[0]
 
 
 def test_truncated_external_data_is_reported(tmp_path: Path) -> None:

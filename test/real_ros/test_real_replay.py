@@ -115,5 +115,5 @@ def test_the_launch_fails_if_a_frame_is_missing(
 def test_an_existing_output_ends_the_launch(ros: RosSystem, middleware: str, parameters: str, tmp_path: Path) -> None:
     launched = replay(ros, tmp_path, tmp_path, parameters)
     assert launched.process.returncode == 1
-    assert "exists already; nothing is overwritten" in launched.text()
+    assert "already exists; nothing is overwritten" in launched.text()
     assert "configured:" not in launched.text()

@@ -66,7 +66,7 @@ def test_a_device_is_tried_with_a_small_file() -> None:
     with pytest.raises(JpegUnavailable, match=r"differs from OpenCV's by \d+\.\d levels"):
         make_jpeg_decoder(CPU)
     del JPEG_DECODERS["cpu"]
-    with pytest.raises(JpegUnavailable, match="device cpu decodes no JPEG files"):
+    with pytest.raises(JpegUnavailable, match="device cpu cannot decode JPEG files"):
         make_jpeg_decoder(CPU)
 
 

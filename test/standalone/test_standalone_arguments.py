@@ -39,7 +39,7 @@ def test_a_complete_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "error", "text"),
     [
-        (["--bogus", "x"], errors.UnknownROSArgsError, "--bogus x; known are -p"),
+        (["--bogus", "x"], errors.UnknownROSArgsError, "--bogus x; known: -p"),
         (["-p", "rate"], ValueError, "name:=value, not 'rate'"),
         (["-p", "rate:=[1, a]"], ParameterFileError, "-p rate: .*found: int, string"),
         (["-p", "rate:={"], ParameterFileError, "not valid YAML"),

@@ -47,7 +47,7 @@ def test_the_complete_life_cycle_twice(make_node: Callable[..., Any]) -> None:
     assert node.trigger_shutdown() is TransitionCallbackReturn.SUCCESS
     assert node._machine.state.label == "finalized"
     assert node.calls[:2] == [("on_configure", "unconfigured"), ("on_activate", "inactive")]
-    with pytest.raises(RCLError, match="'configure' is not allowed in state 'finalized'; allowed are none"):
+    with pytest.raises(RCLError, match="'configure' is not allowed in state 'finalized'; allowed: none"):
         node.trigger_configure()
 
 

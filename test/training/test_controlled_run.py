@@ -44,7 +44,7 @@ def test_a_stopped_or_killed_run_continues_where_it_ended(
     # Stopped after each epoch but the last of a network, and after each further training: 1 + 4 * seeds.
     assert codes == [EXIT_STOPPED] * (1 + 4 * seeds) + [0]
     shown = capsys.readouterr().out
-    assert "stopped after epoch 1 of 2; the same command continues" in shown
+    assert "stopped after epoch 1 of 2; repeat the command to continue" in shown
     content = json.loads((whole / "out.json").read_text())
     assert list(content["runs"]) == [
         f"{variant} {seed}" for seed in range(seeds) for variant in ("decomposed", "control")

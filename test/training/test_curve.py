@@ -77,7 +77,7 @@ def test_an_original_of_another_size_or_data_is_no_baseline(
 
     assert main(command("32", colours, "first.json")) == 0
     assert main(command("48", colours, "second.json")) == 1
-    assert "of 2 classes at 32x32, trained on classes; required is torchvision:" in capsys.readouterr().err
+    assert "of 2 classes at 32x32, trained on classes; required: torchvision:" in capsys.readouterr().err
     other = tmp_path / "other"
     for part in ("train", "val"):
         shutil.copytree(colours / part / "green", other / part / "lime")

@@ -175,7 +175,7 @@ def test_boxes_that_do_not_fit_into_a_row_are_named(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"images": [{"id": 7, "file_name": "c.png", "width": 96, "height": 64}]}, r"c\.png: no such image \(1 of 1"),
-        ({"images": [{"id": 7, "file_name": "../a.png", "width": 9, "height": 6}]}, "leads out of"),
+        ({"images": [{"id": 7, "file_name": "../a.png", "width": 9, "height": 6}]}, "points outside"),
         ({"images": [{"id": 7, "file_name": "a.png", "width": 0, "height": 64}]}, "a.png is 0"),
         ({"images": [{"id": 7, "file_name": "a.png", "width": 96, "height": float("nan")}]}, "a.png is 96.0 x nan"),
         ({"images": 5}, "not COCO's detection format"),

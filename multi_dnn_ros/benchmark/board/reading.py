@@ -19,7 +19,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises UsageError, one line, if there is none."""
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"{path} has more than {_MAX_BYTES >> 20} MiB; not a file of `multi-dnn benchmark`")
+            raise UsageError(f"{path} is larger than {_MAX_BYTES >> 20} MiB; not a file of `multi-dnn benchmark`")
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None

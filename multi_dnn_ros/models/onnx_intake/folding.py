@@ -152,7 +152,7 @@ class _Folding:
         except defs.SchemaError:
             raise Refusal(
                 f"operator {node_name(node)} is not part of ONNX opset {version}; allowed: standard operators; export "
-                "the network without operators of its own"
+                "the network without custom operators"
             ) from None
 
     def _infer(self, node: Any) -> Any:

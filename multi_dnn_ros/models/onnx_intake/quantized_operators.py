@@ -76,7 +76,7 @@ class _Rewriting:
             elif node.domain == _OWN_DOMAIN and node.op_type.startswith(("Q", "DynamicQuantize")):
                 raise Refusal(
                     f"operator {node_name(node)} is a quantized operator of ONNX Runtime without a float32 "
-                    "counterpart here; quantize the network with quant_format=QuantFormat.QDQ, or take its float32 file"
+                    "counterpart here; quantize the network with quant_format=QuantFormat.QDQ, or use its float32 file"
                 )
             else:
                 self.nodes.append(node)
