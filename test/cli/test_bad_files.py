@@ -303,7 +303,7 @@ def test_a_replay_that_is_told_to_end_leaves_nothing(
         ("out/seen.mp4", "is in OUT_BAG"),
         ("out", "is in OUT_BAG"),
         ("seen.avi", "allowed: a name that ends in .mp4, or a folder"),
-        ("there", "exists already"),
+        ("there", "already exists"),
     ],
 )
 def test_a_wrong_overlay_is_reported_before_any_dnn_is_prepared(
@@ -322,7 +322,7 @@ def test_the_overlay_of_each_camera_must_be_new(drive: Path, capsys: pytest.Capt
     (drive / "seen_rear.mp4").write_text("mine")
     assert main(["replay", "in", "out", "--params-file", "two.yaml", "--overlay", "seen.mp4"]) == 2
     error = capsys.readouterr().err
-    assert "seen_rear.mp4 exists already" in error
+    assert "seen_rear.mp4 already exists" in error
     assert "preparing" not in error
     assert (drive / "seen_rear.mp4").read_text() == "mine"
 
