@@ -29,7 +29,9 @@ def test_a_killed_fleet_continues_with_the_same_losses(
     """
     changes = {"model": "torchvision:shufflenet_v2_x0_5", "lr": 2e-5, "precision": "fp64"}
     job = job.model_copy(update={**changes, "steps": 60 if turns else 100, "checkpoint_every_s": 0.2})
-    jobs = {"a": job, "b": job.model_copy(update={"name": "b", "steps": 130})}
+    # With turns, `b` trains first, and long enough that it pauses for `a`.
+    b = job.model_copy(update={"name": "b", "steps": 300})
+    jobs = {"a": job.model_copy(update={"start_after_s": 3.0 if turns else 0.0}), "b": b}
     content = [jobs[name].model_dump(mode="json", exclude_defaults=True) for name in names]
     (tmp_path / "jobs.yaml").write_text(yaml.safe_dump({"period_s": 0.5, "turns": turns, "jobs": content}))
     arguments = ["fleet", str(tmp_path / "jobs.yaml"), "--units", units, "--folder", str(tmp_path / "runs")]
