@@ -114,6 +114,7 @@ def _replace_closed_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets this number, the lowest that is free
+            os.set_inheritable(number, True)  # otherwise it is closed in the processes that this one starts
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  for the rest of the process
 

@@ -19,6 +19,8 @@ from multi_dnn_ros.settings.params_sections import read_text
 
 #: Keys of a job that may change between two runs of the same training.
 _CHANGEABLE = {"name", "priority", "checkpoint_every_s", "join_limit_s", "busy_limit_s", "start_after_s", "output"}
+#: Highest value of the time limits of a job: a year. PyTorch does not accept arbitrarily long waits.
+MAX_LIMIT_S = 31_536_000.0
 
 
 class JobsFileError(ValueError):
@@ -59,11 +61,13 @@ class FleetJob(FileModel):
     join_limit_s: float = Field(
         default=600.0,
         gt=0,
+        le=MAX_LIMIT_S,
         description="longest time from other shares until the second step with them; then the job counts as hung",
     )
     busy_limit_s: float = Field(
         default=7200.0,
         gt=0,
+        le=MAX_LIMIT_S,
         description="longest time for reading the data, for a checkpoint and for scoring; then the job counts as hung",
     )
     start_after_s: float = Field(default=0.0, ge=0, description="seconds from the fleet's start until the job is added")

@@ -42,7 +42,7 @@ from multi_dnn_ros.training.checks import CheckedData
 from multi_dnn_ros.training.trainable import Trainable
 
 LOOPBACK = "127.0.0.1"
-#: Longest wait for another rank. The supervisor notices earlier that a rank hangs, and says which.
+#: Longest wait for another rank, at least. The supervisor notices earlier that a rank hangs, and says which.
 _TIMEOUT_S = 1800.0
 _REPORT_S, _WINDOW = 0.25, 20
 
@@ -267,7 +267,9 @@ class Rank:
             torch.cuda.empty_cache()
 
     def _join_group(self, members: list[int], name: str) -> None:
-        timeout = timedelta(seconds=max(_TIMEOUT_S, 2 * self.setup.job.join_limit_s))
+        # The others also wait while the first active rank writes a checkpoint.
+        job = self.setup.job
+        timeout = timedelta(seconds=max(_TIMEOUT_S, 2 * job.join_limit_s, 2 * job.busy_limit_s))
         store = TCPStore(self.setup.host, self.setup.port, is_master=False, timeout=timeout)
         dist.init_process_group(
             "nccl" if self._device.type == "cuda" else "gloo",

@@ -155,8 +155,8 @@ class Supervisor:
         self._save_again()
         self._leave_out()
         self._give_turns()
-        if self.measuring is not None and not self.measuring.is_awaited:
-            self._postpone_measurement(self.measuring)
+        if self.measuring is not None:
+            self._check_measurement(self.measuring)
         if self.measuring is None and not self._changes:
             if starting := self._ready_to_start():
                 self._start(min(starting, key=lambda job: job.attempts))  # those that did not fail first
@@ -307,14 +307,20 @@ class Supervisor:
             and self._has_room(job)
         ]
 
-    def _postpone_measurement(self, job: RunningJob) -> None:
-        """Let other jobs be measured and decisions be made while this one joins its units, where a rank may hang."""
+    def _check_measurement(self, job: RunningJob) -> None:
+        """End the measurement, for which the others pause, of a job that makes no steps for long. It is measured later,
+        unless it has made its last step.
+        """
         assert job.processes is not None
-        self.show_line(
-            f"{job.name}: {job.processes.timer.activity} takes longer than {AWAITED_S:g} s; the job is measured later"
-        )
-        job.state.status = "starting"
-        self._release_measurement(job)
+        if job.is_trained:  # it is being scored, which can take hours
+            self._release_measurement(job)
+        elif not job.processes.timer.is_awaited:
+            self.show_line(
+                f"{job.name}: {job.processes.timer.activity} takes longer than {AWAITED_S:g} s; the job is measured "
+                "later"
+            )
+            job.state.status = "starting"
+            self._release_measurement(job)
 
     def _others(self, job: RunningJob) -> list[JobProcesses]:
         """The processes of the other jobs that have shares."""

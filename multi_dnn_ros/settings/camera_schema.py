@@ -49,7 +49,7 @@ class CameraConfig(Section):
         "auto",
         description="Where JPEG images are decoded (transport compressed). auto: on the GPU, by nvJPEG, if all DNNs of "
         "the camera run on GPUs that can decode JPEG; otherwise on the CPU. cpu: on the CPU. gpu: as auto, but "
-        "configuring fails if one of these devices cannot decode JPEG. PNG, and kinds of JPEG that nvJPEG does not "
+        "configuring fails if a device of these DNNs cannot decode JPEG. PNG, and kinds of JPEG that nvJPEG does not "
         "support, are always decoded on the CPU (docs/cameras.md).",
     )
     rate_hz: float = Field(

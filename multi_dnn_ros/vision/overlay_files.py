@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import cv2
@@ -87,10 +88,15 @@ class OverlayFiles(AtomicWriter):
             self._partial.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Close without a video; pictures in a folder stay."""
+        """Close without a video; pictures in a folder stay. An empty folder is removed, so that the next attempt can
+        create it.
+        """
         self._first = None
         self._release()
         self._partial.unlink(missing_ok=True)
+        if not self._is_video:
+            with suppress(OSError):  # not empty, or gone
+                self.path.rmdir()
 
     def _release(self) -> None:
         if self._video is not None:

@@ -267,6 +267,20 @@ def test_a_replay_keeps_its_results_if_the_overlay_does_not_fit_on_the_disk(
     assert not (drive / "seen.mp4").exists()
 
 
+@pytest.mark.parametrize("overlay", ["seen.mp4", "pictures"])
+def test_a_replay_whose_dnn_cannot_be_prepared_leaves_no_overlay(
+    drive: Path, overlay: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise the same command fails again after its parameters were corrected, because the folder exists."""
+    (drive / "none.onnx").write_text("")
+    command = ["replay", "in", "out", "--params-file", "one.yaml", "--overlay", overlay]
+    (drive / "bad.yaml").write_text((drive / "one.yaml").read_text().replace("{backend", "{model: none.onnx, backend"))
+    assert main([*command[:4], "bad.yaml", *command[5:]]) == 1
+    assert "none.onnx" in capsys.readouterr().err
+    assert not (drive / overlay).exists()
+    assert main(command) == 0
+
+
 @pytest.fixture
 def usual_handlers() -> Iterator[None]:
     """The handlers of a new process, whatever other tests have left."""

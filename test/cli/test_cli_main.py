@@ -57,11 +57,14 @@ def test_arguments_that_are_not_utf8_are_refused_before_any_work(capsys: pytest.
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams_are_replaced(closed: str, tmp_path: Path) -> None:
-    """Otherwise libraries that write to stderr write into the first files that the command opens."""
+    """Otherwise libraries that write to stderr write into the first files that the command opens, or one of the
+    processes that it starts.
+    """
+    child = "import os; [os.fstat(number) for number in range(3)]"
     program = (
-        "import os, sys; from multi_dnn_ros.cli import main as cli;"
+        "import os, subprocess, sys; from multi_dnn_ros.cli import main as cli;"
         "cli.build_parser = lambda *verbs: sys.exit(0 if os.open('new', os.O_CREAT) > 2 and sys.stderr and sys.stdout "
-        "else 5);"
+        f"and not subprocess.run([sys.executable, '-c', '{child}']).returncode else 5);"
         "cli.main([])"
     )
     command = f'"$0" -c "$1" {closed}'

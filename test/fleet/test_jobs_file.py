@@ -54,6 +54,7 @@ def test_problems_of_all_jobs_are_listed_and_nothing_else(tmp_path: Path) -> Non
             {"jobs": [{**JOB, "global_batch": 9}]},
             "job 'a': global_batch = 9: Input should be greater",
         ),
+        ({"jobs": [{**JOB, "busy_limit_s": 1e15}]}, "job 'a': busy_limit_s = 1000000000000000.0: Input should be less"),
         ({"jobs": [{**JOB, "epochs": 3}]}, "job 'a': give either epochs or steps"),
         ({"jobs": [{key: JOB[key] for key in JOB if key != "data"}]}, "job 'a': key 'data' is missing"),
         ({"jobs": [JOB, dict(JOB)]}, "several jobs are named a"),

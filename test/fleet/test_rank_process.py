@@ -138,3 +138,21 @@ def test_a_rank_builds_its_network_once(job: FleetJob, tmp_path: Path, monkeypat
     network = weakref.ref(built.pop().network)
     other._apply(Command(1, (0, 10)))
     assert network() is None
+
+
+@pytest.mark.parametrize("limit", ["join_limit_s", "busy_limit_s"])
+def test_ranks_wait_for_each_other_longer_than_the_supervisor(
+    limit: str, job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one writes a checkpoint for as long as it may: the others must not fail earlier, and be blamed."""
+    waits: list[float] = []
+    monkeypatch.setattr(rank_process, "TCPStore", lambda *given, **options: None)
+    monkeypatch.setattr(rank_process, "PrefixStore", lambda *given: None)
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group",
+        lambda *given, **options: waits.append(options["timeout"].total_seconds()),
+    )  # fmt: skip
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    slow = job.model_copy(update={limit: 10_000.0})
+    Rank(RankSetup(slow, 0, parse_unit("cpu:1"), tmp_path, LOOPBACK, 0, "a"), Pipe()[1])._join_group([0, 1], "1")
+    assert waits[0] > 10_000.0

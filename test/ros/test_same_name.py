@@ -53,6 +53,7 @@ def test_both_nodes_warn_until_one_ends(domain: int, tmp_path: Path, fork_server
     for node in (first, second):
         node.until(WARNING)
         assert "-r __ns:=/robot2" in node.log.read_text()
+    elsewhere.until("robot2.multi_dnn")  # it runs, and looks for other nodes, too
     first.end()
     second.until(GONE)
     second.end()
