@@ -19,18 +19,13 @@ class AloneMeasurement:
     def __init__(self) -> None:
         self.job: RunningJob | None = None
         self._phases: list[Shares] = []  # the present one first
-        self._step_s: list[float] = []  # of the phases that are complete
         self._others_pause = False
 
     def begin(self, job: RunningJob, phases: Sequence[Shares]) -> None:
-        """Measure a job, whose processes have been started, with each of these shares; the shortest time counts.
-
-        An unfinished measurement leaves the time alone unknown: that with the first shares only can be several times
-        too long, and would be kept in the state of the job.
-        """
+        """Measure a job, whose processes have been started, with each of these shares; the shortest time counts."""
         assert job.processes is not None
         job.state.status = "measured"
-        self.job, self._phases, self._step_s = job, list(dict.fromkeys(phases)), []
+        self.job, self._phases = job, list(dict.fromkeys(phases))
         self._begin_phase(job.processes)
 
     def take(self, report: Report, others: Sequence[JobProcesses]) -> bool:
@@ -48,7 +43,7 @@ class AloneMeasurement:
         if report.count <= ALONE_STEPS:
             return False
         state = self.job.state
-        self._step_s.append(report.step_s)
+        state.alone_s = min(state.alone_s, report.step_s) if state.alone_s else report.step_s
         state.times.record(self.job.shares, report.step_s)
         del self._phases[0]
         if self._phases:
@@ -56,7 +51,7 @@ class AloneMeasurement:
             self._begin_phase(self.job.processes)
             return False
         self.job = None
-        state.status, state.alone_s = "running", min(self._step_s)
+        state.status = "running"
         for other in others:
             other.send(other.shares)
         return True

@@ -212,62 +212,23 @@ def test_a_measurement_does_not_wait_for_a_job_that_is_scored(
     run_until(act, path, launcher)
 
 
-@pytest.mark.parametrize(
-    ("busy", "shares"),
-    [
-        (Busy("joining units 0, 1", 600.0, "join_limit_s"), (5, 5)),
-        (Busy("writing a checkpoint", 7200.0, "busy_limit_s"), (10, 0)),
-    ],
-)
-def test_an_unfinished_measurement_is_begun_again(
-    busy: Busy, shares: tuple[int, ...], job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("done", "busy"), [(1000, None), (10, Busy("writing a checkpoint", 7200.0, "busy_limit_s"))])
+def test_no_job_pauses_for_long_for_one_that_is_measured_and_makes_no_steps(
+    done: int, busy: Busy | None, job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`d` is busy for long while it is measured with these shares, the second of which are those on both units. `a`
-    continues meanwhile, and the time of `d` alone is known only after a complete measurement.
-    """
+    """`d` makes its last step while it is measured, and is scored for hours; or its disk does not answer."""
     monkeypatch.setattr("multi_dnn_ros.fleet.report_timer.AWAITED_S", 0.5)
-    monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._TICK_S", 0.02)
-    path, launcher = write(tmp_path / "jobs.yaml", job, "a"), SimulatedLauncher(UNITS)
-    is_busy = False
-
-    def act(supervisor: Supervisor, lines: list[str]) -> bool:
-        nonlocal is_busy
-        jobs = supervisor.jobs
-        a = jobs["a"].processes
-        if not jobs["a"].placed or a is None:
-            return False
-        if "d" not in jobs:
-            write(path, job, "ad")
-            return False
-        d = jobs["d"]
-        rank = launcher.ranks.get(("d", 0))
-        if supervisor.measuring is d and d.shares == shares and not is_busy and rank is not None:
-            is_busy, rank.busy = True, busy
-        elif is_busy and supervisor.measuring is None and rank is not None and rank.busy is not None:
-            assert d.state.status == "starting"
-            assert not d.state.alone_s
-            assert not a.pause_requested
-            rank.busy = None
-        return d.placed
-
-    _, lines = run_until(act, path, launcher)
-    assert f"d: {busy.activity} takes longer than 30 s; the job is measured later" in lines
-    assert lines.count("d: started; measured alone") == 2, lines
-    assert lines.count("d: 100.0 ms per step alone") == 1, lines
-
-
-def test_no_job_pauses_for_one_that_is_scored_before_it_was_measured(
-    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`d` makes its last step while it is measured, and scoring can take hours: `a` continues."""
+    monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._STOP_S", 0.1)
     monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._TICK_S", 0.02)
     path, launcher = write(tmp_path / "jobs.yaml", job, "a"), SimulatedLauncher(UNITS)
 
-    class LastSteps(SimulatedRank):
+    class FewSteps(SimulatedRank):
+        """Not enough for the measurement."""
+
         def send(self, command: Command) -> None:
             super().send(command)
             if self._report is not None:
-                self._report = Report(command.number, 1000, 1000, 2, 0.1, 1.0)
+                self._report = Report(command.number, done, 1000, 3, 0.1, 1.0)
 
     def act(supervisor: Supervisor, lines: list[str]) -> bool:
         jobs = supervisor.jobs
@@ -275,10 +236,13 @@ def test_no_job_pauses_for_one_that_is_scored_before_it_was_measured(
         if not jobs["a"].placed or a is None:
             return False
         if "d" not in jobs:
-            monkeypatch.setattr("simulated_launcher.SimulatedRank", LastSteps)
+            monkeypatch.setattr("simulated_launcher.SimulatedRank", FewSteps)
             write(path, job, "ad")
             return False
-        return jobs["d"].is_trained and supervisor.measuring is None and not a.pause_requested
+        if busy is not None and supervisor.measuring is jobs["d"] and a.is_paused and jobs["d"].is_current:
+            launcher.ranks["d", 0].busy = busy
+        return "d: started; measured alone" in lines and supervisor.measuring is None and not a.pause_requested
 
     _, lines = run_until(act, path, launcher)
-    assert lines.count("d: started; measured alone") == 1, lines
+    later = "d: writing a checkpoint takes longer than 30 s; the job is measured later"
+    assert lines.count(later) == (busy is not None), lines
