@@ -29,7 +29,7 @@ from multi_dnn_ros.fleet.watched_file import WatchedJobsFile
 _ATTEMPTS, _STOP_S, _END_S = 3, 60.0, 5.0
 _TICK_S, _GRACE_S = 0.1, 0.5
 #: Most seconds of one iteration that count as time in which a job could have reported. A longer one means that the
-#: supervisor was stopped, maybe together with the ranks (Ctrl-Z), or was busy with other jobs.
+#: supervisor was stopped (Ctrl-Z), maybe together with the ranks (SIGSTOP), or was busy with other jobs.
 _MAX_COUNTED_S = 1.0
 #: Longest time until it is known how the process of a rank has ended.
 _CAUSE_S = 5.0

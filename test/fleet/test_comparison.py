@@ -210,7 +210,7 @@ def test_the_command_prints_and_writes_the_comparison(
     assert report["fair_against_baselines"]["total_time_ratio"] > 0.0
     assert (tmp_path / "out.png").stat().st_size > 1000
     assert main([*common, "--simulate", "x.json"]) == 2
-    assert "exclude each other" in capsys.readouterr().err
+    assert "cannot be combined" in capsys.readouterr().err
 
 
 def test_an_interrupted_comparison_has_written_the_complete_policies(
