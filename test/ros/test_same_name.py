@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from node_bench import Bench
 
 from multi_dnn_ros.common.processes import loopback_environment
-from multi_dnn_ros.ros.same_name import SameNameCheck
+from multi_dnn_ros.ros import same_name
+from multi_dnn_ros.ros.same_name import CONFIRMED_S, SameNameCheck
 
 WARNING = "another node is named /multi_dnn, too: the parameters, services and topics of these nodes"
 GONE = "no other node is named /multi_dnn any more"
-WAIT_S = 60.0
+WAIT_S = 60.0 + CONFIRMED_S
 
 
 class Run:
@@ -46,6 +47,7 @@ class Run:
         assert self.process.wait(20.0) == 0
 
 
+@pytest.mark.long
 def test_both_nodes_warn_until_one_ends(domain: int, tmp_path: Path, fork_server: ForkServer) -> None:
     first = Run(fork_server, domain, tmp_path / "first")
     second = Run(fork_server, domain, tmp_path / "second")
@@ -61,7 +63,8 @@ def test_both_nodes_warn_until_one_ends(domain: int, tmp_path: Path, fork_server
     assert [node.log.read_text().count("another node is named") for node in (first, second, elsewhere)] == [1, 1, 0]
 
 
-def test_the_status_of_the_node_shows_it(bench: Bench) -> None:
+def test_the_status_of_the_node_shows_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(same_name, "CONFIRMED_S", 0.0)
     bench.node()
     bench.until(lambda: bench.status("node").message == "unconfigured", "the status of the only node")
     assert bench.change("configure")
@@ -94,14 +97,38 @@ class Graph:
         return self.nodes
 
 
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_entry_of_a_killed_node_causes_no_warning() -> None:
+    """As after a restart: the node is started again while the list still contains the killed one."""
+    graph, warnings, lines, clock = Graph(), [], [], Clock()
+    check = SameNameCheck(graph, warnings.append, lines.append, clock)
+    for _ in range(3):  # killed repeatedly: the times do not add up
+        graph.nodes = [("dnn", "/robot")] * 2
+        for _ in range(20):
+            check.update()
+            clock.now_s += 1.0
+        graph.nodes = [("dnn", "/robot")]
+        check.update()
+    assert (warnings, lines, check.text) == ([], [], "")
+
+
 @given(st.lists(st.lists(st.sampled_from([("dnn", "/robot"), ("dnn", "/"), ("camera", "/robot")]), max_size=6)))
 def test_only_nodes_with_the_full_name_count(seen: list[list[tuple[str, str]]]) -> None:
     """For any sequence of node lists: a warning when the number of others grows, a line when none is left."""
-    graph, warnings, lines, before = Graph(), [], [], 0
-    check = SameNameCheck(graph, warnings.append, lines.append)
+    graph, warnings, lines, before, clock = Graph(), [], [], 0, Clock()
+    check = SameNameCheck(graph, warnings.append, lines.append, clock)
     for nodes in seen:
         graph.nodes = nodes
         warned, informed = len(warnings), len(lines)
+        check.update()
+        clock.now_s += CONFIRMED_S
         check.update()
         others = max(nodes.count(("dnn", "/robot")) - 1, 0)
         assert check.others == others
@@ -115,6 +142,9 @@ def test_only_nodes_with_the_full_name_count(seen: list[list[tuple[str, str]]]) 
 def test_the_text_counts_the_others(others: int, text: str) -> None:
     graph = Graph()
     graph.nodes = [("dnn", "/robot")] * (1 + others)
-    check = SameNameCheck(graph, lambda line: None, lambda line: None)
+    clock = Clock()
+    check = SameNameCheck(graph, lambda line: None, lambda line: None, clock)
+    check.update()
+    clock.now_s = CONFIRMED_S
     check.update()
     assert check.text == f"{text} /robot/dnn, too"
