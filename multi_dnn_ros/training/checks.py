@@ -159,7 +159,7 @@ def _report(what: str, faults: Sequence[str], count: int, max_faulty: float) -> 
     if not faults:
         return
     if len(faults) > max_faulty * count:
-        raise DatasetError(f"{what}: {_first_few(faults)}. allowed share: {max_faulty:g} (--max-faulty)")
+        raise DatasetError(f"{what}: {_first_few(faults)}; allowed share: {max_faulty:g} (--max-faulty)")
     log.warning("%s: %s", what, _first_few(faults))
 
 

@@ -73,7 +73,7 @@ def test_unreadable_images_are_left_out(folder: Path, content: bytes | None, cap
     data = checked(folder)
     assert counts(data) == [79, 20, 20]
     assert f"part train (80 images): 1 unusable: {path}: not a readable image" in caplog.text
-    with pytest.raises(DatasetError, match=r"1 unusable: .*7\.png.* share of 0\.01 \(--max-faulty\)"):
+    with pytest.raises(DatasetError, match=r"1 unusable: .*7\.png.* allowed share: 0\.01 \(--max-faulty\)"):
         checked(folder, 0.01)
 
 
