@@ -24,15 +24,19 @@ from multi_dnn_ros.planning.batch_units import parse_unit
 
 UNITS = (parse_unit("cpu:1"),)
 _PATIENCE_S = 120.0
+LONG_STEPS = 900
 
 
 @pytest.fixture
 def jobs(job: FleetJob, monkeypatch: pytest.MonkeyPatch) -> tuple[FleetJob, FleetJob]:
-    """`long` is started first, and has trained some steps when it must pause for `short`."""
+    """`long` is started first, and has trained some steps when it must pause for `short`.
+
+    It trains meanwhile, until the processes of `short` have started and read their data: seconds on a busy machine.
+    """
     monkeypatch.setattr(squeezenet, "SqueezeNet", Narrow)
     small = job.model_copy(update={"model": "torchvision:squeezenet1_1"})
     return (
-        small.model_copy(update={"name": "long", "steps": 300}),
+        small.model_copy(update={"name": "long", "steps": LONG_STEPS}),
         small.model_copy(update={"name": "short", "steps": 150, "seed": 1, "start_after_s": 1.0}),
     )
 
@@ -138,7 +142,7 @@ def test_a_killed_rank_of_a_paused_job_restarts_only_this_job(jobs: tuple[FleetJ
     supervisor = run(write(tmp_path / "jobs.yaml", *jobs), watch)
     assert any(line.startswith("long: unit 0 (cpu:1) was killed by SIGKILL") for line in watch.lines)
     assert {name: job.starts for name, job in supervisor.jobs.items()} == {"long": 2, "short": 1}
-    assert {name: len(job.losses) for name, job in supervisor.jobs.items()} == {"long": 300, "short": 150}
+    assert {name: len(job.losses) for name, job in supervisor.jobs.items()} == {"long": LONG_STEPS, "short": 150}
 
 
 def test_a_paused_job_is_cancelled_with_a_checkpoint(jobs: tuple[FleetJob, FleetJob], tmp_path: Path) -> None:
@@ -153,7 +157,7 @@ def test_a_paused_job_is_cancelled_with_a_checkpoint(jobs: tuple[FleetJob, Fleet
         "long": "cancelled", "short": "finished",
     }  # fmt: skip
     assert "long: cancelled; its checkpoint is kept" in watch.lines
-    assert 0 < torch.load(tmp_path / "runs/long/checkpoint.pt", weights_only=True)["done"] < 300
+    assert 0 < torch.load(tmp_path / "runs/long/checkpoint.pt", weights_only=True)["done"] < LONG_STEPS
 
 
 def test_an_interrupted_fleet_continues_paused_and_training_jobs(
