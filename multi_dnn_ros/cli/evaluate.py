@@ -288,9 +288,9 @@ def _rows(args: argparse.Namespace, data: Data) -> Rows:
 
     rows = data.part("test")
     report_unusable(data.name, rows)
-    return (
-        rows if args.limit is None or args.limit >= len(rows) else SomeRows(rows, evenly_spaced(args.limit, len(rows)))
-    )
+    if args.limit is None or args.limit >= len(rows):
+        return rows
+    return SomeRows(rows, evenly_spaced(args.limit, len(rows)))
 
 
 def _add_latency(

@@ -55,9 +55,8 @@ def whole_images(name: str, labels: Sequence[str], scenes: int, limit: int | Non
     """The test part of data ``KIND:PATH``: coco, lanes, road or drive.
 
     labels: classes whose true boxes are wanted. scenes: number of generated scenes for training; the test part has a
-    twelfth of it, at least 8. limit: maximum number of images, which are evenly
-    spaced. Raises DatasetError for another kind and for errors in
-    the data.
+    twelfth of it, at least 8. limit: maximum number of images, which are evenly spaced. Raises
+    DatasetError for another kind and for errors in the data.
     """
     kind = name.partition(":")[0]
     if kind not in _TRUTHS:

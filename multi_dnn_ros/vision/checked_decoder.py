@@ -48,29 +48,28 @@ class _CheckedParts:
         self._kind = kind
 
     def condense(self, outputs: Sequence[torch.Tensor]) -> Any:
-        try:
-            return self._parts.condense(outputs)
-        except OutputError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise ExtensionError(raised_text(extensions.DECODERS, self._name, "condensing", error)) from error
+        return _called(self._name, "condensing", self._parts.condense, outputs)
 
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
         return _checked(self._parts.decode, self._name, self._kind, outputs, source_size)
 
 
+def _called(name: str, step: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function of the decoder returns. Not extension_errors(), whose generator and log line would cost time per
+    frame.
+    """
+    try:
+        return function(*arguments)
+    except OutputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ExtensionError(raised_text(extensions.DECODERS, name, step, error)) from error
+
+
 def _checked(
     decode: _Decode, name: str, kind: ResultKind, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]
 ) -> Any:
-    try:
-        result = decode(outputs, source_size)
-    except OutputError:
-        raise
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # not extension_errors(), whose generator and log line would cost time per frame
-        raise ExtensionError(raised_text(extensions.DECODERS, name, "decoding", error)) from error
+    result = _called(name, "decoding", decode, outputs, source_size)
     if not isinstance(result, kind.type):
         decoder = extensions.display_name(extensions.DECODERS, name)
         found, expected = type(result).__name__, kind.type.__name__

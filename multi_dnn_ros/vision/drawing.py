@@ -30,7 +30,7 @@ PALETTE: tuple[Color, ...] = (
 )
 #: Opacity of masks drawn over the image, 0..1.
 _OPACITY = 0.45
-_FONT = cv2.FONT_HERSHEY_SIMPLEX
+FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _draw_latencies(canvas: npt.NDArray[np.uint8], layers: Sequence[Layer], scal
     if not lines:
         return
     font, pad = 0.9 * scale, max(3, round(8 * scale))
-    sizes = [cv2.getTextSize(line, _FONT, font, 1) for line in lines]
+    sizes = [cv2.getTextSize(line, FONT, font, 1) for line in lines]
     pitch = max(height + baseline for (_, height), baseline in sizes) + pad // 2
     width = max(width for (width, _), _ in sizes) + 2 * pad
     top = max(0, canvas.shape[0] - pitch * len(lines) - 2 * pad)
@@ -100,7 +100,7 @@ def _draw_latencies(canvas: npt.NDArray[np.uint8], layers: Sequence[Layer], scal
     background[...] = (background * 0.35).astype(np.uint8)
     for number, line in enumerate(lines):
         y = top + pad + pitch * (number + 1) - pad // 2
-        cv2.putText(canvas, line, (pad, y), _FONT, font, (255, 255, 255), 1, cv2.LINE_AA)
+        cv2.putText(canvas, line, (pad, y), FONT, font, (255, 255, 255), 1, cv2.LINE_AA)
 
 
 def blend(

@@ -9,9 +9,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.vision.drawing import Color
-
-_FONT = cv2.FONT_HERSHEY_SIMPLEX
+from multi_dnn_ros.vision.drawing import FONT, Color
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ def draw_tags(canvas: npt.NDArray[np.uint8], tags: Sequence[Tag], scale: float) 
     scale: of the text; 1 is for an image of 900 pixels.
     """
     font, pad = 0.9 * scale, max(2, round(4 * scale))
-    measured = [cv2.getTextSize(tag.text, _FONT, font, 1) for tag in tags]
+    measured = [cv2.getTextSize(tag.text, FONT, font, 1) for tag in tags]
     sizes = [(width + 2 * pad, height + baseline + 2 * pad) for (width, height), baseline in measured]
     corners = place_tags([tag.box for tag in tags], sizes, (canvas.shape[1], canvas.shape[0]))
     rows = list(zip(tags, sizes, measured, corners, strict=True))
@@ -37,7 +35,7 @@ def draw_tags(canvas: npt.NDArray[np.uint8], tags: Sequence[Tag], scale: float) 
         cv2.rectangle(canvas, (x, y), (x + width - 1, y + height - 1), tag.color, cv2.FILLED)
         is_dark = 0.299 * tag.color[0] + 0.587 * tag.color[1] + 0.114 * tag.color[2] < 128
         color = (255, 255, 255) if is_dark else (0, 0, 0)
-        cv2.putText(canvas, tag.text, (x + pad, y + height - baseline - pad), _FONT, font, color, 1, cv2.LINE_AA)
+        cv2.putText(canvas, tag.text, (x + pad, y + height - baseline - pad), FONT, font, color, 1, cv2.LINE_AA)
 
 
 def place_tags(
@@ -66,9 +64,8 @@ def place_tags(
         corners = np.maximum(np.minimum(corners, np.subtract(image, size)), 0)
         ends = corners + size
         earlier = taken[:number]
-        apart = ((corners[:, None] >= earlier[None, :, 2:]) | (ends[:, None] <= earlier[None, :, :2])).any(
-            axis=2
-        )  # by candidate and earlier tag
+        behind, before = corners[:, None] >= earlier[:, 2:], ends[:, None] <= earlier[:, :2]
+        apart = (behind | before).any(axis=2)  # by candidate and earlier tag
         chosen = int(np.argmax(apart.all(axis=1)))  # 0 if no place is free
         taken[number] = *corners[chosen], *ends[chosen]
     return [(int(x), int(y)) for x, y in taken[:, :2]]
