@@ -108,7 +108,7 @@ class JobsFile(FileModel):
         default=0.02, gt=0, lt=1, description="minimum reduction of a slow-down for which a change is kept"
     )
     turns: bool = Field(
-        default=False,
+        default=True,
         description="policy fair: jobs that share units train in turns, with the earliest deadline first, instead of "
         "at the same time",
     )

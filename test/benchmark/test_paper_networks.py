@@ -81,11 +81,12 @@ def test_a_file_other_than_the_scored_one_is_refused(scored: Path) -> None:
             manifest(scored)
 
 
-def result(path: Path, name: str, networks: dict[str, Any] | None) -> Path:
+def result(path: Path, name: str, networks: dict[str, Any] | None, settings: dict[str, Any] | None = None) -> Path:
     set_results: dict[str, Any] = {"dnns": ["vgg16"], "conditions": {}}
     if networks is not None:
         set_results["networks"] = networks
-    path.write_text(json.dumps({"scenario": "paper", "command": "x", "settings": {}, "sets": {name: set_results}}))
+    content = {"scenario": "paper", "command": "x", "settings": settings or {}, "sets": {name: set_results}}
+    path.write_text(json.dumps(content))
     return path
 
 
@@ -105,6 +106,27 @@ def test_a_table_does_not_mix_networks(tmp_path: Path) -> None:
         with pytest.raises(CommandError, match="the files mix networks: vgg16 is not the same network in set0 and set"):
             merged([one, with_other])
     assert mixed({}) == []
+
+
+def test_a_table_may_have_scored_networks_of_several_folders(tmp_path: Path) -> None:
+    """Their checksums say which networks they are. Without checksums, only the folder does."""
+
+    def results(networks: list[dict[str, Any] | None]) -> list[Path]:
+        return [
+            result(tmp_path / f"{name}.json", name, each, {"artifacts": f"/nets/{name}", "jobs": 8})
+            for name, each in zip("ab", networks, strict=True)
+        ]
+
+    scored: list[dict[str, Any] | None] = [
+        {name: {role: {"file": f"{role}.safetensors", "sha256": name} for role in ("original", "decomposed")}}
+        for name in ("vgg16", "resnet152")
+    ]
+    content = merged(results(scored))
+    assert set(content["sets"]) == {"a", "b"}
+    assert content["settings"] == {"artifacts": "/nets/a, /nets/b", "jobs": 8}
+    for without in (scored[0], None):
+        with pytest.raises(CommandError, match="settings artifacts: /nets/a and /nets/b"):
+            merged(results([without, None]))
 
 
 def test_decomposed_files_next_to_random_originals_are_named(tmp_path: Path) -> None:

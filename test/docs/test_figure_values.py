@@ -271,6 +271,14 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
             ("0.90", lambda it: it["fair_against_baselines"]["total_time_ratio"]),
         )
     ),
+    *(
+        ("five-trainings-on-two-gpus", figure, "fleet_2gpus_turns.json", compute)
+        for figure, compute in (
+            ("51", lambda it: 100 * _fair(it, "worse")),
+            ("24", lambda it: 100 * _fair(it, "better")),
+            ("0.82", lambda it: it["fair_against_baselines"]["total_time_ratio"]),
+        )
+    ),
     ("parallel-branches-of-one-image", "105", "branches_compiled_gpu.json", _tracker_gain),
     ("the-frames-of-a-dnn-on-four-gpus", "213", "node_2gpus_h100.json", _published_hz),
     ("cpu-time-of-the-built-in-networks-on-a-gpu", "3,411", "host_builtin_gpu_raw_after.json", _engine_switches_hz),

@@ -55,12 +55,13 @@ def test_all_policies_are_compared(
 def test_turns_of_the_file_are_simulated(files: tuple[Path, Path], tmp_path: Path) -> None:
     jobs, times = files
     found = []
-    for turns in ("", "turns: true\n"):
-        jobs.write_text(turns + jobs.read_text())
+    text = jobs.read_text()
+    for turns in (False, True):
+        jobs.write_text(text if turns else "turns: false\n" + text)
         output = tmp_path / "out.json"
         assert main(["fleet", str(jobs), "--simulate", str(times), "--gpus", "2", "--output", str(output)]) == 0
         content = json.loads(output.read_text())
-        assert content["jobs_file"]["turns"] == bool(turns)
+        assert content["jobs_file"]["turns"] == turns
         found.append(content["scenarios"][0]["policies"])
     together, in_turns = found
     assert in_turns["fair"]["mean_slow_down"] < 0.9 * together["fair"]["mean_slow_down"]

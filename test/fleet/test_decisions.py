@@ -80,13 +80,13 @@ class SharingRank(SimulatedRank):
 
 
 def entries(job: FleetJob, folder: Path, launcher: SharedUnits, count: int) -> list[Mapping[str, Any]]:
-    """The first `count` decisions about three jobs, without those that place them: a and b are on unit 0, c on unit 1.
+    """The first `count` decisions about three jobs that train at the same time, without those that place them.
 
-    Their step times alone are known.
+    a and b are on unit 0, c on unit 1. Their step times alone are known.
     """
     jobs = [job.model_copy(update={"name": name}) for name in ("a", "c", "b")]
     content = [each.model_dump(mode="json", exclude_defaults=True) for each in jobs]
-    (folder / "jobs.yaml").write_text(yaml.safe_dump({"period_s": 0.2, "jobs": content}))
+    (folder / "jobs.yaml").write_text(yaml.safe_dump({"period_s": 0.2, "turns": False, "jobs": content}))
     for each in jobs:
         (folder / "runs" / each.name).mkdir(parents=True)
         state = JobState(alone_s=_ALONE_S[each.name], limits=(10, 10), units=unit_keys(UNITS))
@@ -135,14 +135,17 @@ def test_a_change_that_slows_another_job_down_too_much_is_reverted(job: FleetJob
 
 
 class Timed:
-    """Decisions about two jobs every 60 s, so that a trial takes 10 s, with a clock that the test moves."""
+    """Decisions about two jobs that train at the same time, every 60 s, so that a trial takes 10 s.
+
+    The test moves the clock.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         monkeypatch.setattr(decisions, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         jobs = [{"name": "a", "model": "m", "data": "d", "global_batch": 100, "steps": 9}]
         launcher: Any = SimpleNamespace(units=UNITS)
-        self.decisions = Decisions(launcher, JobsFile.model_validate({"jobs": jobs}))
+        self.decisions = Decisions(launcher, JobsFile.model_validate({"turns": False, "jobs": jobs}))
         self.sent: list[str] = []
         self.jobs: dict[str, Any] = {
             name: SimpleNamespace(

@@ -23,7 +23,7 @@ def entry(seconds: float, reason: str, images_per_s: dict[str, float], **shares:
 def test_only_settled_periods_count() -> None:
     """Not those after the start or a change, trials, and the period in which a job ends."""
     jobs = [{"name": name, "model": "m", "data": "d", "global_batch": 100, "steps": 9} for name in "ab"]
-    file = JobsFile.model_validate({"period_s": 10.0, "jobs": jobs})
+    file = JobsFile.model_validate({"period_s": 10.0, "turns": False, "jobs": jobs})
     whole: dict[str, list[int]] = {"a": [10, 0], "b": [0, 10]}
     decisions = [
         entry(0, "start", {}, **whole),
@@ -43,7 +43,7 @@ def test_only_settled_periods_count() -> None:
 
 def test_of_jobs_that_train_in_turns_only_those_that_trained_count() -> None:
     jobs = [{"name": name, "model": "m", "data": "d", "global_batch": 100, "steps": 9} for name in "ab"]
-    file = JobsFile.model_validate({"period_s": 10.0, "turns": True, "jobs": jobs})
+    file = JobsFile.model_validate({"period_s": 10.0, "jobs": jobs})
     both = {"a": [10, 0], "b": [10, 0]}
     decisions = [
         {**entry(seconds, reason, images_per_s, **both), "training": training}

@@ -44,14 +44,22 @@ def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
 
 
 def merged(paths: Sequence[Path]) -> dict[str, Any]:
-    """The sets of several files; each set from one file.
+    """The sets of several files; each set from one file. The files may be of several folders of scored networks.
 
     Raises CommandError if they are not comparable, or if one name stands for different networks.
     """
     contents = [read_results(path) for path in paths]
+    folders = [content["settings"].get("artifacts") for content in contents]
     result = {**contents[0], "commands": [content["command"] for content in contents], "sets": {}}
+    result["settings"] = {
+        **contents[0]["settings"],
+        "artifacts": ", ".join(dict.fromkeys(filter(None, folders))) or None,
+    }
     for path, content in zip(paths, contents, strict=True):
-        if found := differences(contents[0], content):
+        pair = [contents[0], content]
+        if all(map(_has_checksums, pair)):
+            pair = [{**each, "settings": {**each["settings"], "artifacts": None}} for each in pair]
+        if found := differences(*pair):
             raise CommandError(f"{paths[0]} and {path} are not comparable: {'; '.join(found)}")
         for name, set_results in content["sets"].items():
             if name in result["sets"]:
@@ -60,6 +68,11 @@ def merged(paths: Sequence[Path]) -> dict[str, Any]:
     if found := mixed(result["sets"]):
         raise CommandError(f"the files mix networks: {'; '.join(found)}")
     return result
+
+
+def _has_checksums(content: Mapping[str, Any]) -> bool:
+    """Whether the networks of all sets are identified by the checksums of their files."""
+    return all(each.get("networks") for each in content["sets"].values())
 
 
 def markdown(content: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from typing import Any
@@ -16,8 +17,9 @@ SLACK_MIB = 32
 
 
 def used_mib() -> int:
-    """Memory of the first GPU that any process holds."""
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    """Memory of the GPU `cuda:0` that any process holds."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={first}"]
     return int(subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.split()[0])
 
 
