@@ -33,8 +33,7 @@ def section(page: str, title: str) -> str:
 def test_the_cost_of_the_host() -> None:
     names = sorted(path.name for path in (ROOT / "results").glob("host_*.json"))
     values = {value for name in names for value in values_of(content(name))}
-    text = section("docs/host-cost.md", "Measured")
-    written = long_figures(text)
+    written = long_figures(PAGES["docs/host-cost.md"])
     assert len(written) > 40
     assert {figure for figure in written - _NO_RESULTS if not is_in(figure, values)} == set()
 
