@@ -31,9 +31,7 @@ _NOT_IN_FILES = {
     "on-a-cpu": {"1613"},
     "three-cameras-and-one-of-them-flooding": {"56,578", "170,650"},
     "engine-processes": {"262", "267"},
-    "heavy-networks": {"225", "188", "270", "1.31"},
-    "shared-weights-decomposed": {"0.328"},
-    "one-kernel-for-a-convolution-and-its-relu": {"4,700", "9,600"},
+    "heavy-networks": {"188", "270", "1.31"},
     "an-important-dnn-among-heavy-ones": {"106", "105", "8,100", "2.16"},
     "a-batch-on-two-gpus": {
         "1.79",
@@ -57,8 +55,6 @@ _NOT_IN_FILES = {
         "4.00",
         "3.33",
         "2.95",
-        "2.92",
-        "3.48",
         "3.21",
         "4.77",
         "3.75",
@@ -151,9 +147,8 @@ def _score(result: Any, data: str, network: int, score: str) -> float:
 
 
 def _results_hz(result: Any) -> float:
-    """Results a second at the end of the run."""
-    window = result["latency"]
-    return min(window["all"][part]["samples"] for part in ("second_window_ms", "last_window_ms")) / window["window_s"]
+    """Results per second over the whole run."""
+    return float(sum(stream["published"] for stream in result["accounts"].values()) / result["seconds"])
 
 
 def _fair(result: Any, baseline: str) -> float:
@@ -185,11 +180,6 @@ def _published_hz(result: Any) -> float:
 def _engine_switches_hz(result: Any) -> float:
     (case,) = result["cases"].values()
     return float(case["processes"]["engine 1"]["groups"]["engine"]["context_switches_hz"])
-
-
-def _time(result: Any, other: str) -> float:
-    times = result["ms_per_frame"]
-    return times["engine"]["p50"] / times[other]["p50"]
 
 
 def _cores(result: Any) -> float:
@@ -252,8 +242,6 @@ def _alone(result: Any, name: str, images: int) -> float:
 COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("the-demo", "47", "demo.json", lambda it: max(dnn["latency_ms"]["p95"] for dnn in it["dnns"].values())),
     ("the-demo", "150", "demo.json", lambda it: min(dnn["accounts"]["published"] for dnn in it["dnns"].values())),
-    ("on-a-cpu", "0.76", "benchmark_cpu.json", lambda it: _time(it, "one thread, one after another")),
-    ("on-a-cpu", "0.97", "benchmark_cpu.json", lambda it: _time(it, "one process each")),
     ("three-cameras-and-one-of-them-flooding", "56,578", "load_cpu.json", _offered),
     ("three-cameras-and-one-of-them-flooding", "170,650", "load_gpu.json", _offered),
     ("three-cameras-and-one-of-them-flooding", "5.1", "load_cpu.json", lambda it: it["flood_ratio"]),
@@ -282,9 +270,7 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("parallel-branches-of-one-image", "105", "branches_compiled_gpu.json", _tracker_gain),
     ("the-frames-of-a-dnn-on-four-gpus", "213", "node_2gpus_h100.json", _published_hz),
     ("cpu-time-of-the-built-in-networks-on-a-gpu", "3,411", "host_builtin_gpu_raw_after.json", _engine_switches_hz),
-    ("heavy-networks", "225", "heavy_gpu_fp16.json", _results_hz),
-    ("heavy-networks", "88", "heavy_gpu_fp16.json", lambda it: it["latency"]["all"]["last_window_ms"]["p99"]),
-    ("heavy-networks", "101", "heavy_gpu.json", lambda it: it["latency"]["all"]["last_window_ms"]["p99"]),
+    ("heavy-networks", "188", "heavy_gpu.json", _results_hz),
     ("heavy-networks", "0.95", "host_heavy_gpu_h200_raw.json", _cores),
     ("heavy-networks", "3,399", "host_heavy_gpu_h200_raw.json", _engine_switches_hz),
     ("heavy-networks", "0.90", "host_heavy_gpu_h200_jpeg.json", _cores),
@@ -320,8 +306,6 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
             ("vgg16", "4.00", "", _all_of),
             ("mobilenet_v2", "3.33", "", _all_of),
             ("resnet34", "2.95", "", _all_of),
-            ("squeezenet1_1", "2.92", "", _all_of),
-            ("squeezenet1_0", "3.48", "", _all_of),
             ("densenet121", "3.21", "", _all_of),
             ("vgg19", "4.77", "_h100", _all_of),
             ("vgg19", "3.98", "_h100", _predicted_alone),
@@ -365,7 +349,6 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
         )
     ),
     ("installation", "5298", "install_size.json", lambda it: it["installed_mb"]["after"]["serving"]),
-    ("installation", "5464", "install_size_before.json", lambda it: it["installed_mb"]["before"]["serving"]),
     ("installation", "4955", "install_size.json", lambda it: it["installed_mb"]["after"]["pytorch"]),
     (
         "parallel-branches-of-one-image",

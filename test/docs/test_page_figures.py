@@ -33,10 +33,68 @@ def section(page: str, title: str) -> str:
 def test_the_cost_of_the_host() -> None:
     names = sorted(path.name for path in (ROOT / "results").glob("host_*.json"))
     values = {value for name in names for value in values_of(content(name))}
-    text = section("docs/host-cost.md", "Measured")
-    written = long_figures(text)
+    written = long_figures(PAGES["docs/host-cost.md"])
     assert len(written) > 40
     assert {figure for figure in written - _NO_RESULTS if not is_in(figure, values)} == set()
+
+
+#: Rows of the table of costs: file, and preset of the case. The table of groups has columns for all but the first and
+#: the last.
+_COSTS = [
+    ("host_peers", "builtin"),
+    ("host_three_nodes", "builtin"),
+    ("host_builtin_gpu_raw_after", "builtin"),
+    ("host_builtin_gpu_jpeg_after", "builtin"),
+    ("host_heavy_gpu_h200_raw", "heavy_gpu"),
+    ("host_heavy_gpu_h200_jpeg", "heavy_gpu"),
+    ("host_null_gpu", "null"),
+]
+#: Rows of the table of groups of threads: pattern of the process, and names of the groups.
+_GROUPS = [
+    ("engine", {"engine"}),
+    ("node", {"receive"}),
+    ("node", {"middleware"}),
+    ("node", {"decode"}),
+    ("node", {"publish"}),
+    ("engine", {"exchange", "report"}),
+    ("node|engine", {"other"}),
+]
+
+
+def host_case(name: str, preset: str) -> dict[str, Any]:
+    (case,) = (of for case, of in content(f"{name}.json")["cases"].items() if case.startswith(f"{preset} "))
+    return dict(case)
+
+
+def table_rows(page: str, title: str) -> list[list[str]]:
+    """Cells of the rows of the first table of a section, without its header."""
+    table = re.search(r"(?:^\|.*\n)+", section(page, title), re.M)
+    assert table is not None
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[0].splitlines()[2:]]
+
+
+def test_what_a_frame_costs_is_in_the_files() -> None:
+    rows = table_rows("docs/host-cost.md", "What a frame costs now")
+    for (*_, frame, result, latency), (name, preset) in zip(rows, _COSTS, strict=True):
+        case = host_case(name, preset)
+        p50, p99 = latency.split(", ")
+        assert is_rounded(frame, case["cpu_ms_per_frame"]), name
+        assert is_rounded(result, case["cpu_ms_per_result"]), name
+        assert is_rounded(p50, case["latency_ms"]["p50"]), name
+        assert is_rounded(p99, case["latency_ms"]["p99"]), name
+
+
+def test_the_groups_of_threads_are_those_of_the_files() -> None:
+    rows = table_rows("docs/host-cost.md", "Where the time goes")
+    for (_, *cells), (process, groups) in zip(rows, _GROUPS, strict=True):
+        for cell, (name, preset) in zip(cells, _COSTS[1:-1], strict=True):
+            spent = sum(
+                group["cpu_ms_per_frame"]
+                for program, of in host_case(name, preset)["processes"].items()
+                for group_name, group in of["groups"].items()
+                if group_name in groups and re.match(process, program)
+            )
+            assert is_rounded(cell, spent), (name, groups)
 
 
 def test_the_table_of_cameras_is_that_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
