@@ -13,6 +13,7 @@ from multi_dnn_ros.cli.arguments import natural, positive, size
 from multi_dnn_ros.cli.options import add_device, check_writable
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.settings.precisions import PRECISIONS
 from multi_dnn_ros.training.data_kinds import help_text
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from multi_dnn_ros.training.data import Data
     from multi_dnn_ros.training.trainable import Trainable
 
-#: Values of parameter dnn.<dnn>.precision.
-PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16", "int8")
 #: What an argument that names a network can be.
 MODEL_HELP = ", ".join(extensions.model_forms())
 WEIGHTS_HELP = (

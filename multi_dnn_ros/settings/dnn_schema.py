@@ -9,15 +9,18 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.settings.device_forms import DEVICE, DEVICE_FORMS
 from multi_dnn_ros.settings.image_parts import CROP_RULE, TILES, TILES_RULE, checked_crop
+from multi_dnn_ros.settings.precisions import PRECISIONS
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.section import RUNTIME, Name, Section
 
-if TYPE_CHECKING:  # the names are read from the registries at run time
+if TYPE_CHECKING:  # the names are read at run time, most of them from the registries
     DecoderName = str
     BackendName = str
+    PrecisionName = str
 else:
     DecoderName = Literal[("auto", *extensions.names(extensions.DECODERS))]
     BackendName = Literal[("auto", "measured", *extensions.names(extensions.BACKENDS))]
+    PrecisionName = Literal[PRECISIONS]
 
 #: Syntax of an execution provider; :func:`multi_dnn_ros.backends.onnx_providers.parse` reads all of them.
 _PROVIDER = r"^(tensorrt|cuda|openvino(:(cpu|gpu|npu)(\.[0-9]{1,2})?)?|cpu)$"
@@ -158,12 +161,12 @@ class DnnConfig(Section):
         "TorchInductor and captures them on a GPU; the first compilation takes minutes and is cached in "
         "~/.cache/multi_dnn_ros/inductor.",
     )
-    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = Field(
+    precision: PrecisionName = Field(
         "auto",
         description="Number format of the layers. auto: float32, on a GPU with TF32 convolutions (PyTorch's default). "
-        "fp32: float32 without TF32. tf32: TF32 also for matrix products. A CPU supports auto, fp32, bf16 and, with "
-        "backend onnxruntime and 8-bit dot products (VNNI), int8. A DNN whose int8 outputs differ too much stays in "
-        "float32.",
+        "fp32: float32 without TF32. tf32: TF32 also for matrix products. fp16: float16, on a GPU. A CPU supports auto, "
+        "fp32, bf16 and, with backend onnxruntime and 8-bit dot products (VNNI), int8. A DNN whose int8 outputs differ "
+        "too much stays in float32.",
     )
     calibration_images: str = Field(
         "",
@@ -258,9 +261,9 @@ class DnnConfig(Section):
     merge_siblings: Literal["never", "measured", "always"] = Field(
         "never",
         description="Whether convolutions or linear layers of the DNN that read the same tensor with the same geometry "
-        "are merged into one. measured: compared while configuring, and merged if that makes the DNN at least 2 % "
-        "faster; the choice is cached in ~/.cache/multi_dnn_ros/siblings. Results are compared with those of the "
-        "separate operations.",
+        "are merged into one. never: they stay separate. measured: compared while configuring, and merged if that "
+        "makes the DNN at least 2 % faster; the choice is cached in ~/.cache/multi_dnn_ros/siblings. always: merged "
+        "without comparing the times. Results are compared with those of the separate operations.",
     )
     crop: Annotated[list[float], AfterValidator(checked_crop)] = Field(
         default_factory=list,
