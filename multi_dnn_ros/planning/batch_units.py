@@ -96,9 +96,11 @@ def _parse_openvino(text: str) -> Unit:
 
 def check_installation(unit: Unit) -> None:
     """Raise UnitError if the kind of the unit cannot be used on this machine."""
-    kind = _kind_of(unit.name)
-    with extension_errors(extensions.UNITS, kind.name, "problem", where=f"unit '{unit.name}': ", error=UnitError):
-        problem = kind.problem()
+    kind, where = _kind_of(unit.name), f"unit '{unit.name}': "
+    with extension_errors(extensions.UNITS, kind.name, "problem", where=where, error=UnitError):
+        problem: object = kind.problem()
+    if not isinstance(problem, str):
+        raise UnitError(where + returned_text(extensions.UNITS, kind.name, "problem", problem, "a str"))
     if problem:
         raise UnitError(f"unit '{unit.name}' cannot be used: {problem}")
 

@@ -80,7 +80,7 @@ def test_an_integer_is_accepted_for_a_float():
         ({"workers": True}, ["workers is true", "int"]),
         ({"autostart": 1}, ["autostart is 1", "true, false"]),
         ({"device": "gpu"}, ["device is 'gpu'", "cuda:<number>"]),
-        ({"policy": "lifo"}, ["policy is 'lifo'", "fifo, priority, edf"]),
+        ({"policy": "none"}, ["policy is 'none'", "fifo, priority"]),
         ({"aging_ms": 0.0}, ["aging_ms is 0.0", "more than 0"]),
         ({"camera.front.transport": "theora"}, ["camera.front.transport is 'theora'", "raw, compressed"]),
         ({"dnn.lane.model": ""}, ["dnn.lane.model is ''", "not empty"]),
