@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from multi_dnn_ros import cli
 from multi_dnn_ros.cli.benchmark import SCENARIOS
 from multi_dnn_ros.cli.main import GROUPS, MODULES, VERBS, build_parser
+from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
 
 def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -98,3 +100,17 @@ def test_every_module_of_a_command_is_declared() -> None:
     scenarios = {name for name, text in texts.items() if "\ndef add_scenarios(" in text}
     declared = {f"benchmark_{name}" for name in SCENARIOS}
     assert scenarios == declared, "list a new module in SCENARIOS of multi_dnn_ros/cli/benchmark.py"
+
+
+#: Parameters of the node whose options have only some of the values, or others as well: a publisher has no QoS auto.
+PARTLY = {"precision", "decoder", "qos"}
+
+
+@pytest.mark.parametrize("section", [NodeConfig, CameraConfig, DnnConfig])
+def test_an_option_named_after_a_parameter_has_its_values(section: type[BaseModel]) -> None:
+    schemas = section.model_json_schema()["properties"]
+    for name, parser in PARSERS.items():
+        for action in parser._actions:
+            allowed = schemas.get(action.dest, {}).get("enum")
+            if allowed and action.choices and action.dest not in PARTLY:
+                assert list(action.choices) == allowed, f"{name}: {action.option_strings[0]} and the schema differ"
