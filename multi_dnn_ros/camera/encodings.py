@@ -1,4 +1,4 @@
-"""Encodes RGB images as sensor_msgs/Image data in each encoding that the node reads."""
+"""Encodes RGB images as sensor_msgs/Image data."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def encode(rgb: RgbArray, encoding: str) -> Encoded:
     if encoding not in ENCODERS:
         raise ValueError(f"encoding is '{encoding}'; it must be one of {', '.join(ENCODERS)}")
     height, width = rgb.shape[:2]
-    if encoding in _YUV and (width % 2 or height % 2):
+    encoder = ENCODERS[encoding]
+    if encoder.even and (width % 2 or height % 2):
         raise ValueError(f"encoding {encoding} needs an even width and height, not {width}x{height}")
-    pixels = np.ascontiguousarray(ENCODERS[encoding](rgb))
-    step = width if encoding == "nv12" else pixels.nbytes // height
-    return Encoded(height, width, encoding, step, pixels.view(np.uint8).reshape(-1))
+    pixels = np.ascontiguousarray(encoder.encode(rgb))
+    return Encoded(height, width, encoding, pixels.nbytes // len(pixels), pixels.view(np.uint8).reshape(-1))
 
 
 def compress(rgb: RgbArray, image_format: str, quality: int = 90) -> npt.NDArray[np.uint8]:
@@ -74,7 +74,7 @@ def _planes(rgb: RgbArray) -> tuple[RgbArray, RgbArray, RgbArray]:
 
 def _nv12(rgb: RgbArray) -> RgbArray:
     luma, u, v = _planes(rgb)
-    return np.concatenate([luma.reshape(-1), np.stack([u, v], axis=-1).reshape(-1)])
+    return np.concatenate([luma, np.stack([u, v], axis=-1).reshape(-1, luma.shape[1])])
 
 
 def _packed_422(luma_first: bool) -> Callable[[RgbArray], RgbArray]:
@@ -99,18 +99,25 @@ def _bayer(pattern: str) -> Callable[[RgbArray], RgbArray]:
     return convert
 
 
-_YUV = ("yuv422", "yuv422_yuy2", "nv12")
+class Encoder(NamedTuple):
+    """encode: (H, W, 3) uint8 RGB -> array whose bytes are the message's data; its first dimension are the rows of the
+    data. even: whether the width and the height must be even.
+    """
 
-#: Functions by encoding: (H, W, 3) uint8 RGB -> array whose bytes are the message's data.
-ENCODERS: dict[str, Callable[[RgbArray], npt.NDArray[np.uint8] | npt.NDArray[np.uint16]]] = {
-    "rgb8": lambda rgb: rgb,
-    "bgr8": _convert(cv2.COLOR_RGB2BGR),
-    "rgba8": _convert(cv2.COLOR_RGB2RGBA),
-    "bgra8": _convert(cv2.COLOR_RGB2BGRA),
-    "mono8": _convert(cv2.COLOR_RGB2GRAY),
-    "mono16": _mono16,
-    "yuv422": _packed_422(luma_first=False),  # UYVY
-    "yuv422_yuy2": _packed_422(luma_first=True),
-    "nv12": _nv12,
-    **{f"bayer_{pattern}8": _bayer(pattern) for pattern in ("rggb", "bggr", "gbrg", "grbg")},
+    encode: Callable[[RgbArray], npt.NDArray[np.uint8] | npt.NDArray[np.uint16]]
+    even: bool = False
+
+
+#: By encoding; `--encoding` of the command line has the same names, as a test checks.
+ENCODERS: dict[str, Encoder] = {
+    "rgb8": Encoder(lambda rgb: rgb),
+    "bgr8": Encoder(_convert(cv2.COLOR_RGB2BGR)),
+    "rgba8": Encoder(_convert(cv2.COLOR_RGB2RGBA)),
+    "bgra8": Encoder(_convert(cv2.COLOR_RGB2BGRA)),
+    "mono8": Encoder(_convert(cv2.COLOR_RGB2GRAY)),
+    "mono16": Encoder(_mono16),
+    "yuv422": Encoder(_packed_422(luma_first=False), even=True),  # UYVY
+    "yuv422_yuy2": Encoder(_packed_422(luma_first=True), even=True),
+    "nv12": Encoder(_nv12, even=True),
+    **{f"bayer_{pattern}8": Encoder(_bayer(pattern)) for pattern in ("rggb", "bggr", "gbrg", "grbg")},
 }

@@ -3,22 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 
-from multi_dnn_ros.cli import (
-    benchmark_board,
-    benchmark_branches,
-    benchmark_chaos,
-    benchmark_compare,
-    benchmark_compute,
-    benchmark_deadlines,
-    benchmark_ground,
-    benchmark_host,
-    benchmark_node,
-    benchmark_paper,
-    benchmark_precisions,
-    benchmark_siblings,
-    benchmark_soak,
-)
 from multi_dnn_ros.cli.commands import Commands, add_command, add_subcommands
 
 _DETAILS = """\
@@ -47,6 +33,11 @@ multi-dnn benchmark ground --output ground.json --plot ground.png
 multi-dnn benchmark board --minutes 15 --output board.json
 multi-dnn benchmark compare before.json after.json --output compare.html
 """
+#: Modules `benchmark_<name>` of this package, each of which declares one or more scenarios, in the order of the help.
+SCENARIOS = (
+    *("compute", "precisions", "branches", "siblings", "node", "chaos", "soak", "host", "paper", "deadlines", "ground"),
+    *("board", "compare"),
+)
 
 
 def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
@@ -56,16 +47,5 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         examples=_EXAMPLES,
     )  # fmt: skip
     scenarios = add_subcommands(parser, "scenario")
-    benchmark_compute.add_scenarios(scenarios)
-    benchmark_precisions.add_scenarios(scenarios)
-    benchmark_branches.add_scenarios(scenarios)
-    benchmark_siblings.add_scenarios(scenarios)
-    benchmark_node.add_scenarios(scenarios)
-    benchmark_chaos.add_scenarios(scenarios)
-    benchmark_soak.add_scenarios(scenarios)
-    benchmark_host.add_scenarios(scenarios)
-    benchmark_paper.add_scenarios(scenarios)
-    benchmark_deadlines.add_scenarios(scenarios)
-    benchmark_ground.add_scenarios(scenarios)
-    benchmark_board.add_scenarios(scenarios)
-    benchmark_compare.add_scenarios(scenarios)
+    for name in SCENARIOS:
+        importlib.import_module(f"multi_dnn_ros.cli.benchmark_{name}").add_scenarios(scenarios)

@@ -21,8 +21,8 @@ from multi_dnn_ros.cli.options import write_figures
 _DEADLINES = """\
 Three cameras send frames to DNNs of high, medium and low priority, whose deadlines are one, two and three frame
 periods. The command first measures how much the engine can serve; then the cameras send 50, 90 and 120 % of that. The
-report gives missed deadlines and drops under the policies fifo, priority and edf. The number of DNNs is chosen so that
-the cameras run at about --rate. Exit code 1 if a frame is unaccounted for.
+report gives missed deadlines and drops under each policy of the job queue. The number of DNNs is chosen so that the
+cameras run at about --rate. Exit code 1 if a frame is unaccounted for.
 """
 _IMPORTANT = """\
 One important DNN serves a camera at --rate while the others always have a frame waiting. The report gives its latency,

@@ -22,15 +22,17 @@ from multi_dnn_ros.cli.network_arguments import (
 from multi_dnn_ros.cli.options import add_device, check_writable
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
+from multi_dnn_ros.compression.rank_policies import RANK_POLICIES, RankRequest
 
 if TYPE_CHECKING:
     from torch import nn
 
     from multi_dnn_ros.compression.decompose import Outcome, ReportProgress
-    from multi_dnn_ros.compression.layers import Layer
     from multi_dnn_ros.compression.ranks import RankPolicy, Rounding
     from multi_dnn_ros.planning.timing import Target
 
+#: The policy that times layers; the others are in RANK_POLICIES.
+_MEASURED = "measured"
 _DETAILS = """\
 Each plain 2D convolution larger than 1x1, except depthwise ones and those with one input channel, is replaced by up to
 three smaller ones, 1x1 -> core -> 1x1 (Tucker-2 decomposition of the channel modes). The result is one file that the
@@ -40,22 +42,18 @@ others.
 Lower ranks cost accuracy. Recover it with `multi-dnn retrain`, and check the result with `multi-dnn evaluate`.
 
 How the ranks are chosen (--ranks):
-  ratio     the same fraction of the channels in every layer (--ratio)
-  energy    the ranks that keep a fraction of the sum of squared singular values (--energy)
-  evbmf     the ranks that variational Bayesian matrix factorization finds above the noise; no option to set
-  budget    a given reduction of the network's MACs (--macs-cut), distributed so that the error is smallest
+{policies}
   measured  the ranks of --base or larger ones, whichever are fastest when each layer is timed on --device with
             --backend; layers that do not become faster stay as they are. The whole network is then timed against the
             original, alone and --instances at once; while it is not faster, the half of the decomposed layers with the
             smallest gains is restored.
-"""
+""".format(policies="\n".join(f"  {name:<9} {spec.summary}" for name, spec in RANK_POLICIES.items()))
 _EXAMPLES = """\
 multi-dnn decompose builtin:object --output object.safetensors --ratio 0.5
 multi-dnn decompose torchvision:vgg16 --weights vgg.safetensors --output vgg.safetensors --ranks energy --energy 0.9
 multi-dnn decompose people.onnx --output people.pt2 --ranks budget --macs-cut 0.4 --report out/people
 multi-dnn decompose torchvision:resnet152 --weights random --output r.safetensors --ranks measured --precision fp16
 """
-_POLICIES = ("ratio", "energy", "evbmf", "budget", "measured")
 
 
 def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
@@ -69,14 +67,13 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--output", type=Path, required=True, metavar="FILE", help="file to write; an existing file is replaced")
     add_loading(parser)
     add = parser.add_argument_group("ranks").add_argument
-    add("--ranks", choices=_POLICIES, default="ratio", help="how ranks are chosen, see above (default: %(default)s)")
-    add("--ratio", type=positive_fraction, default=0.5, metavar="X",
-        help="for ratio: rank divided by channels, 0..1 (default: %(default)s)")  # fmt: skip
-    add("--energy", type=positive_fraction, default=0.9, metavar="X",
-        help="for energy: fraction to keep, 0..1 (default: %(default)s)")  # fmt: skip
-    add("--macs-cut", type=positive_fraction, default=0.4, metavar="X",
-        help="for budget: fraction of the MACs to remove, 0..1 (default: %(default)s)")  # fmt: skip
-    add("--base", choices=_POLICIES[:-1], default="ratio",
+    add("--ranks", choices=(*RANK_POLICIES, _MEASURED), default="ratio",
+        help="how ranks are chosen, see above (default: %(default)s)")  # fmt: skip
+    for name, spec in RANK_POLICIES.items():
+        if (option := spec.option) is not None:
+            add(f"--{option.name.replace('_', '-')}", type=positive_fraction, default=option.default, metavar="X",
+                help=f"for {name}: {option.help}, 0..1 (default: %(default)s)")  # fmt: skip
+    add("--base", choices=tuple(RANK_POLICIES), default="ratio",
         help="for measured: policy whose ranks are the lower bound of those tried (default: %(default)s)")  # fmt: skip
     add("--alignment", type=positive, default=8, metavar="N",
         help="ranks are multiples of N (default: %(default)s)")  # fmt: skip
@@ -128,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     whole = with_layers(source.module)  # in place
     network = source.network
     inputs = (torch.zeros(1, 3, height, width),)
-    timed = args.latency or args.ranks == "measured"
+    timed = args.latency or args.ranks == _MEASURED
     if timed and args.weights == "random":
         balance(network, random_image(width, height))
     digest = weights_digest(whole.state_dict())
@@ -138,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     original = copy.deepcopy(network) if timed else network
     layers = list_layers(network, inputs, linear=args.linear)
     target = read_target(args, args.batch) if timed else None
-    policy = _policy(args, layers, before.macs, original, tuple(inputs[0].shape), target)
+    policy = _policy(args, before.macs, original, tuple(inputs[0].shape), target)
     with _bar() as progress:
         outcomes = decompose(
             network,
@@ -146,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
             policy,
             layers=layers,
             iterations=args.iterations,
-            may_keep_all=args.ranks == "measured",
+            may_keep_all=args.ranks == _MEASURED,
             progress=progress,
         )
     latency = _latency(args, policy, original, network, tuple(inputs[0].shape), target)
@@ -174,7 +171,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _policy(
     args: argparse.Namespace,
-    layers: list[Layer],
     macs: int,
     original: nn.Module,
     shape: tuple[int, ...],
@@ -185,7 +181,7 @@ def _policy(
     from multi_dnn_ros.planning.timing import TimingCache, default_cache
 
     rounding = Rounding(args.alignment, args.floor)
-    if target is None or args.ranks != "measured":
+    if target is None or args.ranks != _MEASURED:
         return _base(args.ranks, args, rounding, macs)
     base = _base(args.base, args, rounding, macs)
     cache = TimingCache(args.timings or default_cache())
@@ -193,15 +189,9 @@ def _policy(
 
 
 def _base(name: str, args: argparse.Namespace, rounding: Rounding, macs: int) -> RankPolicy:
-    from multi_dnn_ros.compression.ranks import Budget, Energy, Evbmf, Ratio
-
-    policies: dict[str, RankPolicy] = {
-        "ratio": Ratio(args.ratio, rounding),
-        "energy": Energy(args.energy, rounding),
-        "evbmf": Evbmf(rounding),
-        "budget": Budget(args.macs_cut, macs, rounding),
-    }
-    return policies[name]
+    spec = RANK_POLICIES[name]
+    fractions = {} if spec.option is None else {"fraction": getattr(args, spec.option.name)}
+    return spec.make(RankRequest(rounding, macs, **fractions))
 
 
 def _latency(
@@ -234,16 +224,16 @@ def _provenance(args: argparse.Namespace, target: Target | None) -> dict[str, An
 
     chosen = {
         "policy": args.ranks,
-        "base": args.base if args.ranks == "measured" else None,
+        "base": args.base if args.ranks == _MEASURED else None,
         "alignment": args.alignment,
         "floor": args.floor,
         "iterations": args.iterations,
     }
-    named = args.base if args.ranks == "measured" else args.ranks
-    numbers = {"ratio": {"ratio": args.ratio}, "energy": {"energy": args.energy}, "budget": {"macs_cut": args.macs_cut}}
+    option = RANK_POLICIES[args.base if args.ranks == _MEASURED else args.ranks].option
+    fractions = {} if option is None else {option.name: getattr(args, option.name)}
     return {
         **provenance(),
-        "ranks": {**chosen, **numbers.get(named, {})},
+        "ranks": {**chosen, **fractions},
         "target": target.name() if target is not None else None,
     }
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from multi_dnn_ros.cli.arguments import domain_id, natural, positive_float, size
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.demo_video import model_argument, run_video
-from multi_dnn_ros.cli.network_arguments import PRECISIONS
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.settings.device_forms import DEVICE_FORMS
+from multi_dnn_ros.settings.precisions import PRECISIONS
 
 _DETAILS = """\
 A camera process publishes images of a drive along a generated road, and the node processes them, both on the loopback

@@ -176,7 +176,7 @@ def _scored(
 ) -> list[dict[str, Any]]:
     """The rows of a network: in float32; with a target, as the node serves it; with --units, as computed by them."""
     from multi_dnn_ros.training.comparison import label
-    from multi_dnn_ros.training.served import Served
+    from multi_dnn_ros.training.served_network import Served
 
     entries, modules = [_cost(network)], [network.network]
     if target is not None:

@@ -32,7 +32,7 @@ GROUPS = {
 }
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 #: Modules of verbs that cannot be named after the verb: a module `inspect` could hide Python's own.
-_MODULES = {"inspect": "inspect_model"}
+MODULES = {"inspect": "inspect_model"}
 
 _DEBUG_VARIABLE = "MULTI_DNN_DEBUG"
 _DESCRIPTION = """\
@@ -83,7 +83,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
     )
     assert isinstance(commands, GroupedCommands)
     for verb in verbs:
-        importlib.import_module(f"multi_dnn_ros.cli.{_MODULES.get(verb, verb)}").add_parser(commands)
+        importlib.import_module(f"multi_dnn_ros.cli.{MODULES.get(verb, verb)}").add_parser(commands)
     if len(verbs) == len(VERBS):
         parser.description = f"{_DESCRIPTION}\n{grouped(GROUPS, commands.summaries)}"
     return parser

@@ -13,6 +13,8 @@ from multi_dnn_ros.cli.arguments import natural, positive, size
 from multi_dnn_ros.cli.options import add_device, check_writable
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.settings.precisions import PRECISIONS
+from multi_dnn_ros.training.data_kinds import help_text
 
 if TYPE_CHECKING:
     from multi_dnn_ros.backends import Backend, Tensors
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from multi_dnn_ros.training.data import Data
     from multi_dnn_ros.training.trainable import Trainable
 
-#: Values of parameter dnn.<dnn>.precision.
-PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16", "int8")
 #: What an argument that names a network can be.
 MODEL_HELP = ", ".join(extensions.model_forms())
 WEIGHTS_HELP = (
@@ -33,15 +33,9 @@ _TIMING_WEIGHTS_HELP = (
     "weights of a torchvision network: a file, a name such as COCO_V1, or random (default: random, which does not "
     "change the times)"
 )
-DATA_HELP = """\
+DATA_HELP = f"""\
 data (KIND:PATH):
-  cifar10:PATH   CIFAR-10: its archive, or a folder or archive with train/<class>/*.jpg and test/<class>/*.jpg
-  classes:DIR    DIR/train/<class>/*.jpg and DIR/val/... (torchvision's ImageFolder), and DIR/test/ if it exists
-  coco:DIR       DIR/annotations/instances_train*.json and _val*.json, images in DIR/train*/ and DIR/val*/
-  lanes:DIR      DIR/train/images/NAME.jpg with DIR/train/masks/NAME.png (not 0 = lane), DIR/val/...
-  road:DIR       generated road with exact truth, rendered once into DIR; `road` alone: into the user's cache
-  drive:DIR      DIR/*.mp4 with DIR/lane_masks/VIDEO_<frame>.png: scored on the last video, or on the second half of
-                 a single one
+{help_text()}
 
 Without DIR/test/, the val part is the test part, and images for choosing the best epoch are held out of train: 5 %, at
 least 50, and whole recordings (NAME of NAME_<frame>.jpg) if there are several.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from multi_dnn_ros.cli import network_arguments
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.planning.batch_units import UNIT_KINDS, Unit, UnitError, parse_units
+from multi_dnn_ros.settings.precisions import PRECISIONS
 
 if TYPE_CHECKING:
     from multi_dnn_ros.partition.executor import NetworkRequest
@@ -32,7 +33,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """The network, its precision, and the folder of its tables."""
     add = parser.add_argument
     network_arguments.add_model(parser)
-    add("--precision", choices=network_arguments.PRECISIONS, default="auto",
+    add("--precision", choices=PRECISIONS, default="auto",
         help="precision, as parameter dnn.<dnn>.precision of the node (default: %(default)s)")  # fmt: skip
     add_tables(parser)
 

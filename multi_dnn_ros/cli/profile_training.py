@@ -14,6 +14,7 @@ from multi_dnn_ros.cli.options import add_device, add_seed, check_writable
 from multi_dnn_ros.cli.profile_target import progress_bar
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
+from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +52,7 @@ def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
         help="processes, each on its own GPU or on a part of the CPU's cores (default: one per GPU, or 2)")  # fmt: skip
     add("--batch", type=positive, default=8, metavar="N", help="images per process (default: %(default)s)")
     add_device(parser)
-    add("--precision", choices=("fp32", "bf16", "fp16"), default="bf16",
+    add("--precision", choices=TRAINING_PRECISIONS, default="bf16",
         help="precision of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
     add("--threads", type=natural, default=0, metavar="N",
         help="threads inside one CPU operation; 0: cores divided by processes (default: %(default)s)")  # fmt: skip

@@ -24,6 +24,7 @@ from multi_dnn_ros.cli.network_arguments import (
 from multi_dnn_ros.cli.options import add_seed, check_writable
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
+from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
 
 if TYPE_CHECKING:
     from multi_dnn_ros.training.controlled import Controlled
@@ -105,7 +106,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
         help="decay of the moving average of the weights, per step; 0: no average (default: %(default)s)")  # fmt: skip
     add("--patience", type=natural, default=0, metavar="EPOCHS",
         help="stop after this many epochs without improvement; 0: never (default: %(default)s)")  # fmt: skip
-    add("--precision", choices=("fp32", "bf16", "fp16"), default="bf16",
+    add("--precision", choices=TRAINING_PRECISIONS, default="bf16",
         help="precision of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
     add_seed(schedule, "order, augmentation and dropout")
     add("--checkpoint", type=Path, metavar="FILE",

@@ -50,7 +50,7 @@ class Engine:
     of their throughput, whatever the bound (H100; docs/measured.md).
 
     workers: number of threads that run jobs, and on a CPU the maximum number of jobs that run at the same time.
-    policy: fifo, priority, edf, or a :class:`Policy`. max_launched: None: no bound.
+    policy: a name in policies.POLICIES, or a :class:`Policy`. max_launched: None: no bound.
     on_result, on_failure: called in the DNN's thread; on_drop also in the thread that offers a frame, decodes it or
     stops the engine. An exception in one of them drops at most that frame.
     max_failures: consecutive failures that disable a DNN. clock: nanoseconds, monotonic. observer: see

@@ -6,6 +6,7 @@ never change, so the queue is an ordinary heap.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from multi_dnn_ros.engine.job import Job
@@ -98,12 +99,16 @@ class EarliestDeadlineFirst:
         return deadline_ns - (task.remaining_ns[0] if task.remaining_ns is not None else 0)
 
 
+#: By value of the parameter `policy`. A factory gets aging_ns, the waiting time that is worth one priority step.
+POLICIES: Mapping[str, Callable[[int], Policy]] = {
+    "fifo": lambda aging_ns: Fifo(),
+    "priority": Priority,
+    "edf": lambda aging_ns: EarliestDeadlineFirst(),
+}
+
+
 def make_policy(name: str, aging_ns: int) -> Policy:
-    """Return the policy of that name: fifo, priority or edf. Raises ValueError for any other name."""
-    if name == "fifo":
-        return Fifo()
-    if name == "priority":
-        return Priority(aging_ns)
-    if name == "edf":
-        return EarliestDeadlineFirst()
-    raise ValueError(f"policy is '{name}'; allowed: fifo, priority, edf")
+    """Return the policy of that name, one of POLICIES. Raises ValueError for any other name."""
+    if name not in POLICIES:
+        raise ValueError(f"policy is '{name}'; allowed: {', '.join(POLICIES)}")
+    return POLICIES[name](aging_ns)

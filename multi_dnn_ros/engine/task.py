@@ -77,22 +77,42 @@ class DnnTask:
         return size, self.batches[size]
 
 
+class DropEffect(Enum):
+    """What a dropped frame means to the user, apart from its reason."""
+
+    FAILURE = "failure"  # the DNN or a callback raised: level ERROR in /diagnostics, a log line
+    LOSS = "loss"  # level WARN in /diagnostics
+    EXPECTED = "expected"  # belongs to normal operation: does not change the level by itself
+    REFUSED = "refused"  # as EXPECTED, and not counted as missing: a parameter keeps the frame from the DNN
+
+
 class DropReason(str, Enum):
     """Why a frame has no result. Every offered frame ends as a result or with one of these reasons."""
 
-    OVERWRITTEN = "overwritten"  # replaced by a newer frame of the camera before the DNN started on it
-    TOO_OLD = "too_old"  # waited longer than the maximum age
-    BAD_IMAGE = "bad_image"  # the image could not be decoded
-    DNN_ERROR = "dnn_error"  # preprocessing or a layer raised
-    BAD_OUTPUT = "bad_output"  # the raw outputs could not be decoded (NaN, wrong shape)
-    PUBLISH_ERROR = "publish_error"  # the on_result callback raised
+    effect: DropEffect
+
+    def __new__(cls, value: str, effect: DropEffect) -> DropReason:
+        """The value is the name in /diagnostics and in reports."""
+        reason = str.__new__(cls, value)
+        reason._value_ = value
+        reason.effect = effect
+        return reason
+
+    # Replaced by a newer frame of the camera before the DNN started on it: always if a DNN is slower than its camera.
+    OVERWRITTEN = "overwritten", DropEffect.EXPECTED
+    TOO_OLD = "too_old", DropEffect.LOSS  # waited longer than the maximum age
+    BAD_IMAGE = "bad_image", DropEffect.LOSS  # the image could not be decoded
+    DNN_ERROR = "dnn_error", DropEffect.FAILURE  # preprocessing or a layer raised
+    BAD_OUTPUT = "bad_output", DropEffect.FAILURE  # the raw outputs could not be decoded (NaN, wrong shape)
+    PUBLISH_ERROR = "publish_error", DropEffect.FAILURE  # the on_result callback raised
     # The DNN is disabled: too many failures in a row, its engine process was lost, or its thread ended.
-    DISABLED = "disabled"
-    SWITCHED_OFF = "switched_off"  # the DNN is switched off by its parameter enable
-    RATE_LIMITED = "rate_limited"  # arrived sooner after another image than max_rate_hz allows
-    SHUTDOWN = "shutdown"  # the engine stopped before the frame was finished
-    ENGINE_LOST = "engine_lost"  # no engine process served the DNN, or it ended while the frame was in progress
-    OUT_OF_ORDER = "out_of_order"  # another device had finished a later frame too long before
+    DISABLED = "disabled", DropEffect.LOSS
+    SWITCHED_OFF = "switched_off", DropEffect.REFUSED  # the DNN is switched off by its parameter enable
+    RATE_LIMITED = "rate_limited", DropEffect.REFUSED  # arrived sooner after another image than max_rate_hz allows
+    SHUTDOWN = "shutdown", DropEffect.EXPECTED  # the engine stopped before the frame was finished
+    # No engine process served the DNN, or it ended while the frame was in progress.
+    ENGINE_LOST = "engine_lost", DropEffect.LOSS
+    OUT_OF_ORDER = "out_of_order", DropEffect.LOSS  # another device had finished a later frame too long before
 
 
 class Timing(NamedTuple):

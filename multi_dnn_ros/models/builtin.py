@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from multi_dnn_ros.settings.schema import DnnConfig
 
 _PREFIX = "builtin:"
-#: Score threshold of each network, chosen on real roads (docs/models.md; results/builtin_real_roads.json).
+#: The networks, each with a file of weights in weights/, and their score thresholds, which were chosen on real roads
+#: (docs/models.md; results/builtin_real_roads.json).
 SCORE_THRESHOLDS = {
     "lane": 0.4,
     "lane_small": 0.4,

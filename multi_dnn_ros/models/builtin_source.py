@@ -19,8 +19,7 @@ from multi_dnn_ros.models.safetensors_source import rebuilt_source
 from multi_dnn_ros.models.weights import check_weights, load_weights, read_state_dict
 
 _WEIGHTS = Path(__file__).resolve().parents[1] / "weights"
-_NAMES = tuple(sorted(path.stem for path in _WEIGHTS.glob("*.safetensors")))
-_ALLOWED = ", ".join(f"builtin:{name}" for name in _NAMES)
+_ALLOWED = ", ".join(f"builtin:{name}" for name in sorted(SCORE_THRESHOLDS))
 
 
 def builtin_file(name: str) -> Path:
@@ -33,7 +32,7 @@ def builtin_source(request: ModelRequest) -> Source:
     from safetensors import safe_open
 
     model, outline = request.name, request.outline
-    if model not in _NAMES:
+    if model not in SCORE_THRESHOLDS:
         raise ModelError(f"{request.where}model is 'builtin:{model}'; allowed: {_ALLOWED}")
     path = builtin_file(model)
     if read_description(path) is not None:

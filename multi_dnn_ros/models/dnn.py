@@ -16,7 +16,7 @@ from multi_dnn_ros.vision.decoders.anchor import DetectorCore
 from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
-from multi_dnn_ros.vision.several import SelectedOutputsDecoder, SeveralDecoders
+from multi_dnn_ros.vision.several_results import SelectedOutputsDecoder, SeveralDecoders
 from multi_dnn_ros.vision.view import WHOLE, View, Window
 from multi_dnn_ros.vision.windowed import ResultDecoder, WindowDecoder, WindowPreprocess
 

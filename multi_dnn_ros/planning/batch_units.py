@@ -43,11 +43,17 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitKind:
-    """A kind of unit. form: syntax of unit names, for messages. parse: makes a unit from its name; raises UnitError."""
+    """A kind of unit.
+
+    form: syntax of unit names, for messages. parse: makes a unit from its name; raises UnitError. problem: why units of
+    the kind cannot be used on this machine, such as a missing library; "" if they can. It is called before a network
+    is loaded, not while parsing, because tables may come from another machine.
+    """
 
     name: str
     form: str
     parse: Callable[[str], Unit]
+    problem: Callable[[], str] = lambda: ""
 
     def unit(self, text: str) -> Unit:
         """The unit with this name. Raises UnitError, which names it, also for whatever else `parse` raises."""
@@ -89,11 +95,13 @@ def _parse_openvino(text: str) -> Unit:
 
 
 def check_installation(unit: Unit) -> None:
-    """Raise UnitError if a library that the unit needs is not installed.
-
-    Parsing does not check this, because tables may come from another machine.
-    """
-    if unit.name.startswith("openvino:") and (problem := _missing_openvino()):
+    """Raise UnitError if the kind of the unit cannot be used on this machine."""
+    kind, where = _kind_of(unit.name), f"unit '{unit.name}': "
+    with extension_errors(extensions.UNITS, kind.name, "problem", where=where, error=UnitError):
+        problem: object = kind.problem()
+    if not isinstance(problem, str):
+        raise UnitError(where + returned_text(extensions.UNITS, kind.name, "problem", problem, "a str"))
+    if problem:
         raise UnitError(f"unit '{unit.name}' cannot be used: {problem}")
 
 
@@ -112,7 +120,7 @@ def _missing_openvino() -> str:
 
 CPU = UnitKind("cpu", "cpu[:THREADS][/BACKEND]", _parse_cpu)
 CUDA = UnitKind("cuda", "cuda[:NUMBER][/NUMBERsms][/BACKEND]", _parse_cuda)
-OPENVINO = UnitKind("openvino", "openvino:cpu|gpu|npu[.NUMBER]", _parse_openvino)
+OPENVINO = UnitKind("openvino", "openvino:cpu|gpu|npu[.NUMBER]", _parse_openvino, _missing_openvino)
 UNIT_KINDS = Registry(UnitKind, extensions.UNITS)
 
 
@@ -121,15 +129,19 @@ def parse_unit(text: str) -> Unit:
 
     Imports only the kind of this unit: the node's process, which must stay free of PyTorch, parses names of devices.
     """
+    return _kind_of(text).unit(text)
+
+
+def _kind_of(text: str) -> UnitKind:
+    """The kind of the unit with this name. Raises UnitError if it is unknown or unusable."""
     name = re.split(r"[:/]", text, maxsplit=1)[0]
     try:
-        kind = UNIT_KINDS.get(name)
+        return UNIT_KINDS.get(name)
     except ExtensionError as error:
         if name in UNIT_KINDS.names():
             raise UnitError(str(error)) from error
         forms = ", ".join(known.form for known in UNIT_KINDS.usable())
         raise UnitError(f"unit '{text}' is of an unknown kind; allowed: {forms}") from error
-    return kind.unit(text)
 
 
 def parse_units(text: str) -> tuple[Unit, ...]:

@@ -19,13 +19,12 @@ from multi_dnn_ros.ros.qos import described, subscription_qos
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.serving.camera_decoder import Decode, ReadJpeg
 from multi_dnn_ros.settings.schema import CameraConfig
-from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image, jpeg_for_device
+from multi_dnn_ros.vision.image_decoding import ENCODINGS, decode_compressed, decode_image, jpeg_for_device
 
 #: A warning is logged if a topic has had no compatible publisher for this time.
 WARN_AFTER_NS = 5_000_000_000
-#: Raw images of these encodings and at most this size are converted in less time (0.01 to 0.03 ms) than waking another
-#: thread takes (0.1 ms on two cores). YUV and Bayer take up to 0.3 ms.
-_QUICK_ENCODINGS = frozenset({"rgb8", "bgr8", "rgba8", "bgra8", "mono8", "8UC1", "8UC3"})
+#: Raw images of a quick encoding and at most this size are converted in less time than waking another thread takes
+#: (0.1 ms on two cores).
 _QUICK_BYTES = 400_000
 
 
@@ -192,7 +191,8 @@ class CameraInput:
 
 def is_quick(message: Image) -> bool:
     """Whether converting the image takes less time than waking another thread."""
-    return len(message.data) <= _QUICK_BYTES and message.encoding in _QUICK_ENCODINGS
+    encoding = ENCODINGS.get(message.encoding)
+    return encoding is not None and encoding.quick and len(message.data) <= _QUICK_BYTES
 
 
 def default_topic(camera: str, transport: str) -> str:

@@ -17,7 +17,7 @@ from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from multi_dnn_ros.engine.statistics import DnnCamera, DnnCameraStatistics, Percentiles, Statistics
-from multi_dnn_ros.engine.task import DropReason
+from multi_dnn_ros.engine.task import DropEffect, DropReason
 from multi_dnn_ros.ros.camera_record import WINDOW_NS, CameraRecord
 from multi_dnn_ros.ros.losses import Losses
 from multi_dnn_ros.serving.admission import SWITCHED_OFF_MESSAGE
@@ -26,17 +26,6 @@ OK, WARN, ERROR, STALE = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticS
 
 #: If a DNN processes less than this share of a camera's frames, its status is WARN.
 _MIN_SERVED = 0.5
-#: Reasons that make the status ERROR.
-_FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT, DropReason.PUBLISH_ERROR)
-#: Reasons that by themselves do not make the status WARN: a DNN slower than its camera overwrites frames all the time,
-#: deactivating drops the frames in progress, and the parameters enable and max_rate_hz refuse images.
-_EXPECTED = (
-    DropReason.OVERWRITTEN,
-    DropReason.SHUTDOWN,
-    DropReason.SWITCHED_OFF,
-    DropReason.RATE_LIMITED,
-    *_FAILURES,
-)
 
 
 class PublishAges:
@@ -157,7 +146,7 @@ class DiagnosticsReport:
         if disabled is not None:
             return ERROR, disabled
         lost = {reason: now.dropped.get(reason, 0) - before.dropped.get(reason, 0) for reason in DropReason}
-        failures = {reason: count for reason, count in lost.items() if count and reason in _FAILURES}
+        failures = {reason: count for reason, count in lost.items() if count and reason.effect is DropEffect.FAILURE}
         if failures:
             return ERROR, _counts(failures)
         silence = self._silence(camera, now_ns)
@@ -167,7 +156,7 @@ class DiagnosticsReport:
         missed = now.deadline_misses - before.deadline_misses
         if missed:
             warnings.append(f"{missed} deadlines missed")
-        others = {reason: count for reason, count in lost.items() if count and reason not in _EXPECTED}
+        others = {reason: count for reason, count in lost.items() if count and reason.effect is DropEffect.LOSS}
         if others:
             warnings.append(_counts(others))
         done, overwritten = now.published - before.published, lost[DropReason.OVERWRITTEN]

@@ -16,7 +16,7 @@ from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.common.log_throttle import LogThrottle
 from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
-from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
+from multi_dnn_ros.engine.task import Drop, DropEffect, DropReason, Result, Timing
 from multi_dnn_ros.ros.camera_input import CameraInput, image_topic
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport, PublishAges
 from multi_dnn_ros.ros.ground import Ground
@@ -32,9 +32,6 @@ from multi_dnn_ros.serving.host import EngineDescription, Host
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.drawing import DrawFailure
 
-#: Reasons of drops that are logged as errors; others are counted, and logged at level debug. BAD_IMAGE, which affects
-#: all DNNs of the camera, is also logged once per image by _on_bad_image.
-_LOGGED = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT, DropReason.PUBLISH_ERROR)
 #: Period of checking the publishers of the cameras and the drop counters of the sockets.
 _CHECK_PERIOD_S = 0.5
 #: Share of stop_timeout_s that the decoding threads may take.
@@ -228,10 +225,13 @@ class ServingSession:
             self._on_bad_image(camera, FrameError(drop.message))
 
     def _on_drop(self, drop: Drop) -> None:
+        """Failures are logged as errors, other drops at level debug. A bad image, which affects all DNNs of the camera,
+        is also logged once by _on_bad_image.
+        """
         self._overlay.skip(drop)
         if drop.reason is DropReason.BAD_IMAGE and drop.frame.has_image:  # a JPEG file that the engine could not decode
             self._on_bad_file(drop)
-        if drop.reason not in _LOGGED:
+        if drop.reason.effect is not DropEffect.FAILURE:
             self._log.debug(
                 f"DNN {drop.dnn} dropped the frame of camera {drop.frame.camera} with stamp {drop.frame.stamp_ns} ns: "
                 f"{drop.reason.value}: {drop.message}"

@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multi_dnn_ros.common.error_text import summarize_error
@@ -121,27 +122,35 @@ class EngineMain:
     # -- the receive thread
 
     def _receive(self) -> None:
-        handlers: dict[type, Callable[[Any], None]] = {
-            wire.Offer: self._on_offer,
-            wire.Update: self._on_update,
-            wire.Start: self._on_start,
-            wire.Stop: self._on_stop,
-            wire.Check: lambda message: self._tasks.put(lambda: self._check(message)),
-            wire.Place: lambda message: self._tasks.put(lambda: self._place(message)),
-            wire.Measure: lambda message: self._tasks.put(lambda: self._measure(message)),
-            wire.Configure: lambda message: self._tasks.put(lambda: self._configure(message)),
-        }
         try:
             while True:
-                message = self._channel.receive()
-                handlers[type(message)](message)
-                message = None
+                self._handle(self._channel.receive())
         except (EOFError, ConnectionError):
             os._exit(EXIT_ORPHANED)
         except BaseException as error:
             traceback.print_exc()
             cause = f"a message could not be handled: {type(error).__name__}: {error}"
             exit_with_cause(self._channel, cause, EXIT_ERROR)
+
+    def _handle(self, message: wire.ToEngine) -> None:
+        if isinstance(message, wire.Offer):
+            self._on_offer(message)
+        elif isinstance(message, wire.Update):
+            self._on_update(message)
+        elif isinstance(message, wire.Start):
+            self._on_start(message)
+        elif isinstance(message, wire.Stop):
+            self._on_stop(message)
+        elif isinstance(message, wire.Check):
+            self._tasks.put(partial(self._check, message))
+        elif isinstance(message, wire.Place):
+            self._tasks.put(partial(self._place, message))
+        elif isinstance(message, wire.Measure):
+            self._tasks.put(partial(self._measure, message))
+        elif isinstance(message, wire.Configure):
+            self._tasks.put(partial(self._configure, message))
+        else:
+            wire.unhandled(message)
 
     def _on_offer(self, offer: wire.Offer) -> None:
         engine = self._engine

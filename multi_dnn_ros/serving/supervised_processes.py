@@ -42,6 +42,18 @@ _STOP_SHARE = 0.9
 _DRAIN_GRACE_S = 1.0
 #: If the node passes on messages of a process for this share of the time limit, the process may have stopped in time.
 _BUSY_SHARE = 0.5
+#: Messages that ServedProcess or ConfigureClient handles, and Started, for which only tests wait.
+_HANDLED_ELSEWHERE = (
+    wire.FrameResult,
+    wire.FrameDropped,
+    wire.Failed,
+    wire.Logged,
+    wire.Report,
+    wire.Checked,
+    wire.Placed,
+    wire.Measured,
+    wire.Started,
+)
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "does not fit into the memory", "cannot allocate memory")
 
 
@@ -200,7 +212,7 @@ class SupervisedProcesses:
         with self._lock:
             return self._steady_tick_s if self._supervisor.is_steady else _TICK_S
 
-    def _handle(self, process: ServedProcess, message: Any) -> None:
+    def _handle(self, process: ServedProcess, message: wire.ToNode | FirstResult | ThreadsEnded | End) -> None:
         supervisor = self._supervisor
         key = next((key for key, known in self._processes.items() if known is process), None)
         if key is None:
@@ -231,6 +243,8 @@ class SupervisedProcesses:
             self._check_standby(key)
             del self._processes[key]
             self._execute(supervisor.ended(key, message.cause, message.running, process.last_result_ns))
+        elif not isinstance(message, _HANDLED_ELSEWHERE):
+            wire.unhandled(message)
 
     def _check_processes(self) -> None:
         """Replace the processes that hang."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Timing
@@ -214,3 +214,29 @@ class Aborting:
     """The process cannot continue (a CUDA fault, an internal error) and ends itself. cause: a phrase for messages."""
 
     cause: str
+
+
+#: Messages to an engine process, all handled by EngineMain, and to the node's process.
+ToEngine = Check | Configure | Place | Measure | Start | Offer | Update | Stop
+ToNode = (
+    Ready
+    | Checked
+    | Placed
+    | Measured
+    | Progressed
+    | Configured
+    | Refused
+    | Started
+    | FrameResult
+    | FrameDropped
+    | Failed
+    | Logged
+    | Report
+    | Stopped
+    | Aborting
+)
+
+
+def unhandled(message: NoReturn) -> NoReturn:
+    """Raise TypeError: the end of a chain of isinstance checks. mypy refuses the call if a message can reach it."""
+    raise TypeError(f"message {type(message).__name__} is not handled")

@@ -9,18 +9,23 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.settings.device_forms import DEVICE, DEVICE_FORMS
 from multi_dnn_ros.settings.image_parts import CROP_RULE, TILES, TILES_RULE, checked_crop
+from multi_dnn_ros.settings.precisions import PRECISIONS
 from multi_dnn_ros.settings.roles import PRESETS
-from multi_dnn_ros.settings.section import RUNTIME, Name, Section
+from multi_dnn_ros.settings.section import FIXED, FOLDER, RUNTIME, Name, Section, file_with
 
-if TYPE_CHECKING:  # the names are read from the registries at run time
+if TYPE_CHECKING:  # the names are read at run time, most of them from the registries
     DecoderName = str
     BackendName = str
+    PrecisionName = str
 else:
     DecoderName = Literal[("auto", *extensions.names(extensions.DECODERS))]
     BackendName = Literal[("auto", "measured", *extensions.names(extensions.BACKENDS))]
+    PrecisionName = Literal[PRECISIONS]
 
 #: Syntax of an execution provider; :func:`multi_dnn_ros.backends.onnx_providers.parse` reads all of them.
 _PROVIDER = r"^(tensorrt|cuda|openvino(:(cpu|gpu|npu)(\.[0-9]{1,2})?)?|cpu)$"
+#: Suffixes of files in the parameters that name a model.
+_MODEL_FILE = file_with(".pt2", ".onnx", ".safetensors")
 
 
 def _as_list(value: object) -> object:
@@ -88,7 +93,8 @@ class DnnConfig(Section):
         description=f"Purpose of the DNN: any label. The roles {', '.join(PRESETS)} have defaults for the model, the "
         "result kind, and the decoder of a model that does not define one.",
         json_schema_extra={
-            "allowed": f"lower-case letters, digits and _, starting with a letter; with defaults: {', '.join(PRESETS)}"
+            **FIXED,
+            "allowed": f"lower-case letters, digits and _, starting with a letter; with defaults: {', '.join(PRESETS)}",
         },
     )
     model: str = Field(
@@ -96,12 +102,13 @@ class DnnConfig(Section):
         description="Model to run. `builtin:lane`, `builtin:object` or `builtin:pedestrian`, each also with `_small` "
         "appended (decomposed); `torchvision:<builder>`; or a .pt2, .onnx or .safetensors file. A .safetensors file "
         "is written by `multi-dnn decompose`, `retrain` or `fleet`.",
-        json_schema_extra={"allowed": f"not empty: {', '.join(extensions.model_forms())}"},
+        json_schema_extra={**_MODEL_FILE, "allowed": f"not empty: {', '.join(extensions.model_forms())}"},
     )
     weights: str = Field(
         "default",
         description="Weights of a torchvision model: a .safetensors or .pth file, the name of torchvision weights "
         "such as `COCO_V1`, or `random`. Other models contain their weights and accept only `default`.",
+        json_schema_extra=file_with(".safetensors", ".pth", ".pt"),
     )
     num_classes: int = Field(
         0, ge=0, le=10_000, description="Number of classes of a torchvision model. 0: the default of its builder."
@@ -120,7 +127,11 @@ class DnnConfig(Section):
     keep: list[str] = Field(
         default_factory=list, description="Names of the classes to publish; other results are discarded. Empty: all."
     )
-    cameras: list[str] = Field(default_factory=list, description="Cameras whose images the DNN processes. Empty: all.")
+    cameras: list[str] = Field(
+        default_factory=list,
+        description="Cameras whose images the DNN processes. Empty: all.",
+        json_schema_extra=FIXED,
+    )
     input_width: int = Field(
         0, ge=0, le=8192, description="Width of the network input in pixels. 0: the width that the model defines."
     )
@@ -158,17 +169,18 @@ class DnnConfig(Section):
         "TorchInductor and captures them on a GPU; the first compilation takes minutes and is cached in "
         "~/.cache/multi_dnn_ros/inductor.",
     )
-    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = Field(
+    precision: PrecisionName = Field(
         "auto",
         description="Number format of the layers. auto: float32, on a GPU with TF32 convolutions (PyTorch's default). "
-        "fp32: float32 without TF32. tf32: TF32 also for matrix products. A CPU supports auto, fp32, bf16 and, with "
-        "backend onnxruntime and 8-bit dot products (VNNI), int8. A DNN whose int8 outputs differ too much stays in "
-        "float32.",
+        "fp32: float32 without TF32. tf32: TF32 also for matrix products. fp16: float16, on a GPU. A CPU supports "
+        "auto, fp32, bf16 and, with backend onnxruntime and 8-bit dot products (VNNI), int8. A DNN whose int8 outputs "
+        "differ too much stays in float32.",
     )
     calibration_images: str = Field(
         "",
         description="Folder with at least 8 images of the DNN's cameras, used with precision int8 to measure the "
         "value ranges of the layers when the DNN is first configured. Empty: generated road images of this package.",
+        json_schema_extra=FOLDER,
     )
     capture_preprocess: bool = Field(
         True,
@@ -258,9 +270,9 @@ class DnnConfig(Section):
     merge_siblings: Literal["never", "measured", "always"] = Field(
         "never",
         description="Whether convolutions or linear layers of the DNN that read the same tensor with the same geometry "
-        "are merged into one. measured: compared while configuring, and merged if that makes the DNN at least 2 % "
-        "faster; the choice is cached in ~/.cache/multi_dnn_ros/siblings. Results are compared with those of the "
-        "separate operations.",
+        "are merged into one. never: they stay separate. measured: compared while configuring, and merged if that "
+        "makes the DNN at least 2 % faster; the choice is cached in ~/.cache/multi_dnn_ros/siblings. always: merged "
+        "without comparing the times. Results are compared with those of the separate operations.",
     )
     crop: Annotated[list[float], AfterValidator(checked_crop)] = Field(
         default_factory=list,
@@ -286,17 +298,20 @@ class DnnConfig(Section):
         default_factory=dict,
         description="Names of several results of one inference; each has its own parameters below "
         "`dnn.<dnn>.output.<output>` and its own topics. Empty: one result.",
+        json_schema_extra=FIXED,
     )
     check_images: str = Field(
         "",
         description="Folder of images of the DNN's cameras. While configuring, the boxes or lane lines that the DNN "
         "finds in at most 32 of them, with its backend and precision, are compared with those of `check_against`. "
         "Empty: no comparison.",
+        json_schema_extra=FOLDER,
     )
     check_against: str = Field(
         "",
         description="With check_images: model to compare with, such as the network from which this one was "
         "decomposed. Empty: the original of a built-in decomposed network, otherwise this model in float32.",
+        json_schema_extra=_MODEL_FILE,
     )
     check_agreement: float = Field(
         0.9,
@@ -325,9 +340,12 @@ class DnnConfig(Section):
         False,
         description="Whether to track the boxes of each camera: the same object has the same `id` in all frames "
         "(ByteTrack, docs/tracking.md).",
+        json_schema_extra=FIXED,
     )
     track_across_classes: bool = Field(
-        False, description="If track is true: whether an object may change its class without losing its identity."
+        False,
+        description="If track is true: whether an object may change its class without losing its identity.",
+        json_schema_extra=FIXED,
     )
     track_low_score: float = Field(
         0.1,
@@ -335,6 +353,7 @@ class DnnConfig(Section):
         le=1.0,
         description="If track is true: boxes with a score between this and score_threshold are published if they "
         "continue a track.",
+        json_schema_extra=FIXED,
     )
     track_max_lost_s: float = Field(
         1.0,
@@ -342,6 +361,7 @@ class DnnConfig(Section):
         le=60.0,
         description="If track is true: time in s, by the stamps of the images, for which an object keeps its identity "
         "without a box.",
+        json_schema_extra=FIXED,
     )
 
     # Devices
@@ -351,7 +371,7 @@ class DnnConfig(Section):
         description="Device of the DNN: a name, or a list of several devices, which share its frames "
         "(docs/devices.md). auto: that of the node's parameter `device`. With `placement: auto` the node chooses one "
         "device of the list, and auto stands for all GPUs and the CPU if parameter `device` is auto, too.",
-        json_schema_extra={"allowed": f"{DEVICE_FORMS}, or a list of different devices without auto"},
+        json_schema_extra={**FIXED, "allowed": f"{DEVICE_FORMS}, or a list of different devices without auto"},
     )
 
     # Execution providers

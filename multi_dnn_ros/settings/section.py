@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 
-#: Marks a runtime parameter, which may change at any time (``json_schema_extra=RUNTIME``). While the node is
-#: configured, all others are read-only or changed by a swap (:mod:`multi_dnn_ros.settings.swappable`).
+#: Marks of a parameter, for example ``json_schema_extra=RUNTIME``. RUNTIME: it may change at any time. FIXED: it is a
+#: parameter of a DNN that is read-only while the node is configured, because subscriptions, publishers or the division
+#: among devices depend on it. A parameter of a DNN without either mark is changed by a swap
+#: (:mod:`multi_dnn_ros.settings.swappable`).
 RUNTIME: JsonDict = {"runtime": True}
+FIXED: JsonDict = {"fixed": True}
+#: The value is a folder that must exist; see also :func:`file_with`.
+FOLDER: JsonDict = {"folder": True}
+
+
+def file_with(*suffixes: str) -> JsonDict:
+    """Marks a parameter whose value, if it ends with one of these suffixes, is a file that must exist."""
+    return {"file_suffixes": list(suffixes)}
 
 
 class Section(BaseModel):
@@ -20,10 +30,12 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, str_strip_whitespace=True)
 
 
+def mark(section: type[Section], name: str, key: str) -> Any:
+    """A mark of a field of a section, such as "runtime"; None: the field does not have it, or does not exist."""
+    field = section.model_fields.get(name)
+    return field.json_schema_extra.get(key) if field and isinstance(field.json_schema_extra, dict) else None
+
+
 def runtime_fields(section: type[Section]) -> tuple[str, ...]:
     """Names of the runtime parameters of a section, in the order of their definition."""
-    return tuple(
-        name
-        for name, field in section.model_fields.items()
-        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("runtime")
-    )
+    return tuple(name for name in section.model_fields if mark(section, name, "runtime"))

@@ -24,7 +24,8 @@ from multi_dnn_ros.common.reporting import provenance, write_json
 from multi_dnn_ros.compression.decompose import decompose, plan_of
 from multi_dnn_ros.compression.layers import Layer, list_layers
 from multi_dnn_ros.compression.macs import cost
-from multi_dnn_ros.compression.ranks import Budget, Energy, RankPolicy, Ratio, Rounding
+from multi_dnn_ros.compression.rank_policies import RANK_POLICIES, RankRequest
+from multi_dnn_ros.compression.ranks import RankPolicy, Rounding
 from multi_dnn_ros.models.artifact import Description, save_artifact
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.sources import load_network
@@ -62,18 +63,24 @@ class Settings:
     linear: bool = False
 
 
+#: Policies with a parameter, which determines how much is removed.
+_POLICIES = tuple(name for name, spec in RANK_POLICIES.items() if spec.option is not None)
+
+
 def policy_for(
     name: str, layers: Sequence[Layer], total: int, cut: float, rounding: Rounding
 ) -> tuple[RankPolicy, str]:
     """The named policy with the parameter that removes the share `cut` of `total` MACs, and that parameter as text.
 
-    For ratio and energy, the parameter is found by bisection. Raises ValueError if no parameter removes that much.
+    The parameter of budget is the share. Others are found by bisection: a smaller value has to remove more. Raises
+    ValueError if no parameter removes that much.
     """
+
+    def make(value: float) -> RankPolicy:
+        return RANK_POLICIES[name].make(RankRequest(rounding, total, value))
+
     if name == "budget":
-        return Budget(cut, total, rounding), f"macs_cut {cut:.3f}"
-    make: Callable[[float], RankPolicy] = (lambda value: Ratio(value, rounding)) if name == "ratio" else (
-        lambda value: Energy(value, rounding)
-    )  # fmt: skip
+        return make(cut), f"macs_cut {cut:.3f}"
 
     def reached(value: float) -> float:
         choices = make(value).choose(layers)
@@ -303,7 +310,7 @@ def add_parser(verbs: Any) -> None:
     )  # fmt: skip
     add_arguments(verb)
     add = verb.add_argument
-    add("--policies", nargs="+", choices=("ratio", "energy", "budget"), default=["ratio", "energy", "budget"])
+    add("--policies", nargs="+", choices=_POLICIES, default=list(_POLICIES))
     add(
         "--cuts",
         nargs="+",

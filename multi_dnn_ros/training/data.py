@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.training import cifar10
 from multi_dnn_ros.training.batches import Batch
+from multi_dnn_ros.training.data_kinds import DATA_KINDS
 from multi_dnn_ros.training.datasets import (
     IGNORED,
     NO_BOX,
@@ -41,14 +43,6 @@ PART_TITLES: dict[Part, str] = {"train": "train", "choice": "validation", "test"
 PARTS: tuple[Part, ...] = get_args(Part)
 #: Seeds of the generated scenes of each part.
 SEEDS: dict[Part, int] = {"train": 1, "choice": 2, "test": 3}
-KINDS = {
-    "cifar10": "CIFAR-10: its archive, or a folder or archive of <part>/<class>/*.jpg (classes)",
-    "classes": "DIR/train/<class>/*.jpg and DIR/val/..., DIR/test/... if it exists (classes)",
-    "coco": "DIR/annotations/instances_train*.json and _val*.json, images in DIR/train*/ and val*/ (boxes)",
-    "lanes": "DIR/train/images/NAME.jpg, DIR/train/masks/NAME.png and DIR/val/... (lanes)",
-    "road": "generated road, rendered into DIR once (boxes or lanes); --scenes sets the number of scenes",
-    "drive": "DIR/*.mp4 with DIR/lane_masks/: scored on the last video, or on the second half of a single one (lanes)",
-}
 
 
 class Rows(Protocol):
@@ -148,15 +142,13 @@ class DataRequest:
 def open_data(name: str, wanted: DataRequest) -> Data:
     """The set named ``KIND:PATH``. Raises DatasetError for an unknown kind and for errors in the data."""
     kind, _, path = name.partition(":")
-    if kind not in KINDS:
-        raise DatasetError(f"data '{name}': kind '{kind}'; allowed: {', '.join(KINDS)}, each followed by :PATH")
-    if not path and kind != "road":
-        raise DatasetError(f"data '{name}': a path is missing; expected {kind}:PATH, {KINDS[kind]}")
-    folder = Path(path) if path else cache_folder() / "road"
-    makers: dict[str, Callable[[str, Path, DataRequest], Data]] = {
-        "cifar10": _Cifar10, "classes": _Classes, "coco": _Coco, "lanes": _Lanes, "road": _Road, "drive": _Drive
-    }  # fmt: skip
-    data = makers[kind](name, folder, wanted)
+    if kind not in DATA_KINDS:
+        raise DatasetError(f"data '{name}': kind '{kind}'; allowed: {', '.join(DATA_KINDS)}, each followed by :PATH")
+    spec = DATA_KINDS[kind]
+    if not path and spec.needs_path:
+        raise DatasetError(f"data '{name}': a path is missing; expected {kind}:{spec.path}, {spec.layout}")
+    make: Callable[[str, Path, DataRequest], Data] = extensions.load(spec.data)
+    data = make(name, Path(path) if path else cache_folder() / kind, wanted)
     if wanted.task is not None and data.task != wanted.task:
         raise DatasetError(f"data '{name}' holds {data.task}; the network is for {wanted.task}")
     return data
@@ -181,7 +173,9 @@ def _one_recording_per_row(rows: Rows) -> list[str]:
     return [str(k) for k in range(len(rows))]
 
 
-class _Cifar10:
+class Cifar10:
+    """Data `cifar10`. path: an archive, or a folder."""
+
     task: Task = "classes"
     labels: tuple[str, ...] = cifar10.LABELS
 
@@ -212,7 +206,9 @@ class _Folders:
         self.name, self.folder, self.framing = name, folder, wanted.framing
         for part in ("train", "val"):
             if not (folder / part).is_dir():
-                raise DatasetError(f"{folder / part}: no such folder; expected {KINDS[name.partition(':')[0]]}")
+                raise DatasetError(
+                    f"{folder / part}: no such folder; expected {DATA_KINDS[name.partition(':')[0]].layout}"
+                )
         self.has_test = (folder / "test").is_dir()
 
     def part(self, part: Part) -> Rows:
@@ -230,7 +226,9 @@ class _Folders:
         return _one_recording_per_row(rows)
 
 
-class _Classes(_Folders):
+class Classes(_Folders):
+    """Data `classes`."""
+
     task: Task = "classes"
 
     def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
@@ -242,7 +240,9 @@ class _Classes(_Folders):
         return self._train if folder.name == "train" else ClassFolder(folder, self.framing, self.labels)
 
 
-class _Lanes(_Folders):
+class Lanes(_Folders):
+    """Data `lanes`."""
+
     task: Task = "lanes"
     labels: tuple[str, ...] = LaneMasks.labels
 
@@ -253,7 +253,9 @@ class _Lanes(_Folders):
         return [recording_of(Path(rows.name(k)).stem) for k in range(len(rows))]
 
 
-class _Coco:
+class Coco:
+    """Data `coco`."""
+
     task: Task = "boxes"
 
     def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
@@ -266,9 +268,8 @@ class _Coco:
         stem = "val" if part == "test" else "train"
         annotations = sorted((self.folder / "annotations").glob(f"instances_{stem}*.json"))
         if not annotations:
-            raise DatasetError(
-                f"{self.folder / 'annotations'}: no instances_{stem}*.json; expected {KINDS['coco']}"
-            )  # fmt: skip
+            expected = DATA_KINDS["coco"].layout
+            raise DatasetError(f"{self.folder / 'annotations'}: no instances_{stem}*.json; expected {expected}")
         images = self.folder / annotations[0].stem.removeprefix("instances_")
         rows = CocoBoxes(images, annotations[0], self.framing, self.labels, empty=part == "test")
         if part == "test":
@@ -276,7 +277,9 @@ class _Coco:
         return held_out(rows, part, [recording_of(Path(rows.name(k)).stem) for k in range(len(rows))], str(images))
 
 
-class _Road:
+class Road:
+    """Data `road`: generated scenes, with boxes or lanes, whichever the network is for."""
+
     def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
         if wanted.task not in ("boxes", "lanes"):
             raise DatasetError(f"data '{name}' holds boxes and lanes; the network is for {wanted.task or 'classes'}")
@@ -313,7 +316,9 @@ def map_classes(classes: Tensor, numbers: Sequence[int]) -> Tensor:
     return table[classes]
 
 
-class _Drive:
+class Drive:
+    """Data `drive`: the frames of videos that have a lane mask."""
+
     task: Task = "lanes"
     labels: tuple[str, ...] = LaneMasks.labels
 

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from multi_dnn_ros import __version__
 from multi_dnn_ros.models.artifact import weights_digest
+from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.averaging import Averaging, fit_statistics
@@ -87,8 +88,8 @@ class Schedule:
             )
         if self.optimizer not in ("adamw", "sgd"):
             raise ValueError(f"optimizer = {self.optimizer!r}: not one of adamw, sgd")
-        if self.precision not in ("fp32", "bf16", "fp16"):
-            raise ValueError(f"precision = {self.precision!r}: not one of fp32, bf16, fp16")
+        if self.precision not in TRAINING_PRECISIONS:
+            raise ValueError(f"precision = {self.precision!r}: not one of {', '.join(TRAINING_PRECISIONS)}")
         if not 0.0 <= self.mix <= 1.0:
             raise ValueError(f"mix = {self.mix}: must be 0 to 1")
         if not 0.0 < self.small <= 1.0 or not 0 <= self.small_epochs < self.epochs:

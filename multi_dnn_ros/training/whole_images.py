@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.training.data import SEEDS, DataRequest, Task, open_data
+from multi_dnn_ros.common import extensions
+from multi_dnn_ros.training.data import SEEDS, DataRequest, Rows, Task, open_data
+from multi_dnn_ros.training.data_kinds import DATA_KINDS
 from multi_dnn_ros.training.datasets import DatasetError, RoadFrame, read_mask, read_rgb, road_frames
 from multi_dnn_ros.training.image_files import CocoBoxes, LaneMasks
 from multi_dnn_ros.training.metrics import Truth
@@ -21,8 +23,6 @@ from multi_dnn_ros.vision.preprocess import Preprocess
 
 #: Size (width, height) of generated images.
 GENERATED = (640, 480)
-#: The kinds of truth in each kind of data set that has whole images.
-_TRUTHS = {"coco": ("boxes",), "lanes": ("lanes",), "road": ("boxes", "lanes"), "drive": ("lanes",)}
 
 
 @dataclass(frozen=True)
@@ -51,39 +51,77 @@ class WholeImages:
         return (self.read(index) for index in range(self.count))
 
 
+@dataclass(frozen=True)
+class ImageRequest:
+    """What the images of a kind of data are opened with.
+
+    name: KIND:PATH. labels: classes whose true boxes are wanted. scenes: number of generated scenes for training.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    scenes: int
+
+    @property
+    def folder(self) -> Path:
+        """The path in the name."""
+        return Path(self.name.partition(":")[2])
+
+
+@dataclass(frozen=True)
+class Images:
+    """All images of the test part of a kind of data. read: image 0 .. count - 1. labels: class names of their boxes."""
+
+    count: int
+    read: Callable[[int], WholeImage]
+    labels: tuple[str, ...]
+
+
 def whole_images(name: str, labels: Sequence[str], scenes: int, limit: int | None = None) -> WholeImages:
-    """The test part of data ``KIND:PATH``: coco, lanes, road or drive.
+    """The test part of data ``KIND:PATH``, of a kind with images of a camera.
 
     labels: classes whose true boxes are wanted. scenes: number of generated scenes for training; the test part has a
     twelfth of it, at least 8. limit: maximum number of images, which are evenly spaced. Raises
     DatasetError for another kind and for errors in the data.
     """
     kind = name.partition(":")[0]
-    if kind not in _TRUTHS:
-        raise DatasetError(f"data '{name}': kind '{kind}' has no images of a camera; allowed: {', '.join(_TRUTHS)}")
-    truths, names = _TRUTHS[kind], tuple(labels)
-    if kind == "road":
-        generator = SceneGenerator(*GENERATED, SEEDS["test"])
-        count, read = max(8, scenes // 12), partial(_generated, generator)
-        names = tuple(LABELS)
-    elif kind == "drive":
-        frames = road_frames(_folder(name), "video")
-        count, read = len(frames), partial(_driven, frames)
-    else:
-        task: Task = "boxes" if kind == "coco" else "lanes"
-        rows = open_data(name, DataRequest(task, Preprocess(*GENERATED), names)).part("test")
-        count = len(rows)
-        if isinstance(rows, CocoBoxes):
-            read = partial(_annotated, rows)
-        else:
-            assert isinstance(rows, LaneMasks)  # of kind "lanes"
-            read = partial(_masked, rows)
-    chosen = evenly_spaced(count if limit is None else limit, count)
-    return WholeImages(name, truths, names, len(chosen), lambda index: read(chosen[index]))
+    kinds = {known: spec for known, spec in DATA_KINDS.items() if spec.whole_images}
+    if kind not in kinds:
+        raise DatasetError(f"data '{name}': kind '{kind}' has no images of a camera; allowed: {', '.join(kinds)}")
+    open_images: Callable[[ImageRequest], Images] = extensions.load(kinds[kind].whole_images)
+    images = open_images(ImageRequest(name, tuple(labels), scenes))
+    chosen = evenly_spaced(images.count if limit is None else limit, images.count)
+    return WholeImages(name, kinds[kind].tasks, images.labels, len(chosen), lambda index: images.read(chosen[index]))
 
 
-def _folder(name: str) -> Path:
-    return Path(name.partition(":")[2])
+def road_images(request: ImageRequest) -> Images:
+    """Generated scenes, whose boxes are of the classes that the generator draws."""
+    generator = SceneGenerator(*GENERATED, SEEDS["test"])
+    return Images(max(8, request.scenes // 12), partial(_generated, generator), tuple(LABELS))
+
+
+def drive_images(request: ImageRequest) -> Images:
+    """The frames of a video that have a lane mask."""
+    frames = road_frames(request.folder, "video")
+    return Images(len(frames), partial(_driven, frames), request.labels)
+
+
+def coco_images(request: ImageRequest) -> Images:
+    """The images of COCO's val part."""
+    rows = _test_rows(request, "boxes")
+    assert isinstance(rows, CocoBoxes)
+    return Images(len(rows), partial(_annotated, rows), request.labels)
+
+
+def lane_images(request: ImageRequest) -> Images:
+    """The images of data `lanes`."""
+    rows = _test_rows(request, "lanes")
+    assert isinstance(rows, LaneMasks)
+    return Images(len(rows), partial(_masked, rows), request.labels)
+
+
+def _test_rows(request: ImageRequest, task: Task) -> Rows:
+    return open_data(request.name, DataRequest(task, Preprocess(*GENERATED), request.labels)).part("test")
 
 
 def _generated(generator: SceneGenerator, index: int) -> WholeImage:

@@ -43,10 +43,12 @@ class CompressedImageMessage(Protocol):
 
 
 @dataclass(frozen=True)
-class _Encoding:
-    """to_rgb: (rows, width, is big-endian, image) writes RGB to the image. planes: rows of data per row of the image.
+class Encoding:
+    """How data of one ROS encoding is checked and converted.
 
+    to_rgb: (rows, width, is big-endian, image) writes RGB to the image. planes: rows of data per row of the image.
     multiple: divides the width and, if `planes` is above 1, the height. min_side: minimum of width and height.
+    quick: whether converting an image of 400 kB takes 0.01 to 0.03 ms; YUV and Bayer take up to 0.3 ms.
     """
 
     pixel_bytes: int
@@ -54,6 +56,7 @@ class _Encoding:
     planes: float = 1.0
     multiple: int = 1
     min_side: int = 1
+    quick: bool = False
 
 
 def decode_image(message: ImageMessage, max_pixels: int, allocate: AllocateImage = new_image) -> RgbImage:
@@ -65,9 +68,9 @@ def decode_image(message: ImageMessage, max_pixels: int, allocate: AllocateImage
     Raises FrameError, which names the field, its value and what is allowed.
     """
     width, height, step = message.width, message.height, message.step
-    encoding = _ENCODINGS.get(message.encoding)
+    encoding = ENCODINGS.get(message.encoding)
     if encoding is None:
-        raise FrameError(f"encoding is {message.encoding[:40]!r}; allowed: {', '.join(_ENCODINGS)}")
+        raise FrameError(f"encoding is {message.encoding[:40]!r}; allowed: {', '.join(ENCODINGS)}")
     _check_size(width, height, max_pixels)
     for name, value in (("width", width), ("height", height)):
         multiple = encoding.multiple if name == "width" or encoding.planes > 1 else 1
@@ -175,27 +178,28 @@ _BAYER = {
     "grbg": cv2.COLOR_BayerGB2RGB,
 }
 
-_UYVY = _Encoding(2, _channels(2, cv2.COLOR_YUV2RGB_UYVY), multiple=2)
-_YUYV = _Encoding(2, _channels(2, cv2.COLOR_YUV2RGB_YUY2), multiple=2)
+_UYVY = Encoding(2, _channels(2, cv2.COLOR_YUV2RGB_UYVY), multiple=2)
+_YUYV = Encoding(2, _channels(2, cv2.COLOR_YUV2RGB_YUY2), multiple=2)
 
-_ENCODINGS = {
-    "rgb8": _Encoding(3, _channels(3)),
-    "bgr8": _Encoding(3, _channels(3, cv2.COLOR_BGR2RGB)),
-    "rgba8": _Encoding(4, _channels(4, cv2.COLOR_RGBA2RGB)),
-    "bgra8": _Encoding(4, _channels(4, cv2.COLOR_BGRA2RGB)),
-    "mono8": _Encoding(1, _channels(1, cv2.COLOR_GRAY2RGB)),
-    "8UC1": _Encoding(1, _channels(1, cv2.COLOR_GRAY2RGB)),
-    "8UC3": _Encoding(3, _channels(3, cv2.COLOR_BGR2RGB)),
-    "mono16": _Encoding(2, _channels16(1, cv2.COLOR_GRAY2RGB)),
-    "rgb16": _Encoding(6, _channels16(3)),
-    "bgr16": _Encoding(6, _channels16(3, cv2.COLOR_BGR2RGB)),
+#: By value of sensor_msgs/Image.encoding. README.md lists them; a test compares both.
+ENCODINGS = {
+    "rgb8": Encoding(3, _channels(3), quick=True),
+    "bgr8": Encoding(3, _channels(3, cv2.COLOR_BGR2RGB), quick=True),
+    "rgba8": Encoding(4, _channels(4, cv2.COLOR_RGBA2RGB), quick=True),
+    "bgra8": Encoding(4, _channels(4, cv2.COLOR_BGRA2RGB), quick=True),
+    "mono8": Encoding(1, _channels(1, cv2.COLOR_GRAY2RGB), quick=True),
+    "8UC1": Encoding(1, _channels(1, cv2.COLOR_GRAY2RGB), quick=True),
+    "8UC3": Encoding(3, _channels(3, cv2.COLOR_BGR2RGB), quick=True),
+    "mono16": Encoding(2, _channels16(1, cv2.COLOR_GRAY2RGB)),
+    "rgb16": Encoding(6, _channels16(3)),
+    "bgr16": Encoding(6, _channels16(3, cv2.COLOR_BGR2RGB)),
     "yuv422": _UYVY,
     "uyvy": _UYVY,
     "yuv422_yuy2": _YUYV,
     "yuyv": _YUYV,
-    "nv12": _Encoding(1, _channels(1, cv2.COLOR_YUV2RGB_NV12), planes=1.5, multiple=2),
-    "nv21": _Encoding(1, _channels(1, cv2.COLOR_YUV2RGB_NV21), planes=1.5, multiple=2),
+    "nv12": Encoding(1, _channels(1, cv2.COLOR_YUV2RGB_NV12), planes=1.5, multiple=2),
+    "nv21": Encoding(1, _channels(1, cv2.COLOR_YUV2RGB_NV21), planes=1.5, multiple=2),
     # OpenCV's demosaicing does not write images smaller than 3 x 3.
-    **{f"bayer_{order}8": _Encoding(1, _channels(1, code), min_side=3) for order, code in _BAYER.items()},
-    **{f"bayer_{order}16": _Encoding(2, _channels16(1, code), min_side=3) for order, code in _BAYER.items()},
+    **{f"bayer_{order}8": Encoding(1, _channels(1, code), min_side=3) for order, code in _BAYER.items()},
+    **{f"bayer_{order}16": Encoding(2, _channels16(1, code), min_side=3) for order, code in _BAYER.items()},
 }

@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
-from multi_dnn_ros.cli.main import GROUPS, VERBS, build_parser
+from multi_dnn_ros import cli
+from multi_dnn_ros.cli.benchmark import SCENARIOS
+from multi_dnn_ros.cli.main import GROUPS, MODULES, VERBS, build_parser
+from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
 
 def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -83,3 +88,29 @@ def test_commands_in_help_are_not_broken_at_hyphens(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("COLUMNS", "60")
     for parser in PARSERS.values():
         assert "multi-\n" not in parser.format_help()
+
+
+def test_every_module_of_a_command_is_declared() -> None:
+    """A command that is not listed cannot be called; nothing else would notice it."""
+    folder = Path(cli.__file__).parent
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.py")}
+    verbs = {name for name, text in texts.items() if "\ndef add_parser(" in text}
+    declared = {MODULES.get(verb, verb) for verb in VERBS}
+    assert verbs == declared, "list a new verb in GROUPS of multi_dnn_ros/cli/main.py"
+    scenarios = {name for name, text in texts.items() if "\ndef add_scenarios(" in text}
+    declared = {f"benchmark_{name}" for name in SCENARIOS}
+    assert scenarios == declared, "list a new module in SCENARIOS of multi_dnn_ros/cli/benchmark.py"
+
+
+#: Parameters of the node whose options have only some of the values, or others as well: a publisher has no QoS auto.
+PARTLY = {"precision", "decoder", "qos"}
+
+
+@pytest.mark.parametrize("section", [NodeConfig, CameraConfig, DnnConfig])
+def test_an_option_named_after_a_parameter_has_its_values(section: type[BaseModel]) -> None:
+    schemas = section.model_json_schema()["properties"]
+    for name, parser in PARSERS.items():
+        for action in parser._actions:
+            allowed = schemas.get(action.dest, {}).get("enum")
+            if allowed and action.choices and action.dest not in PARTLY:
+                assert list(action.choices) == allowed, f"{name}: {action.option_strings[0]} and the schema differ"

@@ -13,7 +13,6 @@ from pages import PAGES, ROOT, inline_code
 from source_trees import source_trees
 
 from multi_dnn_ros.engine.statistics import TIMINGS
-from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.settings.parameter_fields import fields_of
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
@@ -61,11 +60,6 @@ def test_a_quoted_message_is_one_of_the_code(message: str) -> None:
 def test_messages_are_found_at_all() -> None:
     assert len(messages()) > 25
     assert "this text is nowhere to be found" + " in a message" not in sources()
-
-
-def test_every_drop_reason_is_explained() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", PAGE, re.M)
-    assert {reason.value for reason in DropReason} <= set(rows)
 
 
 def test_every_step_of_the_latency_is_explained() -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame
 from multi_dnn_ros.engine.job import Inference, Item, Job
-from multi_dnn_ros.engine.policies import EarliestDeadlineFirst, Policy, make_policy
+from multi_dnn_ros.engine.policies import POLICIES, EarliestDeadlineFirst, Policy, make_policy
 from multi_dnn_ros.engine.queue import JobQueue
 
 JOBS = 4
@@ -136,7 +136,7 @@ def test_a_more_important_frame_waits_for_no_launched_job(
     released.set()
 
 
-@pytest.mark.parametrize("policy", ["fifo", "priority", "edf"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_frames_of_equal_priority_are_one_launch(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], policy: str
 ) -> None:
@@ -219,7 +219,7 @@ def job(dnn: DnnTask, clock: FakeClock, index: int = 0) -> Job:
 
 
 @given(
-    policy=st.sampled_from(["fifo", "priority", "edf"]),
+    policy=st.sampled_from(list(POLICIES)),
     settings=st.lists(st.tuples(st.integers(-3, 3), st.none() | st.integers(0, 300)), min_size=2, max_size=5),
     waited=st.integers(1, 400),
 )

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multi_dnn_ros.engine import Engine
+from multi_dnn_ros.engine.policies import POLICIES
 
 CAMERAS = ("front", "left", "rear")
 FAILS = 7  # images of this value make every DNN raise
@@ -41,7 +42,7 @@ def decode(outputs: tuple, size: tuple[int, int]) -> float:
 @given(
     dnns=dnns,
     offers=offers,
-    policy=st.sampled_from(["fifo", "priority", "edf"]),
+    policy=st.sampled_from(list(POLICIES)),
     workers=st.integers(1, 3),
     max_failures=st.integers(1, 4),
     drain=st.booleans(),

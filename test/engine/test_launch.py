@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.engine import DnnTask
 from multi_dnn_ros.engine.job import Inference, Item, Job
-from multi_dnn_ros.engine.policies import make_policy
+from multi_dnn_ros.engine.policies import POLICIES, make_policy
 from multi_dnn_ros.engine.queue import JobQueue
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def launch(queue: JobQueue, job: Job) -> None:
     job.run(CPU, stream, queue.may_continue)
 
 
-@pytest.mark.parametrize("policy", ["fifo", "priority", "edf"])
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("single_launch", [False, True])
 def test_a_frame_that_cannot_be_overtaken_is_one_launch(policy: str, single_launch: bool) -> None:
     """Waiting frames of equal priority change nothing, however long they have waited."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,21 @@ def test_every_argument_is_explained_and_used(path: Path) -> None:
         assert text.endswith("."), f"{name}: {text!r}"
         used = f'LaunchConfiguration("{name}")' in source or name in source.partition("passed = (")[2].partition(")")[0]
         assert used, f"{path.name} declares {name} and does not use it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_argument_that_is_used_is_declared(path: Path) -> None:
+    """Otherwise the launch fails, but only with a real ROS 2."""
+    used = set(re.findall(r'LaunchConfiguration\("(\w+)"\)', path.read_text(encoding="utf-8")))
+    assert used
+    assert used - arguments(path).keys() == set()
+
+
+def test_the_launch_file_of_the_robot_passes_on_every_argument_of_the_node() -> None:
+    source = (FOLDER / "robot.launch.py").read_text(encoding="utf-8")
+    passed = source.partition("launch_arguments={")[2].partition("}.items()")[0]
+    node = arguments(FOLDER / "multi_dnn.launch.py")
+    assert set(re.findall(r'^ +"(\w+)":', passed, re.M)) == node.keys(), "complete launch/robot.launch.py"
 
 
 def test_the_launch_file_of_the_node_has_every_expected_argument() -> None:

@@ -31,8 +31,8 @@ def test_only_builtin_networks_are_named() -> None:
 
 
 def test_every_network_of_the_package_has_a_threshold() -> None:
-    files = (ROOT / "multi_dnn_ros" / "weights").glob("*.safetensors")
-    assert SCORE_THRESHOLDS.keys() == {path.stem for path in files}
+    files = {path.stem for path in (ROOT / "multi_dnn_ros" / "weights").glob("*.safetensors")}
+    assert SCORE_THRESHOLDS.keys() == files, "SCORE_THRESHOLDS of models/builtin.py lists the files of weights/"
 
 
 @pytest.mark.parametrize("name", sorted(SCORE_THRESHOLDS))

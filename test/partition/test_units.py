@@ -90,11 +90,17 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_registry: Non
         "ENDS = UnitKind('ends', 'ends:NUMBER', lambda text: sys.exit(4))\n"
         "RAISES = UnitKind('raises', 'raises:NUMBER', fail)\n"
         "NOTHING = UnitKind('nothing', 'nothing:NUMBER', lambda text: None)\n"
+        "from multi_dnn_ros.planning.batch_units import Unit\n"
+        "def parse(text): return Unit(text, text, 'partition_fakes:FakeExecutor')\n"
+        "DRIVER = UnitKind('driver', 'driver', parse, lambda: 'there is no driver')\n"
+        "DEVICE = UnitKind('device', 'device', parse, lambda: sys.exit(5))\n"
+        "LIBRARY = UnitKind('library', 'library', parse, lambda: None)\n"
     )
     (tmp_path / "ending_units.py").write_text("import sys\nsys.exit(3)\n")
     for name, points in (
         ("good-units", ("npu = good_units:NPU", "raises = good_units:RAISES", "nothing = good_units:NOTHING",
-                        "ends = good_units:ENDS")),
+                        "ends = good_units:ENDS", "driver = good_units:DRIVER", "device = good_units:DEVICE",
+                        "library = good_units:LIBRARY")),
         ("other-units", ("absent = no_such_module:KIND", "cpu = good_units:NPU", "ending = ending_units:KIND",
                          "npu = good_units:NPU", "renamed = good_units:NPU", "same = good_units:partition_fakes")),
     ):  # fmt: skip
@@ -104,6 +110,21 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_registry: Non
         (info / "entry_points.txt").write_text("\n".join((f"[{extensions.UNITS}]", *points, "")))
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("driver", "unit 'driver' cannot be used: there is no driver"),
+        ("device", "unit 'device': kind of unit 'device' of good-units 0.3: problem raised SystemExit: 5"),
+        ("library", "unit 'library': kind of unit 'library' of good-units 0.3: problem returned None; expected a str"),
+    ],
+)
+def test_a_kind_that_cannot_be_used_here_says_why(name: str, error: str) -> None:
+    unit = parse_unit(name)  # a table of this unit can be read
+    with pytest.raises(UnitError, match=f"^{re.escape(error)}$"):
+        batch_units.check_installation(unit)
 
 
 @pytest.mark.usefixtures("installed")

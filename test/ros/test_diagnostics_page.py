@@ -57,5 +57,7 @@ def test_every_key_is_on_the_page_and_every_key_of_the_page_exists(bench: Bench,
     bench.until(lambda: bench.status(status).by_key, "the status")
     on_page = documented(title)
     published = {PERCENTILE.sub("", key) for key in bench.status(status).by_key}
-    assert {key for key in published if not any(stands_for(each, key) for each in on_page)} == set()
-    assert {each for each in on_page - OPTIONAL if not any(stands_for(each, key) for key in published)} == set()
+    unlisted = {key for key in published if not any(stands_for(each, key) for each in on_page)}
+    assert not unlisted, f"docs/diagnostics.md, section {title}: add {unlisted}"
+    absent = {each for each in on_page - OPTIONAL if not any(stands_for(each, key) for key in published)}
+    assert not absent, f"docs/diagnostics.md, section {title}: no status has {absent}"

@@ -29,7 +29,7 @@ from multi_dnn_ros.settings.parameter_fields import ParameterError, parameter_fi
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.standalone import cdr, messages
 from multi_dnn_ros.standalone.yaml_values import ParameterFileError, load_parameter_file
-from multi_dnn_ros.vision.image_decoding import _ENCODINGS, decode_compressed, decode_image
+from multi_dnn_ros.vision.image_decoding import ENCODINGS, decode_compressed, decode_image
 
 MAX_PIXELS = 4096
 _NUMBERS = (0, 1, 2, 3, 7, 8, 16, 255, 256, 4095, 65535, 2**31 - 1, 2**31, 2**32 - 1)
@@ -65,7 +65,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 def raw_image(rng: random.Random) -> None:
     """decode_image: any claim, any amount of data."""
     width, height = (rng.choice((*_NUMBERS, *range(1, 40))) for _ in range(2))
-    encoding = rng.choice((*_ENCODINGS, "", "32FC1", "rgb8 ", "\0", "nv99"))
+    encoding = rng.choice((*ENCODINGS, "", "32FC1", "rgb8 ", "\0", "nv99"))
     step = rng.choice((width, 2 * width, 3 * width, 4 * width, 6 * width, width + 3, rng.choice(_NUMBERS)))
     size = rng.choice((step * height, step * height * 3 // 2, rng.randrange(2000)))
     message = SimpleNamespace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -122,3 +122,16 @@ def test_arguments_are_equal_in_the_other_process() -> None:
     pools = (Pool(SlotLayout("front", 8, 640 * 480, ("lane",)), 7),)
     arguments = ProcessArguments("engine 1", ("lane", "object"), 5, 6, pools, ("first.module", "second"), 10)
     assert ProcessArguments.from_json(arguments.to_json()) == arguments
+
+
+def test_every_message_has_a_direction() -> None:
+    """mypy finds a message of the unions that is not handled; one in neither union it would not."""
+    messages = {each for each in vars(wire).values() if isinstance(each, type) and each.__module__ == wire.__name__}
+    directions = set(get_args(wire.ToEngine)), set(get_args(wire.ToNode))
+    assert directions[0] | directions[1] == messages, "add the message to ToEngine or ToNode of serving/wire.py"
+    assert not directions[0] & directions[1]
+
+
+def test_an_unknown_message_is_named() -> None:
+    with pytest.raises(TypeError, match="message int is not handled"):
+        wire.unhandled(1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.parameter_fields import ParameterError, fields_of, parameter_fields
@@ -78,7 +80,7 @@ def test_an_integer_is_accepted_for_a_float():
         ({"workers": True}, ["workers is true", "int"]),
         ({"autostart": 1}, ["autostart is 1", "true, false"]),
         ({"device": "gpu"}, ["device is 'gpu'", "cuda:<number>"]),
-        ({"policy": "lifo"}, ["policy is 'lifo'", "fifo, priority, edf"]),
+        ({"policy": "none"}, ["policy is 'none'", "fifo, priority"]),
         ({"aging_ms": 0.0}, ["aging_ms is 0.0", "more than 0"]),
         ({"camera.front.transport": "theora"}, ["camera.front.transport is 'theora'", "raw, compressed"]),
         ({"dnn.lane.model": ""}, ["dnn.lane.model is ''", "not empty"]),
@@ -269,6 +271,15 @@ def test_the_page_has_the_generated_tables():
     text = PAGE.read_text(encoding="utf-8")
     assert BEGIN in text
     assert in_document(text) == text, "run python -m multi_dnn_ros.settings.parameter_table"
+
+
+@pytest.mark.parametrize("model", [NodeConfig, CameraConfig, DnnConfig])
+def test_the_description_of_a_parameter_explains_each_of_its_values(model: type[BaseModel]):
+    """Except for names of registries, which docs/extending.md lists."""
+    for name, schema in model.model_json_schema()["properties"].items():
+        if "enum" in schema and name not in ("backend", "decoder"):
+            words = set(re.findall(r"\w+", schema["description"]))
+            assert not set(schema["enum"]) - words, f"the description of {name} lacks {set(schema['enum']) - words}"
 
 
 def test_the_table_has_every_parameter():

@@ -15,7 +15,7 @@ from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.pipeline.choices import choose_backend
 from multi_dnn_ros.planning.timing import Target
-from multi_dnn_ros.training.served import Served
+from multi_dnn_ros.training.served_network import Served
 from multi_dnn_ros.training.trainable import SingleImages
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.vision.image_decoding import _ENCODINGS, decode_compressed, decode_image, jpeg_for_device
+from multi_dnn_ros.vision.image_decoding import ENCODINGS, decode_compressed, decode_image, jpeg_for_device
 
 MAX_PIXELS = 1 << 20
 
@@ -157,11 +157,11 @@ class Allocator:
         return self.given[-1][1:].reshape(height, width, 3)  # unaligned, as a slot may be
 
 
-@pytest.mark.parametrize("encoding", list(_ENCODINGS))
+@pytest.mark.parametrize("encoding", list(ENCODINGS))
 @pytest.mark.parametrize("padding", [0, 5])
 def test_every_encoding_is_written_to_the_allocated_memory(encoding, padding):
     rows = 9 if encoding.startswith("nv") else 6
-    step = 8 * _ENCODINGS[encoding].pixel_bytes + padding
+    step = 8 * ENCODINGS[encoding].pixel_bytes + padding
     frame = message(encoding, 6, 8, step, np.random.default_rng(1).integers(0, 256, rows * step, np.uint8).tobytes())
     allocator = Allocator()
     image = decode_image(frame, MAX_PIXELS, allocator)

@@ -13,11 +13,11 @@ from multi_dnn_ros.benchmark.gpu_watch import GpuWatch
 from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import distribution
-from multi_dnn_ros.engine.task import DropReason
+from multi_dnn_ros.engine.task import DropEffect, DropReason
 
 NOT_RECEIVED = "not_received"
-#: Drops that parameters max_rate_hz and enable ask for: these results do not count as missing.
-_REFUSED = (DropReason.RATE_LIMITED.value, DropReason.SWITCHED_OFF.value)
+#: Drops that parameters such as max_rate_hz ask for: these results do not count as missing.
+_REFUSED = tuple(reason.value for reason in DropReason if reason.effect is DropEffect.REFUSED)
 _WARM_UP_S = 1.0
 _FIRST_IMAGE_LIMIT_S = 60.0
 _REPORT_LIMIT_S = 30.0

@@ -22,10 +22,10 @@ from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import cpu_count, distribution, table, with_change
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
+from multi_dnn_ros.engine.policies import POLICIES
 from multi_dnn_ros.pipeline.choices import default_workers
 
 CAMERAS = ("front", "left", "rear")
-POLICIES = ("fifo", "priority", "edf")
 #: Loads relative to the measured capacity.
 LOADS = (0.5, 0.9, 1.2)
 _IMAGE = np.zeros((4, 4, 3), np.uint8)
