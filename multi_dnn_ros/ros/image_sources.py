@@ -15,6 +15,8 @@ from multi_dnn_ros.ros.qos import incompatibility
 #: Transport -> type of the topic (parameter ``camera.<camera>.transport``).
 TYPES = {"raw": "sensor_msgs/msg/Image", "compressed": "sensor_msgs/msg/CompressedImage"}
 _MAX_TOPICS = 8
+#: Ends of the names of images that nodes of this package publish; no camera.
+_RESULTS = ("/overlay", "/overlay/compressed", "/mask")
 
 
 class PublisherState(Enum):
@@ -122,13 +124,16 @@ def nearest_name(topic: str, names: Sequence[str]) -> str:
 
 
 def published_topics(node: Node, types: Iterable[str]) -> dict[str, str]:
-    """Topics of these types that other nodes publish: name -> type."""
+    """Topics of these types that other nodes publish: name -> type. Without results of other nodes of this package."""
     own = node.get_fully_qualified_name()
     return {
         name: kind
         for name, kinds in node.get_topic_names_and_types()
         for kind in kinds
-        if kind in types and not name.startswith(f"{own}/") and node.count_publishers(name)
+        if kind in types
+        and not name.startswith(f"{own}/")
+        and not name.endswith(_RESULTS)
+        and node.count_publishers(name)
     }
 
 

@@ -118,6 +118,8 @@ def test_the_warning_about_a_topic_without_publisher_lists_other_topics(
 ) -> None:
     bench.peer.create_publisher(Image, "/front/image_rwa", 1)
     bench.peer.create_publisher(Image, "/unlike", 1)
+    bench.peer.create_publisher(Image, "/other/multi_dnn/front/overlay", 1)  # of another node of this package
+    bench.peer.create_publisher(Image, "/other/multi_dnn/front/lane/mask", 1)
     bench.peer.create_publisher(String, "/front/image_text", 1)
     bench.peer.create_subscription(Image, "/nobody_publishes", print, 1)
     start(bench)
