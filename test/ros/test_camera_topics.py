@@ -139,6 +139,18 @@ def test_the_warning_about_a_topic_without_publisher_lists_other_topics(
     bench.until(lambda: len(warned()) == 2, "the next episode")
 
 
+@pytest.mark.usefixtures("impatient")
+def test_the_topic_of_another_camera_is_not_suggested(bench: Bench, warned: Callable[[], list[str]]) -> None:
+    bench.peer.create_publisher(Image, "/rear/image_raw", 1)
+    bench.node({"cameras": ["front", "rear"]})
+    assert bench.change("configure")
+    assert bench.change("activate")
+    bench.until(warned, "a warning")
+    (line,) = warned()
+    assert "camera front: no publisher on /front/image_raw" in line
+    assert "/rear/image_raw" not in line
+
+
 @pytest.mark.skipif(not is_standalone(), reason="the default of the middleware, which may be Fast DDS, decides")
 @pytest.mark.usefixtures("impatient")
 def test_the_default_of_the_middleware_may_be_incompatible(bench: Bench, warned: Callable[[], list[str]]) -> None:
@@ -177,7 +189,7 @@ def test_the_warning_lists_compressed_topics(bench: Bench, warned: Callable[[], 
     start(bench)
     bench.until(warned, "a warning")
     (line,) = warned()
-    assert "no topic of type sensor_msgs/msg/Image" in line
+    assert "no other topic of type sensor_msgs/msg/Image" in line
     assert "camera.front.transport: compressed): /front/image_raw/compressed" in line
 
 
