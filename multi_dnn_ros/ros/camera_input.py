@@ -177,7 +177,7 @@ class CameraInput:
         number = sequence if len(self._gids) == 1 else None
         single_publisher = len(self._gids) < 2
         clock_ns = self._node.get_clock().now().nanoseconds
-        self._stamps.add(clock_ns, stamp_ns)
+        self._stamps.add(stamp_ns)
         record.arrived(
             self._clock(), shape, size, stamp_ns, number, clock_ns, single_publisher=single_publisher, late=late
         )

@@ -11,7 +11,7 @@ from multi_dnn_ros.engine.statistics import Percentiles
 
 #: A median age beyond this, in either direction, is the difference of two clocks and not a delay.
 _MAX_AGE_S = 10.0
-#: Minimum number of images of the last 10 s.
+#: Minimum number of images.
 _MIN_IMAGES = 10
 _PLAY = "play recordings with /clock (`ros2 bag play --clock 100`)"
 
@@ -28,20 +28,26 @@ class StampCheck:
         self._start = f"camera {camera}, topic {topic}: "
         self._warn = warn
         self._has_clock_publisher = has_clock_publisher
-        # Images since the last one with a stamp, and since the last one that arrived with the node's clock not at 0.
-        self._unstamped = self._without_clock = 0
+        self._unstamped = 0  # images since the last one with a stamp
+        self._new = 0  # images since the last update
+        self._without_clock: int | None = None  # images since /clock lost its last publisher; None: it has one
         self._problem = ""  # its kind
 
-    def add(self, clock_ns: int, stamp_ns: int) -> None:
-        """Count an image. clock_ns: the node's clock. stamp_ns: of the header."""
+    def add(self, stamp_ns: int) -> None:
+        """Count an image. stamp_ns: of the header."""
         self._unstamped = 0 if stamp_ns else self._unstamped + 1
-        self._without_clock = 0 if clock_ns else self._without_clock + 1
+        self._new += 1
 
     def update(self, age: Percentiles, *, simulated: bool) -> None:
         """Check the images so far; to be called periodically.
 
         age: ages of the images of the last 10 s, in ms. simulated: the node uses the time of the topic /clock.
         """
+        if not simulated or self._has_clock_publisher():
+            self._without_clock = None
+        else:
+            self._without_clock = 0 if self._without_clock is None else self._without_clock + self._new
+        self._new = 0
         problem, text = self._check(age, simulated)
         if problem and problem != self._problem:
             self._warn(self._start + text)
@@ -49,8 +55,8 @@ class StampCheck:
 
     def _check(self, age: Percentiles, simulated: bool) -> tuple[str, str]:
         """The kind of problem and its text; empty if there is none."""
-        if self._without_clock >= _MIN_IMAGES:
-            return "no clock", f"use_sim_time is true, but no time has been received on /clock; {_PLAY}"
+        if self._without_clock is not None and self._without_clock >= _MIN_IMAGES:
+            return "no clock", f"use_sim_time is true, but nothing publishes /clock; {_PLAY}"
         if self._unstamped >= _MIN_IMAGES:
             return "unstamped", (
                 "the images have no stamp (header.stamp is 0), so the results have none either: TF takes the latest "
@@ -68,6 +74,6 @@ class StampCheck:
                 f"{text}for a recording or simulation, start the node with use_sim_time:=true, and {_PLAY}; otherwise "
                 "synchronize the clocks of the computers, or correct the camera's driver"
             )
-        if not self._has_clock_publisher():
-            return "no clock", f"{text}use_sim_time is true, but nothing publishes /clock; {_PLAY}"
+        if self._without_clock is not None:
+            return "", ""  # the images are old, or too few so far
         return "simulated time", f"{text}use_sim_time is true, and /clock has the time of something else"
