@@ -17,6 +17,7 @@ from multi_dnn_ros.settings.flat_parameters import ParsedParameters, read_parame
 from multi_dnn_ros.settings.parameter_fields import (
     DEFAULT_CAMERAS,
     DEFAULT_DNNS,
+    LISTS,
     OUTPUTS,
     ParameterError,
     ParameterField,
@@ -200,7 +201,13 @@ class NodeParameters:
         errors, warnings = unknown_parameters(
             {parameter.name: parameter.value}, cameras, dnns, self._outputs_of(dnns, {})
         )
-        return next(iter((*errors, *warnings)), f"parameter {parameter.name}: no such parameter")
+        text = next(iter((*errors, *warnings)), f"parameter {parameter.name}: no such parameter")
+        kind, _, rest = parameter.name.partition(".")
+        members = {"camera": cameras, "dnn": dnns}.get(kind)
+        if members is None or rest.partition(".")[0] in members:
+            return text
+        # `ros2 param load` sets parameters one by one; `ros2 param dump` writes them in alphabetical order.
+        return f"{text.removesuffix('; not used')}; set {LISTS[kind]} first, or load the file once more"
 
     def _validate(self, parameters: list[Parameter]) -> SetParametersResult:
         """Validate changes. :meth:`_changed` applies them once every callback has accepted them; on Humble, which has

@@ -378,8 +378,8 @@ def test_read_only_parameters_may_be_set_to_their_present_value(bench: Bench, na
         ("dnn.object.score_treshold", "did you mean dnn.object.score_threshold?"),
         ("camera.front.topc", "did you mean camera.front.topic?"),
         ("nonsense", "nonsense: not a parameter of this node"),
-        ("dnn.lane.enable", "'lane' is not in dnns (object)"),
-        ("dnn.lane.score_threshold", "dnn.lane.score_threshold"),
+        ("dnn.lane.score_threshold", "'lane' is not in dnns (object); set dnns first, or load the file once more"),
+        ("camera.rear.rate_hz", "'rear' is not in cameras (front); set cameras first, or load the file once more"),
     ],
 )
 @pytest.mark.skipif(not hasattr(Node, "add_pre_set_parameters_callback"), reason="Humble has no such callback")
