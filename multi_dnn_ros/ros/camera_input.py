@@ -17,6 +17,7 @@ from multi_dnn_ros.ros.camera_subscription import CameraSubscription
 from multi_dnn_ros.ros.image_sources import Publisher, PublisherState
 from multi_dnn_ros.ros.qos import described, subscription_qos
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
+from multi_dnn_ros.ros.stamp_check import StampCheck
 from multi_dnn_ros.serving.camera_decoder import Decode, ReadJpeg
 from multi_dnn_ros.settings.schema import CameraConfig
 from multi_dnn_ros.vision.image_decoding import ENCODINGS, decode_compressed, decode_image, jpeg_for_device
@@ -75,6 +76,12 @@ class CameraInput:
             raw=not compressed,
             max_loss=config.max_loss,
         )
+        self._stamps = StampCheck(
+            camera,
+            self.record.topic,
+            self._log.warning,
+            lambda: bool(node.count_publishers(node.resolve_topic_name("/clock"))),
+        )
         self.update(0)
 
     def close(self) -> None:
@@ -102,9 +109,10 @@ class CameraInput:
         self._check_publishers(now_ns)
         self.record.qos = described(self._subscription.qos)
 
-    def update_losses(self) -> None:
-        """Update the losses of the record; to be called before each diagnostics message."""
+    def update_record(self) -> None:
+        """Update the losses of the record, and check the stamps; to be called before each diagnostics message."""
         record = self.record
+        self._stamps.update(record.age(self._clock()), simulated=self._node.get_clock().ros_time_is_active)
         reliable = self._is_reliable()
         losses = record.estimator.losses(self._clock(), record.image_bytes, reliable)
         record.losses = losses
@@ -167,9 +175,10 @@ class CameraInput:
         # Sequence numbers and stamps of different publishers cannot be compared.
         number = sequence if len(self._gids) == 1 else None
         single_publisher = len(self._gids) < 2
-        age_ns = self._node.get_clock().now().nanoseconds - stamp_ns
+        clock_ns = self._node.get_clock().now().nanoseconds
+        self._stamps.add(stamp_ns)
         record.arrived(
-            self._clock(), shape, size, stamp_ns, number, age_ns, single_publisher=single_publisher, late=late
+            self._clock(), shape, size, stamp_ns, number, clock_ns, single_publisher=single_publisher, late=late
         )
         if record.received == 1:
             self._check.check_first_image(self._camera, shape, size, self._is_reliable(), self._config.transport)

@@ -7,9 +7,7 @@ from dataclasses import InitVar, dataclass, field
 
 from multi_dnn_ros.engine.statistics import Percentiles
 from multi_dnn_ros.ros.losses import UNKNOWN_LOSSES, Losses, LossEstimator
-
-#: Rates and percentiles cover this time.
-WINDOW_NS = 10_000_000_000
+from multi_dnn_ros.ros.stamp_ages import WINDOW_NS, StampAges
 
 
 @dataclass
@@ -36,7 +34,7 @@ class CameraRecord:
     last_ns: int | None = None
     shape: str = ""
     arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=512))
-    ages: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=512))  # arrival, age
+    ages: StampAges = field(default_factory=StampAges)
 
     def __post_init__(self, rate_hz: float, raw: bool) -> None:
         self.estimator = LossEstimator(rate_hz, raw)
@@ -48,15 +46,15 @@ class CameraRecord:
         image_bytes: int,
         stamp_ns: int,
         sequence: int | None,
-        age_ns: int,
+        clock_ns: int,
         *,
         single_publisher: bool = True,
         late: bool = False,
     ) -> None:
         """Count a message. shape: size and encoding according to the message. sequence: number given by the publisher.
 
-        age_ns: the node's clock minus the stamp; negative if the clocks of two computers differ. single_publisher: the
-        topic has one publisher. late: an image sent after this one has arrived already.
+        clock_ns: the node's clock. single_publisher: the topic has one publisher. late: an image sent after this one
+        has arrived already.
         """
         self.received += 1
         self.image_bytes = image_bytes
@@ -64,11 +62,11 @@ class CameraRecord:
         self.last_ns = now_ns
         self.shape = shape
         self.arrivals.append(now_ns)
-        self.ages.append((now_ns, age_ns))
+        self.ages.add(now_ns, clock_ns, stamp_ns)
 
     def age(self, now_ns: int) -> Percentiles:
         """Age of the images of the last 10 s on arrival, according to their stamps."""
-        return Percentiles.of(age for at, age in self.ages if now_ns - at <= WINDOW_NS)
+        return self.ages.percentiles(now_ns)
 
     def silent_s(self, now_ns: int) -> float:
         """Seconds since the last image, or since subscribing if there was none."""

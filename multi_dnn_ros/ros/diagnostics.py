@@ -10,7 +10,6 @@ ages relative to header stamps use the node's clock.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
 from builtin_interfaces.msg import Time
@@ -18,35 +17,15 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from multi_dnn_ros.engine.statistics import DnnCamera, DnnCameraStatistics, Percentiles, Statistics
 from multi_dnn_ros.engine.task import DropEffect, DropReason
-from multi_dnn_ros.ros.camera_record import WINDOW_NS, CameraRecord
+from multi_dnn_ros.ros.camera_record import CameraRecord
 from multi_dnn_ros.ros.losses import Losses
+from multi_dnn_ros.ros.stamp_ages import StampAges
 from multi_dnn_ros.serving.admission import SWITCHED_OFF_MESSAGE
 
 OK, WARN, ERROR, STALE = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE
 
 #: If a DNN processes less than this share of a camera's frames, its status is WARN.
 _MIN_SERVED = 0.5
-
-
-class PublishAges:
-    """Ages of results when they are published, per DNN and camera: the node's clock minus the header stamp.
-
-    Threads of the host add to it without a lock, because appending to a deque is atomic.
-    """
-
-    def __init__(self, pairs: Iterable[DnnCamera]) -> None:
-        self._ages: dict[DnnCamera, deque[tuple[int, int]]] = {pair: deque(maxlen=1024) for pair in pairs}
-
-    def add(self, pair: DnnCamera, now_ns: int, age_ns: int) -> None:
-        """Add an age. now_ns: monotonic clock. age_ns: negative if the clocks of two computers differ."""
-        ages = self._ages[pair]
-        ages.append((now_ns, age_ns))
-        while now_ns - ages[0][0] > WINDOW_NS:
-            ages.popleft()
-
-    def percentiles(self, pair: DnnCamera, now_ns: int) -> Percentiles:
-        """The percentiles of the ages of the last 10 s."""
-        return Percentiles.of(age for at, age in self._ages[pair].copy() if now_ns - at <= WINDOW_NS)
 
 
 class DiagnosticsReport:
@@ -76,11 +55,13 @@ class DiagnosticsReport:
         self,
         statistics: Statistics,
         cameras: Mapping[str, CameraRecord],
-        ages: PublishAges,
+        ages: Mapping[DnnCamera, StampAges],
         now_ns: int,
         switched_off: Collection[str] = (),
     ) -> list[DiagnosticStatus]:
-        """One status per DNN and camera: `<dnn> on <camera>`. switched_off: DNNs switched off by their parameter."""
+        """One status per DNN and camera: `<dnn> on <camera>`. ages: of the results when they were published.
+        switched_off: DNNs switched off by their parameter.
+        """
         statuses = []
         for (dnn, camera), figures in statistics.by_dnn_and_camera.items():
             before = self._last.get((dnn, camera), DnnCameraStatistics())
@@ -88,7 +69,7 @@ class DiagnosticsReport:
                 level, text = OK, SWITCHED_OFF_MESSAGE
             else:
                 level, text = self._dnn_level(figures, before, statistics.disabled.get(dnn), cameras[camera], now_ns)
-            values = _dnn_values(figures, ages.percentiles((dnn, camera), now_ns))
+            values = _dnn_values(figures, ages[dnn, camera].percentiles(now_ns))
             statuses.append(self.status(f"{dnn} on {camera}", level, text, values))
         self._last = dict(statistics.by_dnn_and_camera)
         return statuses

@@ -15,6 +15,8 @@ from multi_dnn_ros.ros.qos import incompatibility
 #: Transport -> type of the topic (parameter ``camera.<camera>.transport``).
 TYPES = {"raw": "sensor_msgs/msg/Image", "compressed": "sensor_msgs/msg/CompressedImage"}
 _MAX_TOPICS = 8
+#: Ends of the names of images that nodes of this package publish; no camera.
+_RESULTS = ("/overlay", "/overlay/compressed", "/mask")
 
 
 class PublisherState(Enum):
@@ -102,7 +104,7 @@ def explain_no_publisher(camera: str, topic: str, transport: str, seconds: float
     same = [name for name, type_name in topics.items() if type_name == wanted and name != topic]
     text = f"camera {camera}: no publisher on {topic} for {seconds:g} s"
     if not same:
-        text += f"; there is no topic of type {wanted}"
+        text += f"; there is no other topic of type {wanted}"
         other_transport, other = next(item for item in TYPES.items() if item[0] != transport)
         others = [name for name, type_name in topics.items() if type_name == other]
         if others:
@@ -122,13 +124,18 @@ def nearest_name(topic: str, names: Sequence[str]) -> str:
 
 
 def published_topics(node: Node, types: Iterable[str]) -> dict[str, str]:
-    """Topics of these types that other nodes publish: name -> type."""
+    """Topics of these types that other nodes publish: name -> type.
+
+    Without those that the node subscribes to already, and results of other nodes of this package.
+    """
     own = node.get_fully_qualified_name()
+    subscribed = {subscription.topic_name for subscription in node.subscriptions}
     return {
         name: kind
         for name, kinds in node.get_topic_names_and_types()
+        if name not in subscribed and not name.startswith(f"{own}/") and not name.endswith(_RESULTS)
         for kind in kinds
-        if kind in types and not name.startswith(f"{own}/") and node.count_publishers(name)
+        if kind in types and node.count_publishers(name)
     }
 
 

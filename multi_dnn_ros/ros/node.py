@@ -158,6 +158,16 @@ class MultiDnnNode(LifecycleNode):
         except Exception:  # already shut down
             self._release()
 
+    def destroy_node(self) -> None:
+        """Also destroy the state machine of the life cycle, which rclpy leaves to the garbage collector.
+
+        It keeps the node in the middleware: others would see the node, and its endpoints, until its lease has expired.
+        """
+        super().destroy_node()
+        machine = getattr(self, "_state_machine", None)  # not public; the standalone runtime has none
+        if machine is not None:
+            machine.destroy_when_not_in_use()
+
     def _end_slow_transition(self) -> bool:
         """End a transition that did not end when cancelled: close the host if configuring, otherwise wait longer."""
         if self._state() == "configuring" and self._host is not None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
+from rclpy.exceptions import ParameterNotDeclaredException
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
@@ -16,6 +17,7 @@ from multi_dnn_ros.settings.flat_parameters import ParsedParameters, read_parame
 from multi_dnn_ros.settings.parameter_fields import (
     DEFAULT_CAMERAS,
     DEFAULT_DNNS,
+    LISTS,
     OUTPUTS,
     ParameterError,
     ParameterField,
@@ -32,6 +34,15 @@ from multi_dnn_ros.settings.unknown_parameters import unknown_parameters
 _LISTS = ("cameras", "dnns")
 _READ_ONLY = "Read-only while the node is configured."
 _SWAP = "A change while the node is configured replaces the engine process."
+#: Types of lists, by the kind of the field.
+_LIST_TYPES = {"string[]": Parameter.Type.STRING_ARRAY, "float[]": Parameter.Type.DOUBLE_ARRAY}
+
+
+class UnknownParameterError(ParameterNotDeclaredException):
+    """A parameter that does not exist was set. The text, which is sent to the client, names the most similar one."""
+
+    def __init__(self, text: str) -> None:
+        Exception.__init__(self, text)  # the base class would put another text in front
 
 
 class Swaps(Protocol):
@@ -75,6 +86,8 @@ class NodeParameters:
         for name, field in self._fields.items():
             self._declare(name, field)
         self._unknown, self._warnings = self._declare_unknown(*names, self._outputs_of(names[1], {}))
+        if hasattr(node, "add_pre_set_parameters_callback"):  # not on Humble
+            node.add_pre_set_parameters_callback(self._prepare)
         node.add_on_set_parameters_callback(self._validate)
         if hasattr(node, "add_post_set_parameters_callback"):
             node.add_post_set_parameters_callback(self._changed)
@@ -153,6 +166,10 @@ class NodeParameters:
         self._declaring = True
         try:
             self._node.declare_parameter(name, value, descriptor, ignore_override=True)
+            declared = self._node.get_parameter(name)
+            typed = _typed(declared, field)
+            if typed is not declared:
+                self._node.set_parameters([typed])
         finally:
             self._declaring = False
 
@@ -168,6 +185,29 @@ class NodeParameters:
                 self._node.declare_parameter(name, value, descriptor, ignore_override=True)
                 unknown.append(name)
         return unknown, unknown_parameters(self._overrides, cameras, dnns, outputs)[1]
+
+    def _prepare(self, parameters: list[Parameter]) -> list[Parameter]:
+        """The parameters to set, with the types of the fields. Raises UnknownParameterError."""
+        for parameter in parameters:
+            if not self._node.has_parameter(parameter.name):
+                raise UnknownParameterError(self._unknown_text(parameter))
+        return [
+            _typed(parameter, self._fields[parameter.name]) if parameter.name in self._fields else parameter
+            for parameter in parameters
+        ]
+
+    def _unknown_text(self, parameter: Parameter) -> str:
+        cameras, dnns = (tuple(self.value(name)) for name in _LISTS)
+        errors, warnings = unknown_parameters(
+            {parameter.name: parameter.value}, cameras, dnns, self._outputs_of(dnns, {})
+        )
+        text = next(iter((*errors, *warnings)), f"parameter {parameter.name}: no such parameter")
+        kind, _, rest = parameter.name.partition(".")
+        members = {"camera": cameras, "dnn": dnns}.get(kind)
+        if members is None or rest.partition(".")[0] in members:
+            return text
+        # `ros2 param load` sets parameters one by one; `ros2 param dump` writes them in alphabetical order.
+        return f"{text.removesuffix('; not used')}; set {LISTS[kind]} first, or load the file once more"
 
     def _validate(self, parameters: list[Parameter]) -> SetParametersResult:
         """Validate changes. :meth:`_changed` applies them once every callback has accepted them; on Humble, which has
@@ -308,3 +348,10 @@ class NodeParameters:
             if name not in before and not self._node.has_parameter(name):
                 self._declare(name, field)
         self._unknown = [name for name in self._unknown if name not in self._fields]
+
+
+def _typed(parameter: Parameter, field: ParameterField) -> Parameter:
+    """The parameter with the type of the field if it is an empty list, which rclpy takes for a list of bytes."""
+    if field.kind not in _LIST_TYPES or parameter.type_ != Parameter.Type.BYTE_ARRAY or len(parameter.value):
+        return parameter
+    return Parameter(parameter.name, _LIST_TYPES[field.kind], [])

@@ -18,12 +18,13 @@ from multi_dnn_ros.common.time_units import ms_to_ns
 from multi_dnn_ros.engine.reports import Callbacks, Failure, call_and_log_errors
 from multi_dnn_ros.engine.task import Drop, DropEffect, DropReason, Result, Timing
 from multi_dnn_ros.ros.camera_input import CameraInput, image_topic
-from multi_dnn_ros.ros.diagnostics import DiagnosticsReport, PublishAges
+from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
 from multi_dnn_ros.ros.ground import Ground
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.socket_drops import SocketDrops
+from multi_dnn_ros.ros.stamp_ages import StampAges
 from multi_dnn_ros.ros.tracking import Tracks
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.admission import Admission
@@ -82,7 +83,7 @@ class ServingSession:
             {name: config.dnns[name].enable for name in description.dnns},
             {name: config.dnns[name].max_rate_hz for name in description.dnns},
         )
-        self._ages = PublishAges((name, camera) for name, dnn in description.dnns.items() for camera in dnn.cameras)
+        self._ages = {(name, camera): StampAges() for name, dnn in description.dnns.items() for camera in dnn.cameras}
         served = dict.fromkeys(camera for dnn in description.dnns.values() for camera in dnn.cameras)
         self._overlay = OverlayPublisher(
             outputs.overlays,
@@ -152,7 +153,7 @@ class ServingSession:
         """The statuses of each DNN on each camera, of each camera, and of each camera's projection onto the ground."""
         statistics, now_ns = self._accounts.statistics(), time.monotonic_ns()
         for source in self._inputs.values():
-            source.update_losses()
+            source.update_record()
         cameras = {camera: source.record for camera, source in self._inputs.items()}
         switched_off = [dnn for dnn in self._accounts.cameras_by_dnn if not self._admission.is_enabled(dnn)]
         yield from report.dnns(statistics, cameras, self._ages, now_ns, switched_off)
@@ -213,8 +214,8 @@ class ServingSession:
     def _after_publishing(self, result: Result) -> None:
         height, width = result.frame.size
         self._on_size(result.frame.camera, (width, height))
-        age_ns = self._clock.now().nanoseconds - result.frame.stamp_ns
-        self._ages.add((result.dnn, result.frame.camera), time.monotonic_ns(), age_ns)
+        ages = self._ages[result.dnn, result.frame.camera]
+        ages.add(time.monotonic_ns(), self._clock.now().nanoseconds, result.frame.stamp_ns)
         self._overlay.add(result)
 
     def _on_bad_file(self, drop: Drop) -> None:

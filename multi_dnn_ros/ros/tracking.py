@@ -73,7 +73,9 @@ class Tracks:
             if self._labels.setdefault(dnn_camera, labels) != labels:  # another model: the classes mean something else
                 self._labels[dnn_camera] = labels
                 tracker.end_tracks()
-            return result._replace(output=tracker.update(result.output, result.frame.stamp_ns))
+            # Without stamps no time would pass, and lost tracks would never end.
+            time_ns = result.frame.stamp_ns or result.frame.received_ns
+            return result._replace(output=tracker.update(result.output, time_ns))
 
 
 def _settings(dnn: DnnConfig, threshold: float) -> TrackerSettings:

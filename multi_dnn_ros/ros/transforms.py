@@ -5,12 +5,17 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from rclpy.clock import JumpThreshold
+from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode
 from rclpy.time import Time
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.ros.middleware import is_standalone
 from multi_dnn_ros.vision.ground import CameraPose
+
+#: Smaller steps back are no jump: messages of /clock may arrive in another order.
+_MIN_SET_BACK_NS = 500_000_000
 
 
 class PoseError(ValueError):
@@ -26,6 +31,7 @@ class Transforms:
         self._node = node
         self._buffer: Any = None
         self._listener: Any = None
+        self._jumps: Any = None
         self._error = "TF is not subscribed to yet"
 
     def open(self) -> None:
@@ -41,14 +47,21 @@ class Transforms:
                 else f"TF cannot be used without tf2_ros (package tf2_ros_py): {summarize_error(error)}"
             )
             return
-        self._buffer = tf2_ros.Buffer()
+        self._buffer = buffer = tf2_ros.Buffer()
+        # After simulated time was set back, the buffer would reject new transforms as older than those it has. It only
+        # notices this itself if it gets the node, for which it then also offers a service.
+        threshold = JumpThreshold(
+            min_forward=None, min_backward=Duration(nanoseconds=-_MIN_SET_BACK_NS), on_clock_change=True
+        )
+        self._jumps = self._node.get_clock().create_jump_callback(threshold, post_callback=lambda _: buffer.clear())
         self._listener = tf2_ros.TransformListener(self._buffer, self._node, spin_thread=False)
 
     def close(self) -> None:
         """Stop listening."""
         if self._listener is not None:
             self._listener.unregister()
-        self._listener = self._buffer = None
+            self._jumps.unregister()
+        self._listener = self._buffer = self._jumps = None
 
     def pose(self, vehicle: str, frame: str, stamp: Any) -> CameraPose:
         """The pose of `frame` in `vehicle` at the time of a builtin_interfaces/Time. Raises PoseError."""

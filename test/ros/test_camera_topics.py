@@ -118,6 +118,8 @@ def test_the_warning_about_a_topic_without_publisher_lists_other_topics(
 ) -> None:
     bench.peer.create_publisher(Image, "/front/image_rwa", 1)
     bench.peer.create_publisher(Image, "/unlike", 1)
+    bench.peer.create_publisher(Image, "/other/multi_dnn/front/overlay", 1)  # of another node of this package
+    bench.peer.create_publisher(Image, "/other/multi_dnn/front/lane/mask", 1)
     bench.peer.create_publisher(String, "/front/image_text", 1)
     bench.peer.create_subscription(Image, "/nobody_publishes", print, 1)
     start(bench)
@@ -135,6 +137,18 @@ def test_the_warning_about_a_topic_without_publisher_lists_other_topics(
     bench.until(lambda: qos(bench).startswith("reliable"), "a publisher")
     bench.peer.destroy_publisher(camera)
     bench.until(lambda: len(warned()) == 2, "the next episode")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_topic_of_another_camera_is_not_suggested(bench: Bench, warned: Callable[[], list[str]]) -> None:
+    bench.peer.create_publisher(Image, "/rear/image_raw", 1)
+    bench.node({"cameras": ["front", "rear"]})
+    assert bench.change("configure")
+    assert bench.change("activate")
+    bench.until(warned, "a warning")
+    (line,) = warned()
+    assert "camera front: no publisher on /front/image_raw" in line
+    assert "/rear/image_raw" not in line
 
 
 @pytest.mark.skipif(not is_standalone(), reason="the default of the middleware, which may be Fast DDS, decides")
@@ -175,7 +189,7 @@ def test_the_warning_lists_compressed_topics(bench: Bench, warned: Callable[[], 
     start(bench)
     bench.until(warned, "a warning")
     (line,) = warned()
-    assert "no topic of type sensor_msgs/msg/Image" in line
+    assert "no other topic of type sensor_msgs/msg/Image" in line
     assert "camera.front.transport: compressed): /front/image_raw/compressed" in line
 
 

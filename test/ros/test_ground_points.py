@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builtin_interfaces.msg import Time
 from node_bench import Bench, image
 from rclpy.qos import QoSProfile
+from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CameraInfo, PointCloud2
 
 from multi_dnn_ros.ros import serving_session
+from multi_dnn_ros.ros.transforms import PoseError, Transforms
 
 PIXELS, METRES = "/multi_dnn/front/lane/points", "/multi_dnn/front/lane/ground_points"
 INFO = "/front/camera_info"
@@ -214,7 +217,8 @@ class FakeTf(ModuleType):
         self.open = 0
         self.lookups: list[tuple[str, str, int]] = []
         self.transform: Any = None
-        self.Buffer = lambda: SimpleNamespace(lookup_transform=self.lookup)
+        self.Buffer = lambda: SimpleNamespace(lookup_transform=self.lookup, clear=self.clear)
+        self.cleared = 0
         self.TransformListener = self.listener
 
     def listener(self, buffer: Any, node: Any, *, spin_thread: bool) -> Any:
@@ -225,6 +229,9 @@ class FakeTf(ModuleType):
             self.open -= 1
 
         return SimpleNamespace(unregister=unregister)
+
+    def clear(self) -> None:
+        self.cleared += 1
 
     def lookup(self, target: str, source: str, time: Any) -> Any:
         self.lookups.append((target, source, time.nanoseconds))
@@ -287,6 +294,72 @@ def test_the_pose_from_a_real_tf(bench: Bench) -> None:
     statics.publish(message)
     assert rig.points(info())[:, :3] == pytest.approx(np.array([[1.0 + X, Y, 0.0]]), rel=1e-5)
     bench.until(lambda: rig.status().level == OK, "the status")
+
+
+def set_clock(bench: Bench, clocks: Any, seconds: int) -> None:
+    """Publish this time until the node has it."""
+    tick = Clock()
+    tick.clock.sec = seconds
+
+    def has_it() -> bool:
+        clocks.publish(tick)
+        return bool(bench.nodes[0].get_clock().now().nanoseconds == seconds * 1_000_000_000)
+
+    bench.until(has_it, "the simulated time")
+
+
+def test_transforms_are_forgotten_when_time_is_set_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    tf = FakeTf()
+    monkeypatch.setitem(sys.modules, "tf2_ros", tf)
+    rig = Rig(bench, {"use_sim_time": True})
+    clocks = bench.peer.create_publisher(Clock, "/clock", QoSProfile(depth=10))
+    rig.listen()
+    bench.until(lambda: tf.open == 1, "the listener")
+    set_clock(bench, clocks, 1000)
+    before = tf.cleared
+    set_clock(bench, clocks, 1030)
+    assert tf.cleared == before
+    set_clock(bench, clocks, 1000)
+    assert tf.cleared == before + 1
+    assert bench.change("deactivate")
+    set_clock(bench, clocks, 900)
+    assert tf.cleared == before + 1
+
+
+def test_a_repeated_recording_with_a_real_tf(bench: Bench) -> None:
+    """Only on a real ROS 2 with tf2_ros, which keeps 10 s of transforms and rejects older ones."""
+    pytest.importorskip("tf2_ros")
+    from geometry_msgs.msg import Quaternion, TransformStamped
+    from tf2_msgs.msg import TFMessage
+
+    node = bench.node({"use_sim_time": True})
+    clocks = bench.peer.create_publisher(Clock, "/clock", QoSProfile(depth=10))
+    moving = bench.peer.create_publisher(TFMessage, "/tf", QoSProfile(depth=10))
+    transforms = Transforms(node)
+    transforms.open()
+    bench.until(lambda: moving.get_subscription_count() > 0, "the subscription to /tf")
+
+    def send_poses(seconds: int) -> None:
+        message = TFMessage()
+        for stamp in (seconds - 1, seconds + 1):
+            moved = TransformStamped(child_frame_id="camera")
+            moved.header.frame_id, moved.header.stamp.sec = "base_link", stamp
+            moved.transform.rotation = Quaternion(x=-0.5, y=0.5, z=-0.5, w=0.5)
+            message.transforms.append(moved)
+        moving.publish(message)
+
+    def has_pose(seconds: int) -> bool:
+        try:
+            transforms.pose("base_link", "camera", Time(sec=seconds))
+        except PoseError:
+            return False
+        return True
+
+    for seconds in (1000, 1030, 1000, 1030):
+        set_clock(bench, clocks, seconds)
+        send_poses(seconds)  # once: a message that arrives after the clock was set back would be the newest again
+        bench.until(lambda seconds=seconds: has_pose(seconds), f"the pose at {seconds} s")
+    transforms.close()
 
 
 def test_without_tf_and_without_parameters(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

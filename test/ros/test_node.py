@@ -14,6 +14,7 @@ import torch
 from node_bench import POISON, Bench, image
 from rclpy.lifecycle import LifecyclePublisher
 from rclpy.logging import LoggingSeverity
+from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
 from rosgraph_msgs.msg import Clock
@@ -74,6 +75,17 @@ def test_the_whole_life_cycle_twice(bench: Bench) -> None:
         assert gc.get_freeze_count() == 0
         bench.peer.destroy_publisher(camera)
         assert serving_threads() == []
+
+
+def test_a_destroyed_node_is_no_longer_seen(bench: Bench) -> None:
+    node = bench.node()
+    bench.until(lambda: "multi_dnn" in bench.peer.get_node_names(), "the node")
+    bench.executor.remove_node(node)
+    node.close()
+    node.destroy_node()
+    bench.nodes.clear()
+    bench.until(lambda: "multi_dnn" not in bench.peer.get_node_names(), "the end of the node", limit_s=3.0)
+    assert node is not None  # the object still exists
 
 
 def test_autostart_activates_the_node(bench: Bench) -> None:
@@ -360,6 +372,43 @@ def test_read_only_parameters_may_be_set_to_their_present_value(bench: Bench, na
     assert not bench.set(name, value * 2)[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dnn.object.score_treshold", "did you mean dnn.object.score_threshold?"),
+        ("camera.front.topc", "did you mean camera.front.topic?"),
+        ("nonsense", "nonsense: not a parameter of this node"),
+        ("dnn.lane.score_threshold", "'lane' is not in dnns (object); set dnns first, or load the file once more"),
+        ("camera.rear.rate_hz", "'rear' is not in cameras (front); set cameras first, or load the file once more"),
+    ],
+)
+@pytest.mark.skipif(not hasattr(Node, "add_pre_set_parameters_callback"), reason="Humble has no such callback")
+def test_setting_an_unknown_parameter_names_the_most_similar_one(bench: Bench, name: str, words: str) -> None:
+    bench.node()
+    taken, reason = bench.set(name, 0.5)
+    assert not taken
+    assert words in reason
+
+
+def test_empty_lists_have_the_type_of_their_entries(bench: Bench) -> None:
+    """rclpy takes an empty list for one of bytes, and tools then offer to edit bytes."""
+    node = bench.node()
+    kinds = {"dnn.object.labels": Parameter.Type.STRING_ARRAY, "dnn.object.mean": Parameter.Type.DOUBLE_ARRAY}
+
+    def check() -> None:
+        for name, kind in kinds.items():
+            assert (node.get_parameter(name).type_, list(node.get_parameter(name).value)) == (kind, [])
+            assert node.describe_parameter(name).type == kind.value
+
+    check()
+    for name, value in (("dnn.object.labels", ["car"]), ("dnn.object.mean", [0.0, 0.5, 1.0])):
+        assert bench.set(name, value) == (True, "")
+        assert list(node.get_parameter(name).value) == value
+        if hasattr(node, "add_pre_set_parameters_callback"):  # not on Humble
+            assert bench.set(name, []) == (True, "")
+            check()
+
+
 def test_read_only_parameters_may_change_after_cleanup(bench: Bench) -> None:
     start(bench)
     assert bench.change("deactivate")
@@ -431,6 +480,20 @@ def test_simulated_time(bench: Bench) -> None:
     bench.until(lambda: bench.status("object on front").by_key.get(key, "nan") != "nan", "the age")
     assert float(bench.status("object on front").by_key[key]) == pytest.approx(2000.0, abs=0.001)
     assert float(bench.status("object on front").by_key["end_to_end p50 (ms)"]) < 1000.0  # real time
+
+
+def test_stamps_of_another_clock_are_a_warning(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    start(bench)
+    camera = bench.camera()
+    printed: list[str] = []
+
+    def warned() -> bool:
+        camera.publish(image(stamp=1000))
+        printed.append(capfd.readouterr().err)
+        return "than the clock of the node" in "".join(printed)
+
+    bench.until(warned, "the warning")
+    assert "camera front, topic /front/image_raw: the stamps of the images are" in "".join(printed)
 
 
 def test_the_overlay_is_drawn_while_it_has_a_subscription(bench: Bench) -> None:

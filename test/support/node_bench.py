@@ -74,10 +74,10 @@ class Bench:
         self.executor.add_node(node)
         return node
 
-    def until(self, condition: Callable[[], object], what: str = "the condition") -> None:
-        deadline = time.monotonic() + WAIT_S
+    def until(self, condition: Callable[[], object], what: str = "the condition", limit_s: float = WAIT_S) -> None:
+        deadline = time.monotonic() + limit_s
         while not condition():
-            assert time.monotonic() < deadline, f"waited {WAIT_S:g} s for {what}"
+            assert time.monotonic() < deadline, f"waited {limit_s:g} s for {what}"
             self.executor.spin_once(timeout_sec=0.02)
 
     def call(self, kind: type, name: str, request: Any) -> Any:
