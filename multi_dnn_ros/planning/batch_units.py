@@ -14,7 +14,7 @@ from typing import Any
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.extension_calls import extension_errors, returned_text
-from multi_dnn_ros.common.extensions import ExtensionError, Registry
+from multi_dnn_ros.common.extensions import ExtensionError, Registry, UnknownExtension
 
 
 class UnitError(ValueError):
@@ -124,11 +124,11 @@ def parse_unit(text: str) -> Unit:
     name = re.split(r"[:/]", text, maxsplit=1)[0]
     try:
         kind = UNIT_KINDS.get(name)
-    except ExtensionError as error:
-        if name in UNIT_KINDS.names():
-            raise UnitError(str(error)) from error
+    except UnknownExtension as error:
         forms = ", ".join(known.form for known in UNIT_KINDS.usable())
         raise UnitError(f"unit '{text}' is of an unknown kind; allowed: {forms}") from error
+    except ExtensionError as error:
+        raise UnitError(str(error)) from error
     return kind.unit(text)
 
 
