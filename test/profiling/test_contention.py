@@ -133,8 +133,9 @@ def test_the_command_keeps_what_it_measured_when_it_is_killed(
     module = torch.export.export(Small(), (torch.rand(1, 3, 8, 8),))
     torch.export.save(module, tmp_path / "small.pt2")
     table = tmp_path / "samples.csv"
-    arguments = ["profile", "contention", str(tmp_path / "small.pt2"), "--output", str(table), "--device", "cpu", "--limits",
-                 str(tmp_path / "limits"), "--backend", "eager", "--loads", "compute", "--levels", "0,1,2"]  # fmt: skip
+    options = ["--device", "cpu", "--backend", "eager", "--loads", "compute", "--levels", "0,1,2"]
+    files = [str(tmp_path / "small.pt2"), "--output", str(table), "--limits", str(tmp_path / "limits")]
+    arguments = ["profile", "contention", *files, *options]
     process = subprocess.Popen([sys.executable, "-m", "multi_dnn_ros.cli.main", *arguments, "--repeats", "400"])
     try:
         deadline = time.monotonic() + WAIT_S
