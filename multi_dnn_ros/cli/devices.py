@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable("--json", args.json)
     import torch
 
-    from multi_dnn_ros.cli.profile_target import progress_bar
+    from multi_dnn_ros.cli.progress import progress_bar
     from multi_dnn_ros.common.reporting import cpu_count, provenance, write_json
     from multi_dnn_ros.planning.device import busy_warning
     from multi_dnn_ros.profiling.devices import describe, find_devices, measure_devices
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            with progress_bar("devices", "step") as bar:
-                devices, links = measure_devices(devices, lambda done, total, what: bar(done, total))
+            with progress_bar("devices", "step") as progress:
+                devices, links = measure_devices(devices, progress)
         finally:
             torch.set_num_threads(before)
     print(_tables(devices, links))

@@ -12,7 +12,8 @@ from multi_dnn_ros.cli.arguments import natural
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.network_arguments import add_model
 from multi_dnn_ros.cli.options import add_seed, check_writable
-from multi_dnn_ros.cli.profile_target import add_target, open_target, progress_bar
+from multi_dnn_ros.cli.profile_target import add_target, open_target
+from multi_dnn_ros.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from multi_dnn_ros.planning.predictor import Predictor
