@@ -308,7 +308,7 @@ def test_two_cpu_units_are_profiled_and_run_a_network(tmp_path, capsys: pytest.C
     units = ["--units", "cpu:1,cpu:1/torchscript"]
     assert main(["partition", "profile", *model, *units, "--max-batch", "3", "--samples", "3"]) == 0
     assert "torchvision:squeezenet1_1 on cpu:1:" in capsys.readouterr().out
-    first, second = (read_table(path) for path in sorted((tmp_path / "torchvision-squeezenet1_1").iterdir()))
+    first, second = (read_table(path) for path in sorted((tmp_path / "torchvision-squeezenet1_1").glob("*.json")))
     assert (first.unit, second.unit) == ("cpu:1", "cpu:1/torchscript")
     assert "; torchscript; " in second.device
     assert "1 threads" in first.device
