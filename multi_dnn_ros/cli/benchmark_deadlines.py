@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from multi_dnn_ros.cli.arguments import positive, positive_float
 from multi_dnn_ros.cli.benchmark_sets import (
@@ -71,6 +72,7 @@ def _deadlines(args: argparse.Namespace) -> int:
     from multi_dnn_ros.benchmark.paper.conditions import choose_conditions
     from multi_dnn_ros.benchmark.paper.deadlines import DeadlinePlan, deadlines_table, measure_deadlines
     from multi_dnn_ros.benchmark.paper.plot import plot_deadlines
+    from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.common.thread_switching import short_switch_interval
 
     device = chosen_device(args)
@@ -88,11 +90,17 @@ def _deadlines(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     print(f"about {(60 + 9 * plan.repeats * (plan.seconds + 1)) / 60:.0f} min on {device}", flush=True)
+    origin = {"scenario": "deadlines", **provenance()}
+
+    def keep(figures: dict[str, Any]) -> None:
+        if args.output is not None:
+            write_json(args.output, {**origin, **figures})
+
     with short_switch_interval():  # as when serving
-        figures = measure_deadlines(plan, print_progress())
+        figures = measure_deadlines(plan, print_progress(), keep)
     print(deadlines_table(figures))
     if args.output is not None:
-        write_figures(args.output, figures, scenario="deadlines")
+        print(f"written to {args.output}")
         plot = args.output.with_suffix(".png")
         plot_deadlines(figures, plot)
         print(f"plot written to {plot}")
