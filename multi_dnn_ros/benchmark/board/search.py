@@ -15,7 +15,7 @@ _Z = NormalDist().inv_cdf(CONFIDENCE)
 _FACTOR = 2.0
 _START_HZ = 30.0
 #: The search ends when the highest served and the lowest failing rate differ by at most this share.
-_PRECISION = 0.05
+PRECISION = 0.05
 #: Under overload the rate that is served is close to the highest one; these multiples of it are tried first.
 _HINTS = (0.93, 1.07)
 
@@ -101,7 +101,7 @@ class RateSearch:
             return min(max(_START_HZ, rates.lowest_hz), rates.highest_hz)
         if (high is not None and high <= rates.lowest_hz) or (low is not None and low >= rates.highest_hz):
             return None
-        step = 1.0 + _PRECISION
+        step = 1.0 + PRECISION
         if low is not None and high is not None and high <= low * step:
             return None
         while self._hints:
