@@ -5,13 +5,9 @@ from __future__ import annotations
 import io
 
 import pytest
+from terminal import Terminal
 
 from multi_dnn_ros.cli.progress import progress_bar
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_the_bar_shows_what_is_done_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import weakref
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from partition_fakes import SHAPE, expected, table
+from terminal import Terminal
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import CommandError
@@ -142,11 +142,6 @@ def test_the_command_writes_outputs_report_and_plot(
     assert all(entry["difference"] < 1e-6 and entry["measured_ms"] > 4.0 for entry in report["subsets"])
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
     assert started == ["fake:a/ms=1", "fake:b/ms=1"]  # once, for all subsets: loading a network can take a minute
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_the_command_shows_its_rounds_and_keeps_the_report_when_it_is_interrupted(
