@@ -83,7 +83,7 @@ def _contention(args: argparse.Namespace) -> int:
         target = stack.enter_context(open_target(args))
         check_slices(args.slices, target)
         table = stack.enter_context(open_table(args.output, target.versions(), args.load_dnn, replace=args.replace))
-        before = len(table.rows)
+        before = set(table.rows)
         networks = [load(model) for model in args.models]
         busy = busy_warning(target.device)
         if busy:
@@ -102,7 +102,8 @@ def _contention(args: argparse.Namespace) -> int:
                 progress=progress,
             )
         conditions = len({(row.load, dataclasses.replace(row.setting, flops_per_s=0, bytes_per_s=0)) for row in rows})
-        earlier = f", {before} of them from an earlier run" if before else ""
+        kept = len(before.intersection(rows))
+        earlier = f", {kept} of them from an earlier run" if kept else ""
         print(f"{len(rows)} layer times under {conditions} conditions{earlier}; written to {args.output}")
     return 0
 

@@ -19,7 +19,7 @@ from multi_dnn_ros.planning.clock import clock_for
 from multi_dnn_ros.planning.device import DeviceLimits, measure_limits
 from multi_dnn_ros.planning.marks import layers_run
 from multi_dnn_ros.planning.measure import Traced, trace_for
-from multi_dnn_ros.planning.profile import Distribution, ProfileError, describe
+from multi_dnn_ros.planning.profile import Distribution, LayerShape, ProfileError, describe
 from multi_dnn_ros.planning.samples import Load, LoadKind, Sample, Setting
 from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.profiling.contention_table import ContentionTable
@@ -56,9 +56,9 @@ def measure_contention(
 
     target.rounds: rounds per load, measured in two blocks; the blocks of all loads run in random order, so that drift
     of the machine affects all loads alike. load_network: the network that DNN loads run. slices: numbers of SMs, 0 for
-    the whole device, whose limits are `limits`. table: gets the times of each load when its blocks have run.
-    background, timed: replacements for tests. Returns the rows of the table. Raises ProfileError if the device does not
-    support slices, or as the table.
+    the whole device, whose limits are `limits`. table: gets the times of each load when its blocks have run; None:
+    a new one, which is not written. background, timed: replacements for tests. Returns the rows of the table. Raises
+    ProfileError if the device does not support slices, or if the times do not belong into the table.
     """
     check_slices(slices, target)
     table = ContentionTable() if table is None else table
@@ -89,13 +89,7 @@ def measure_contention(
             blocks = order.sample(missing[network.name, sms] * _BLOCKS, len(missing[network.name, sms]) * _BLOCKS)
             if not blocks:
                 continue
-
-            def keep(load: Load, times: list[list[float]], name: str = network.name, sms: int = sms) -> None:
-                columns = zip(shapes, zip(*times, strict=True), strict=True)  # noqa: B023  called in this iteration
-                table.add(
-                    [Sample.of(name, shape, Distribution.of(column), settings[sms], load) for shape, column in columns]
-                )
-
+            keep = functools.partial(_add, table, network.name, settings[sms], shapes)
             measure = functools.partial(_measure_blocks, traced, target, blocks, running_load, timed, keep)
             _on_slice(sms, target, measure)
     progress(total, total)
@@ -132,6 +126,19 @@ def _measure_blocks(
             left[load] -= 1
             if not left[load]:
                 keep(load, times[load])
+
+
+def _add(
+    table: ContentionTable,
+    model: str,
+    setting: Setting,
+    shapes: Sequence[LayerShape],
+    load: Load,
+    times: Sequence[Sequence[float]],
+) -> None:
+    """Add the times of a model's layers under one load to the table. times: by round and layer, in milliseconds."""
+    columns = zip(shapes, zip(*times, strict=True), strict=True)
+    table.add([Sample.of(model, shape, Distribution.of(column), setting, load) for shape, column in columns])
 
 
 def _rounds_of_block(target: Target) -> int:
