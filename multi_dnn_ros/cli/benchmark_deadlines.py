@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from multi_dnn_ros.cli.arguments import positive, positive_float
@@ -17,7 +18,6 @@ from multi_dnn_ros.cli.benchmark_sets import (
     print_progress,
 )
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.options import write_figures
 
 _DEADLINES = """\
 Three cameras send frames to DNNs of high, medium and low priority, whose deadlines are one, two and three frame
@@ -72,7 +72,6 @@ def _deadlines(args: argparse.Namespace) -> int:
     from multi_dnn_ros.benchmark.paper.conditions import choose_conditions
     from multi_dnn_ros.benchmark.paper.deadlines import DeadlinePlan, deadlines_table, measure_deadlines
     from multi_dnn_ros.benchmark.paper.plot import plot_deadlines
-    from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.common.thread_switching import short_switch_interval
 
     device = chosen_device(args)
@@ -90,14 +89,8 @@ def _deadlines(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     print(f"about {(60 + 9 * plan.repeats * (plan.seconds + 1)) / 60:.0f} min on {device}", flush=True)
-    origin = {"scenario": "deadlines", **provenance()}
-
-    def keep(figures: dict[str, Any]) -> None:
-        if args.output is not None:
-            write_json(args.output, {**origin, **figures})
-
     with short_switch_interval():  # as when serving
-        figures = measure_deadlines(plan, print_progress(), keep)
+        figures = measure_deadlines(plan, print_progress(), _writer(args, "deadlines"))
     print(deadlines_table(figures))
     if args.output is not None:
         print(f"written to {args.output}")
@@ -129,7 +122,21 @@ def _important(args: argparse.Namespace) -> int:
         seed=args.seed,
         bounds=tuple(args.bounds),
     )
-    figures = measure_important(plan, print_progress())
+    figures = measure_important(plan, print_progress(), _writer(args, "important"))
     print(important_table(figures))
-    write_figures(args.output, figures, scenario="important")
+    if args.output is not None:
+        print(f"written to {args.output}")
     return 0
+
+
+def _writer(args: argparse.Namespace, scenario: str) -> Callable[[dict[str, Any]], None]:
+    """Return a function that writes figures to the file of --output, if it was given."""
+    from multi_dnn_ros.common.reporting import provenance, write_json
+
+    origin = {"scenario": scenario, **provenance()}
+
+    def write(figures: dict[str, Any]) -> None:
+        if args.output is not None:
+            write_json(args.output, {**origin, **figures})
+
+    return write

@@ -53,7 +53,7 @@ threads of one process. Outputs are in the order of the inputs. To check them, o
 images, processes the first and the last image of every unit again.
 
 If a unit fails during the run, the others compute its images. Outputs are written only if they are complete; otherwise
-the exit code is 1.
+the exit code is 1. The report is written after the run and after each subset.
 """
 _EXAMPLES = """\
 multi-dnn partition run torchvision:resnet18 --batch 48 --compare --report run.json
