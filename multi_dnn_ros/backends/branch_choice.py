@@ -30,7 +30,7 @@ _ROUNDS = 9
 _REPEATS = 8
 
 
-def check_repeatable(stage: Callable[[Tensors], Tensors], inputs: Tensors, repeats: int = _REPEATS) -> None:
+def check_repeatable(stage: Callable[[Tensors], Tensors], inputs: Tensors) -> None:
     """Raise ValueError unless runs with the same input give bit-equal results, with other inputs in between.
 
     inputs: example inputs; noise of their shapes is used. An operation that overwrites memory which another branch
@@ -39,7 +39,7 @@ def check_repeatable(stage: Callable[[Tensors], Tensors], inputs: Tensors, repea
     image = noise_like(inputs)
     other = tuple(-2.0 * tensor if tensor.is_floating_point() else tensor for tensor in image)
     expected = tuple(tensor.clone() for tensor in stage(image))
-    for _ in range(repeats):
+    for _ in range(_REPEATS):
         stage(other)
         for index, (result, right) in enumerate(zip(stage(image), expected, strict=True)):
             if not _same_bits(result, right):

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.green_contexts import further_streams
-from multi_dnn_ros.graph.branches import DeviceOperation, SerialGraphError, device_operations
+from multi_dnn_ros.graph.branches import SerialGraphError, device_operations
 from multi_dnn_ros.graph.nodes import attribute
 from multi_dnn_ros.graph.planned_graph import PlannedGraph, arguments
 from multi_dnn_ros.graph.stream_plan import StreamPlan, plan_streams
@@ -152,11 +152,6 @@ def streams_used(stage: object) -> int:
     """Number of streams that a stage uses: above 1 for what `branched` returned."""
     parts = stage.modules() if isinstance(stage, nn.Module) else ()
     return max((part.plan.streams for part in parts if isinstance(part, BranchedGraph)), default=1)
-
-
-def operations_of(stage: nn.Module) -> tuple[DeviceOperation, ...]:
-    """The operations of a stage that launch work. Raises SerialGraphError, as `branched` does."""
-    return device_operations(only_graph(stage))
 
 
 def graph_key(stage: nn.Module) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import re
 
 import torch
 
+from multi_dnn_ros.common.error_causes import error_and_causes
 from multi_dnn_ros.common.error_text import summarize_error
 
 _NO_MEMORY = re.compile(r"CUDA error: out of memory|_STATUS_ALLOC_FAILED")
@@ -15,13 +16,10 @@ _REQUEST = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether the error, or an error that caused it, says that the GPU ran out of memory."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError):
-            return True
-        if isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(
+        isinstance(each, torch.OutOfMemoryError) or (isinstance(each, RuntimeError) and _NO_MEMORY.search(str(each)))
+        for each in error_and_causes(error)
+    )
 
 
 def is_device_failure(error: BaseException) -> bool:
@@ -31,12 +29,7 @@ def is_device_failure(error: BaseException) -> bool:
     """
     if is_out_of_memory(error):
         return False
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, RuntimeError) and _FAILURE.search(str(cause)):
-            return True
-        cause = cause.__cause__
-    return False
+    return any(isinstance(each, RuntimeError) and _FAILURE.search(str(each)) for each in error_and_causes(error))
 
 
 def memory_shortage(error: BaseException, device: torch.device, allocated_before: int) -> str:

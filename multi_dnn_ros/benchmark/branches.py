@@ -9,7 +9,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ INDUCTOR = "inductor"
 
 
 def measure_branches(
-    names: Sequence[str],
+    name: str,
     device: torch.device,
     *,
     streams: Sequence[int] = (2, 4, 8),
@@ -51,33 +51,19 @@ def measure_branches(
     images: int = 1,
     inductor: bool = False,
     siblings: bool = False,
-) -> Iterator[dict[str, Any]]:
-    """Milliseconds per batch of `images`, for each network in sequence and with each number of streams.
+) -> dict[str, Any]:
+    """Milliseconds per batch of `images`, for a network in sequence and with each number of streams.
 
     On a GPU each condition is one captured graph, and a sample is the mean of ten replays without gaps. On a CPU the
     streams are threads, which divide the cores; the serial baseline uses all cores in each operation, and is also run
     on one thread. Every condition runs once per round, in random order. streams: numbers of streams to compare with the
-    serial baseline. size: (width, height) of the images; None: each network's default. inductor: whether to measure
-    Inductor's graphs, too: of the whole network, and of its segments on each number of streams. Raises ValueError if a
-    condition's outputs differ from the serial ones, or if branches cannot be used.
+    serial baseline. name: as for branch_networks.make_network. size: (width, height) of the images; None: the network's
+    default. inductor: whether to measure Inductor's graphs, too: of the whole network, and of its segments on each
+    number of streams. Raises ValueError if a condition's outputs differ from the serial ones, or if branches cannot be
+    used.
     """
-    for name in names:
-        network = make_network(name, size, seed, images)
-        order = random.Random(seed)
-        yield _measure(network, device, streams, precision, rounds, order, inductor=inductor, siblings=siblings)
-
-
-def _measure(
-    network: BranchNetwork,
-    device: torch.device,
-    streams: Sequence[int],
-    precision: str,
-    rounds: int,
-    order: random.Random,
-    *,
-    inductor: bool,
-    siblings: bool,
-) -> dict[str, Any]:
+    network = make_network(name, size, seed, images)
+    order = random.Random(seed)
     load = os.getloadavg()[0]
     structure = _structure(network, streams)
     prepare = _on_gpu if device.type == "cuda" else _on_cpu
@@ -88,14 +74,14 @@ def _measure(
         times: dict[str, list[float]] = {name: [] for name in conditions}
         with torch.inference_mode():
             expected = tuple(tensor.clone() for tensor in conditions[SERIAL](inputs))
-            for name, run in conditions.items():
+            for condition, run in conditions.items():
                 try:
                     check_agreement(run(inputs), expected, 2 * tolerance)  # both may be off by the tolerance
                 except ValueError as error:
-                    raise ValueError(f"{network.name}, {name}: {error}") from None
-            for _ in tqdm(range(rounds), desc=network.name, unit="round", disable=None):
-                for name in order.sample(list(conditions), len(conditions)):
-                    times[name].append(_ms(conditions[name], inputs, device))
+                    raise ValueError(f"{name}, {condition}: {error}") from None
+            for _ in tqdm(range(rounds), desc=name, unit="round", disable=None):
+                for condition in order.sample(list(conditions), len(conditions)):
+                    times[condition].append(_ms(conditions[condition], inputs, device))
     serial_ms = statistics.median(times[SERIAL])
     medians = {name: statistics.median(samples) for name, samples in times.items()}
     figures: dict[str, Any] = {

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from multi_dnn_ros.benchmark.accounts import discrepancy, stream_accounts
 from multi_dnn_ros.benchmark.cameras import CameraPlan, write_recording
 from multi_dnn_ros.benchmark.rig import Rig
+from multi_dnn_ros.benchmark.time_bar import time_bar
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import distribution, table
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -26,31 +28,32 @@ CAMERAS = (
 #: Allowed ratio of the other cameras' p95 to their p95 in the phase without faults.
 _TOLERANCE = 1.25
 _NOTICE_LIMIT_S = 60.0
+_PHASES = 4
 STALE, OK = 3, 0
 
 
 def measure_camera_faults(config: NodeConfig, folder: Path, seconds: float, seed: int = 0) -> dict[str, Any]:
     """Latency and rate of the intact cameras for `seconds` per phase, and the node's detection times."""
     phases: dict[str, dict[str, Any]] = {}
-    with Rig(folder, config, CAMERAS, seed) as rig:
+    with Rig(folder, config, CAMERAS, seed) as rig, time_bar(_PHASES * seconds, "starting") as bar:
         broken = rig.recordings / "broken"
         write_broken(broken, CAMERAS[0])
         for plan in CAMERAS:
             rig.start_camera(plan.name)
         _wait(rig, "results of all cameras", lambda: all(map(len, rig.switched_on.values())))
         rig.spin(2.0)
-        phases["all well"] = _phase(rig, seconds)
+        phases["all well"] = _phase(rig, seconds, "all well", bar)
 
         rig.cameras[BROKEN].send(signal.SIGSTOP)
         noticed_s = _wait(rig, "STALE", lambda: rig.level(f"camera {BROKEN}") == STALE)
-        phases["stalled"] = {**_phase(rig, seconds), "stale_after_s": noticed_s}
+        phases["stalled"] = {**_phase(rig, seconds, "stalled", bar), "stale_after_s": noticed_s}
         rig.cameras[BROKEN].send(signal.SIGCONT)
         phases["stalled"]["ok_again_after_s"] = _wait(rig, "OK", lambda: rig.level(f"camera {BROKEN}") == OK)
 
         before = _bad_images(rig)
         rig.start_camera(BROKEN, recording=broken)
         _wait(rig, "bad images of every kind", lambda: _bad_images(rig) >= before + len(_FAULTS))
-        phases["broken images"] = _phase(rig, seconds)
+        phases["broken images"] = _phase(rig, seconds, "broken images", bar)
         phases["broken images"]["counted"] = _bad_images(rig) - before
 
         rig.start_camera(BROKEN)
@@ -59,7 +62,7 @@ def measure_camera_faults(config: NodeConfig, folder: Path, seconds: float, seed
         _wait(rig, "results", lambda: len(receipts) > seen)
         rig.kill_camera(BROKEN)
         noticed_s = _wait(rig, "STALE", lambda: rig.level(f"camera {BROKEN}") == STALE)
-        phases["killed"] = {**_phase(rig, seconds), "stale_after_s": noticed_s}
+        phases["killed"] = {**_phase(rig, seconds, "killed", bar), "stale_after_s": noticed_s}
         seen = len(receipts)
         rig.start_camera(BROKEN)
         phases["killed"]["served_again_after_s"] = _wait(rig, "results", lambda: len(receipts) > seen)
@@ -138,12 +141,13 @@ def write_broken(path: Path, plan: CameraPlan) -> None:
     write_recording(path, plan, [image] * len(_FAULTS), change=lambda message: remaining.pop(0)(message))
 
 
-def _phase(rig: Rig, seconds: float) -> dict[str, Any]:
+def _phase(rig: Rig, seconds: float, name: str, bar: tqdm[Any]) -> dict[str, Any]:
     """Figures of the intact cameras from now on, over `seconds`, or longer if there is no result by then."""
     others = {stream: receipts for stream, receipts in rig.switched_on.items() if stream[1] != BROKEN}
     seen = sum(map(len, others.values()))
     begin_s = rig.now()
-    rig.spin(seconds)
+    bar.set_description(name)
+    rig.spin(seconds, progress=bar.update)
     _wait(rig, "any result besides those", lambda: sum(map(len, others.values())) > seen)
     end_s = rig.now()
     found = {f"{dnn} on {camera}": receipts.between(begin_s, end_s) for (dnn, camera), receipts in others.items()}

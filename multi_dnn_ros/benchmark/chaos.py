@@ -6,7 +6,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import psutil
 from multi_dnn_ros.benchmark.faults import KINDS, ExitingBuild, Faults, engine_pids
 from multi_dnn_ros.benchmark.host_traffic import HostTraffic
 from multi_dnn_ros.benchmark.process_tree import belongs_to_dds
+from multi_dnn_ros.benchmark.time_bar import time_bar
 from multi_dnn_ros.common.reporting import counts_text, distribution, table
 from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.host import Build, Progress
@@ -121,10 +122,12 @@ def _run(config: NodeConfig, plan: ChaosPlan, host: ProcessHost, flag: Path) -> 
         first = _resource_use()
         faults = Faults(plan.seed, flag, watch.serving)
         begin = time.monotonic()
-        while (elapsed := time.monotonic() - begin) < plan.seconds:
-            watch.sleep(min(faults.pause_s(*plan.every_s), plan.seconds - elapsed))
-            if time.monotonic() - begin < plan.seconds:
-                faults.inject(time.monotonic() - begin)
+        with time_bar(plan.seconds, "faults") as bar:
+            while (elapsed := time.monotonic() - begin) < plan.seconds:
+                bar.update(elapsed - bar.n)
+                watch.sleep(min(faults.pause_s(*plan.every_s), plan.seconds - elapsed), bar.update)
+                if time.monotonic() - begin < plan.seconds:
+                    faults.inject(time.monotonic() - begin)
         faults.end()
         begin = time.monotonic()
         if not watch.wait_settled(traffic):
@@ -187,11 +190,15 @@ class _Watch:
         pids = (status.values["pid"] for status in self._host.statuses())
         return {int(str(pid)) for pid in pids if pid != "none"}
 
-    def sleep(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
+    def sleep(self, seconds: float, progress: Callable[[float], object] = lambda seconds: None) -> None:
+        """progress: called with the seconds since its last call."""
+        last_s = time.monotonic()
+        until = last_s + seconds
         while (left_s := until - time.monotonic()) > 0:
             self._look()
             time.sleep(min(_SAMPLE_S, left_s))
+            progress(time.monotonic() - last_s)
+            last_s = time.monotonic()
 
     def wait_settled(self, traffic: HostTraffic) -> bool:
         """Wait until one process per device serves all its DNNs, the standbys are ready, and each DNN has produced a

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from multi_dnn_ros.benchmark.board.reading import first_problem, parse_board, read_json
+from multi_dnn_ros.benchmark.board.reading import first_problem, parse_board
 from multi_dnn_ros.benchmark.board.record import SCENARIO as BOARD
 from multi_dnn_ros.benchmark.board.report import board_lines, figures_of, status_text
 from multi_dnn_ros.benchmark.quantities import (
@@ -28,6 +28,7 @@ from multi_dnn_ros.benchmark.quantities import (
     Quantity,
 )
 from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.json_files import read_json_object
 
 HOST = "host"
 #: Figures that differ by less are called the same: the rate is searched with this precision.
@@ -107,7 +108,7 @@ class Comparison:
 
 def read_measured(path: Path) -> Measured:
     """Read a file of a scenario that can be compared. Raises UsageError, one line, for any other file."""
-    content = read_json(path)
+    content = read_json_object(path, "figures of `multi-dnn benchmark`", UsageError)
     reader = _READERS.get(str(content.get("scenario")))
     if reader is None:
         name = content.get("scenario")

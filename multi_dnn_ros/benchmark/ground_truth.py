@@ -80,10 +80,17 @@ def whole_pixels(scene: Scene) -> Lanes:
 
 
 def measure_ground(
-    conditions: tuple[Condition, ...], count: int, size: tuple[int, int], seed: int
+    conditions: tuple[Condition, ...],
+    count: int,
+    size: tuple[int, int],
+    seed: int,
+    keep: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
 ) -> list[dict[str, Any]]:
-    """Sideways errors and the share of the seen lines that were found, for each condition and distance."""
-    rows = []
+    """Sideways errors and the share of the seen lines that were found, for each condition and distance.
+
+    keep: called after each condition with the rows so far.
+    """
+    rows: list[dict[str, Any]] = []
     for condition in conditions:
         errors: dict[int, list[float]] = {distance: [] for distance in DISTANCES_M}
         scenes = 0
@@ -117,6 +124,7 @@ def measure_ground(
                 },
             }
         )
+        keep(rows)
     return rows
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import optional
+from multi_dnn_ros.common.json_files import read_json_object
 from multi_dnn_ros.common.reporting import provenance, table, write_figure
 
 _MIB = 1 << 20
@@ -20,11 +20,8 @@ _COMPARED = ("results_hz", "cpu_ms_per_result", "cpu_ms_per_frame")
 
 def read_baseline(path: Path) -> dict[str, Any]:
     """Read a file that the benchmark wrote. Raises UsageError for any other file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--baseline {path}: {error}") from None
-    if not isinstance(content, dict) or content.get("scenario") != "host" or not content.get("cases"):
+    content = read_json_object(path, "figures of `multi-dnn benchmark host --output`", UsageError)
+    if content.get("scenario") != "host" or not content.get("cases"):
         raise UsageError(f"--baseline {path}: not written by `multi-dnn benchmark host --output`")
     return content
 

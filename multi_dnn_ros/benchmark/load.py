@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from multi_dnn_ros.benchmark.accounts import discrepancy, stream_accounts
 from multi_dnn_ros.benchmark.cameras import CameraPlan
@@ -17,6 +16,7 @@ from multi_dnn_ros.benchmark.gpu_watch import GpuWatch
 from multi_dnn_ros.benchmark.node_config import Stream
 from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.benchmark.samples import NodeSample, Receipts
+from multi_dnn_ros.benchmark.time_bar import time_bar
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import counts_text, distribution, table
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -41,7 +41,6 @@ _SAMPLES = 30
 #: Time in which the node must end. It is killed only later, at _END_LIMIT_S, to distinguish slow from hanging.
 _END_S = 3.0
 _END_LIMIT_S = 60.0
-_BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def measure_load(
         before, begin_s = rig.accounts(), rig.samples[-1].at_s
         with (
             GpuWatch(int(number or 0)) as gpu_watch,
-            tqdm(total=seconds, desc="under load", bar_format=_BAR, disable=None) as bar,
+            time_bar(seconds, "under load") as bar,
         ):
             rig.spin(seconds, progress=bar.update)
         after, end_s = rig.accounts(), rig.samples[-1].at_s

@@ -32,20 +32,18 @@ _SIZE = (224, 224)
 _CPU = torch.device("cpu")
 
 
-def measure_precisions(
-    models: Sequence[str], precisions: Sequence[str], folder: str, rounds: int, seed: int
-) -> list[dict[str, Any]]:
-    """CPU time in milliseconds per image, batch 1, one thread, one job, for each of `models`.
+def measure_precisions(model: str, precisions: Sequence[str], folder: str, rounds: int, seed: int) -> dict[str, Any]:
+    """CPU time in milliseconds per image of a network by precision, with batch 1, one thread and one job.
 
     All precisions, and float32, run once per round in random order, in the calling thread; preprocessing is left out.
-    models: as for parameter `dnn.<dnn>.model`; torchvision models have random weights. folder: parameter
+    model: as for parameter `dnn.<dnn>.model`; torchvision models have random weights. folder: parameter
     `calibration_images`.
     Raises ConfigError for a precision that this CPU does not have.
     """
     for precision in precisions:
         check_backend("auto", _CPU, precision)
     with torch_threads(1):
-        return [_measure(model, precisions, folder, rounds, random.Random(seed)) for model in models]
+        return _measure(model, precisions, folder, rounds, random.Random(seed))
 
 
 def _measure(model: str, precisions: Sequence[str], folder: str, rounds: int, order: random.Random) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ SETTINGS = {"separate": "never", "merged": "always"}
 
 
 def measure_siblings(
-    names: Sequence[str],
+    name: str,
     backends: Sequence[str],
     device: torch.device,
     *,
@@ -37,16 +37,15 @@ def measure_siblings(
     rounds: int = 200,
     threads: int = 1,
     seed: int = 0,
-) -> Iterator[dict[str, Any]]:
-    """Milliseconds per image, for each network and backend, with separate and with merged siblings.
+) -> dict[str, Any]:
+    """Milliseconds per image of a network by backend, with separate and with merged siblings.
 
-    All conditions of a network run once per round, in random order. names: as for branch_networks.make_network. size:
-    (width, height) of the images; None: each network's default. threads: PyTorch's threads. Raises ValueError if a
+    All conditions run once per round, in random order. name: as for branch_networks.make_network. size:
+    (width, height) of the images; None: the network's default. threads: PyTorch's threads. Raises ValueError if the
     network has no siblings, or if outputs differ.
     """
-    for name in names:
-        with torch_threads(threads):
-            yield _measure(name, backends, device, precision, size, rounds, threads, seed)
+    with torch_threads(threads):
+        return _measure(name, backends, device, precision, size, rounds, threads, seed)
 
 
 def _measure(

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+_PROC = Path("/proc")
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _SWITCHES = ("voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
 
@@ -51,13 +52,13 @@ class ProcessUsage:
     cpu_ns: int
 
 
-def read_process(pid: int, proc: Path = Path("/proc")) -> ProcessUsage:
-    """Read the usage of a process. proc: another folder for tests.
+def read_process(pid: int) -> ProcessUsage:
+    """Read the usage of a process.
 
     Raises FileNotFoundError or ProcessLookupError if there is no such process.
     """
     names, threads = {}, {}
-    for folder in sorted((proc / str(pid) / "task").iterdir(), key=lambda path: int(path.name)):
+    for folder in sorted((_PROC / str(pid) / "task").iterdir(), key=lambda path: int(path.name)):
         try:
             name, fields = _stat(folder)
             key = ThreadKey(int(folder.name), int(fields[19]))
@@ -65,7 +66,7 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> ProcessUsage:
         except (FileNotFoundError, ProcessLookupError):
             continue  # a thread that has just ended
         names[key] = name
-    _, fields = _stat(proc / str(pid))
+    _, fields = _stat(_PROC / str(pid))
     return ProcessUsage(pid, names, threads, _cpu_ns(fields))
 
 

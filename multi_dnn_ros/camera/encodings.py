@@ -38,9 +38,12 @@ def encode(rgb: RgbArray, encoding: str) -> Encoded:
     return Encoded(height, width, encoding, pixels.nbytes // len(pixels), pixels.view(np.uint8).reshape(-1))
 
 
-def compress(rgb: RgbArray, image_format: str, quality: int = 90) -> npt.NDArray[np.uint8]:
+_JPEG_QUALITY = 90
+
+
+def compress(rgb: RgbArray, image_format: str) -> npt.NDArray[np.uint8]:
     """Encode an image, (H, W, 3) uint8 RGB, as the bytes of a `jpeg` or `png` file."""
-    options = [cv2.IMWRITE_JPEG_QUALITY, quality] if image_format == "jpeg" else []
+    options = [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY] if image_format == "jpeg" else []
     done, data = cv2.imencode(f".{image_format}", cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR), options)
     if not done:
         raise ValueError(f"an image of {rgb.shape[1]}x{rgb.shape[0]} cannot be written as {image_format}")

@@ -9,8 +9,9 @@ from typing import Any
 from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.network_arguments import add_measured_networks
+from multi_dnn_ros.cli.network_by_network import measure_each
 from multi_dnn_ros.cli.options import add_device, add_output, add_plot, add_seed, check_files, write_figures
-from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.errors import CommandError
 
 _DETAILS = """\
 One image, or batch of --images, at a time. On a GPU every condition is one captured graph; on a CPU the streams are
@@ -56,14 +57,9 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     check_files(args, "output", "plot")
-    import torch
-
     from multi_dnn_ros.benchmark.branch_networks import SIZES
     from multi_dnn_ros.benchmark.branches import measure_branches
     from multi_dnn_ros.benchmark.branches_plot import plot_branches
-    from multi_dnn_ros.graph.branches import SerialGraphError
-    from multi_dnn_ros.graph.trace import TraceError
-    from multi_dnn_ros.models.errors import ModelError
     from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_device
 
     try:
@@ -72,37 +68,28 @@ def _run(args: argparse.Namespace) -> int:
         check_backend(backend, device, args.precision, precision_from="--precision")
     except ConfigError as error:
         raise CommandError(str(error)) from None
-    measured: list[dict[str, Any]] = []
-    failed: dict[str, str] = {}
-    for name in args.networks or SIZES:
-        try:
-            measured.extend(
-                measure_branches(
-                    [name], device, streams=args.streams, precision=args.precision, size=args.size,
-                    rounds=args.rounds, seed=args.seed, images=args.images, inductor=args.inductor,
-                    siblings=args.siblings,
-                )
-            )  # fmt: skip
-        except (ConfigError, ModelError, TraceError, SerialGraphError, UsageError, ValueError, RuntimeError) as error:
-            failed[name] = str(error)
-            print(f"{name} is not measured: {error}", flush=True)
-        else:
-            print(_table(measured[-1:]), flush=True)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        if measured:  # otherwise an earlier file stays
-            write_figures(
-                args.output, {"networks": measured, "failed": failed}, scenario="branches", device=str(device),
-                streams=list(args.streams), rounds=args.rounds,
-            )  # fmt: skip
-            if args.plot is not None:
-                plot_branches(measured, args.plot)
-    if not measured:
-        raise CommandError("no network could be measured")
-    print(_table(measured))
+
+    def measure(name: str) -> dict[str, Any]:
+        figures = measure_branches(
+            name, device, streams=args.streams, precision=args.precision, size=args.size, rounds=args.rounds,
+            seed=args.seed, images=args.images, inductor=args.inductor, siblings=args.siblings,
+        )  # fmt: skip
+        print(_table([figures]), flush=True)
+        return figures
+
+    def keep(figures: dict[str, Any]) -> None:
+        write_figures(
+            args.output, figures, scenario="branches", device=str(device), streams=list(args.streams),
+            rounds=args.rounds,
+        )  # fmt: skip
+        if args.plot is not None:
+            plot_branches(figures["networks"], args.plot)
+
+    figures = measure_each(args.networks or SIZES, measure, keep)
+    print(_table(figures["networks"]))
     if args.plot is not None:
         print(f"written to {args.plot}")
-    return 1 if failed else 0
+    return 1 if figures["failed"] else 0
 
 
 def _table(networks: Sequence[Mapping[str, Any]]) -> str:

@@ -67,6 +67,8 @@ def _cpu(args: argparse.Namespace) -> int:
 
     config = on_cpu(read_config(args))  # first, so that its errors do not come after the minutes of --alone
     alone = _alone(args) if args.alone else {}
+    if alone:  # what follows takes minutes
+        write_figures(args.output, alone, scenario="cpu")
     figures = measure_concurrency(config, args.frames, args.repeats, args.seed, args.against)
     engine = figures["ms_per_frame"][ENGINE]["p50"]
     rows = [

@@ -49,7 +49,14 @@ def _run(args: argparse.Namespace) -> int:
         Condition("true pixels, hills", False, False, true_pixels),
         Condition(f"{args.model}, hills", False, False, lanes_of),
     )
-    rows = measure_ground(conditions, args.count, args.size, args.seed)
+
+    def keep(rows: list[dict[str, Any]]) -> None:
+        write_figures(
+            args.output, {"scenes": args.count, "size": list(args.size), "seed": args.seed, "rows": rows},
+            scenario="ground",
+        )  # fmt: skip
+
+    rows = measure_ground(conditions, args.count, args.size, args.seed, keep)
     distances = list(rows[0]["found"])
     cells = [
         [
@@ -66,9 +73,6 @@ def _run(args: argparse.Namespace) -> int:
     print(table(["lines, median error in m", *(f"at {distance} m" for distance in distances)], cells))
     if args.plot is not None:
         _plot(args.plot, args, lanes_of)
-    write_figures(
-        args.output, {"scenes": args.count, "size": list(args.size), "seed": args.seed, "rows": rows}, scenario="ground"
-    )
     return 0
 
 

@@ -8,12 +8,13 @@ from typing import Any
 from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.network_arguments import MODEL_HELP, add_calibration
+from multi_dnn_ros.cli.network_by_network import measure_each
 from multi_dnn_ros.cli.options import add_output, add_seed, check_files, write_figures
 from multi_dnn_ros.common.errors import CommandError
 
 _DETAILS = """\
-The precisions run alternately, one image at a time. CPU time is reported as a ratio to float32. To measure the accuracy
-at a precision, use `multi-dnn evaluate --served --precision int8`.
+The precisions run alternately, one image at a time. CPU time is reported as a ratio to float32. The file is written
+after each network. To measure the accuracy at a precision, use `multi-dnn evaluate --served --precision int8`.
 """
 
 
@@ -39,7 +40,6 @@ def _run(args: argparse.Namespace) -> int:
 
     from multi_dnn_ros.benchmark.precisions import BASELINE, measure_precisions
     from multi_dnn_ros.common.reporting import table
-    from multi_dnn_ros.models.errors import ModelError
     from multi_dnn_ros.pipeline.choices import ConfigError, check_backend
 
     try:
@@ -47,18 +47,14 @@ def _run(args: argparse.Namespace) -> int:
             check_backend("auto", torch.device("cpu"), precision, precision_from="--precisions")
     except ConfigError as error:
         raise CommandError(str(error)) from None
-    networks: list[dict[str, Any]] = []
-    failed: dict[str, str] = {}
-    for model in args.models:
-        try:
-            networks += measure_precisions(
-                [model], args.precisions, args.calibration_images, args.rounds, args.seed
-            )  # fmt: skip
-        except (ConfigError, ModelError, ValueError, RuntimeError) as error:
-            failed[model] = str(error)
-            print(f"{model} is not measured: {error}", flush=True)
-    if not networks:
-        raise CommandError("no network could be measured")
+
+    def measure(model: str) -> dict[str, Any]:
+        return measure_precisions(model, args.precisions, args.calibration_images, args.rounds, args.seed)
+
+    figures = measure_each(
+        args.models, measure, lambda figures: write_figures(args.output, figures, scenario="precisions")
+    )
+    networks = figures["networks"]
     names = list(networks[0]["cpu_ms"])
     header = ["network, one thread", *(f"{name}, CPU ms: median (min)" for name in names), *(
         f"{name} / {BASELINE}" for name in names[1:]
@@ -76,5 +72,4 @@ def _run(args: argparse.Namespace) -> int:
         for name, texts in each["warnings"].items():
             for text in texts:
                 print(f"{each['model']}, {name}: {text}")
-    write_figures(args.output, {"networks": networks, "failed": failed}, scenario="precisions")
-    return 1 if failed else 0
+    return 1 if figures["failed"] else 0

@@ -9,13 +9,15 @@ from typing import Any
 from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.network_arguments import add_measured_networks
+from multi_dnn_ros.cli.network_by_network import measure_each
 from multi_dnn_ros.cli.options import add_device, add_output, add_seed, check_files, write_figures
-from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.errors import CommandError
 
 _DETAILS = """\
 Convolutions or linear layers that read the same tensor with the same geometry are merged into one (parameter
 `dnn.<dnn>.merge_siblings`). The merged and the separate operations run alternately, one image at a time, and their
-outputs must agree. Without names the networks are GoogLeNet, InceptionV3, RetinaNet and the encoder with equal heads.
+outputs must agree. The file is written after each network. Without names the networks are GoogLeNet, InceptionV3,
+RetinaNet and the encoder with equal heads.
 """
 _EXAMPLES = """\
 multi-dnn benchmark siblings torchvision:googlenet --device cpu --rounds 50 --output siblings.json
@@ -41,11 +43,7 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     check_files(args, "output")
-    import torch
-
     from multi_dnn_ros.benchmark.siblings import measure_siblings
-    from multi_dnn_ros.graph.trace import TraceError
-    from multi_dnn_ros.models.errors import ModelError
     from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_device
 
     try:
@@ -55,29 +53,19 @@ def _run(args: argparse.Namespace) -> int:
             check_backend(backend, device, args.precision, backend_from="--backends", precision_from="--precision")
     except ConfigError as error:
         raise CommandError(str(error)) from None
-    measured: list[dict[str, Any]] = []
-    failed: dict[str, str] = {}
-    for name in args.networks or _NETWORKS:
-        try:
-            measured.extend(
-                measure_siblings(
-                    [name], backends, device, precision=args.precision, size=args.size, rounds=args.rounds,
-                    threads=args.threads, seed=args.seed,
-                )
-            )  # fmt: skip
-        except (ConfigError, ModelError, TraceError, UsageError, ValueError, RuntimeError) as error:
-            failed[name] = str(error)
-            print(f"{name} is not measured: {error}", flush=True)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    if not measured:
-        raise CommandError("no network could be measured")
-    print(_table(measured))
-    write_figures(
-        args.output, {"networks": measured, "failed": failed}, scenario="siblings", device=str(device),
-        rounds=args.rounds,
-    )  # fmt: skip
-    return 1 if failed else 0
+
+    def measure(name: str) -> dict[str, Any]:
+        return measure_siblings(
+            name, backends, device, precision=args.precision, size=args.size, rounds=args.rounds,
+            threads=args.threads, seed=args.seed,
+        )  # fmt: skip
+
+    def keep(figures: dict[str, Any]) -> None:
+        write_figures(args.output, figures, scenario="siblings", device=str(device), rounds=args.rounds)
+
+    figures = measure_each(args.networks or _NETWORKS, measure, keep)
+    print(_table(figures["networks"]))
+    return 1 if figures["failed"] else 0
 
 
 def _table(networks: Sequence[dict[str, Any]]) -> str:

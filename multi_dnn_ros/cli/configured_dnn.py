@@ -26,21 +26,25 @@ def add_configured_dnn(parser: argparse._ActionsContainer) -> None:
     add("--dnn", metavar="NAME", help="the DNN of --params-file (default: its only one)")
 
 
-def check_configured(args: argparse.Namespace, model_options: Mapping[str, object]) -> None:
-    """Check that no option for MODEL is given with --params-file, and --dnn only with it.
+def check_configured(args: argparse.Namespace, models: object, model_options: Mapping[str, object]) -> None:
+    """Check that either MODEL or --params-file is given, and only options that belong to it.
 
-    model_options: options that are allowed only with MODEL, with their defaults. Raises UsageError; CommandError for a
-    parameter file that does not exist.
+    models: the value of MODEL. model_options: options that are allowed only with MODEL, with their defaults. Raises
+    UsageError; CommandError for a parameter file that does not exist.
     """
     if args.params_file is None:
         if args.dnn is not None:
             raise UsageError("--dnn names a DNN of --params-file, which is missing")
+        if not models:
+            raise UsageError("expected MODEL, or --params-file")
         return
     if not args.params_file.is_file():
         raise CommandError(f"--params-file is {args.params_file}: no such file")
     for option, default in model_options.items():
         if getattr(args, option.replace("-", "_")) != default:
             raise UsageError(f"--{option} is for MODEL; {_instead(option)}")
+    if models:
+        raise UsageError("MODEL and --params-file both name a model; give only one of them")
 
 
 def read_configured(args: argparse.Namespace) -> tuple[str, NodeConfig]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ from multi_dnn_ros.cli.network_arguments import (
     read_target,
 )
 from multi_dnn_ros.cli.options import add_device, check_writable
+from multi_dnn_ros.cli.progress import progress_bar
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
 from multi_dnn_ros.compression.rank_policies import RANK_POLICIES, RankRequest
@@ -27,7 +26,7 @@ from multi_dnn_ros.compression.rank_policies import RANK_POLICIES, RankRequest
 if TYPE_CHECKING:
     from torch import nn
 
-    from multi_dnn_ros.compression.decompose import Outcome, ReportProgress
+    from multi_dnn_ros.compression.decompose import Outcome
     from multi_dnn_ros.compression.ranks import RankPolicy, Rounding
     from multi_dnn_ros.planning.timing import Target
 
@@ -136,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     layers = list_layers(network, inputs, linear=args.linear)
     target = read_target(args, args.batch) if timed else None
     policy = _policy(args, before.macs, original, tuple(inputs[0].shape), target)
-    with _bar() as progress:
+    with progress_bar("decompose", "step") as progress:
         outcomes = decompose(
             network,
             inputs,
@@ -265,17 +264,3 @@ def _report(
 def _bytes(network: nn.Module) -> int:
     """Size of the weights as a file."""
     return sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
-
-
-@contextmanager
-def _bar() -> Iterator[ReportProgress]:
-    from tqdm import tqdm
-
-    with tqdm(unit="step", desc="decompose", disable=None) as bar:
-
-        def update(done: int, total: int, what: str) -> None:
-            bar.total = total
-            bar.n = done
-            bar.set_postfix_str(what[-40:])
-
-        yield update

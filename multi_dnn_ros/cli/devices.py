@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from multi_dnn_ros.cli.arguments import natural
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import check_writable
+from multi_dnn_ros.common.torch_threads import torch_threads
 
 if TYPE_CHECKING:
     from multi_dnn_ros.profiling.devices import Device
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable("--json", args.json)
     import torch
 
-    from multi_dnn_ros.cli.profile_target import progress_bar
+    from multi_dnn_ros.cli.progress import progress_bar
     from multi_dnn_ros.common.reporting import cpu_count, provenance, write_json
     from multi_dnn_ros.planning.device import busy_warning
     from multi_dnn_ros.profiling.devices import describe, find_devices, measure_devices
@@ -61,13 +62,8 @@ def run(args: argparse.Namespace) -> int:
     threads = args.threads or cpu_count()
     if not args.list:
         warnings = [text for device in devices if (text := busy_warning(torch.device(device.id)))]
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            with progress_bar("devices", "step") as bar:
-                devices, links = measure_devices(devices, lambda done, total, what: bar(done, total))
-        finally:
-            torch.set_num_threads(before)
+        with torch_threads(threads), progress_bar("devices", "step") as progress:
+            devices, links = measure_devices(devices, progress)
     print(_tables(devices, links))
     for text in warnings:
         print(f"warning: {text}")

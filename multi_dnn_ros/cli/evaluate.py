@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.cli import evaluate_configured
 from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.configured_dnn import add_configured_dnn
+from multi_dnn_ros.cli.configured_dnn import add_configured_dnn, check_configured
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
     add_calibration,
@@ -110,7 +110,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score the networks, print the table and write the report."""
-    evaluate_configured.check(args)
+    check_configured(args, args.models, evaluate_configured.MODEL_OPTIONS)
     if args.params_file is not None:
         return evaluate_configured.evaluate_configured(args)
     if args.report is not None:
@@ -135,21 +135,28 @@ def run(args: argparse.Namespace) -> int:
     if args.precision == "int8" and args.units:
         raise UsageError("--units does not compute in int8")
     targets = [_target(args, network) for network in networks] if args.served or args.latency else []
-    entries = [
-        _scored(args, network, device, target if args.served else None)
-        for network, target in zip_longest(networks, targets)
-    ]
+    entries: list[list[dict[str, Any]]] = []
+
+    def write() -> dict[str, Any]:
+        """Write the report of the networks so far, and return its content."""
+        rows = [row for group in entries for row in group]
+        content = {**provenance(), "device": str(device), "task": networks[0].task, "networks": rows}
+        if args.report is not None:
+            write_report(args.report, content)
+        return content
+
+    for network, target in zip_longest(networks, targets):
+        entries.append(_scored(args, network, device, target if args.served else None))
+        content = write()
     if args.latency:
         _add_latency(args, targets[0], networks, entries)
-    rows = [row for group in entries for row in group]
-    content = {**provenance(), "device": str(device), "task": networks[0].task, "networks": rows}
+        content = write()
     header, lines = rows_of(content)
     print(table(header, lines))
     print(scored_images(content))
     for title, text in threshold_tables(content):
         print(f"\n{title}\n{text}")
     if args.report is not None:
-        write_report(args.report, content)
         print(f"report written to {args.report}")
     return 0
 

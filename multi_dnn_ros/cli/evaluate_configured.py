@@ -5,25 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from multi_dnn_ros.cli.configured_dnn import check_configured, read_configured
+from multi_dnn_ros.cli.configured_dnn import read_configured
 from multi_dnn_ros.cli.options import check_writable
-from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.errors import CommandError
 
 #: Options that are allowed only with MODEL, with their defaults.
-_MODEL_OPTIONS: dict[str, object] = {
+MODEL_OPTIONS: dict[str, object] = {
     "weights": "default", "num-classes": 0, "size": None, "decoder": "auto", "labels": [], "keep": [],
     "thresholds": False, "batch-size": 64, "served": False, "latency": False, "units": None, "backend": "auto",
     "precision": "auto", "calibration-images": "", "sms": None, "instances": None, "tables": None,
 }  # fmt: skip
-
-
-def check(args: argparse.Namespace) -> None:
-    """Raise UsageError unless the arguments name either models or a parameter file."""
-    check_configured(args, _MODEL_OPTIONS)
-    if args.params_file is not None and args.models:
-        raise UsageError("MODEL and --params-file both name a model; give only one of them")
-    if args.params_file is None and not args.models:
-        raise UsageError("expected MODEL, or --params-file")
 
 
 def evaluate_configured(args: argparse.Namespace) -> int:

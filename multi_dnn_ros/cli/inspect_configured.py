@@ -7,15 +7,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.configured_dnn import check_configured, read_configured
-from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.cli.configured_dnn import read_configured
 
 if TYPE_CHECKING:
     from multi_dnn_ros.models.dnn import Dnn
     from multi_dnn_ros.settings.schema import NodeConfig
 
 #: Options that are allowed only with MODEL, with their defaults.
-_MODEL_OPTIONS: dict[str, object] = {
+MODEL_OPTIONS: dict[str, object] = {
     "weights": "default", "size": None, "decoder": "auto", "labels": [], "keep": [], "threshold": 0.0, "compile": False,
 }  # fmt: skip
 
@@ -80,14 +79,3 @@ def _text(content: dict[str, Any]) -> str:
         lines += [f"found       {text}" for text in image["found"] or ["nothing above the threshold"]]
         lines.append(f"picture     {image['file']}")
     return "\n".join(lines)
-
-
-def check(args: argparse.Namespace) -> None:
-    """Raise UsageError unless the arguments name either MODEL or a DNN of --params-file; CommandError for a parameter
-    file that does not exist.
-    """
-    check_configured(args, _MODEL_OPTIONS)
-    if args.params_file is not None and args.model is not None:
-        raise UsageError("MODEL and --params-file both name a model; give only one of them")
-    if args.params_file is None and args.model is None:
-        raise UsageError("expected MODEL, or --params-file")

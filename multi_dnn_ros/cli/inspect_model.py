@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from multi_dnn_ros.cli import inspect_configured
 from multi_dnn_ros.cli.arguments import fraction, size
 from multi_dnn_ros.cli.commands import Commands, add_command
-from multi_dnn_ros.cli.configured_dnn import add_configured_dnn
+from multi_dnn_ros.cli.configured_dnn import add_configured_dnn, check_configured
 from multi_dnn_ros.cli.network_arguments import MODEL_HELP, WEIGHTS_HELP
 from multi_dnn_ros.cli.options import check_writable
 from multi_dnn_ros.common import extensions
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--output {args.output} is the file of --image, which would be overwritten; name another file"
         )
-    inspect_configured.check(args)
+    check_configured(args, args.model, inspect_configured.MODEL_OPTIONS)
     if args.params_file is not None:
         if args.output is not None:
             check_writable("--output", args.output)

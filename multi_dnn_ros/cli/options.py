@@ -45,10 +45,10 @@ def check_node(name: str) -> None:
         )
 
 
-def add_seed(parser: argparse._ActionsContainer, what: str, default: int = 0) -> None:
+def add_seed(parser: argparse._ActionsContainer, what: str) -> None:
     """--seed. what: what is random."""
     parser.add_argument(
-        "--seed", type=natural, default=default, metavar="N", help=f"random seed of {what} (default: %(default)s)"
+        "--seed", type=natural, default=0, metavar="N", help=f"random seed of {what} (default: %(default)s)"
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -169,21 +168,6 @@ def plan_session(
     divided = ", ".join(f"{count} on {name}" for name, count in plan.images.items())
     print(f"{model}: {batch} images per batch: {divided}; predicted {plan.total_ms:.4g} ms", file=sys.stderr)
     return BatchSession(units, tables, plan, network, precision)
-
-
-@contextmanager
-def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar on the terminal; yields the function that updates it: (done, total, what is measured)."""
-    from tqdm import tqdm
-
-    with tqdm(unit="size", disable=None, leave=False) as bar:
-
-        def update(done: int, total: int, what: str) -> None:
-            bar.total = total
-            bar.n = done
-            bar.set_description(what, refresh=True)
-
-        yield update
 
 
 def row_table(table: BatchTable) -> str:

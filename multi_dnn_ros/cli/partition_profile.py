@@ -11,10 +11,10 @@ from multi_dnn_ros.cli.partition_arguments import (
     add_model,
     add_units,
     network_request,
-    progress_bar,
     row_table,
     tables_folder,
 )
+from multi_dnn_ros.cli.progress import progress_bar
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.planning.batch_units import check_installation
 
@@ -82,7 +82,7 @@ def _profile(args: argparse.Namespace) -> int:
     for unit in args.units:
         check_installation(unit)
     for unit in args.units:
-        with progress_bar() as progress:
+        with progress_bar(unit="size") as progress:
             table = profile_unit(
                 unit,
                 request,
@@ -111,7 +111,7 @@ def _io(args: argparse.Namespace) -> int:
     for unit in args.units:
         check_installation(unit)
     for unit in args.units:
-        with progress_bar() as progress:
+        with progress_bar(unit="size") as progress:
             shape, device, rows = measure_transfers(
                 unit,
                 network_request(args),

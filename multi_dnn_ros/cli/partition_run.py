@@ -32,6 +32,7 @@ from multi_dnn_ros.cli.partition_report import (
     run_table,
     slowdown_text,
 )
+from multi_dnn_ros.cli.progress import progress_bar
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.planning.batch_units import sharing_warnings
 
@@ -52,7 +53,7 @@ threads of one process. Outputs are in the order of the inputs. To check them, o
 images, processes the first and the last image of every unit again.
 
 If a unit fails during the run, the others compute its images. Outputs are written only if they are complete; otherwise
-the exit code is 1.
+the exit code is 1. The report is written after the run and after each subset.
 """
 _EXAMPLES = """\
 multi-dnn partition run torchvision:resnet18 --batch 48 --compare --report run.json
@@ -182,19 +183,22 @@ def _run_on(
     if args.output is not None:
         _write_outputs(args.output, done.outputs)
         print(f"outputs of {batch} images written to {args.output}")
-    compared: list[dict[str, Any]] = []
+
+    def report(compared: Sequence[Mapping[str, Any]]) -> None:
+        if args.report is not None:
+            write_json(args.report, {**provenance(), "model": args.model, "batch": batch,
+                                     **adjusted_json(first_plan, adjusted),
+                                     "difference": largest, "subsets": list(compared)})  # fmt: skip
+
+    report([])
     if args.compare or subsets:
         others = plan_subsets(tables, batch, args.search, None if args.compare else subsets, slowdowns.times)
-        compared = _compare(session, args, tables, others, images, (first_plan, adjusted))
+        _compare(session, args, tables, others, images, (first_plan, adjusted), report)
     if args.plot is not None:
         from multi_dnn_ros.partition.plots import plan_bars, run_bars, write_gantt
 
         bars = {"predicted": plan_bars(plan), **({"measured": run_bars(done)} if done.rounds else {})}
         write_gantt(args.plot, f"{args.model}, batch {batch}", bars)
-    if args.report is not None:
-        write_json(args.report, {**provenance(), "model": args.model, "batch": batch,
-                                 **adjusted_json(first_plan, adjusted),
-                                 "difference": largest, "subsets": compared})  # fmt: skip
 
 
 def _run_plan(
@@ -208,11 +212,12 @@ def _run_plan(
     from multi_dnn_ros.planning.unit_slowdowns import read_slowdowns, write_slowdowns
 
     units = {name: tables[name] for name in session.plan.images}
-    adjusted = (
-        run_adjusted(session, tables, images, args.rounds)
-        if args.adjust
-        else run_as_planned(session, images, args.rounds)
-    )
+    with progress_bar(f"{len(images)} images on {' + '.join(session.plan.used)}") as progress:
+        adjusted = (
+            run_adjusted(session, tables, images, args.rounds, progress)
+            if args.adjust
+            else run_as_planned(session, images, args.rounds, progress)
+        )
     plan, done = adjusted.plan, adjusted.done
     if len(plan.used) > 1 and done.rounds and not done.failures:
         folder = tables_folder(args)
@@ -276,7 +281,8 @@ def _difference(
     for begin in range(0, len(chosen), table.largest):
         part = list(chosen[begin : begin + table.largest])
         session.change_plan(plan_exact({name: table}, len(part)))
-        reference = run_rounds(session, images[part])
+        with progress_bar(f"{len(part)} images on {name} to compare the outputs") as progress:
+            reference = run_rounds(session, images[part], progress=progress)
         largest = max(largest, disagreement([output[part] for output in done.outputs], reference.outputs))
         allowed = 2 * max(done.tolerance, reference.tolerance)  # both may deviate
         if largest > allowed:
@@ -294,15 +300,17 @@ def _compare(
     plans: Mapping[tuple[str, ...], Plan | None],
     images: Array,
     all_units: tuple[Plan, AdjustedRun],
-) -> list[dict[str, Any]]:
-    """Run the plans of these subsets of the units, print a table of times, and return the figures.
+    report: Callable[[Sequence[Mapping[str, Any]]], None],
+) -> None:
+    """Run the plans of these subsets of the units and print a table of times.
 
-    all_units: plan by the tables and run of all units, which are not run again.
+    all_units: plan by the tables and run of all units, which are not run again. report: called after each subset with
+    the figures so far.
     """
     from multi_dnn_ros.common.reporting import table
     from multi_dnn_ros.partition.run import disagreement
 
-    rows, entries = [], []
+    rows, entries = [], list[dict[str, Any]]()
     for subset, plan in plans.items():
         if plan is None:
             rows.append([" + ".join(subset), "-", "-", "-", "-", beyond_tables(tables[name] for name in subset)])
@@ -322,8 +330,8 @@ def _compare(
         rows.append([" + ".join(subset), image_counts(used), f"{used.total_ms:.4g}", *measured_text(used, done),
                      f"{difference:.2g}"])  # fmt: skip
         entries.append({"units": list(subset), **adjusted_json(plan, adjusted), "difference": difference})
+        report(entries)
     print("\n" + table(["units", "images", "predicted ms", "measured ms", "error", "difference"], rows))
-    return entries
 
 
 def _input(args: argparse.Namespace, shape: tuple[int, int, int]) -> Array:

@@ -22,6 +22,7 @@ from multi_dnn_ros.cli.partition_arguments import (
     tables_folder,
     units,
 )
+from multi_dnn_ros.cli.progress import progress_bar
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -78,8 +79,9 @@ def _run(args: argparse.Namespace) -> int:
                 tables[unit.name] = read_table(path).without(args.drop)
                 write_table(path, tables[unit.name])
         if args.refresh:
-            tables[unit.name] = profile_unit(unit, network_request(args), args.precision, args.refresh, folder,
-                                             refresh=True, provenance=provenance())  # fmt: skip
+            with progress_bar(unit="size") as progress:
+                tables[unit.name] = profile_unit(unit, network_request(args), args.precision, args.refresh, folder,
+                                                 refresh=True, provenance=provenance(), progress=progress)  # fmt: skip
     tables |= _copied(args, folder, tables)
     for table in tables.values():
         print(f"\n{table.model} on {table.unit}, precision {table.precision}: {table.device}\n")

@@ -13,7 +13,8 @@ from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.commands import Commands, add_command, add_subcommands
 from multi_dnn_ros.cli.network_arguments import add_loading, add_model
 from multi_dnn_ros.cli.options import check_writable
-from multi_dnn_ros.cli.profile_target import add_target, open_target, progress_bar
+from multi_dnn_ros.cli.profile_target import add_target, open_target
+from multi_dnn_ros.cli.progress import progress_bar
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
 

@@ -82,7 +82,10 @@ def _run(args: argparse.Namespace) -> int:
         measured = _measure_rates(args, config, pipeline, predictor, rates)
     if measured.unpredicted:
         print(f"measured, because the predictor does not know: {'; '.join(measured.unpredicted[:3])}")
-    entries, correct = [], 0
+    services_ms = {name: vars(service) for name, service in measured.services.items()}
+    summary = {"workers": pipeline.servers, "device": str(pipeline.device),
+               "unpredicted": list(measured.unpredicted), "services_ms": services_ms}  # fmt: skip
+    entries, correct = list[dict[str, Any]](), 0
     for number, (demands, verdict) in enumerate(measured.cases):
         print("\n".join((f"mix {number}:" if args.mixes else "", *_lines(verdict))).lstrip("\n"))
         entry = _entry(demands, verdict)
@@ -98,14 +101,12 @@ def _run(args: argparse.Namespace) -> int:
             )
             entry |= {"lost": lost, "served": served}
         entries.append(entry)
+        if args.output is not None:  # after each case, as verifying many takes long
+            verified = {"seconds": args.verify, "right": correct, "of": len(entries)} if args.verify else None
+            write_json(args.output, {**provenance(), **summary, "verified": verified, "cases": entries})
     if args.verify:
         print(f"verdict correct in {correct} of {len(entries)} cases")
     if args.output is not None:
-        services_ms = {name: vars(service) for name, service in measured.services.items()}
-        summary = {"workers": pipeline.servers, "device": str(pipeline.device),
-                   "unpredicted": list(measured.unpredicted), "services_ms": services_ms}  # fmt: skip
-        verified = {"seconds": args.verify, "right": correct, "of": len(entries)} if args.verify else None
-        write_json(args.output, {**provenance(), **summary, "verified": verified, "cases": entries})
         print(f"written to {args.output}")
     return 0 if args.mixes or all(entry["fits"] and entry.get("served", True) for entry in entries) else 1
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,8 @@ from multi_dnn_ros.cli.arguments import natural
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.network_arguments import add_model
 from multi_dnn_ros.cli.options import add_seed, check_writable
-from multi_dnn_ros.cli.profile_target import add_target, open_target, progress_bar
+from multi_dnn_ros.cli.profile_target import add_target, open_target
+from multi_dnn_ros.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from multi_dnn_ros.planning.predictor import Predictor
@@ -23,7 +26,9 @@ Every layer of the models is timed while background threads (on a CPU) or stream
   memory    copies of memory larger than the caches
   dnn       a whole network (--load-dnn)
 
-The CSV file gets one row per layer and load, and is the input of `multi-dnn profile learn`.
+The CSV file gets one row per layer and load, and is the input of `multi-dnn profile learn`. The rows of each model and
+load are written as soon as they are measured. An interrupted command continues when it is started again; other models,
+loads, levels and slices are added to an existing table.
 """
 _LEARN = """\
 Two things are learned from tables of `multi-dnn profile contention`. A decision tree per kind of layer shows which
@@ -51,6 +56,7 @@ def add_actions(actions: Commands[argparse.ArgumentParser]) -> None:
     add("--levels", type=_numbers, default=(0, 1, 2, 4, 8), metavar="N,...",
         help="numbers of background threads or streams (default: 0,1,2,4,8)")  # fmt: skip
     add("--load-dnn", default="builtin:object", metavar="MODEL", help="network of load dnn (default: %(default)s)")
+    add("--replace", action="store_true", help="start a new table, replacing the existing one")
     add("--slices", type=_numbers, default=(0,), metavar="SMS,...",
         help="numbers of SMs of a GPU to run on, such as 0,16,66; 0: all (default: 0)")  # fmt: skip
     add_target(parser, repeats=10, threads=1)
@@ -68,32 +74,37 @@ def add_actions(actions: Commands[argparse.ArgumentParser]) -> None:
 
 def _contention(args: argparse.Namespace) -> int:
     from multi_dnn_ros.planning.device import busy_warning, default_path, limits_of
-    from multi_dnn_ros.planning.samples import write_samples
     from multi_dnn_ros.profiling.contention import check_slices, loads_of, measure_contention
+    from multi_dnn_ros.profiling.contention_table import open_table
     from multi_dnn_ros.profiling.network import load
 
     check_writable("--output", args.output)
-    with open_target(args) as target:
+    with ExitStack() as stack:
+        target = stack.enter_context(open_target(args))
         check_slices(args.slices, target)
+        table = stack.enter_context(open_table(args.output, target.versions(), args.load_dnn, replace=args.replace))
+        before = set(table.rows)
         networks = [load(model) for model in args.models]
         busy = busy_warning(target.device)
         if busy:
             print(f"warning: {busy}")
         limits = limits_of(target, args.limits or default_path(), keep=not busy)
-        with progress_bar("contention", "condition") as progress:
-            samples = measure_contention(
+        with progress_bar("contention", "block") as progress:
+            rows = measure_contention(
                 networks,
                 target,
                 limits,
                 loads_of(args.loads, args.levels),
                 load_network=load(args.load_dnn) if "dnn" in args.loads else None,
                 slices=args.slices,
+                table=table,
                 seed=args.seed,
                 progress=progress,
             )
-        write_samples(args.output, samples)
-        conditions = len({(sample.load, sample.setting) for sample in samples})
-        print(f"{len(samples)} layer times under {conditions} conditions on {target.name()}; written to {args.output}")
+        conditions = len({(row.load, dataclasses.replace(row.setting, flops_per_s=0, bytes_per_s=0)) for row in rows})
+        kept = len(before.intersection(rows))
+        earlier = f", {kept} of them from an earlier run" if kept else ""
+        print(f"{len(rows)} layer times under {conditions} conditions{earlier}; written to {args.output}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What the actions of ``multi-dnn profile`` share: device, backend and progress bars."""
+"""What the actions of ``multi-dnn profile`` share: device and backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from multi_dnn_ros.cli.options import add_device, add_seed
 from multi_dnn_ros.common import extensions
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.planning.measure import ReportProgress
     from multi_dnn_ros.planning.timing import Target
 
 
@@ -61,18 +60,3 @@ def open_target(args: argparse.Namespace, threads: int = 0) -> Iterator[Target]:
     make_backend = partial(choose_backend, name, device, providers=automatic_providers(args.backend, device))
     with torch_threads(threads):
         yield Target(device, name, make_backend, args.precision, args.batch, args.repeats)
-
-
-@contextmanager
-def progress_bar(what: str, unit: str = "round") -> Iterator[ReportProgress]:
-    """A progress bar on the terminal; yields the function that updates it."""
-    from tqdm import tqdm
-
-    with tqdm(unit=unit, desc=what, disable=None, leave=False) as bar:
-
-        def update(done: int, total: int) -> None:
-            bar.total = total
-            bar.n = done
-            bar.refresh()
-
-        yield update

@@ -11,7 +11,7 @@ from multi_dnn_ros.cli.arguments import natural, positive, positive_float
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.network_arguments import add_loading, add_model
 from multi_dnn_ros.cli.options import add_device, add_seed, check_writable
-from multi_dnn_ros.cli.profile_target import progress_bar
+from multi_dnn_ros.cli.progress import progress_bar
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
 from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS

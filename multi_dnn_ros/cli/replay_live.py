@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -76,10 +76,10 @@ def _replay(args: argparse.Namespace, bag: BagReader, spinner: SpinningNode, nam
     with BagWriter(args.out_bag, args.storage) as writer, _parameters(remote, lossless_parameters(plan)):
         print(f"{name}: loading the DNNs", file=sys.stderr)
         remote.change_state(Transition.TRANSITION_CONFIGURE, _CONFIGURE_S)
-        with _undone(remote, Transition.TRANSITION_CLEANUP):
+        with _at_end(remote, lambda: remote.change_state(Transition.TRANSITION_CLEANUP, _STOP_S)):
             replay.before_activation()
             remote.change_state(Transition.TRANSITION_ACTIVATE, _STOP_S)
-            with _undone(remote, Transition.TRANSITION_DEACTIVATE):
+            with _at_end(remote, lambda: remote.change_state(Transition.TRANSITION_DEACTIVATE, _STOP_S)):
                 replay.wait_connected(_CONNECT_S)
                 with tqdm(total=expected, unit="frame", desc="replay", disable=None) as bar:
                     summary = replay.run(bag, writer, with_input=args.with_input, progress=bar.update)
@@ -90,8 +90,8 @@ def _replay(args: argparse.Namespace, bag: BagReader, spinner: SpinningNode, nam
 
 
 @contextmanager
-def _undone(remote: RemoteNode, transition: int) -> Iterator[None]:
-    """Request `transition` at the end, if the node is still up."""
+def _at_end(remote: RemoteNode, undo: Callable[[], object]) -> Iterator[None]:
+    """Call `undo` at the end, if the node is still up. A request that it refuses is a warning."""
     from multi_dnn_ros.replay.remote_node import RemoteNodeError
 
     try:
@@ -99,7 +99,7 @@ def _undone(remote: RemoteNode, transition: int) -> Iterator[None]:
     finally:
         try:
             if remote.is_up():
-                remote.change_state(transition, _STOP_S)
+                undo()
         except RemoteNodeError as error:
             print(f"warning: {error}", file=sys.stderr)
 
@@ -107,15 +107,7 @@ def _undone(remote: RemoteNode, transition: int) -> Iterator[None]:
 @contextmanager
 def _parameters(remote: RemoteNode, values: dict[str, Any]) -> Iterator[None]:
     """Set parameters, and restore the former values at the end."""
-    from multi_dnn_ros.replay.remote_node import RemoteNodeError
-
     before = remote.parameters(list(values))
     remote.set_parameters(values)
-    try:
+    with _at_end(remote, lambda: remote.set_parameters(before)):
         yield
-    finally:
-        try:
-            if remote.is_up():
-                remote.set_parameters(before)
-        except RemoteNodeError as error:
-            print(f"warning: {error}", file=sys.stderr)

@@ -98,10 +98,15 @@ _NOUNS = {
     UNITS: "kind of unit",
 }  # fmt: skip
 _NAME = re.compile(r"\.?[a-z][a-z0-9_]*")
+_NAME_RULE = f"lower-case letters, digits and _, a letter first, after an optional dot ({_NAME.pattern})"
 
 
 class ExtensionError(ValueError):
     """A name in a registry is not known or cannot be used; the message says why."""
+
+
+class UnknownExtension(ExtensionError):
+    """No entry point has this name."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +172,9 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """The specification with this name, imported on first use.
 
-        Raises ExtensionError if the name is unknown (the message lists the allowed names), if the specification cannot
-        be imported, or if the imported object is not a specification with this name.
+        Raises UnknownExtension if the name is unknown (the message lists the allowed names), ExtensionError if it is
+        one that no extension may have, if the specification cannot be imported, or if the imported object is not a
+        specification with this name.
         """
         if name not in self._loaded:
             if name in self._failed:  # importing again would take as long as before
@@ -195,7 +201,7 @@ class Registry(Generic[T]):
         It gets a line with the distribution and the problem. The other names of the registry are not affected.
         """
         entries, problems = _found(self._group)
-        lines = list(problems)
+        lines = [line for _, line in problems]
         for name, entry in entries.items():
             if entry.distribution:
                 try:
@@ -212,10 +218,12 @@ class Registry(Generic[T]):
             report(line)
 
     def _load(self, name: str) -> T:
-        noun, (entries, _) = _NOUNS[self._group], _found(self._group)
+        noun, (entries, problems) = _NOUNS[self._group], _found(self._group)
         entry = entries.get(name)
         if entry is None:
-            raise ExtensionError(f"{noun} '{name}' is not known; allowed: {', '.join(entries)}")
+            if name in dict(problems):
+                raise ExtensionError(dict(problems)[name])
+            raise UnknownExtension(f"{noun} '{name}' is not known; allowed: {', '.join(entries)}")
         unusable = f"{noun} '{name}' of {entry.distribution or 'multi_dnn_ros'} cannot be used: {entry.reference}"
         try:
             spec = load(entry.reference)
@@ -230,8 +238,10 @@ class Registry(Generic[T]):
 
 
 @cache
-def _found(group: str) -> tuple[Mapping[str, _Entry], tuple[str, ...]]:
-    """Entries by name, and a line for each entry point that is not used. Of several with one name the first is used."""
+def _found(group: str) -> tuple[Mapping[str, _Entry], tuple[tuple[str, str], ...]]:
+    """Entries by name, and name and a line for each entry point that is not used. Of several with one name the first is
+    used.
+    """
     entries = {name: _Entry(reference, "") for name, reference in OWN[group].items()}
     problems = []
     points = [(f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package", point)
@@ -239,10 +249,10 @@ def _found(group: str) -> tuple[Mapping[str, _Entry], tuple[str, ...]]:
     for provided_by, point in sorted(points, key=lambda pair: (pair[1].name, pair[0])):
         unusable = f"{_NOUNS[group]} '{point.name}' of {provided_by} is not used"
         if not _NAME.fullmatch(point.name):
-            problems.append(f"{unusable}: allowed names: lower-case letters, digits and _, a letter first")
+            problems.append((point.name, f"{unusable}: allowed names: {_NAME_RULE}"))
         elif point.name in entries:
             taken = entries[point.name].distribution or "multi_dnn_ros"
-            problems.append(f"{unusable}: {taken} has one of this name")
+            problems.append((point.name, f"{unusable}: {taken} has one of this name"))
         else:
             entries[point.name] = _Entry(point.value, provided_by)
     return entries, tuple(problems)

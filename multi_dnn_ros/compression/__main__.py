@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from multi_dnn_ros.common.extras import MissingExtra, require
 from multi_dnn_ros.common.reporting import provenance, table, write_json
@@ -151,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 1
         chosen = [entry for entry in NETWORKS if not args.models or entry[0] in args.models]
-        rows = [full_rank(*entry) for entry in chosen]
+        rows = [full_rank(*entry) for entry in tqdm(chosen, "full rank", unit="network", disable=None)]
         passed = all(row["difference"] <= 1e-4 for row in rows)
         cells = [
             [row["model"], str(row["layers"]), f"{row['difference']:.1e}", f"{row['seconds']:.1f}"] for row in rows

@@ -126,18 +126,16 @@ class Layer:
         return " ".join(words + (["bias"] if module.bias is not None else []))
 
 
-def list_layers(
-    network: nn.Module, inputs: tuple[torch.Tensor, ...], *, linear: bool = False, large: int = LARGE_LINEAR
-) -> list[Layer]:
+def list_layers(network: nn.Module, inputs: tuple[torch.Tensor, ...], *, linear: bool = False) -> list[Layer]:
     """All convolutions and fully connected layers of `network`, in the order of named_modules().
 
-    inputs: example inputs; only shapes are propagated. linear: whether fully connected layers of at least `large`
-    weights may be decomposed. Raises ModelError if the network cannot run on such inputs.
+    inputs: example inputs; only shapes are propagated. linear: whether fully connected layers of at least
+    LARGE_LINEAR weights may be decomposed. Raises ModelError if the network cannot run on such inputs.
     """
     found = {name: layer for name, layer in network.named_modules() if isinstance(layer, (*_CONVOLUTIONS, nn.Linear))}
     calls = _calls(network, inputs, list(found.values()))
     return [
-        Layer(name, layer, _kept(layer, bool(calls[layer]), linear, large), tuple(calls[layer]))
+        Layer(name, layer, _kept(layer, bool(calls[layer]), linear), tuple(calls[layer]))
         for name, layer in found.items()
     ]
 
@@ -169,15 +167,15 @@ def run_on_shapes(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         ) from None
 
 
-def _kept(layer: nn.Module, runs: bool, linear: bool, large: int) -> str:
+def _kept(layer: nn.Module, runs: bool, linear: bool) -> str:
     """The reason why a layer must not be decomposed; empty if it may be."""
     if not runs:
         return "takes no part in inference"
     if isinstance(layer, nn.Linear):
         if not linear:
             return "fully connected: SVD not requested"
-        if layer.weight.numel() < large:
-            return f"fully connected, fewer than {large} weights"
+        if layer.weight.numel() < LARGE_LINEAR:
+            return f"fully connected, fewer than {LARGE_LINEAR} weights"
         return "" if is_plain(layer, nn.Linear) else f"{type(layer).__name__}: more than a plain Linear"
     if "Transpose" in type(layer).__name__:
         return "transposed convolution"

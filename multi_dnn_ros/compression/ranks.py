@@ -221,6 +221,8 @@ def tail_energy(groups: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 #: Minimum kept energy, used for smaller values before the logarithm is taken; they are rounding errors.
 _MIN_KEPT = 1e-12
+#: Maximum number of ranks to consider for each mode of a layer.
+_MAX_RANKS = 24
 
 
 def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan | SvdPlan]]:
@@ -251,9 +253,9 @@ def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan
         macs, error = step[0], step[1]
 
 
-def _thinned(ranks: list[int], limit: int = 24) -> list[int]:
-    """At most `limit` of the ranks, evenly spaced, including the first and the last."""
-    indices = np.unique(np.linspace(0, len(ranks) - 1, min(limit, len(ranks))).round().astype(int))
+def _thinned(ranks: list[int]) -> list[int]:
+    """At most _MAX_RANKS of the ranks, evenly spaced, including the first and the last."""
+    indices = np.unique(np.linspace(0, len(ranks) - 1, min(_MAX_RANKS, len(ranks))).round().astype(int))
     return [ranks[index] for index in indices]
 
 

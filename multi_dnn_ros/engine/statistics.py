@@ -14,6 +14,8 @@ from multi_dnn_ros.engine.task import DropReason, Timing
 
 #: Names of a DNN and of a camera.
 DnnCamera = tuple[str, str]
+#: Maximum number of samples in a window.
+_CAPACITY = 4096
 TIMINGS = ("end_to_end", "decode", "mailbox", "pre", "queue", "compute", "post", "publish")
 
 
@@ -72,16 +74,16 @@ class DnnCameraRecorder:
 
     A snapshot takes milliseconds, so the owner copies the recorder under the lock and takes the snapshot of the copy.
 
-    window_ns: length of the window of percentiles and rate. At most `capacity` samples are kept.
+    window_ns: length of the window of percentiles and rate. At most _CAPACITY samples are kept.
     """
 
-    def __init__(self, window_ns: int, capacity: int = 4096) -> None:
+    def __init__(self, window_ns: int) -> None:
         self.offered = 0
         self.published = 0
         self.dropped: Counter[DropReason] = Counter()
         self.deadline_misses = 0
         self._window_ns = window_ns
-        self._samples: deque[tuple[int, Timing]] = deque(maxlen=capacity)
+        self._samples: deque[tuple[int, Timing]] = deque(maxlen=_CAPACITY)
 
     @property
     def pending(self) -> int:

@@ -51,17 +51,14 @@ def with_recognized_decoder(source: Source, name: str, config: DnnConfig, *, rep
     )
 
 
-def recognize_outputs(
-    source: Source, model: str, size: tuple[int, int], *, labels: int = 0, result_kind: str = ""
-) -> Recognition:
+def recognize_outputs(source: Source, model: str, size: tuple[int, int], *, labels: int = 0) -> Recognition:
     """The decoders that read what a network returns for an image of `size` (width, height).
 
-    labels: number of class names; 0: as many as the source has. result_kind: only decoders with results of this kind;
-    empty: all. If the file does not state the shapes of the outputs, the network is run once on zeros. Raises
-    ModelError if the network fails.
+    labels: number of class names; 0: as many as the source has. If the file does not state the shapes of the outputs,
+    the network is run once on zeros. Raises ModelError if the network fails.
     """
     shapes = source.outputs if has_shapes(source) else run_on_zeros(source, model, size)
-    return recognize(Layout(shapes or (), size, labels or len(source.labels) or source.classes), result_kind)
+    return recognize(Layout(shapes or (), size, labels or len(source.labels) or source.classes))
 
 
 def recognized(source: Source, name: str, config: DnnConfig, shapes: tuple[tuple[int, ...], ...]) -> Recognition:

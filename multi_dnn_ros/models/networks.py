@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 
 class ConvBlock(nn.Sequential):
-    """Convolution, batch normalization, ReLU; the size stays, or is halved by stride 2."""
+    """3x3 convolution, batch normalization, ReLU; the size stays, or is halved by stride 2."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, dilation: int = 1) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int = 1, dilation: int = 1) -> None:
         super().__init__(
-            nn.Conv2d(inputs, outputs, kernel, stride, padding=dilation * (kernel // 2), dilation=dilation, bias=False),
+            nn.Conv2d(inputs, outputs, 3, stride, padding=dilation, dilation=dilation, bias=False),
             nn.BatchNorm2d(outputs),
             nn.ReLU(inplace=True),
         )

@@ -6,7 +6,7 @@ take longer, some more than others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -16,6 +16,7 @@ from multi_dnn_ros.partition.run import BatchRun, run_rounds
 from multi_dnn_ros.partition.session import BatchSession
 from multi_dnn_ros.planning.batch_plan import SEARCHES, Plan, UnitTimes, replanned, slowed_by
 
+ReportProgress = Callable[[int, int], None]
 #: Smallest predicted gain for which units are prepared for other numbers of images, which can take a minute.
 _LEAST_GAIN = 0.01
 
@@ -45,22 +46,31 @@ class AdjustedRun:
         return self.plan is not self.tried
 
 
-def run_as_planned(session: BatchSession, images: Array, rounds: int) -> AdjustedRun:
-    """Run the plan of the session only. Raises CommandError when no unit is left."""
-    done = run_rounds(session, images, rounds)
+def run_as_planned(
+    session: BatchSession, images: Array, rounds: int, progress: ReportProgress = lambda done, total: None
+) -> AdjustedRun:
+    """Run the plan of the session only. progress: see run_rounds. Raises CommandError when no unit is left."""
+    done = run_rounds(session, images, rounds, progress)
     return AdjustedRun(session.plan, done, done, {}, None)
 
 
-def run_adjusted(session: BatchSession, tables: Mapping[str, UnitTimes], images: Array, rounds: int) -> AdjustedRun:
+def run_adjusted(
+    session: BatchSession,
+    tables: Mapping[str, UnitTimes],
+    images: Array,
+    rounds: int,
+    progress: ReportProgress = lambda done, total: None,
+) -> AdjustedRun:
     """Run the plan of the session, divide the batch again by the measured times, and run it again.
 
     Divides the batch only once if it is on a single unit. The session then has the faster of both plans; the first one
-    if a unit failed in the second run. Raises CommandError when no unit is left for the first run.
+    if a unit failed in the second run. progress: see run_rounds; it begins again for the second run. Raises
+    CommandError when no unit is left for the first run.
     """
     first_plan = session.plan
     if len(first_plan.used) < 2:
-        return run_as_planned(session, images, rounds)
-    first = run_rounds(session, images, rounds)
+        return run_as_planned(session, images, rounds, progress)
+    first = run_rounds(session, images, rounds, progress)
     if first.failures:
         return AdjustedRun(first_plan, first, first, {}, None)
     factors = factors_of(first, first_plan, tables)
@@ -71,7 +81,7 @@ def run_adjusted(session: BatchSession, tables: Mapping[str, UnitTimes], images:
     session.change_plan(other)
     done: BatchRun | None = None
     try:
-        done = run_rounds(session, images, rounds)
+        done = run_rounds(session, images, rounds, progress)
     except CommandError:
         if not _failures(session):  # not for lack of units: they do not agree about their outputs
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from statistics import median
 
@@ -57,21 +57,29 @@ class BatchRun:
         return {name: RunTimes(*map(median, zip(*map(astuple, each), strict=True))) for name, each in times.items()}
 
 
-def run_rounds(session: BatchSession, images: Array, rounds: int = 1) -> BatchRun:
+def run_rounds(
+    session: BatchSession,
+    images: Array,
+    rounds: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> BatchRun:
     """Run the plan of the session on `images` (N, 3, height, width) float32: once to warm up, then `rounds` times.
 
-    If a unit fails, others compute its images, and no further round is measured. Raises CommandError when no unit is
+    If a unit fails, others compute its images, and no further round is measured. progress: called with the number of
+    rounds that have run, and of all rounds including the one that warms up. Raises CommandError when no unit is
     left.
     """
     done: list[tuple[Share, ...]] = []
     session.load(images)
     for number in range(rounds + 1):
+        progress(number, rounds + 1)
         computed = session.compute()
         failures = tuple(session.failures[name] for name in session.plan.images if name in session.failures)
         if failures:
             break
         if number:  # the first round warms up
             done.append(computed.shares)
+    progress(rounds + 1, rounds + 1)
     return BatchRun(
         session.outputs(len(images)), tuple(done), failures, computed.repeated_images, computed.recovery_ms,
         session.tolerance,

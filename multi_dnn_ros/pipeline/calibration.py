@@ -71,9 +71,9 @@ def _enlarged(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     return torch.from_numpy(cv2.resize(image.numpy(), (size[1], size[0]), interpolation=cv2.INTER_LINEAR))
 
 
-def calibration_images(folder: str, min_images: int = MIN_IMAGES) -> list[torch.Tensor]:
+def calibration_images(folder: str) -> list[torch.Tensor]:
     """The images as (H, W, 3) uint8 RGB. Raises CalibrationError, which names the first unreadable file."""
-    return [image for _, image in named_images(folder, min_images)]
+    return [image for _, image in named_images(folder)]
 
 
 def named_images(folder: str, min_images: int = MIN_IMAGES) -> list[tuple[Path, torch.Tensor]]:

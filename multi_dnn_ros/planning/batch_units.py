@@ -14,7 +14,7 @@ from typing import Any
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.extension_calls import extension_errors, returned_text
-from multi_dnn_ros.common.extensions import ExtensionError, Registry
+from multi_dnn_ros.common.extensions import ExtensionError, Registry, UnknownExtension
 
 
 class UnitError(ValueError):
@@ -137,11 +137,11 @@ def _kind_of(text: str) -> UnitKind:
     name = re.split(r"[:/]", text, maxsplit=1)[0]
     try:
         return UNIT_KINDS.get(name)
-    except ExtensionError as error:
-        if name in UNIT_KINDS.names():
-            raise UnitError(str(error)) from error
+    except UnknownExtension as error:
         forms = ", ".join(known.form for known in UNIT_KINDS.usable())
         raise UnitError(f"unit '{text}' is of an unknown kind; allowed: {forms}") from error
+    except ExtensionError as error:
+        raise UnitError(str(error)) from error
 
 
 def parse_units(text: str) -> tuple[Unit, ...]:

@@ -261,14 +261,14 @@ class Predictor(FileModel):
 
 
 def predicted_costs(
-    predictor: Predictor, traced: Traced, target: Target, *, measured: Any, load: Load | None = None
+    predictor: Predictor, traced: Traced, target: Target, *, measured: Any
 ) -> tuple[NodeCost, tuple[str, ...]]:
     """Seconds by operation, for graph.cut, and the reasons if they were measured instead of predicted.
 
     measured: called without arguments to measure the costs if they cannot be predicted; the reasons are logged.
     """
     layers = layers_of(traced)
-    prediction = predictor.predict(layers, load, target)
+    prediction = predictor.predict(layers, None, target)
     if prediction.unpredicted:
         log.warning(
             "layers are measured, because the predictor does not cover them: %s", "; ".join(prediction.unpredicted[:3])

@@ -86,7 +86,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Sample:
-    """One layer of one model under one load. ms, ms_mean, ms_p25, ms_p75: median, mean and quartiles over `rounds`."""
+    """One layer of one model under one load.
+
+    ms, ms_mean, ms_p25, ms_p75: median, mean and quartiles over `rounds`. versions: of the libraries. load_network: of
+    loads of kind dnn. Both are empty in tables of earlier versions of this package.
+    """
 
     model: str
     layer: str
@@ -98,6 +102,8 @@ class Sample:
     ms_p25: float
     ms_p75: float
     rounds: int
+    versions: str = ""
+    load_network: str = ""
 
     @classmethod
     def of(cls, model: str, layer: LayerShape, times: Distribution, setting: Setting, load: Load) -> Sample:
@@ -121,6 +127,8 @@ def _fields(kind: type, prefix: str = "") -> dict[str, Any]:
 
 
 COLUMNS = _fields(Sample)
+#: Columns that tables of earlier versions of this package do not have, and what they are then.
+_LATER_COLUMNS = {"versions": "", "load_network": ""}
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:
@@ -144,7 +152,7 @@ def read_samples(path: Path) -> list[Sample]:
             raise ProfileError(f"{path}: larger than {_MAX_BYTES >> 20} MiB; expected a table of layer times")
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+            missing = [name for name in COLUMNS if name not in (*(reader.fieldnames or ()), *_LATER_COLUMNS)]
             if missing:
                 raise ProfileError(
                     f"{path}: has no column {', '.join(missing)}; expected a table of profile contention"
@@ -171,7 +179,7 @@ def _flat(part: Any) -> dict[str, Any]:
 def _sample(row: dict[str, Any], where: str) -> Sample:
     values: dict[str, Any] = {}
     for name, kind in COLUMNS.items():
-        text = row[name]
+        text = row.get(name, _LATER_COLUMNS.get(name))
         if kind in (int, float):
             try:
                 values[name] = kind(text)
@@ -192,5 +200,6 @@ def _sample(row: dict[str, Any], where: str) -> Sample:
     def part(kind: type, prefix: str = "") -> Any:
         return kind(**{field.name: values[prefix + field.name] for field in dataclasses.fields(kind)})
 
-    plain = {name: values[name] for name in ("model", "layer", "ms", "ms_mean", "ms_p25", "ms_p75", "rounds")}
+    names = ("model", "layer", "ms", "ms_mean", "ms_p25", "ms_p75", "rounds", *_LATER_COLUMNS)
+    plain = {name: values[name] for name in names}
     return Sample(**plain, counts=part(LayerCounts), setting=part(Setting), load=part(Load, "load_"))

@@ -70,13 +70,16 @@ class Target:
             properties = torch.cuda.get_device_properties(self.device)
             share = f"{self.sms} of " if self.sms else ""
             device = f"{properties.name}, {share}{properties.multi_processor_count} SMs"
-            versions = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
         else:
             device = f"{cpu_model()}, {torch.get_num_threads()} threads"
-            versions = f"torch {torch.__version__}"
-            if version := library_version(BACKENDS.get(self.backend)):
-                versions += f", {version}"
-        return f"{device}; {self.precision}; {self.backend}; {versions}"
+        return f"{device}; {self.precision}; {self.backend}; {self.versions()}"
+
+    def versions(self) -> str:
+        """The versions of libraries that affect the times."""
+        if self.device.type == "cuda":
+            return f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
+        version = library_version(BACKENDS.get(self.backend))
+        return f"torch {torch.__version__}" + (f", {version}" if version else "")
 
 
 def compare(

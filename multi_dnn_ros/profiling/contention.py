@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from multi_dnn_ros.planning.measure import Traced, trace_for
 from multi_dnn_ros.planning.profile import Distribution, LayerShape, ProfileError, describe
 from multi_dnn_ros.planning.samples import Load, LoadKind, Sample, Setting
 from multi_dnn_ros.planning.timing import Target
+from multi_dnn_ros.profiling.contention_table import ContentionTable
 from multi_dnn_ros.profiling.loads import BackgroundLoad, MakeStream, ReadyNetwork
 from multi_dnn_ros.profiling.network import Network
 
@@ -28,8 +30,6 @@ LEVELS = (0, 1, 2, 4, 8)
 _WARM_UP_ROUNDS = 2
 _BLOCKS = 2
 T = TypeVar("T")
-#: Layers, and by load the milliseconds of each layer in each round.
-_Measured = tuple[list[LayerShape], dict[Load, list[list[float]]]]
 
 
 def loads_of(kinds: Sequence[LoadKind], levels: Sequence[int]) -> list[Load]:
@@ -46,77 +46,103 @@ def measure_contention(
     *,
     load_network: Network | None = None,
     slices: Sequence[int] = (0,),
-    limits_of_slice: Callable[[Target], DeviceLimits] = measure_limits,
+    table: ContentionTable | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
     background: Callable[..., Any] = BackgroundLoad,
     timed: Callable[..., list[list[float]]] | None = None,
 ) -> list[Sample]:
-    """Time every layer of `networks` under every load on every slice.
+    """Time every layer of `networks` under every load on every slice, except what `table` already has.
 
     target.rounds: rounds per load, measured in two blocks; the blocks of all loads run in random order, so that drift
     of the machine affects all loads alike. load_network: the network that DNN loads run. slices: numbers of SMs, 0 for
-    the whole device, whose limits are `limits`; limits_of_slice: measures the limits of the slice on which the calling
-    thread computes. background, timed: replacements for tests. Raises ProfileError if the device does not support
-    slices.
+    the whole device, whose limits are `limits`. table: gets the times of each load when its blocks have run; None:
+    a new one, which is not written. background, timed: replacements for tests. Returns the rows of the table. Raises
+    ProfileError if the device does not support slices, or if the times do not belong into the table.
     """
     check_slices(slices, target)
+    table = ContentionTable() if table is None else table
     network_of_load = _load_networks(load_network, target, seed)
     order = random.Random(seed)
-    total = len(networks) * len(slices) * len(loads) * _BLOCKS
-    done = itertools.count(1)
-
-    def running_load(load: Load, make_stream: MakeStream | None) -> Any:
-        return background(load, target, network_of_load, make_stream)
-
-    def block_done() -> None:
-        progress(next(done), total)
-
+    rounds = _BLOCKS * _rounds_of_block(target)
     settings = {
-        sms: setting_of(target, _on_slice(sms, target, lambda _: limits_of_slice(target)) if sms else limits, sms)
+        sms: setting_of(target, _on_slice(sms, target, lambda _: measure_limits(target)) if sms else limits, sms)
         for sms in slices
     }
-    samples: list[Sample] = []
+    missing = {
+        (network.name, sms): [load for load in loads if not table.has(network.name, settings[sms], load, rounds)]
+        for network in networks
+        for sms in slices
+    }
+    total = _BLOCKS * sum(map(len, missing.values()))
+    done = itertools.count()
+
+    def running_load(load: Load, make_stream: MakeStream | None) -> Any:
+        progress(next(done), total)
+        return background(load, target, network_of_load, make_stream)
+
     for network in networks:
         traced = trace_for(network.module, network.shape, target, seed)
+        shapes = describe(traced, cut_graph(traced.graph_module, 1)[0].layers)
         for sms in slices:
-            blocks = order.sample(list(loads) * _BLOCKS, len(loads) * _BLOCKS)
-            measure = functools.partial(_layer_times, traced, target, blocks, running_load, timed, block_done)
-            shapes, times = _on_slice(sms, target, measure)
-            for load in dict.fromkeys(loads):
-                for shape, column in zip(shapes, zip(*times[load], strict=True), strict=True):
-                    samples.append(Sample.of(network.name, shape, Distribution.of(column), settings[sms], load))
-    return samples
+            table.expect_layers(network.name, settings[sms], shapes)
+            blocks = order.sample(missing[network.name, sms] * _BLOCKS, len(missing[network.name, sms]) * _BLOCKS)
+            if not blocks:
+                continue
+            keep = functools.partial(_add, table, network.name, settings[sms], shapes)
+            measure = functools.partial(_measure_blocks, traced, target, blocks, running_load, timed, keep)
+            _on_slice(sms, target, measure)
+    progress(total, total)
+    return table.rows
 
 
-def _layer_times(
+def _measure_blocks(
     traced: Traced,
     target: Target,
     blocks: Sequence[Load],
     running_load: Callable[[Load, MakeStream | None], Any],
     timed: Callable[..., list[list[float]]] | None,
-    block_done: Callable[[], None],
+    keep: Callable[[Load, list[list[float]]], None],
     make_stream: MakeStream | None,
-) -> _Measured:
-    """The layers of one network and their times under each load, on the calling thread's stream.
+) -> None:
+    """Time the layers of one network under each load, on the calling thread's stream.
 
     blocks: the load of each block of rounds. running_load: returns a context manager that runs the load, on streams
-    made by `make_stream`.
+    made by `make_stream`. keep: called when all blocks of a load have run, with the milliseconds of each layer in each
+    round.
     """
     times: dict[Load, list[list[float]]] = {load: [] for load in blocks}
+    left = Counter(blocks)
     with torch.inference_mode():
         stages = cut_graph(traced.graph_module, 1)
         inputs = tuple(tensor.to(target.device) for tensor in traced.inputs)
         run = layers_run(traced.graph_module, stages, inputs, target, clock_for(target.device))
-        shapes = describe(traced, stages[0].layers)
         for load in blocks:
             with running_load(load, make_stream):
-                for turn in range(-_WARM_UP_ROUNDS, max(1, target.rounds // _BLOCKS)):
-                    (layers,) = run() if timed is None else timed(load, len(shapes))
+                for turn in range(-_WARM_UP_ROUNDS, _rounds_of_block(target)):
+                    (layers,) = run() if timed is None else timed(load, len(stages[0].layers))
                     if turn >= 0:
                         times[load].append(layers)
-            block_done()
-    return shapes, times
+            left[load] -= 1
+            if not left[load]:
+                keep(load, times[load])
+
+
+def _add(
+    table: ContentionTable,
+    model: str,
+    setting: Setting,
+    shapes: Sequence[LayerShape],
+    load: Load,
+    times: Sequence[Sequence[float]],
+) -> None:
+    """Add the times of a model's layers under one load to the table. times: by round and layer, in milliseconds."""
+    columns = zip(shapes, zip(*times, strict=True), strict=True)
+    table.add([Sample.of(model, shape, Distribution.of(column), setting, load) for shape, column in columns])
+
+
+def _rounds_of_block(target: Target) -> int:
+    return max(1, target.rounds // _BLOCKS)
 
 
 def setting_of(target: Target, limits: DeviceLimits, sms: int = 0) -> Setting:

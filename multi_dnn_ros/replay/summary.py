@@ -16,10 +16,6 @@ class StreamCount:
     dropped: Counter[str] = field(default_factory=Counter)
     messages: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def accounted(self) -> bool:
-        return self.offered == self.published + self.dropped.total()
-
 
 @dataclass
 class Summary:

@@ -59,13 +59,13 @@ class SocketDrops:
         return {inode: count for inode, count in drops.items() if inode in own}
 
 
-def receive_buffer_bytes(descriptors: Path = Path("/proc/self/fd")) -> int | None:
+def receive_buffer_bytes() -> int | None:
     """The largest receive buffer of this process's UDP sockets as the kernel counts it: twice the granted size.
 
     None: there is no UDP socket (the middleware uses only TCP or shared memory), or no access to ``/proc``.
     """
     sizes: list[int] = []
-    for name, link in _named_links(descriptors):
+    for name, link in _named_links(Path("/proc/self/fd")):
         if _INODE.fullmatch(link) is None:
             continue
         with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as duplicate:

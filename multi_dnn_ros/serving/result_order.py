@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,13 +38,12 @@ class ResultOrder:
     how long they have waited.
 
     accounts: receive the results. hold_ns: how long a result waits for earlier frames, which are then dropped as
-    out_of_order. clock: nanoseconds, monotonic.
+    out_of_order.
     """
 
-    def __init__(self, accounts: Accounts, hold_ns: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, accounts: Accounts, hold_ns: int) -> None:
         self._accounts = accounts
         self._hold_ns = hold_ns
-        self._clock = clock
         self._changed = threading.Condition()
         self._frames: dict[DnnCamera, _Frames] = {}
         self._entries: dict[tuple[int, str], _Entry] = {}
@@ -66,7 +64,7 @@ class ResultOrder:
             entry = self._entries.get((number, dnn))
             if entry is None:
                 return
-            entry.result, entry.since_ns = (output, timing), self._clock()
+            entry.result, entry.since_ns = (output, timing), time.monotonic_ns()
             waits = self._frames[entry.dnn_camera].entries[0] is not entry
             self._changed.notify()
         if waits:
@@ -130,7 +128,7 @@ class ResultOrder:
             with self._changed:
                 late, due_ns = self._overdue()
                 while not late and not self._closed:
-                    self._changed.wait(None if due_ns is None else max(0, due_ns - self._clock()) / 1e9)
+                    self._changed.wait(None if due_ns is None else max(0, due_ns - time.monotonic_ns()) / 1e9)
                     late, due_ns = self._overdue()
                 if self._closed:
                     return
@@ -143,7 +141,7 @@ class ResultOrder:
 
         The caller holds the lock.
         """
-        now_ns, late, due = self._clock(), [], []
+        now_ns, late, due = time.monotonic_ns(), [], []
         for frames in self._frames.values():
             missing: list[_Entry] = []
             passed = 0  # number of missing frames before the latest result that has waited too long

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor, nn
 
+from multi_dnn_ros.common.error_causes import error_and_causes
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.file_lock import lock_file
 
@@ -42,7 +43,7 @@ def save(path: Path, state: dict[str, Any], identity: Mapping[str, Any]) -> None
         with suppress(OSError):  # a file system that became read-only refuses this, too
             temporary.unlink(missing_ok=True)
         # PyTorch's writer raises a RuntimeError about file positions on top of the system's error.
-        reason = error.__context__ if isinstance(error.__context__, OSError) else error
+        reason = next((each for each in error_and_causes(error) if isinstance(each, OSError)), error)
         raise TrainingError(
             f"{path}: checkpoint cannot be written ({summarize_error(reason)}); the previous one is kept"
         ) from None

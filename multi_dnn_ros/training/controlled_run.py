@@ -25,6 +25,7 @@ import torch
 
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.file_lock import exclusive_lock, lock_file
+from multi_dnn_ros.common.json_files import read_json_object
 from multi_dnn_ros.common.reporting import provenance, table, write_json
 from multi_dnn_ros.compression.decompose import decompose, plan_of
 from multi_dnn_ros.compression.folding import fold_batch_norm, has_plain_form
@@ -62,6 +63,7 @@ _MAIN = MAIN["classes"]
 _UNPROTECTED = "run only one process"
 
 Stop = Callable[[], bool]
+_EXPECTED = "what `controlled` writes"
 
 
 class TrainedByOthers(Exception):
@@ -265,17 +267,7 @@ def rows_of(contents: list[dict[str, Any]]) -> str:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     """The networks that are in the folder. Raises ValueError, which names the file, if it is damaged."""
     manifest = folder / NETWORKS / MANIFEST
-    return _read_object(manifest) if manifest.exists() else {}
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error}); expected what `controlled` writes") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: a {type(content).__name__} instead of what `controlled` writes")
-    return content
+    return read_json_object(manifest, _EXPECTED) if manifest.exists() else {}
 
 
 def _read(out: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,7 +282,7 @@ def _read(out: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_result(path: Path) -> dict[str, Any]:
-    content = _read_object(path)
+    content = read_json_object(path, _EXPECTED)
     if missing := {"settings", "runs"} - content.keys():
         raise ValueError(f"{path}: no result of `controlled`; it lacks {', '.join(sorted(missing))}")
     return content

@@ -20,6 +20,7 @@ from torch import nn
 from torchvision.models.regnet import ResBottleneckBlock
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
+from multi_dnn_ros.common.json_files import read_json_object
 from multi_dnn_ros.common.reporting import provenance, write_json
 from multi_dnn_ros.compression.decompose import decompose, plan_of
 from multi_dnn_ros.compression.layers import Layer, list_layers
@@ -275,11 +276,8 @@ def _check_same(out: Path, earlier: dict[str, Any], identity: dict[str, Any]) ->
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a file written by `curve`. Raises ValueError for any other file."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error}); expected what `curve` writes") from None
-    if not isinstance(content, dict) or not {"data", "settings", "original", "points"} <= content.keys():
+    content = read_json_object(path, "what `curve` writes")
+    if not {"data", "settings", "original", "points"} <= content.keys():
         raise ValueError(f"{path}: not what `curve` writes")
     return content
 

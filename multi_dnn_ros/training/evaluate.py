@@ -20,6 +20,7 @@ import torch
 from tqdm import tqdm
 
 from multi_dnn_ros.common.reporting import write_json
+from multi_dnn_ros.common.torch_threads import torch_threads
 from multi_dnn_ros.models.weights import existing_file, load_weights, read_state_dict
 from multi_dnn_ros.training.data import SEEDS
 from multi_dnn_ros.training.datasets import RoadFrame, road_frames
@@ -126,12 +127,8 @@ class Evaluator:
         """By role: input (width, height), number of parameters, MACs, and CPU time in ms on one thread in eager mode
         (median of 20 runs after 3 warm-up runs).
         """
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with torch_threads(1):
             return {role: _cost_of(dnn) for role, dnn in self.dnns.items()}
-        finally:
-            torch.set_num_threads(before)
 
 
 def _cost_of(dnn: Dnn) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from multi_dnn_ros.common.json_files import read_json_object
 from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.datasets import (
     CROWD,
@@ -89,7 +89,7 @@ class CocoBoxes:
         """
         if not images.is_dir():
             raise DatasetError(f"{images}: no such folder of images")
-        content = _json(annotations)
+        content = read_json_object(annotations, "COCO's annotations", DatasetError, _MAX_JSON_BYTES)
         try:
             names = {int(row["id"]): str(row["name"]) for row in content["categories"]}
             entries = {
@@ -219,20 +219,6 @@ class LaneMasks:
 
     def name(self, index: int) -> str:
         return str(self.files[index][0])
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise DatasetError(f"{path}: {path.stat().st_size} bytes; allowed: {_MAX_JSON_BYTES}")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DatasetError(f"{path}: cannot be read ({error.strerror}); expected annotations as COCO's JSON") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise DatasetError(f"{path}: not JSON ({error}); expected annotations as COCO's JSON") from None
-    if not isinstance(content, dict):
-        raise DatasetError(f"{path}: holds {type(content).__name__}; expected images, categories and annotations")
-    return content
 
 
 def _few(names: Any) -> str:

@@ -39,6 +39,8 @@ MAIN: dict[Task, str] = {"classes": "top1", "boxes": "map50", "lanes": "f1"}
 _AUGMENT: dict[Task, Augment] = {"boxes": augment_detection, "lanes": augment_lanes}
 #: Minimum value of a lane pixel in a true mask (0..255): two fifths.
 LANE_SHARE = 102
+#: Minimum share of each epoch that a small set gets.
+_MIN_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,9 @@ class TrainingSetup:
 
 def make_batches(
     sets: Sequence[Rows], task: Task, inputs: Inputs, batch_size: int, seed: int, device: torch.device,
-    min_share: float = 0.2, mix: float = 0.0, augment: Augment | None = None,
+    mix: float = 0.0, augment: Augment | None = None,
 ) -> ArrayBatches | FileBatches:  # fmt: skip
-    """Augmented batches of all sets; a small set is repeated until it makes up `min_share` of each epoch.
+    """Augmented batches of all sets; a small set is repeated until it makes up _MIN_SHARE of each epoch.
 
     Sets in memory are copied to the device, other sets are read during training. mix: for classes, see augment_classes.
     augment: the augmentation; None: that of the task.
@@ -64,7 +66,7 @@ def make_batches(
         augment = partial(augment_classes, mix=mix) if task == "classes" else _AUGMENT[task]
     counts = [len(rows) for rows in sets]
     largest = max(counts)
-    times = [max(1, round(min_share / (1 - min_share) * largest / count)) for count in counts]
+    times = [max(1, round(_MIN_SHARE / (1 - _MIN_SHARE) * largest / count)) for count in counts]
     repeats = torch.cat([torch.full((count,), time) for count, time in zip(counts, times, strict=True)])
     if all(isinstance(rows, ArrayRows) for rows in sets):
         parts = [rows.arrays for rows in sets if isinstance(rows, ArrayRows)]

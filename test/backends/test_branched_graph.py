@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
-from multi_dnn_ros.backends.branched_graph import BranchedGraph, branched, operations_of
+from multi_dnn_ros.backends.branched_graph import BranchedGraph, branched, only_graph
 from multi_dnn_ros.backends.fused_activations import fuse
 from multi_dnn_ros.backends.precision import cast_stage
-from multi_dnn_ros.graph.branches import SerialGraphError
+from multi_dnn_ros.graph.branches import SerialGraphError, device_operations
 from multi_dnn_ros.graph.cut import GraphStage, cut_module
 
 
@@ -259,4 +259,4 @@ def test_the_operations_of_a_stage_are_those_of_its_graph():
     parallel = branched(stage, 2, lambda count: FakeStreams())
     assert parallel is not None
     (graph,) = (part for part in parallel.modules() if isinstance(part, BranchedGraph))
-    assert {step.name for step in graph.plan.steps} == {each.name for each in operations_of(stage)}
+    assert {step.name for step in graph.plan.steps} == {each.name for each in device_operations(only_graph(stage))}

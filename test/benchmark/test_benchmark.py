@@ -97,7 +97,7 @@ def test_a_precision_is_warm_when_it_is_timed(network, monkeypatch):
         return run(chain, inputs)
 
     monkeypatch.setattr(precisions, "run_stages", counted)
-    (found,) = precisions.measure_precisions([str(network)], [], "", rounds=2, seed=0)
+    found = precisions.measure_precisions(str(network), [], "", rounds=2, seed=0)
     assert found["cpu_ms"]["fp32"]["samples"] == 2
     assert len(calls) == 3
 

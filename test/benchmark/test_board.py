@@ -349,7 +349,7 @@ def test_readings_are_summarized() -> None:
         (["--output", "a.json", "--device", "cuda:77"], "--device is 'cuda:77', but PyTorch sees"),
         (["--output", "page.html"], "expected a JSON file"),
         (["--output", "."], "which is a folder"),
-        (["--output", "none.json", "--resume"], "none.json: No such file or directory"),
+        (["--output", "none.json", "--resume"], "none.json: cannot be read (No such file or directory)"),
         (["--output", "board.json", "--resume"], "board.json was not written by `multi-dnn benchmark board`"),
         ([], "board.json exists; choose a file with --output"),
     ],

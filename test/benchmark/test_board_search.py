@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.benchmark.board.search import DROP_LIMIT, RateRange, RateSearch, bounds, min_frames, served
+from multi_dnn_ros.benchmark.board.search import (
+    DROP_LIMIT,
+    PRECISION,
+    RateRange,
+    RateSearch,
+    bounds,
+    min_frames,
+    served,
+)
 from multi_dnn_ros.benchmark.board.time_plan import MIN_LONG_S, OVERHEAD_S, Demand, Share, plan_time
 
 RATES = RateRange(0.5, 200.0)
@@ -43,7 +51,7 @@ def test_the_edge_of_a_board_without_noise_is_found(edge: float, hint: float) ->
     assert found.best_hz is not None
     assert found.failing_hz is not None
     assert found.best_hz <= edge < found.failing_hz
-    assert found.failing_hz <= found.best_hz * (1.0 + RATES.precision) * ROUNDING
+    assert found.failing_hz <= found.best_hz * (1.0 + PRECISION) * ROUNDING
     assert len(tried) == len(set(tried)) <= 14  # 9 halvings, 4 bisections
 
 
@@ -68,7 +76,7 @@ def test_noise_near_the_edge_moves_the_result_no_further_than_the_noise(edge: fl
     if found.best_hz is None:  # only rates near the lowest one
         assert edge * 0.8 < RATES.lowest_hz * ROUNDING
     else:
-        assert 0.8 * edge / (1.0 + RATES.precision) / ROUNDING <= found.best_hz <= 1.25 * edge
+        assert 0.8 * edge / (1.0 + PRECISION) / ROUNDING <= found.best_hz <= 1.25 * edge
 
 
 def test_a_good_hint_saves_trials() -> None:

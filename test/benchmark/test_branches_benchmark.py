@@ -244,10 +244,9 @@ def test_a_size_that_does_not_fit_a_later_network_does_not_stop_the_others(scena
         "siblings": {"siblings": [2], "backends": {}},
     }[scenario]
 
-    def measure(names, *arguments, size, **options):
-        for name in names:
-            make_network(name, size)
-            yield {"network": name, **figures}
+    def measure(name, *arguments, size, **options):
+        make_network(name, size)
+        return {"network": name, **figures}
 
     monkeypatch.setattr(f"multi_dnn_ros.benchmark.{scenario}.measure_{scenario}", measure)
     output = tmp_path / "figures.json"
@@ -259,19 +258,25 @@ def test_a_size_that_does_not_fit_a_later_network_does_not_stop_the_others(scena
     assert "tracker-equal is not measured: --size is 320x240" in capsys.readouterr().out
 
 
-def test_an_interrupted_run_keeps_the_networks_that_it_has_measured(tmp_path, monkeypatch, capsys):
-    def measure(names, *arguments, **options):
-        if names == ["encoder-equal"]:
+@pytest.mark.parametrize("scenario", ["branches", "siblings", "precisions"])
+def test_an_interrupted_run_keeps_the_networks_that_it_has_measured(scenario, tmp_path, monkeypatch, capsys):
+    def measure(name, *arguments, **options):
+        if name == "encoder-equal":
             raise KeyboardInterrupt
         times = {"serial": {"p50": 1.0}, "2 streams": {"p50": 0.8}}
-        yield {"network": names[0], "ms": times, "over_serial": {"2 streams": 0.8}, "critical_path_over_serial": 0.5}
+        return {"network": name, "ms": times, "over_serial": {"2 streams": 0.8}, "critical_path_over_serial": 0.5}
 
-    monkeypatch.setattr("multi_dnn_ros.benchmark.branches.measure_branches", measure)
+    monkeypatch.setattr(f"multi_dnn_ros.benchmark.{scenario}.measure_{scenario}", measure)
     output, plot = tmp_path / "figures.json", tmp_path / "figures.png"
-    command = ["benchmark", "branches", "builtin:lane", "encoder-equal", "--device", "cpu", "--output", str(output)]
-    assert main([*command, "--plot", str(plot)]) == 130
+    options = {
+        "branches": ["--device", "cpu", "--plot", str(plot)],
+        "siblings": ["--device", "cpu"],
+        "precisions": ["--precisions", "int8"],
+    }[scenario]
+    command = ["benchmark", scenario, "builtin:lane", "encoder-equal", "--output", str(output)]
+    assert main([*command, *options]) == 130
     assert [each["network"] for each in json.loads(output.read_text())["networks"]] == ["builtin:lane"]
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert scenario != "branches" or plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_siblings_are_compared_for_each_backend(tmp_path, capsys):

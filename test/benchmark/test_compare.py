@@ -146,10 +146,10 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.Capt
     long["mixes"]["builtin"]["long"] = 3
     shutil.copy(RESULTS / "demo.json", tmp_path / "demo.json")
     bad = {
-        "truncated.json": (good.read_text()[:300], "is not JSON, or truncated"),
-        "empty.json": ("", "is not JSON, or truncated"),
-        "deep.json": ("[" * 100_000, "is not JSON, or truncated"),
-        "list.json": ("[]", "it holds no JSON object"),
+        "truncated.json": (good.read_text()[:300], ": not JSON, or truncated"),
+        "empty.json": ("", ": not JSON, or truncated"),
+        "deep.json": ("[" * 100_000, ": not JSON, or truncated"),
+        "list.json": ("[]", "holds list, not an object; expected figures of `multi-dnn benchmark`"),
         "other.json": ("{}", "was not written by `multi-dnn benchmark`; only files of `multi-dnn benchmark board` and"),
         "load.json": ('{"scenario": "load"}', "was written by `multi-dnn benchmark load`; only files of"),
         "demo.json": ((tmp_path / "demo.json").read_text(), "files of `multi-dnn benchmark board`"),
@@ -177,7 +177,7 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.Capt
     assert run(good, binary) == 2
     assert run(good, tmp_path) == 2
     assert run(good, tmp_path / "none.json") == 2
-    assert "none.json: No such file or directory" in capsys.readouterr().err
+    assert "none.json: cannot be read (No such file or directory)" in capsys.readouterr().err
     assert run(good, RESULTS / "host_before.json") == 2
     assert "both must be of the same scenario" in capsys.readouterr().err
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from multi_dnn_ros.benchmark.paper.deadlines import (
     LOADS,
     POLICIES,
     URGENCIES,
+    Bench,
     deadlines_table,
     dnns_for,
     summarize_cases,
@@ -54,6 +56,26 @@ def test_every_frame_is_a_result_or_a_counted_drop(
     assert all(0.0 <= row["missed"] + row["dropped"] <= 1.0 for row in found["summary"])
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "accounts: exact" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_keeps_the_cases_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SETS, "small", DnnSet("small", (Network("squeezenet1_1", "Squeeze", side=64),)))
+    runs = []
+
+    def run(bench: Bench, count: int, rate_hz: float, policy: str) -> dict[str, Any]:
+        if len(runs) == 2:
+            raise KeyboardInterrupt
+        runs.append((count, policy))
+        nothing = {"offered": 10, "published": 0, "dropped": {"overwritten": 10}, "missed": 0, "latency_ms": {}}
+        return {"dnns": count, "rate_hz": rate_hz, "exact": True, "accounts": {u.name: nothing for u in URGENCIES}}
+
+    monkeypatch.setattr(Bench, "run", run)
+    output = tmp_path / "deadlines.json"
+    arguments = ["--device", "cpu", "--repeats", "1", "--seconds", "0.2", "--jobs", "2", "--max-dnns", "3"]
+    assert main(["benchmark", "deadlines", *arguments, "--output", str(output)]) == 130
+    found = json.loads(output.read_text())
+    assert [(case["dnns"], case["policy"]) for case in found["cases"]] == runs
+    assert len(found["summary"]) == len({(case["load"], case["policy"]) for case in found["cases"]}) * len(URGENCIES)
 
 
 @given(st.sampled_from(LOADS), st.floats(0.1, 1e5), st.floats(0.1, 1e3), st.integers(3, 100))

@@ -57,7 +57,10 @@ def test_a_known_error_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         Condition("moving", True, True, true_pixels),
         Condition("hills", False, False, true_pixels),
     )
-    rows = {row["condition"]: row for row in measure_ground(conditions, 6, SIZE, SEED)}
+    kept: list[int] = []
+    measured = measure_ground(conditions, 6, SIZE, SEED, lambda rows: kept.append(len(rows)))
+    assert kept == [*range(1, len(conditions) + 1)]  # after each condition
+    rows = {row["condition"]: row for row in measured}
     exact, far = rows["exact"]["error_m"], rows["shifted"]["error_m"]
     assert exact["10"]["max"] < 1e-3
     assert exact["30"]["max"] < 1e-2

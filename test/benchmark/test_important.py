@@ -46,6 +46,21 @@ def test_each_case_is_compared_with_the_dnn_alone_and_with_fifo(
     assert "p99 over alone" in capsys.readouterr().out
 
 
+@pytest.mark.long  # short: an interrupted run of test_deadlines
+def test_an_interrupted_run_keeps_the_cases_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(text: str) -> None:
+        if text.startswith("run 6 of 6"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("multi_dnn_ros.cli.benchmark_deadlines.print_progress", lambda: interrupt)
+    output = tmp_path / "important.json"
+    arguments = ["--device", "cpu", "--repeats", "2", "--seconds", "0.2", "--jobs", "2", "--others", "1"]
+    arguments += ["--important", "squeezenet1_1", "--output", str(output)]
+    assert main(["benchmark", "important", *arguments]) == 130
+    (row,) = json.loads(output.read_text())["rows"]  # five runs of three cases
+    assert list(row["cases"]) == ["alone", "fifo", "priority"]
+
+
 def test_on_a_gpu_bounds_are_measured_in_addition_to_the_default() -> None:
     networks = tuple(SETS["small"].kinds)
     plan = ImportantPlan(networks, networks, torch.device("cuda", 0), bounds=(1, 3))

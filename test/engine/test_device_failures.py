@@ -68,3 +68,19 @@ def test_device_errors_are_distinguished_from_layer_errors():
     behind.__context__ = memory
     assert is_out_of_memory(behind)
     assert memory_shortage(memory, torch.device("cpu"), 0) == "a request for 20.00 MiB failed"
+
+
+@pytest.mark.parametrize("connect", ["__cause__", "__context__"])
+@pytest.mark.parametrize(
+    ("first", "recognize"), [(RuntimeError(ILLEGAL), is_device_failure), (torch.OutOfMemoryError(), is_out_of_memory)]
+)
+def test_a_device_error_is_recognized_behind_another_error(first, recognize, connect):
+    raised = ValueError("decoding failed")
+    assert not recognize(raised)
+    setattr(raised, connect, first)
+    assert recognize(raised)
+    raised.__suppress_context__ = True  # as by `from None`
+    assert recognize(raised)
+    first.__context__ = raised
+    assert recognize(raised)
+    first.__context__ = None

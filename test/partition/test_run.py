@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import weakref
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from partition_fakes import SHAPE, expected, table
+from terminal import Terminal
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import CommandError
@@ -17,7 +19,7 @@ from multi_dnn_ros.partition import messages
 from multi_dnn_ros.partition.blocks import Block, BlockForm
 from multi_dnn_ros.partition.executor import NetworkRequest, OutputForm, random_images
 from multi_dnn_ros.partition.run import BatchRun, disagreement, run_rounds
-from multi_dnn_ros.partition.session import BatchSession
+from multi_dnn_ros.partition.session import BatchSession, Computed
 from multi_dnn_ros.partition.torch_executor import TorchExecutor
 from multi_dnn_ros.partition.unit_process import UnitProcesses
 from multi_dnn_ros.planning.batch_plan import Plan, plan_exact
@@ -140,6 +142,30 @@ def test_the_command_writes_outputs_report_and_plot(
     assert all(entry["difference"] < 1e-6 and entry["measured_ms"] > 4.0 for entry in report["subsets"])
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
     assert started == ["fake:a/ms=1", "fake:b/ms=1"]  # once, for all subsets: loading a network can take a minute
+
+
+def test_the_command_shows_its_rounds_and_keeps_the_report_when_it_is_interrupted(
+    stored, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, rounds = Terminal(), []
+    begin = [*stored("fake:a", "fake:b"), "--batch", "6", "--report", str(tmp_path / "run.json"), "--no-adjust"]
+    compute = BatchSession.compute
+
+    def interrupted(session: BatchSession) -> Computed:
+        if list(session.plan.used) == ["fake:b"] and session.plan.batch == 6:
+            raise KeyboardInterrupt
+        rounds.append(session.plan.used)
+        return compute(session)
+
+    monkeypatch.setattr(BatchSession, "compute", interrupted)
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert main([*begin, "--subset", "fake:a", "--subset", "fake:b"]) == 130
+    assert rounds.count(("fake:a", "fake:b")) == 3
+    for step in ("0/3", "1/3", "2/3", "3/3"):
+        assert re.search(rf"6 images on fake:a \+ fake:b: .* {step} \[", terminal.getvalue())
+    assert "6 images on fake:a: " in terminal.getvalue()
+    entries = json.loads((tmp_path / "run.json").read_text())["subsets"]
+    assert [entry["units"] for entry in entries] == [["fake:a"]]
 
 
 def test_the_command_runs_the_named_subsets(stored, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

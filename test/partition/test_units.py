@@ -102,7 +102,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_registry: Non
                         "ends = good_units:ENDS", "driver = good_units:DRIVER", "device = good_units:DEVICE",
                         "library = good_units:LIBRARY")),
         ("other-units", ("absent = no_such_module:KIND", "cpu = good_units:NPU", "ending = ending_units:KIND",
-                         "npu = good_units:NPU", "renamed = good_units:NPU", "same = good_units:partition_fakes")),
+                         "npu = good_units:NPU", "renamed = good_units:NPU", "same = good_units:partition_fakes",
+                         "Quick-NPU = good_units:NPU")),
     ):  # fmt: skip
         info = tmp_path / f"{name.replace('-', '_')}-0.3.dist-info"
         info.mkdir()
@@ -136,7 +137,12 @@ def test_kinds_of_other_packages_work_beside_broken_ones_which_are_logged_once(
     forms = {kind.name: kind.form for kind in batch_units.UNIT_KINDS.usable()}
     assert forms["npu"] == "npu:NAME"
     assert forms["cpu"].startswith("cpu[:THREADS]")
+    named = (
+        "kind of unit 'Quick-NPU' of other-units 0.3 is not used: allowed names: lower-case letters, digits and _, a "
+        "letter first, after an optional dot (\\.?[a-z][a-z0-9_]*)"
+    )
     assert sorted(caplog.messages) == [
+        named,
         "kind of unit 'absent' of other-units 0.3 cannot be used: no_such_module:KIND: ModuleNotFoundError: No module "
         "named 'no_such_module'",
         "kind of unit 'cpu' of other-units 0.3 is not used: multi_dnn_ros has one of this name",
@@ -149,6 +155,8 @@ def test_kinds_of_other_packages_work_beside_broken_ones_which_are_logged_once(
     ]
     with pytest.raises(UnitError, match=r"unit 'tpu' is of an unknown kind; allowed: .*npu:NAME"):
         parse_unit("tpu")
+    with pytest.raises(UnitError, match=re.escape(named)):
+        parse_unit("Quick-NPU:1")
     assert parse_unit("cpu:2").threads == 2
 
 

@@ -357,6 +357,25 @@ def test_frames_that_are_not_served_outweigh_the_prediction(
     assert main(command) == 0
 
 
+def test_an_interrupted_verification_keeps_the_cases_before(
+    lanes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = iter([{"lane": 0.5}])
+
+    def next_lost(*given: object, **options: object) -> dict[str, float]:
+        try:
+            return next(lost)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr("multi_dnn_ros.planning.service.lost_frames", next_lost)
+    out = tmp_path / "fit.json"
+    assert main([*fit_of(lanes, tmp_path), "--verify", "0.1", "--mixes", "3", "--output", str(out)]) == 130
+    content = json.loads(out.read_text())
+    assert [case["served"] for case in content["cases"]] == [False]
+    assert content["verified"]["of"] == 1
+
+
 def test_the_verb(lanes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = tmp_path / "params.yaml"
     params.write_text(

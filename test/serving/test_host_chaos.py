@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import fake_pipelines
 import pytest
+from terminal import Terminal
 
 from multi_dnn_ros.benchmark.chaos import ChaosPlan, chaos_table, measure_chaos
 
@@ -23,8 +26,12 @@ def test_every_frame_is_answered_once_under_random_faults(standby: str, seed: in
         job_timeout_s=1.0,
     )
     plan = ChaosPlan(seconds=20.0, every_s=(1.0, 2.0), size=(64, 48), seed=seed)
-    figures = measure_chaos(config, plan, fake_pipelines.build)
+    terminal = Terminal()
+    with contextlib.redirect_stderr(terminal):
+        figures = measure_chaos(config, plan, fake_pipelines.build)
     print(chaos_table(figures))
+    assert "faults: " in terminal.getvalue()
+    assert " of 20 s, " in terminal.getvalue()
     assert figures["findings"] == []
     assert sum(figures["faults"].values()) >= 5
     for stream in figures["streams"].values():

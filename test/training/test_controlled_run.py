@@ -168,11 +168,11 @@ def test_only_one_process_trains_the_original(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("out.json", "[]", "a list instead of what `controlled` writes"),
+        ("out.json", "[]", "holds list, not an object; expected what `controlled` writes"),
         ("out.json", "{}", "no result of `controlled`; it lacks runs, settings"),
         ("out.json", "", "not JSON"),
         ("networks/networks.json", "", "not JSON"),
-        ("networks/networks.json", "[]", "a list instead of what `controlled` writes"),
+        ("networks/networks.json", "[]", "holds list, not an object; expected what `controlled` writes"),
     ],
 )
 def test_a_damaged_file_is_named_before_the_training(

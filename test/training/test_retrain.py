@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -20,6 +21,7 @@ import torch
 from fork_server import ForkServer
 from torch import nn
 
+from multi_dnn_ros.cli import network_arguments
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.models.dnn import Source
@@ -31,7 +33,7 @@ from multi_dnn_ros.training import checkpoint
 from multi_dnn_ros.training.batches import ArrayBatches
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.classification import ClassificationLoss
-from multi_dnn_ros.training.data import DataRequest, open_data
+from multi_dnn_ros.training.data import Data, DataRequest, open_data
 from multi_dnn_ros.training.loop import Schedule, train
 from multi_dnn_ros.training.retrain import _check_same_outputs, _loss, retrain
 from multi_dnn_ros.training.trainable import Trainable, make_trainable
@@ -222,6 +224,7 @@ def test_a_run_killed_in_the_middle_ends_with_the_same_weights(
 _TWO = """
 import sys, torch
 from pathlib import Path
+from multi_dnn_ros.cli import network_arguments
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.training import distributed
 sys.path.insert(0, {folder!r})
@@ -368,6 +371,29 @@ def test_a_limit_scores_images_of_all_classes(
         assert expected in (report / "report.md").read_text()
         (network_row,) = json.loads((report / "report.json").read_text())["networks"]
         assert network_row["scores"][f"classes:{colours}"]["top1"] == 0.5
+
+
+def test_an_interrupted_evaluation_keeps_the_networks_before(
+    colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)).eval()
+    models, report = [str(tmp_path / f"{name}.pt2") for name in ("first", "second")], tmp_path / "report"
+    for model in models:
+        torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 16, 16),)), model)
+    read_data, calls = network_arguments.read_data, []
+
+    def interrupted(args: argparse.Namespace, network: Trainable) -> list[Data]:
+        calls.append(network.model)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return read_data(args, network)
+
+    monkeypatch.setattr("multi_dnn_ros.cli.evaluate.read_data", interrupted)
+    options = ["--decoder", "classification", "--data", f"classes:{colours}", "--device", "cpu"]
+    assert main(["evaluate", *models, *options, "--report", str(report)]) == 130
+    assert calls == models
+    rows = json.loads((report / "report.json").read_text())["networks"]
+    assert [row["model"] for row in rows] == models[:1]
 
 
 def test_evaluate_names_images_without_a_mask_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from multi_dnn_ros.vision.decoders.base import suppress
 from multi_dnn_ros.vision.decoders.grid import GridDecoder
 from multi_dnn_ros.vision.decoders.lane import LaneDecoder
 from multi_dnn_ros.vision.decoders.yolo import YoloDecoder
@@ -227,6 +228,25 @@ def test_a_box_of_any_size_does_not_break_the_suppression_of_others() -> None:
     result = YoloDecoder(Preprocess(320, 240), LABELS)((raw,), (240, 320))
     np.testing.assert_allclose(result.boxes, [[140.0, 110.0, 180.0, 130.0]])
     np.testing.assert_allclose(result.scores, [0.8])
+
+
+def test_a_box_beyond_the_edge_of_the_image_does_not_suppress_one_of_another_class() -> None:
+    boxes = np.array([[0, 0, 30, 30], [-40, -40, 30, 30], [-40, -40, 31, 30]], np.float32)
+    scores = np.array([0.9, 0.8, 0.7], np.float32)
+    kept = suppress(boxes, scores, np.array([0, 1, 1]), 0.1)
+    np.testing.assert_array_equal(kept, [0, 1])  # the third one is suppressed by the second one, of its own class
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32 - 1), count=st.sampled_from([1, 40, 999, 1001, 1500]))
+def test_boxes_with_equal_scores_stay_in_order(seed: int, count: int) -> None:
+    """On both sides of the number of boxes above which torchvision suppresses one class at a time."""
+    rng = np.random.default_rng(seed)
+    places = rng.permutation(count)  # boxes that do not overlap, most of them at negative coordinates
+    boxes = (np.stack([places % 40, places // 40] * 2, 1) * 10 - [300, 300, 292, 292]).astype(np.float32)
+    scores = rng.integers(1, 4, count).astype(np.float32) / 4
+    kept = suppress(boxes, scores, rng.integers(0, 3, count), 0.5)
+    np.testing.assert_array_equal(kept, np.argsort(-scores, kind="stable"))
 
 
 @pytest.mark.parametrize("size", [(90, 160), (720, 1280), (721, 1283)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference_decoding import ROWS, Options, detections
 from reference_queries import QUERIES
@@ -52,6 +52,7 @@ preprocesses = st.builds(
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), preprocess=preprocesses, size=sizes, options=all_options)
+@example(430, Preprocess(*SIZE, fit="stretch", centered=False), (20, 20), Options(0.9, 0.1901, most=7))
 def test_detections_are_those_of_the_definition(
     name: str, seed: int, preprocess: Preprocess, size: tuple[int, int], options: Options
 ) -> None:

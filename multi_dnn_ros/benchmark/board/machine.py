@@ -114,16 +114,15 @@ class SensorSummary:
 class SensorLog:
     """Context manager that stores a reading of a BoardMonitor at each call of :meth:`poll`.
 
-    readings: in the order of time. problems: one line for each sensor that fails and is therefore left out. monitor:
-    closed at the end; None: a new one, which reads once a second. load_root: /sys, or a copy of it.
+    readings: once a second, in the order of time. problems: one line for each sensor that fails and is therefore left
+    out.
     """
 
-    def __init__(self, monitor: BoardMonitor | None = None, load_root: Path = Path("/sys")) -> None:
+    def __init__(self) -> None:
         self.problems: list[str] = []
         self.readings: list[TimedReading] = []
-        self._monitor = monitor or BoardMonitor(self.problems.append, period_s=1.0)
+        self._monitor = BoardMonitor(self.problems.append, period_s=1.0)
         self._last: Reading | None = self._monitor.latest()  # empty at first
-        self._load_root = load_root
 
     def __enter__(self) -> SensorLog:
         return self
@@ -136,7 +135,7 @@ class SensorLog:
         reading = self._monitor.latest()
         if reading is not self._last:
             self._last = reading
-            self.readings.append(TimedReading(time.monotonic(), reading, jetson_gpu_load(self._load_root)))
+            self.readings.append(TimedReading(time.monotonic(), reading, jetson_gpu_load()))
 
     def between(self, begin_s: float, end_s: float) -> list[TimedReading]:
         """The readings between two times of the monotonic clock, both included."""

@@ -41,11 +41,11 @@ from multi_dnn_ros.benchmark.board.time_plan import (
 from multi_dnn_ros.benchmark.board.trial import run_trial
 from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.rig import Rig
+from multi_dnn_ros.benchmark.time_bar import time_bar
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.processes import Interrupts
 
-_BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s, {remaining} left"
 #: The node reports more often than by default, so that short trials are counted exactly.
 _REPORT_PERIOD_S = 0.25
 _IDLE_S = 5.0
@@ -89,7 +89,7 @@ class BoardRun:
         with (
             Interrupts(),
             SensorLog() as self._sensors,
-            tqdm(total=total_s, bar_format=_BAR, desc="planning", disable=None) as self._bar,
+            time_bar(total_s, "planning") as self._bar,
         ):
             demands = self._demands(waiting, total_s)
             if self.content.idle is None:

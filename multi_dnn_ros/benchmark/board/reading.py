@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +9,14 @@ from pydantic import ValidationError
 
 from multi_dnn_ros.benchmark.board.record import SCENARIO, SCHEMA_VERSION, BoardRecord
 from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.json_files import read_json_object
 
-#: Larger files are not read: the files of the benchmark have some hundred kilobytes.
-_MAX_BYTES = 64 << 20
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises UsageError, one line, if there is none."""
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"{path} is larger than {_MAX_BYTES >> 20} MiB; not a file of `multi-dnn benchmark`")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON, or truncated: {error}") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} was not written by `multi-dnn benchmark`: it holds no JSON object")
-    return content
+_EXPECTED = "figures of `multi-dnn benchmark board`"
 
 
 def read_board(path: Path) -> BoardRecord:
     """The record in a file. Raises UsageError, one line, for a file of another origin, schema version or content."""
-    return parse_board(read_json(path), path)
+    return parse_board(read_json_object(path, _EXPECTED, UsageError), path)
 
 
 def parse_board(content: dict[str, Any], path: Path) -> BoardRecord:

@@ -13,6 +13,9 @@ CONFIDENCE = 0.95
 _Z = NormalDist().inv_cdf(CONFIDENCE)
 #: Factor between the rates that are tried until both a served and a failing rate are known.
 _FACTOR = 2.0
+_START_HZ = 30.0
+#: The search ends when the highest served and the lowest failing rate differ by at most this share.
+PRECISION = 0.05
 #: Under overload the rate that is served is close to the highest one; these multiples of it are tried first.
 _HINTS = (0.93, 1.07)
 
@@ -47,15 +50,10 @@ def min_frames() -> int:
 
 @dataclass(frozen=True)
 class RateRange:
-    """Rates to search, in Hz.
-
-    precision: the search ends when the highest served and the lowest failing rate differ by at most this share.
-    """
+    """Rates to search, in Hz."""
 
     lowest_hz: float
     highest_hz: float
-    start_hz: float = 30.0
-    precision: float = 0.05
 
     def __post_init__(self) -> None:
         if not 0.0 < self.lowest_hz <= self.highest_hz:
@@ -100,10 +98,10 @@ class RateSearch:
         if self._left <= 0:
             return None
         if low is None and high is None:
-            return min(max(rates.start_hz, rates.lowest_hz), rates.highest_hz)
+            return min(max(_START_HZ, rates.lowest_hz), rates.highest_hz)
         if (high is not None and high <= rates.lowest_hz) or (low is not None and low >= rates.highest_hz):
             return None
-        step = 1.0 + rates.precision
+        step = 1.0 + PRECISION
         if low is not None and high is not None and high <= low * step:
             return None
         while self._hints:

@@ -63,8 +63,10 @@ class DeadlinePlan:
     seed: int = 0
 
 
-def measure_deadlines(plan: DeadlinePlan, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Every load under every policy, in random order, repeated.
+def measure_deadlines(
+    plan: DeadlinePlan, progress: Callable[[str], None], keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Every load under every policy, in random order, repeated. keep: called after each run with the figures so far.
 
     cases: accounts of each run by urgency. `exact`: every frame sent is a result or a counted drop.
     """
@@ -80,11 +82,16 @@ def measure_deadlines(plan: DeadlinePlan, progress: Callable[[str], None]) -> di
         progress(f"load {load:.0%}: {count} DNNs serve {capacity:.1f} frames/s; cameras at {rates[load]:.1f} Hz")
     order = [(load, policy, repeat) for repeat in range(plan.repeats) for load in LOADS for policy in POLICIES]
     random.Random(plan.seed).shuffle(order)
-    cases = []
+    cases: list[dict[str, Any]] = []
     for number, (load, policy, repeat) in enumerate(order, start=1):
         case = bench.run(counts[load], rates[load], policy)
         cases.append({"load": load, "policy": policy, "repeat": repeat, **case})
         progress(f"run {number} of {len(order)}: load {load:.0%}, {policy}")
+        keep(_figures(plan, cases))
+    return _figures(plan, cases)
+
+
+def _figures(plan: DeadlinePlan, cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "settings": {
             "set": plan.dnns.name,
@@ -97,7 +104,7 @@ def measure_deadlines(plan: DeadlinePlan, progress: Callable[[str], None]) -> di
             "seed": plan.seed,
         },
         "urgencies": {urgency.name: vars(urgency) for urgency in URGENCIES},
-        "cases": cases,
+        "cases": list(cases),
         "summary": summarize_cases(cases),
         "passed": all(case["exact"] for case in cases),
     }
@@ -109,13 +116,15 @@ def dnns_for(load: float, served_hz: float, rate_hz: float, maximum: int) -> int
 
 
 def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per load, policy and urgency: shares of the offered frames, medians over the repeats.
+    """One row per load, policy and urgency that were run: shares of the offered frames, medians over the repeats.
 
     p99_ms: over the repeats in which a frame was served; None if there are none.
     """
     rows = []
     for load, policy, urgency in itertools.product(LOADS, POLICIES, (urgency.name for urgency in URGENCIES)):
         found = [case for case in cases if (case["load"], case["policy"]) == (load, policy)]
+        if not found:
+            continue
         accounts = [case["accounts"][urgency] for case in found]
         p99s = [each["latency_ms"]["p99"] for each in accounts if each["latency_ms"]]
         rows.append(

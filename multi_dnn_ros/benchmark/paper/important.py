@@ -71,8 +71,13 @@ def cases(plan: ImportantPlan) -> tuple[Case, ...]:
     return tuple(found)
 
 
-def measure_important(plan: ImportantPlan, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Each important DNN among the same others, every case in random order, repeated.
+def measure_important(
+    plan: ImportantPlan,
+    progress: Callable[[str], None] = lambda text: None,
+    keep: Callable[[dict[str, Any]], None] = lambda figures: None,
+) -> dict[str, Any]:
+    """Each important DNN among the same others, every case in random order, repeated. keep: called with the figures of
+    those important DNNs of which every case has run, after each run from the first such DNN on.
 
     Each of the others always has a waiting frame. alone: the same engine with the others idle. Under fifo all
     priorities are equal.
@@ -106,6 +111,21 @@ def measure_important(plan: ImportantPlan, progress: Callable[[str], None] = lam
             found.setdefault((name, case.name), []).append(run)
             tail = distribution(run[0])["p99"]
             progress(f"run {number} of {len(order)}: {name}, {case.name}: p99 {tail:.2f} ms, others {run[1]:.0f}/s")
+            if (figures := _figures(plan, others, found))["rows"]:
+                keep(figures)
+    return _figures(plan, others, found)
+
+
+def _figures(
+    plan: ImportantPlan,
+    others: Sequence[Network],
+    found: Mapping[tuple[str, str], Sequence[tuple[list[float], float]]],
+) -> dict[str, Any]:
+    """found: latencies and the others' frames per second of each run, by important DNN and case."""
+    wanted = cases(plan)
+    complete = [
+        network.builder for network in plan.important if all((network.builder, case.name) in found for case in wanted)
+    ]
     return {
         "settings": {
             "background": [network.builder for network in others],
@@ -120,7 +140,7 @@ def measure_important(plan: ImportantPlan, progress: Callable[[str], None] = lam
             "seed": plan.seed,
         },
         "aims": {"p99_ratio": MAX_P99_RATIO, "throughput": MIN_THROUGHPUT},
-        "rows": [_row(name, [(case, found[name, case.name]) for case in wanted], _frames(plan)) for name in important],
+        "rows": [_row(name, [(case, found[name, case.name]) for case in wanted], _frames(plan)) for name in complete],
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from multi_dnn_ros.benchmark.paper.conditions import ALTERNATIVE, BASELINE
 from multi_dnn_ros.benchmark.paper.evaluated import mixed, remarks
 from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.json_files import read_json_object
 from multi_dnn_ros.common.reporting import table, three_digits
 
 #: Parts of a result that must be equal for results to be merged.
@@ -18,11 +18,8 @@ _COMMON = ("scenario", "machine", "versions", "settings")
 
 def read_results(path: Path) -> dict[str, Any]:
     """Read a result file. Raises CommandError that names the file and the error."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CommandError(f"{path}: cannot be read as results: {error}") from None
-    if not isinstance(content, dict) or content.get("scenario") != "paper" or "sets" not in content:
+    content = read_json_object(path, "results of `multi-dnn benchmark paper`", CommandError)
+    if content.get("scenario") != "paper" or "sets" not in content:
         raise CommandError(f"{path}: not written by multi-dnn benchmark paper")
     return content
 

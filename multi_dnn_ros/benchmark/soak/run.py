@@ -11,7 +11,6 @@ from typing import Any
 
 import psutil
 from rclpy.utilities import get_rmw_implementation_identifier
-from tqdm import tqdm
 
 from multi_dnn_ros.benchmark.accounts import stream_accounts
 from multi_dnn_ros.benchmark.load import start_cameras
@@ -28,6 +27,7 @@ from multi_dnn_ros.benchmark.soak.plan import SoakPlan, soak_config
 from multi_dnn_ros.benchmark.soak.recorder import arguments, recorded_counts, recorder
 from multi_dnn_ros.benchmark.soak.resources import NodeResources, SoakSample
 from multi_dnn_ros.benchmark.soak.verdicts import Verdict
+from multi_dnn_ros.benchmark.time_bar import time_bar
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.ros.middleware import is_standalone
@@ -42,7 +42,6 @@ _STEP_S = 0.1
 #: Time limit for new results of all streams after the last fault, before the cameras stop.
 _RECOVERY_S = 120.0
 _END_LIMIT_S = 60.0
-_BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class _Run:
         rig, seconds = self._rig, self._plan.seconds
         waiting = self._plan.events(rig.config)
         self._begin_s, reported = rig.now(), 0
-        with tqdm(total=seconds, desc="soak", bar_format=_BAR, disable=None) as bar:
+        with time_bar(seconds, "soak") as bar:
             while (elapsed_s := rig.now() - self._begin_s) < seconds:
                 while waiting and waiting[0].at_s <= elapsed_s:
                     self._actions.perform(waiting.pop(0))

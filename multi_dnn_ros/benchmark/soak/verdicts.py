@@ -74,13 +74,11 @@ def accounts(streams: Mapping[str, Mapping[str, Any]]) -> Verdict:
     return Verdict("streams with inexact accounts", len(wrong) if streams else math.nan, 0, note="; ".join(wrong))
 
 
-def growth(
-    name: str, samples: Sequence[tuple[float, float]], windows: Windows, limit: float = MEMORY_GROWTH
-) -> Verdict:
+def growth(name: str, samples: Sequence[tuple[float, float]], windows: Windows) -> Verdict:
     """Relative growth of the median of `samples`, (seconds since the beginning, value), between the windows."""
     first, last = _medians(samples, windows)
     change = last / first - 1.0 if first > 0 else (0.0 if last == 0 else math.nan)
-    return Verdict(name, 100.0 * change, 100.0 * limit, "%", f"{_shown(first)} to {_shown(last)}", below=True)
+    return Verdict(name, 100.0 * change, 100.0 * MEMORY_GROWTH, "%", f"{_shown(first)} to {_shown(last)}", below=True)
 
 
 def count_growth(name: str, samples: Sequence[tuple[float, float]], windows: Windows) -> Verdict:

@@ -24,8 +24,9 @@ _REPEATS = 5
 _BLOCK_BYTES = 1 << 22
 _MAX_CALLS = 16
 _SMALLEST = 4 << 10
-#: To measure the overlap: runs of each combination, and maximum numbers of messages and of their buffers.
-_OVERLAP_RUNS, _MAX_MESSAGES, _MAX_BUFFERS = 7, 512, 64
+#: To measure the overlap: runs of each combination, maximum numbers of messages and of their buffers, maximum size of a
+#: message.
+_OVERLAP_RUNS, _MAX_MESSAGES, _MAX_BUFFERS, _MESSAGE_BYTES = 7, 512, 64, 1 << 22
 
 
 @dataclass(frozen=True)
@@ -135,15 +136,13 @@ def fit_link(samples: Sequence[Sample], *, per_step: bool = True) -> Link:
     return Link(latency, 1.0 / inverse, per_step)
 
 
-def measure_overlap(
-    compute: Callable[[], object], device: torch.device, samples: Sequence[Sample], message: int = 1 << 22
-) -> Overlap:
+def measure_overlap(compute: Callable[[], object], device: torch.device, samples: Sequence[Sample]) -> Overlap:
     """Run `compute` alone, messages alone, and both at the same time. All processes call it.
 
     compute: launches a computation that takes longer than the messages. samples: all-reduces from which the number of
-    messages is derived, so that they take about a third of the computation. message: size of each in bytes.
+    messages is derived, so that they take about a third of the computation.
     """
-    size = min(message, max(sample.bytes for sample in samples))
+    size = min(_MESSAGE_BYTES, max(sample.bytes for sample in samples))
     message_s = min(sample.seconds for sample in samples if sample.bytes >= size)
     run = _GpuRun(device) if device.type == "cuda" else _run_on_cpu
     alone_s = _medians(lambda: run(compute, []))[1]

@@ -18,7 +18,6 @@ from multi_dnn_ros.models.errors import ModelError
 
 #: reduce: the backward pass launches a reduction. wait: the step waits for the end of a reduction.
 Phase = Literal["forward", "backward", "reduce", "wait", "optimizer"]
-PHASES: tuple[Phase, ...] = ("forward", "backward", "reduce", "wait", "optimizer")
 #: Called when another layer or phase begins. None: bookkeeping of the profiler.
 Switch = Callable[[int, Phase | None], None]
 

@@ -61,11 +61,11 @@ class _Process:
     failure: tuple[str, str] | None = field(default=None)
 
 
-def check_processes(count: int, device: torch.device, option: str = "--processes") -> None:
+def check_processes(count: int, device: torch.device) -> None:
     """Raise UsageError if there are fewer GPUs than `count`, because processes on the same GPU disturb each other."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and count > gpus:
-        raise UsageError(f"{option} is {count}, but PyTorch sees {gpus} GPUs here; at most one process per GPU")
+        raise UsageError(f"--processes is {count}, but PyTorch sees {gpus} GPUs here; at most one process per GPU")
 
 
 def local_processes() -> int:

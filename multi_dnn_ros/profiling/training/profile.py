@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -133,7 +133,6 @@ def make_profile(
     per_host: int | None = None,
     predict_to: int = 64,
     bucket_mib: float = 25.0,
-    progress: Callable[[], None] = lambda: None,
 ) -> TrainingProfile:
     """Make the profile. measured: measurements of all processes. inside, between: links to predict with; without
     `inside`, the measured link is used. per_step: kind of latency of the measured link, see Link.
@@ -170,7 +169,7 @@ def make_profile(
         for method in first.times
     }
     counts = [1 << power for power in range(predict_to.bit_length()) if 1 << power <= predict_to]
-    scaling = predict_scaling(model_of_step, topology, counts, progress) if topology is not None else []
+    scaling = predict_scaling(model_of_step, topology, counts) if topology is not None else []
     return TrainingProfile(
         model, first.target, first.shape, batch, first.processes, first.per_host, first.limits, layers, methods,
         first.messages, link, between, given, first.overlap, tuple(scaling), first.unused,

@@ -44,10 +44,10 @@ class Light:
         seen: Points = np.clip(own * keep + self.fog * (1.0 - keep), 0.0, 255.0)
         return seen
 
-    def flat(self, colour: npt.ArrayLike, distance: npt.ArrayLike, x: float = 0.0) -> Points:
+    def flat(self, colour: npt.ArrayLike, distance: npt.ArrayLike) -> Points:
         """Apparent colours (N, 3) of ground of one colour (3,) at (N,) distances."""
         reach = np.atleast_1d(np.asarray(distance, dtype=np.float64))
-        beam = self.beam * np.exp(-reach / 22.0) * np.exp(-((x / (4.0 + 0.25 * reach)) ** 2))
+        beam = self.beam * np.exp(-reach / 22.0)
         own = np.asarray(colour, dtype=np.float64)[None, :] * (self.ambient[None, :] + beam[:, None])
         t = self.transmittance(reach)[:, None]
         return np.clip(own * t + self.fog * (1.0 - t), 0.0, 255.0)

@@ -49,19 +49,22 @@ def expect_finite(name: str, total: torch.Tensor | float, values: torch.Tensor |
 def suppress(
     boxes: npt.NDArray[np.float32], scores: npt.NDArray[np.float32], class_ids: npt.NDArray[Any], iou_threshold: float
 ) -> npt.NDArray[np.int64]:
-    """Indices of the boxes that non-maximum suppression per class keeps, best score first.
+    """Indices of the boxes that non-maximum suppression per class keeps, best score first; equal scores stay in order.
 
     As torchvision's batched_nms, with the offsets between classes computed in NumPy: each operation of PyTorch releases
-    the GIL, and another DNN's thread may then hold it for a whole switch interval.
+    the GIL, and another DNN's thread may then hold it for a whole switch interval. Unlike there, the offsets also
+    separate classes if coordinates are negative, as those of boxes that extend beyond the image.
     """
     if not len(boxes):
         return np.zeros(0, np.int64)
     if len(boxes) > _MAX_OFFSET_BOXES:
-        kept = batched_nms(*map(torch.from_numpy, (boxes, scores, class_ids)), iou_threshold)
+        found = batched_nms(*map(torch.from_numpy, (boxes, scores, class_ids)), iou_threshold)
+        kept = np.sort(found.numpy())  # the sort of torchvision does not keep the order of equal scores
+        kept = kept[np.argsort(-scores[kept], kind="stable")]
     else:
-        offsets = class_ids.astype(np.float32) * (boxes.max() + np.float32(1))
-        kept = nms(torch.from_numpy(boxes + offsets[:, None]), torch.from_numpy(scores), iou_threshold)
-    return np.asarray(kept.numpy(), np.int64)
+        offsets = class_ids.astype(np.float32) * (boxes.max() - min(boxes.min(), np.float32(0)) + np.float32(1))
+        kept = nms(torch.from_numpy(boxes + offsets[:, None]), torch.from_numpy(scores), iou_threshold).numpy()
+    return np.asarray(kept, np.int64)
 
 
 class TwoParts(Protocol):
@@ -162,8 +165,9 @@ class Decoder:
     ) -> Detections:
         """Candidates (all classes, any order) -> the kept classes over the threshold, after NMS per class, clipped.
 
-        boxes: (N, 4) float32 x1, y1, x2, y2 in input pixels. scores: (N,) float32. class_ids: (N,) int64. A decoder
-        with many candidates should drop those under the threshold before it computes their boxes.
+        The best score comes first; equal scores stay in order, which also decides which of two boxes NMS keeps. boxes:
+        (N, 4) float32 x1, y1, x2, y2 in input pixels. scores: (N,) float32. class_ids: (N,) int64. A decoder with many
+        candidates should drop those under the threshold before it computes their boxes.
         """
         # numpy, because its calls take a fraction of the time of PyTorch's for a few boxes.
         corners, values = np.asarray(boxes, np.float32), np.asarray(scores, np.float32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
 from torch import Tensor
 
 from multi_dnn_ros.vision.decoders.layout import (
@@ -15,11 +14,10 @@ from multi_dnn_ros.vision.decoders.layout import (
     Layout,
     Match,
     Pattern,
-    check_classes,
-    match,
+    match_classes,
 )
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
-from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers
+from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_shares
 from multi_dnn_ros.vision.decoders.rtdetr import MAX_QUERIES
 
 #: Number of queries of DETR; its successors have more, and no class for "no object".
@@ -42,12 +40,10 @@ class DetrDecoder(RowDecoder):
 
     @classmethod
     def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match(layout, cls.patterns)
+        found = match_classes(layout, cls.patterns)
         if isinstance(found, Difference):
             return found
         queries, classes = found.axes.get("queries", 0), found.axes.get("classes", 0)
-        if (wrong := check_classes(layout, classes)) is not None:
-            return wrong
         if queries > MAX_QUERIES:
             return Difference(f"{queries} rows; allowed: up to {MAX_QUERIES} queries", 0.9)
         return Match(*cls.certainty(queries, layout.classes), classes)
@@ -69,8 +65,7 @@ class DetrDecoder(RowDecoder):
         return outputs[int(swapped)][0], outputs[1 - int(swapped)][0]
 
     def corners(self, raw: Floats, index: Integers) -> Floats:
-        width, height = self.preprocess.width, self.preprocess.height
-        return from_centers(raw * np.array([width, height, width, height], np.float32))
+        return from_shares(raw, self.preprocess)
 
 
 SPEC = DecoderSpec(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from multi_dnn_ros.vision.decoders.base import Decoder
-from multi_dnn_ros.vision.decoders.layout import LIKELY, POSSIBLE, Difference, Layout, Match, check_classes, match
+from multi_dnn_ros.vision.decoders.layout import LIKELY, POSSIBLE, Difference, Layout, Match, match_classes
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.results import Detections, OutputError
 
@@ -56,12 +56,10 @@ class GridDecoder(Decoder):
 
 def recognize(layout: Layout) -> Match | Difference:
     """Whether GridDecoder reads such outputs; the best match is one cell per 16 x 16 pixels, as in FastestDet."""
-    found = match(layout, [(1, ("classes", 5), "rows", "columns")])
+    found = match_classes(layout, [(1, ("classes", 5), "rows", "columns")])
     if isinstance(found, Difference):
         return found
     classes = found.axes.get("classes", 0)
-    if (wrong := check_classes(layout, classes)) is not None:
-        return wrong
     columns, rows = found.axes.get("columns", 0), found.axes.get("rows", 0)
     if layout.size == (16 * columns, 16 * rows):
         return Match(LIKELY, "one cell per 16 x 16 pixels", classes)

@@ -14,7 +14,7 @@ import torch
 from multi_dnn_ros.vision.decoders.base import Decoder, TwoParts, expect_finite, total_of
 from multi_dnn_ros.vision.decoders.curve_fits import Floats, Integers
 from multi_dnn_ros.vision.decoders.lane_lines import Runs, find_runs, group_runs
-from multi_dnn_ros.vision.decoders.layout import POSSIBLE, Difference, Layout, Match, check_classes, match
+from multi_dnn_ros.vision.decoders.layout import POSSIBLE, Difference, Layout, Match, match_classes
 from multi_dnn_ros.vision.decoders.maps import without_padding
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -216,12 +216,10 @@ def _bottom_u(last_row: Integers, curves: Floats, down: float, height: int) -> F
 
 def recognize(layout: Layout) -> Match | Difference:
     """Whether LaneDecoder reads such outputs: a map per class. Only the DNN's role can say that the maps show lanes."""
-    found = match(layout, [(1, "classes", "h", "w")])
+    found = match_classes(layout, [(1, "classes", "h", "w")])
     if isinstance(found, Difference):
         return found
     classes = found.axes.get("classes", 0)
-    if (wrong := check_classes(layout, classes)) is not None:
-        return wrong
     return Match(POSSIBLE, "a map per class", classes)
 
 

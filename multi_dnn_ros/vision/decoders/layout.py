@@ -90,6 +90,12 @@ def match(layout: Layout, patterns: Sequence[Pattern]) -> Bound | Difference:
     return nearest
 
 
+def match_classes(layout: Layout, patterns: Sequence[Pattern]) -> Bound | Difference:
+    """As :func:`match`, for patterns whose axis `classes` must be as long as there are class names."""
+    found = match(layout, patterns)
+    return found if isinstance(found, Difference) else check_classes(layout, found.axes.get("classes", 0)) or found
+
+
 def _in_order(layout: Layout, patterns: Sequence[Pattern], order: tuple[int, ...]) -> Bound | Difference:
     axes: dict[str, int] = {}
     distance, problems = 0.0, []

@@ -13,8 +13,7 @@ from multi_dnn_ros.vision.decoders.layout import (
     Difference,
     Layout,
     Match,
-    check_classes,
-    match,
+    match_classes,
     strides_of,
 )
 from multi_dnn_ros.vision.decoders.nanodet import PREPROCESS, SIDES, NanoDetDecoder
@@ -37,12 +36,10 @@ class NanoDetPlusDecoder(NanoDetDecoder):
 
     @classmethod
     def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match(layout, [(1, "N", ("classes", SIDES))])
+        found = match_classes(layout, [(1, "N", ("classes", SIDES))])
         if isinstance(found, Difference):
             return found
         count, classes = found.axes.get("N", 0), found.axes.get("classes", 0)
-        if (wrong := check_classes(layout, classes)) is not None:
-            return wrong
         if layout.size is None or not count:
             return Match(POSSIBLE, f"rows of more than {SIDES} numbers", classes)
         strides = strides_of(layout.size, count, allowed=_STRIDES)

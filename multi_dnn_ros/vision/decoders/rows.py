@@ -12,6 +12,7 @@ from torch import Tensor
 
 from multi_dnn_ros.vision.decoders.base import LIMIT, MAX_CANDIDATES, Decoder, TwoParts, expect_finite, total_of
 from multi_dnn_ros.vision.decoders.layout import Difference, Layout, Match
+from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Detections, OutputError
 
 Floats = npt.NDArray[np.float32]
@@ -151,6 +152,11 @@ def report_ranked(
     index = index[np.argsort(-scores[index], kind="stable")]
     corners = decoder.preprocess.geometry(source_size).to_source(boxes[index])
     return decoder.finish(corners, scores[index], class_ids[index], source_size)
+
+
+def from_shares(raw: Floats, preprocess: Preprocess) -> Floats:
+    """(K, 4) center x, y, width, height as shares of the input -> x1, y1, x2, y2 in input pixels."""
+    return from_centers(raw * np.array([preprocess.width, preprocess.height] * 2, np.float32))
 
 
 def from_centers(raw: Floats) -> Floats:

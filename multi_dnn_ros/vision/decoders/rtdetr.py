@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
 from torch import Tensor
 
-from multi_dnn_ros.vision.decoders.layout import LIKELY, POSSIBLE, Difference, Layout, Match, check_classes, match
+from multi_dnn_ros.vision.decoders.layout import LIKELY, POSSIBLE, Difference, Layout, Match, match_classes
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
-from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers
+from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_shares
 
 #: Maximum number of queries of a transformer detector; more rows are anchor points.
 MAX_QUERIES = 1000
@@ -28,12 +27,10 @@ class RtDetrDecoder(RowDecoder):
 
     @classmethod
     def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match(layout, [(1, "queries", ("classes", 4))])
+        found = match_classes(layout, [(1, "queries", ("classes", 4))])
         if isinstance(found, Difference):
             return found
         queries, classes = found.axes.get("queries", 0), found.axes.get("classes", 0)
-        if (wrong := check_classes(layout, classes)) is not None:
-            return wrong
         if queries > MAX_QUERIES:
             return Difference(f"{queries} rows; allowed: up to {MAX_QUERIES} queries", 0.9)
         # Rows of 6 numbers are more probably box, score and class. More classes than queries: probably a transposed
@@ -46,8 +43,7 @@ class RtDetrDecoder(RowDecoder):
         return Rows(rows[:, :4], rows[:, 4:])
 
     def corners(self, raw: Floats, index: Integers) -> Floats:
-        width, height = self.preprocess.width, self.preprocess.height
-        return from_centers(raw * np.array([width, height, width, height], np.float32))
+        return from_shares(raw, self.preprocess)
 
 
 SPEC = DecoderSpec(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from multi_dnn_ros.vision.decoders.end_to_end import EndToEndDecoder
 from multi_dnn_ros.vision.decoders.layout import POSSIBLE, Difference, Layout, Match
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
-from multi_dnn_ros.vision.decoders.rows import Floats, from_centers
+from multi_dnn_ros.vision.decoders.rows import Floats, from_shares
 
 
 class RtDetrSelectedDecoder(EndToEndDecoder):
@@ -28,8 +26,7 @@ class RtDetrSelectedDecoder(EndToEndDecoder):
         return Match(POSSIBLE, "rows of 6 numbers, if the first four are shares of the input")
 
     def corners(self, rows: Floats) -> Floats:
-        width, height = self.preprocess.width, self.preprocess.height
-        return from_centers(rows * np.array([width, height, width, height], np.float32))
+        return from_shares(rows, self.preprocess)
 
 
 SPEC = DecoderSpec(

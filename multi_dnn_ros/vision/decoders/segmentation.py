@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from multi_dnn_ros.vision.decoders.base import Decoder, TwoParts, expect_finite, total_of
-from multi_dnn_ros.vision.decoders.layout import POSSIBLE, Difference, Layout, Match, check_classes, match
+from multi_dnn_ros.vision.decoders.layout import POSSIBLE, Difference, Layout, Match, match_classes
 from multi_dnn_ros.vision.decoders.maps import without_padding
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -106,12 +106,10 @@ def recognize(layout: Layout) -> Match | Difference:
 
     One or two maps usually show one thing, such as lanes, against background.
     """
-    found = match(layout, [(1, "classes", "h", "w")])
+    found = match_classes(layout, [(1, "classes", "h", "w")])
     if isinstance(found, Difference):
         return found
     classes = found.axes.get("classes", 0)
-    if (wrong := check_classes(layout, classes)) is not None:
-        return wrong
     if not 3 <= classes <= NO_CLASS:
         return Difference(f"{classes} maps; expected 3 to {NO_CLASS}", 1.0)
     return Match(POSSIBLE, "a map for each of several classes", classes)

@@ -12,8 +12,7 @@ from multi_dnn_ros.vision.decoders.layout import (
     Difference,
     Layout,
     Match,
-    check_classes,
-    match,
+    match_classes,
     strides_of,
 )
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
@@ -35,12 +34,10 @@ class YoloMasksDecoder(RowDecoder):
 
     @classmethod
     def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match(layout, [(1, ("classes", 4 + COEFFICIENTS), "N"), (1, COEFFICIENTS, "h", "w")])
+        found = match_classes(layout, [(1, ("classes", 4 + COEFFICIENTS), "N"), (1, COEFFICIENTS, "h", "w")])
         if isinstance(found, Difference):
             return found
         count, classes = found.axes.get("N", 0), found.axes.get("classes", 0)
-        if (wrong := check_classes(layout, classes)) is not None:
-            return wrong
         certainty = EXACT if strides_of(layout.size, count) else LIKELY
         return Match(certainty, f"boxes, {classes or '?'} classes and {COEFFICIENTS} mask coefficients", classes)
 

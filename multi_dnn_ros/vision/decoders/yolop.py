@@ -16,8 +16,8 @@ from multi_dnn_ros.vision.decoders.layout import (
     Layout,
     Match,
     Pattern,
-    check_classes,
     match,
+    match_classes,
     strides_of,
 )
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
@@ -42,11 +42,10 @@ class YolopDecoder(RowDecoder):
 
     @classmethod
     def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match(layout, _PATTERNS)
+        found = match_classes(layout, _PATTERNS)
         if isinstance(found, Difference):
             return found
-        classes = found.axes.get("classes", 0)
-        return check_classes(layout, classes) or Match(_certainty(layout, found), _why(found), classes)
+        return Match(_certainty(layout, found), _why(found), found.axes.get("classes", 0))
 
     def rows(self, outputs: Sequence[Tensor]) -> Rows:
         (boxes,) = (output for output in outputs if output.ndim == 3)

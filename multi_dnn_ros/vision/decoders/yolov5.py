@@ -12,8 +12,7 @@ from multi_dnn_ros.vision.decoders.layout import (
     Difference,
     Layout,
     Match,
-    check_classes,
-    match,
+    match_classes,
     strides_of,
 )
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
@@ -35,12 +34,10 @@ class YoloV5Decoder(RowDecoder):
 
     @classmethod
     def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match(layout, [(1, "N", ("classes", 5))])
+        found = match_classes(layout, [(1, "N", ("classes", 5))])
         if isinstance(found, Difference):
             return found
         count, classes = found.axes.get("N", 0), found.axes.get("classes", 0)
-        if (wrong := check_classes(layout, classes)) is not None:
-            return wrong
         strides = strides_of(layout.size, count, _ANCHORS)
         if strides is not None:
             return Match(EXACT, f"{count} rows are {_ANCHORS} per cell at strides {_listed(strides)}", classes)

@@ -15,8 +15,7 @@ from multi_dnn_ros.vision.decoders.layout import (
     Difference,
     Layout,
     Match,
-    check_classes,
-    match,
+    match_classes,
     points,
     row_count,
     strides_of,
@@ -42,12 +41,10 @@ class YoloXDecoder(RowDecoder):
 
     @classmethod
     def recognize(cls, layout: Layout) -> Match | Difference:
-        found = match(layout, [(1, "N", ("classes", 5))])
+        found = match_classes(layout, [(1, "N", ("classes", 5))])
         if isinstance(found, Difference):
             return found
         count, classes = found.axes.get("N", 0), found.axes.get("classes", 0)
-        if (wrong := check_classes(layout, classes)) is not None:
-            return wrong
         if layout.size is None or not count:
             return Match(POSSIBLE, "rows of at least 6 numbers", classes)
         strides = strides_of(layout.size, count, allowed=_STRIDES)

@@ -112,11 +112,11 @@ def constant_tensor(node: OnnxNode, graph: OnnxGraph, index: int) -> torch.Tenso
     return tensor
 
 
-def attribute_or_input(node: OnnxNode, graph: OnnxGraph, name: str, index: int, default: Any = None) -> Any:
-    """A value that early opsets have as the attribute `name` and later ones as the input number `index`."""
+def attribute_or_input(node: OnnxNode, graph: OnnxGraph, name: str, index: int) -> Any:
+    """A value that early opsets have as the attribute `name`, later ones as input number `index`; None if not given."""
     if name in node.attributes:
         return node.attributes[name]
-    return constant(node, graph, index, default)
+    return constant(node, graph, index)
 
 
 def shape_of(graph: OnnxGraph, name: str) -> list[int]:
