@@ -28,6 +28,10 @@ class AloneMeasurement:
         self.job, self._phases = job, list(dict.fromkeys(phases))
         self._begin_phase(job.processes)
 
+    def uses(self, job: RunningJob, unit: int) -> bool:
+        """Whether this job is being measured, and the unit has or will have a share of it."""
+        return job is self.job and any(shares[unit] for shares in self._phases)
+
     def take(self, report: Report, others: Sequence[JobProcesses]) -> bool:
         """Use a report of the measured job. others: the other jobs that have shares, which are paused meanwhile.
 

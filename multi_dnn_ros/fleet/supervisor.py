@@ -208,7 +208,7 @@ class Supervisor:
                 job.processes.add(change.unit)
             elif not job.processes.has_rank(change.unit):
                 continue  # it was lost before; only the reason has changed
-            elif job.processes.shares[change.unit] or job is self.measuring:
+            elif job.processes.needs(change.unit) or self._measurement.uses(job, change.unit):
                 self._failed(job, [(change.unit, Failed(change.text, False, False, unit_lost=True))])
             else:
                 job.processes.drop(change.unit)
@@ -292,7 +292,10 @@ class Supervisor:
             return
         usable = [unit for unit, can in enumerate(self._launcher.usable) if can]
         spread = within(even(usable, count), self._limits(job)) or start
-        self.show_line(f"{job.name}: started; measured alone")
+        reading = job.processes.reading if job.processes is not None else []
+        without = " and ".join(f"{unit} ({self.unit_names[unit]})" for unit in reading)
+        late = f" without unit {without}, whose process is still reading the data" if reading else ""
+        self.show_line(f"{job.name}: started{late}; measured alone")
         self._measurement.begin(job, (start, spread))
 
     def _ready_to_start(self) -> list[RunningJob]:
@@ -302,7 +305,7 @@ class Supervisor:
             for job in self._running()
             if job.state.status == "starting"
             and job.processes is not None
-            and job.processes.all_prepared
+            and job.processes.can_begin
             and job.processes.timer.is_awaited
             and self._has_room(job)
         ]
@@ -362,13 +365,34 @@ class Supervisor:
                 if more is not None:
                     self.show_line(f"{job.name}: {message.text}; it continues, and will try again{more}")
         if failures and job.processes is not None:
+            self._lose_ranks(job, failures)
+
+    def _lose_ranks(self, job: RunningJob, failures: Sequence[tuple[int, Failed]]) -> None:
+        """If the job does not need the ranks that have failed, only these start again; otherwise the whole job does."""
+        assert job.processes is not None
+        others = [limit for unit, limit in enumerate(self._limits(job)) if unit not in dict(failures)]
+        if sum(others) < TENTHS or any(self._concerns_job(job, rank, failure) for rank, failure in failures):
             self._failed(job, failures)
+            return
+        for rank, failure in failures:
+            then = (
+                "this process starts again, and the job continues without it"
+                if job.processes.replace(rank)
+                else "the job continues without this unit"
+            )
+            self.show_line(f"{job.name}: unit {rank} ({self.unit_names[rank]}) {failure.text}; {then}")
+
+    def _concerns_job(self, job: RunningJob, rank: int, failure: Failed) -> bool:
+        """Whether the job needs the rank, or the failure is one of the job: of its data, or for lack of memory."""
+        assert job.processes is not None
+        is_needed = job.processes.needs(rank) or self._measurement.uses(job, rank)
+        return is_needed or failure.expected or failure.out_of_memory
 
     def _check_silence(self, job: RunningJob, processes: JobProcesses, passed_s: float) -> None:
         """A job that is silent for too long has failed."""
         processes.add_time(min(passed_s, _MAX_COUNTED_S))
         if found := processes.overdue(self._silent_s):
-            self._failed(job, [(found[0], Failed(found[1], False, False))])
+            self._lose_ranks(job, [(found[0], Failed(found[1], False, False))])
 
     def _ended(self, job: RunningJob, rank: int, message: Ended) -> None:
         assert job.processes is not None
@@ -433,7 +457,7 @@ class Supervisor:
             lost = [
                 (change.unit, Failed(change.text, False, False, unit_lost=True))
                 for change in self._changes
-                if not change.usable and processes.shares[change.unit]
+                if not change.usable and processes.needs(change.unit)
             ]
             explained = any(failure.unit_lost for _, failure in [*found, *lost]) or not processes.awaits_ending
             if time.monotonic() - begin >= (_GRACE_S if explained else _CAUSE_S):
