@@ -53,6 +53,11 @@ class ForkedProcess:
             self._code = self._own_exit_code(self._pidfd) if code == _UNKNOWN and self._pidfd is not None else code
         return self._code
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, also if its exit code is not known yet."""
+        return has_ended(self._pidfd, 0.0) if self._pidfd is not None else self.exit_code is not None
+
     def join(self, timeout_s: float) -> None:
         """Wait until it has ended and its exit code is known. Then the processes that it has started are killed.
 

@@ -46,7 +46,11 @@ class LocalRank(RankHandle):
         return self.process.pid
 
     def ending(self) -> str | None:
-        if self.connection is None or not self.connection.closed:
+        if self.connection is None:
+            return None
+        # Another process may have a copy of the rank's end, so that the connection stays open: one that the rank has
+        # forked, or a fork server that was stopped just after it had started the rank.
+        if not self.connection.closed and (not self.process.has_ended or self.connection.poll()):
             return None
         self.process.join(_END_TIMEOUT_S)
         code = self.process.exit_code

@@ -90,6 +90,27 @@ def without_connection(setup: rank_process.RankSetup, connection: Connection[Any
     rank_process.main(setup, connection)
 
 
+def ends_without_message(
+    setup: rank_process.RankSetup, connection: Connection[Any, Any], message: Ended | None = None
+) -> None:
+    """Forks a process that has a copy of the connection, and ends with exit code 3."""
+
+    def run(self: rank_process.Rank) -> None:
+        if os.fork() == 0:
+            signal.pause()
+        if message is not None:
+            connection.send(message)
+        os._exit(3)
+
+    rank_process.Rank.run = run  # type: ignore[method-assign]
+    rank_process.main(setup, connection)
+
+
+def ends_with_message(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
+    """As `ends_without_message`, but it has sent the result of the job."""
+    ends_without_message(setup, connection, Ended(True, 5))
+
+
 def with_a_process(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
     """Starts a process, as rendering does, and finishes when that process has ended."""
 
