@@ -314,9 +314,9 @@ class Supervisor:
             elif isinstance(message, NotSaved):
                 self._show([self._unwritten.checkpoint_warning(job, message.text)])
         if failures and job.processes is not None:
-            self._lose_ranks(job, failures)
+            self._handle_failures(job, failures)
 
-    def _lose_ranks(self, job: RunningJob, failures: Sequence[tuple[int, Failed]]) -> None:
+    def _handle_failures(self, job: RunningJob, failures: Sequence[tuple[int, Failed]]) -> None:
         """If the job does not need the ranks that have failed, only these start again; otherwise the whole job does."""
         assert job.processes is not None
         others = [limit for unit, limit in enumerate(self._limits(job)) if unit not in dict(failures)]
@@ -341,7 +341,7 @@ class Supervisor:
         """A job that is silent for too long has failed."""
         processes.add_time(min(passed_s, _MAX_COUNTED_S))
         if found := processes.overdue(self._silent_s):
-            self._lose_ranks(job, [(found[0], Failed(found[1], False, False))])
+            self._handle_failures(job, [(found[0], Failed(found[1], False, False))])
 
     def _ended(self, job: RunningJob, rank: int, message: Ended) -> None:
         assert job.processes is not None
