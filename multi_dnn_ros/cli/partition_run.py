@@ -209,7 +209,7 @@ def _run_plan(
     The times of several units together are kept for later plans of these units.
     """
     from multi_dnn_ros.partition.adjust import factors_of, run_adjusted, run_as_planned
-    from multi_dnn_ros.planning.unit_slowdowns import read_slowdowns, write_slowdowns
+    from multi_dnn_ros.planning.unit_slowdowns import record_slowdowns
 
     units = {name: tables[name] for name in session.plan.images}
     with progress_bar(f"{len(images)} images on {' + '.join(session.plan.used)}") as progress:
@@ -220,10 +220,9 @@ def _run_plan(
         )
     plan, done = adjusted.plan, adjusted.done
     if len(plan.used) > 1 and done.rounds and not done.failures:
-        folder = tables_folder(args)
-        slowdowns = read_slowdowns(folder, args.model, args.precision)
+        factors = factors_of(done, plan, tables)
         try:
-            write_slowdowns(folder, slowdowns.with_set(units, factors_of(done, plan, tables), plan.images))
+            record_slowdowns(tables_folder(args), args.model, args.precision, units, factors, plan.images)
         except OSError as error:
             print(f"warning: the times of the units together are not kept: {error}")
     return adjusted

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from multi_dnn_ros.fleet.job_processes import JobProcesses
 from multi_dnn_ros.fleet.messages import Report
+from multi_dnn_ros.fleet.report_timer import AWAITED_S
 from multi_dnn_ros.fleet.running_job import RunningJob
 from multi_dnn_ros.fleet.shares import Shares
 
@@ -27,6 +28,10 @@ class AloneMeasurement:
         job.state.status = "measured"
         self.job, self._phases = job, list(dict.fromkeys(phases))
         self._begin_phase(job.processes)
+
+    def uses(self, job: RunningJob, unit: int) -> bool:
+        """Whether this job is being measured, and the unit has or will have a share of it."""
+        return job is self.job and any(shares[unit] for shares in self._phases)
 
     def take(self, report: Report, others: Sequence[JobProcesses]) -> bool:
         """Use a report of the measured job. others: the other jobs that have shares, which are paused meanwhile.
@@ -52,9 +57,29 @@ class AloneMeasurement:
             return False
         self.job = None
         state.status = "running"
-        for other in others:
-            other.send(other.shares)
+        self._resume(others)
         return True
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether the job makes no steps for long, while the others pause for it: it is being scored, or writes a
+        checkpoint or joins its units, and may hang.
+        """
+        assert self.job is not None
+        assert self.job.processes is not None
+        return self.job.is_trained or not self.job.processes.timer.is_awaited
+
+    def postpone(self) -> str:
+        """Measure a job that takes long later, unless it has made its last step; :meth:`abandon` is to follow. Returns
+        a line to show, or an empty one.
+        """
+        assert self.job is not None
+        assert self.job.processes is not None
+        if self.job.is_trained:
+            return ""
+        self.job.state.status = "starting"
+        activity = self.job.processes.timer.activity
+        return f"{self.job.name}: {activity} takes longer than {AWAITED_S:g} s; the job is measured later"
 
     def abandon(self, others: Iterable[JobProcesses]) -> None:
         """End the measurement early, and let the others continue."""

@@ -55,7 +55,7 @@ class Display:
 def _status(job: RunningJob) -> str:
     if job.state.status == "running" and job.placed and not job.trains:
         return "paused"
-    if job.state.status == "starting" and job.processes is not None and not job.processes.all_prepared:
+    if job.state.status == "starting" and job.processes is not None and job.processes.reading:
         return "reading data"
     return job.state.status
 

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from typing import Any
 
+from multi_dnn_ros.fleet.fork_server import SAMPLE_S, ServerWatch, has_ended
+
 #: prctl() by which orphans in the tree of this process become its children, whose exit codes it can read.
 _PR_SET_CHILD_SUBREAPER = 36
 #: Exit code that multiprocessing gives if the fork server has ended; a process may also end with it.
 _UNKNOWN = 255
+#: Longest wait for the exit code of a process that has ended, in samples of the fork server: 30 s.
+_CODE_SAMPLES = 300
 
 
 class ForkedProcess:
@@ -51,12 +53,20 @@ class ForkedProcess:
             self._code = self._own_exit_code(self._pidfd) if code == _UNKNOWN and self._pidfd is not None else code
         return self._code
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, also if its exit code is not known yet."""
+        return has_ended(self._pidfd, 0.0) if self._pidfd is not None else self.exit_code is not None
+
     def join(self, timeout_s: float) -> None:
-        """Wait until it has ended and its exit code is known. Then the processes that it has started are killed."""
-        deadline = time.monotonic() + timeout_s
-        if self._pidfd is not None:
-            _has_ended(self._pidfd, timeout_s)
-        self._process.join(max(0.0, deadline - time.monotonic()))
+        """Wait until it has ended and its exit code is known. Then the processes that it has started are killed.
+
+        If the fork server does not tell the exit code of a process that has ended, it is ended: this takes 10 s.
+        """
+        if self._pidfd is None:
+            self._process.join(timeout_s)
+        elif has_ended(self._pidfd, timeout_s):
+            await_exit_code(self._process._popen)
         self.end_orphans()
 
     def kill(self) -> None:
@@ -92,10 +102,18 @@ class ForkedProcess:
         try:
             ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:  # the fork server still runs, and the code is right, or the process has just lost it
-            return _UNKNOWN if _has_ended(pidfd, 0.0) else None
+            return _UNKNOWN if has_ended(pidfd, 0.0) else None
         if ended is None:
             return None
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def await_exit_code(started: Any) -> None:
+    """Wait until the fork server has told the exit code of a process that has ended. started: its Popen."""
+    server = ServerWatch()
+    for _ in range(_CODE_SAMPLES):
+        if started.wait(SAMPLE_S) is not None or server.sample():
+            return
 
 
 class EndedProcesses:
@@ -122,10 +140,3 @@ def kill_group(pid: int) -> None:
     """Kill the process group that a process leads, if it leads one. The process itself must not have been released."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def _has_ended(pidfd: int, timeout_s: float) -> bool:
-    """Whether a process ends within a time."""
-    poll = select.poll()  # not select(), whose descriptors must be below 1024
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000.0))

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from multi_dnn_ros.fleet.data_reading import DataReading
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.launcher import Launcher, RankHandle, RankMain
 from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Message, Paused, Ready, Report
@@ -16,6 +17,8 @@ from multi_dnn_ros.fleet.report_timer import ReportTimer
 from multi_dnn_ros.fleet.shares import Shares, used
 
 _END_TIMEOUT_S, _TICK_S = 5.0, 0.1
+#: Starts of a rank that the job does not need, after which it goes on without this rank.
+_RANK_STARTS = 3
 
 
 class JobProcesses:
@@ -37,9 +40,11 @@ class JobProcesses:
         self.pause_requested = self.is_paused = False
         self.timer = ReportTimer()
         self._job = job
-        self._preparing: dict[int, float] = {}  # ranks that are not prepared yet, and for how many seconds
+        self._reading = DataReading()  # ranks that are not prepared yet
         self._joining: dict[int, int] = {}  # ranks that are not ready for other shares yet, and the command with these
+        self._involved: dict[int, int] = {}  # ranks in commands that are not in force yet, and the last of these
         self._ranks: dict[int, RankHandle] = {}
+        self._rank_starts: dict[int, int] = {}
         self._start: Callable[[int], RankHandle] = lambda unit: launcher.start(job, unit, folder, prefix, rank_main)
         try:
             for unit, usable in enumerate(launcher.usable):
@@ -53,16 +58,38 @@ class JobProcesses:
         """Start a rank on a usable unit. It reads the data before a command gives it a share, because other jobs pause
         while the job is measured, and the job itself pauses while a rank joins.
         """
+        self._rank_starts[unit] = 1
+        self._begin(unit)
+
+    def _begin(self, unit: int) -> None:
         self._ranks[unit] = self._start(unit)
-        self._preparing[unit] = 0.0
+        self._reading.begin(unit, awaited=self._rank_starts[unit] == 1)
         self._ranks[unit].send(Command(self.number, self.shares, prepare=True))
 
     def drop(self, unit: int) -> None:
-        """Forget the rank on a unit that was lost; it must not have a share."""
+        """End the rank on a unit, and go on without it; the job must not need it."""
         rank = self._ranks.pop(unit, None)
-        self._preparing.pop(unit, None)
+        self._reading.forget(unit)
         if rank is not None:
+            rank.kill()
             rank.close()
+
+    def replace(self, unit: int) -> bool:
+        """End the rank on a unit, which the job must not need, and start it again. Returns whether it was started: it
+        is not after the third start.
+        """
+        self.drop(unit)
+        if self._rank_starts[unit] >= _RANK_STARTS:
+            return False
+        self._rank_starts[unit] += 1
+        self._begin(unit)
+        return True
+
+    def needs(self, unit: int) -> bool:
+        """Whether the job cannot go on without the rank on this unit: it has a share, or had one before a command that
+        may not be in force yet. Until then it computes its share, or passes the state of the job on.
+        """
+        return bool(self.shares[unit]) or unit in self._involved
 
     def has_rank(self, unit: int) -> bool:
         """Whether the job has a rank on the unit."""
@@ -70,12 +97,17 @@ class JobProcesses:
 
     def is_prepared(self, unit: int) -> bool:
         """Whether the job has a rank on the unit that has read the data."""
-        return unit in self._ranks and unit not in self._preparing
+        return unit in self._ranks and unit not in self._reading.units
 
     @property
-    def all_prepared(self) -> bool:
-        """Whether all ranks have read the data."""
-        return not self._preparing
+    def reading(self) -> list[int]:
+        """Units whose ranks are reading the data."""
+        return self._reading.units
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether the ranks have read the data, apart from those that need much longer than the others."""
+        return self._reading.is_enough
 
     @property
     def pids(self) -> list[int]:
@@ -98,6 +130,7 @@ class JobProcesses:
         command = Command(self.number, shares, before, pause or not self.has_turn, stop)
         if command.active != before and not stop:
             self._joining = dict.fromkeys((*before[:1], *command.active), self.number)
+        self._involved |= dict.fromkeys((*before, *command.active), self.number)
         # The first active rank, which announces the command to the others, gets it last: they must already have it.
         for unit in sorted(self._ranks, key=lambda unit: unit == (before[0] if before else -1)):
             self._ranks[unit].send(command)
@@ -110,17 +143,19 @@ class JobProcesses:
         for unit, message in found:
             self.timer.received(message, self.number)
             if isinstance(message, Ready):
-                self._preparing.pop(unit, None)
+                self._reading.end(unit)
                 if message.number >= self._joining.get(unit, 0):
                     self._joining.pop(unit, None)
-            elif isinstance(message, Report | Paused) and message.number == self.number:
-                self._joining.clear()
+            elif isinstance(message, Report | Paused):
+                if message.number == self.number:
+                    self._joining.clear()
+                self._involved = {each: number for each, number in self._involved.items() if number > message.number}
         return found
 
     def add_time(self, seconds: float) -> None:
         """Time has passed in which messages were received."""
         self.timer.add(seconds)
-        self._preparing = {unit: passed + seconds for unit, passed in self._preparing.items()}
+        self._reading.add(seconds)
 
     def overdue(self, shortest_s: float) -> tuple[int, str] | None:
         """A rank that hangs, and what to say about it; None: no rank hangs, as far as is known.
@@ -129,10 +164,9 @@ class JobProcesses:
         The first one is then named. shortest_s: limit for a job with short steps, see :class:`ReportTimer`.
         """
         limit_s = self._job.busy_limit_s
-        for unit, passed_s in self._preparing.items():
-            if passed_s >= limit_s:
-                slow = f"did not finish reading the data within {limit_s:.4g} s (busy_limit_s)"
-                return unit, f"{slow}: its process hangs, or the data are slow"
+        if (unit := self._reading.overdue(limit_s)) is not None:
+            slow = f"did not finish reading the data within {limit_s:.4g} s (busy_limit_s)"
+            return unit, f"{slow}: its process hangs, or the data are slow"
         text = self.timer.overdue(shortest_s)
         if text is None:
             return None

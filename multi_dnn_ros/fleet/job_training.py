@@ -20,6 +20,7 @@ from multi_dnn_ros.fleet.networks import load_trainable
 from multi_dnn_ros.fleet.shares import Shares
 from multi_dnn_ros.fleet.step_batches import StepBatches
 from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, save_artifact, suffix_of
+from multi_dnn_ros.models.finite_weights import non_finite_tensor
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training.batch_norm import with_global_batch_norm
 from multi_dnn_ros.training.checkpoint import TrainingError
@@ -164,8 +165,16 @@ class JobTraining:
         self._load(checkpoints.load(path, self.network, self._identity()))
 
     def finish(self, path: Path) -> dict[str, float]:
-        """Write the trained network and return its scores on the test part."""
+        """Write the trained network and return its scores on the test part.
+
+        Raises TrainingError if a weight or a statistic of batch normalization is not finite.
+        """
         trainable = self._trainable
+        if (name := non_finite_tensor(trainable.source.module.state_dict())) is not None:
+            raise TrainingError(
+                f"step {self.done}: {name} is not finite, and the network is not written; lower lr = {self.job.lr} or "
+                "check data"
+            )
         for module in (self.network.float(), trainable.source.module):
             set_training(module, False)
         scores = score_rows(

@@ -15,7 +15,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from multi_dnn_ros.common.processes import describe_exit
 from multi_dnn_ros.common.signal_mask import block_in_children
-from multi_dnn_ros.fleet.forked_process import EndedProcesses, ForkedProcess, kill_group
+from multi_dnn_ros.fleet.fork_server import watched_server
+from multi_dnn_ros.fleet.forked_process import EndedProcesses, ForkedProcess, await_exit_code, kill_group
 from multi_dnn_ros.fleet.jobs_file import FleetJob
 from multi_dnn_ros.fleet.launcher import RankHandle, RankMain, UnitChange
 from multi_dnn_ros.fleet.rank_process import LOOPBACK, RankSetup, main
@@ -45,7 +46,11 @@ class LocalRank(RankHandle):
         return self.process.pid
 
     def ending(self) -> str | None:
-        if self.connection is None or not self.connection.closed:
+        if self.connection is None:
+            return None
+        # Another process may have a copy of the rank's end, so that the connection stays open: one that the rank has
+        # forked, or a fork server that was stopped just after it had started the rank.
+        if not self.connection.closed and (not self.process.has_ended or self.connection.poll()):
             return None
         self.process.join(_END_TIMEOUT_S)
         code = self.process.exit_code
@@ -96,10 +101,17 @@ def start_process(process: Any) -> None:
     the processes that it has started.
 
     Service managers send SIGTERM to all processes. It must reach neither the fork server, without which the exit
-    codes of ranks are not known, nor a rank that does not ignore it yet.
+    codes of ranks are not known, nor a rank that does not ignore it yet. A fork server that does not answer is ended,
+    and another one is used.
     """
     with block_in_children(signal.SIGTERM):
-        process.start()
+        try:
+            with watched_server() as was_ended:
+                process.start()
+        except (EOFError, OSError):
+            if not was_ended():
+                raise
+            process.start()  # by another fork server
     # Runs before multiprocessing waits at exit for the processes that it has started.
     Finalize(process, _kill, (process._popen,), exitpriority=1)
 
@@ -110,6 +122,7 @@ def _kill(started: Any) -> None:
         kill_group(started.pid)
         with suppress(ProcessLookupError):
             os.kill(started.pid, signal.SIGKILL)
+        await_exit_code(started)  # multiprocessing would wait without limit
 
 
 def process_context() -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-#: Key of a rank: prefix of its start, see Launcher.start, and unit.
+#: Key of a rank: text that differs for each start, and unit.
 RankKey = tuple[str, int]
 #: TCP keep-alive in seconds: idle time before the first probe, time between probes, time without an answer after which
 #: the connection is lost.

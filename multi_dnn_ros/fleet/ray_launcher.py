@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 import time
@@ -62,6 +63,7 @@ class RayLauncher:
         self._agents = [_Agent() for _ in units]
         self._changes: list[UnitChange] = []
         self._use = [0.0] * len(units)
+        self._starts = itertools.count(1)
         self._starting = threading.Lock()  # a rank may connect, in a thread, before its start has returned here
         folder.mkdir(parents=True, exist_ok=True)
         self._token = folder / f".fleet-{secrets.token_hex(8)}"
@@ -104,7 +106,8 @@ class RayLauncher:
             self._token.unlink(missing_ok=True)
 
     def start(self, job: FleetJob, unit: int, folder: Path, prefix: str, rank_main: RankMain) -> RankHandle:
-        agent, key = self._agents[unit], (prefix, unit)
+        # A job may start a rank again on the same unit: the answers about the two must differ.
+        agent, key = self._agents[unit], (f"{prefix}/{next(self._starts)}", unit)
         setup = RankSetup(job, unit, self.units[unit], folder.absolute(), self._host, self._store.port, prefix)
         agent.ranks = {known: rank for known, rank in agent.ranks.items() if rank.alive()}
         with self._starting:

@@ -6,22 +6,26 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.log_throttle import LogThrottle
 from multi_dnn_ros.fleet.alone_measurement import ALONE_STEPS, AloneMeasurement
 from multi_dnn_ros.fleet.decisions import Decisions
+from multi_dnn_ros.fleet.failure_causes import find_cause
 from multi_dnn_ros.fleet.folder_lock import lock_folder
+from multi_dnn_ros.fleet.job_admission import admit_job
 from multi_dnn_ros.fleet.job_processes import JobProcesses, stop_jobs, wait_for_messages
 from multi_dnn_ros.fleet.jobs_file import FleetJob, JobsFileError
 from multi_dnn_ros.fleet.launcher import Launcher, RankMain, UnitChange
+from multi_dnn_ros.fleet.left_out_jobs import LeftOutJobs
 from multi_dnn_ros.fleet.messages import Ended, Failed, Message, NotSaved, Paused, Report
 from multi_dnn_ros.fleet.rank_process import main
-from multi_dnn_ros.fleet.report_timer import AWAITED_S, SILENT_S
-from multi_dnn_ros.fleet.running_job import JobState, RunningJob, unit_keys
+from multi_dnn_ros.fleet.report_timer import SILENT_S
+from multi_dnn_ros.fleet.running_job import RunningJob, unit_keys
 from multi_dnn_ros.fleet.shares import TENTHS, Shares, even, whole, within
+from multi_dnn_ros.fleet.unwritten_files import UnwrittenFiles
 from multi_dnn_ros.fleet.usable_units import usable_limits
 from multi_dnn_ros.fleet.watched_file import WatchedJobsFile
 
@@ -31,12 +35,6 @@ _TICK_S, _GRACE_S = 0.1, 0.5
 #: Most seconds of one iteration that count as time in which a job could have reported. A longer one means that the
 #: supervisor was stopped (Ctrl-Z), maybe together with the ranks (SIGSTOP), or was busy with other jobs.
 _MAX_COUNTED_S = 1.0
-#: Longest time until it is known how the process of a rank has ended.
-_CAUSE_S = 5.0
-#: Seconds between attempts to write a state that could not be written.
-_SAVE_AGAIN_S = 10.0
-#: Seconds between two warnings about the same lasting problem, such as a full disk.
-_WARNING_S = 60.0
 #: Longest time without any usable unit.
 _NO_UNIT_S = 600.0
 Watch = Callable[["Supervisor", str], None]
@@ -66,10 +64,9 @@ class Supervisor:
         self._measurement = AloneMeasurement()
         self._watch, self._rank_main, self._launcher = watch, rank_main, launcher
         self._changes: list[UnitChange] = []
-        self._left_out: set[str] = set()
+        self._left_out = LeftOutJobs()
         self._silent_s = silent_s
-        self._warnings = LogThrottle(_WARNING_S)
-        self._save_again_at = 0.0
+        self._unwritten = UnwrittenFiles()
         self._start_numbers = itertools.count(1)
         self._file = WatchedJobsFile(path)
         self._lock = lock_folder(folder)
@@ -112,6 +109,10 @@ class Supervisor:
         """Show one line."""
         self._watch(self, text)
 
+    def _show(self, lines: Sequence[str]) -> None:
+        for line in filter(None, lines):
+            self.show_line(line)
+
     def figures(self) -> dict[str, Any]:
         """For the JSON report: jobs and decisions."""
         return {
@@ -152,11 +153,12 @@ class Supervisor:
                 job.state.elapsed_s += passed
                 if job.wait_s is not None and not job.trains:
                     job.wait_s = max(0.0, job.wait_s - passed)
-        self._save_again()
+        self._show(self._unwritten.save_again(self.jobs.values(), self.seconds))
         self._leave_out()
         self._give_turns()
-        if self.measuring is not None:
-            self._check_measurement(self.measuring)
+        if self.measuring is not None and self._measurement.takes_long:
+            self._show([self._measurement.postpone()])
+            self._release_measurement(self.measuring)
         if self.measuring is None and not self._changes:
             if starting := self._ready_to_start():
                 self._start(min(starting, key=lambda job: job.attempts))  # those that did not fail first
@@ -165,21 +167,6 @@ class Supervisor:
                 self.decisions.begin_period(jobs)
                 if self.decisions.is_due(jobs, self._file.content.period_s):
                     self._decide()
-
-    def _save_again(self) -> None:
-        """Try again to write the states that could not be written, and warn about them."""
-        is_time = self.seconds >= self._save_again_at
-        if is_time:
-            self._save_again_at = self.seconds + _SAVE_AGAIN_S
-        for job in self.jobs.values():
-            key = f"{job.name}/state"
-            if job.unsaved and is_time:
-                job.save()
-            if not job.unsaved:
-                if self._warnings.forget(key):
-                    self.show_line(f"{job.name}: its state can be written again")
-            elif self._warnings.passes(key) is not None:
-                self.show_line(f"{job.name}: {job.unsaved}; its state is kept in memory, and written later")
 
     def _running(self) -> list[RunningJob]:
         return [job for job in self.jobs.values() if job.processes is not None]
@@ -208,7 +195,7 @@ class Supervisor:
                 job.processes.add(change.unit)
             elif not job.processes.has_rank(change.unit):
                 continue  # it was lost before; only the reason has changed
-            elif job.processes.shares[change.unit] or job is self.measuring:
+            elif job.processes.needs(change.unit) or self._measurement.uses(job, change.unit):
                 self._failed(job, [(change.unit, Failed(change.text, False, False, unit_lost=True))])
             else:
                 job.processes.drop(change.unit)
@@ -216,23 +203,9 @@ class Supervisor:
     # The file
 
     def _admit(self, jobs: Sequence[FleetJob]) -> None:
-        names = unit_keys(self.units)
         for job in jobs:
-            folder = self.folder / job.name
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                found = RunningJob(job, folder, names)
-            except (ValueError, OSError) as error:  # nothing in the folder is replaced
-                self.jobs[job.name] = RunningJob(job, folder, names, JobState("failed", text=str(error)))
-                self.show_line(f"{job.name}: failed: {error}")
-                continue
-            if found.state.status not in ("finished", "failed"):
-                found.state.status = "waiting"
-            elif found.state.status == "failed":
-                found.state.status, found.state.text = "waiting", ""  # the user has run the command again
-            else:
-                self.show_line(f"{job.name}: finished before, see {folder}")
-            self.jobs[job.name] = found
+            self.jobs[job.name], line = admit_job(job, self.folder / job.name, unit_keys(self.units))
+            self._show([line])
 
     def _read_again(self) -> None:
         """Add and cancel jobs as the file says, if it has changed."""
@@ -292,7 +265,10 @@ class Supervisor:
             return
         usable = [unit for unit, can in enumerate(self._launcher.usable) if can]
         spread = within(even(usable, count), self._limits(job)) or start
-        self.show_line(f"{job.name}: started; measured alone")
+        reading = job.processes.reading if job.processes is not None else []
+        without = " and ".join(f"{unit} ({self.unit_names[unit]})" for unit in reading)
+        late = f" without unit {without}, whose process is still reading the data" if reading else ""
+        self.show_line(f"{job.name}: started{late}; measured alone")
         self._measurement.begin(job, (start, spread))
 
     def _ready_to_start(self) -> list[RunningJob]:
@@ -302,42 +278,20 @@ class Supervisor:
             for job in self._running()
             if job.state.status == "starting"
             and job.processes is not None
-            and job.processes.all_prepared
+            and job.processes.can_begin
             and job.processes.timer.is_awaited
             and self._has_room(job)
         ]
-
-    def _check_measurement(self, job: RunningJob) -> None:
-        """End the measurement, for which the others pause, of a job that makes no steps for long. It is measured later,
-        unless it has made its last step.
-        """
-        assert job.processes is not None
-        if job.is_trained:  # it is being scored, which can take hours
-            self._release_measurement(job)
-        elif not job.processes.timer.is_awaited:
-            self.show_line(
-                f"{job.name}: {job.processes.timer.activity} takes longer than {AWAITED_S:g} s; the job is measured "
-                "later"
-            )
-            job.state.status = "starting"
-            self._release_measurement(job)
 
     def _others(self, job: RunningJob) -> list[JobProcesses]:
         """The processes of the other jobs that have shares."""
         return [each.processes for each in self._running() if each is not job and each.processes and any(each.shares)]
 
     def _leave_out(self) -> None:
-        """Decide without jobs that join their units for long, where a rank may hang, until they make steps again."""
-        left_out = {job.name for job in self._running() if job.placed and not job.is_trained and not job.is_awaited}
-        for name in sorted(left_out - self._left_out):
-            processes = self.jobs[name].processes
-            assert processes is not None
-            self.show_line(
-                f"{name}: {processes.timer.activity} takes longer than {AWAITED_S:g} s; until then, the shares of the "
-                "other jobs are decided without this job"
-            )
-        if left_out != self._left_out:
-            self._left_out = left_out
+        """Decide without jobs that join their units for long."""
+        changed, lines = self._left_out.update(self._running())
+        self._show(lines)
+        if changed:
             self.decisions.discard_step_times(decide_soon=True)
 
     # Messages
@@ -358,17 +312,36 @@ class Supervisor:
             elif isinstance(message, Paused) and job.processes is not None:
                 job.paused, job.processes.is_paused = message, message.number == job.processes.number
             elif isinstance(message, NotSaved):
-                more = self._warnings.passes(f"{job.name}/checkpoint")
-                if more is not None:
-                    self.show_line(f"{job.name}: {message.text}; it continues, and will try again{more}")
+                self._show([self._unwritten.checkpoint_warning(job, message.text)])
         if failures and job.processes is not None:
+            self._handle_failures(job, failures)
+
+    def _handle_failures(self, job: RunningJob, failures: Sequence[tuple[int, Failed]]) -> None:
+        """If the job does not need the ranks that have failed, only these start again; otherwise the whole job does."""
+        assert job.processes is not None
+        others = [limit for unit, limit in enumerate(self._limits(job)) if unit not in dict(failures)]
+        if sum(others) < TENTHS or any(self._concerns_job(job, rank, failure) for rank, failure in failures):
             self._failed(job, failures)
+            return
+        for rank, failure in failures:
+            then = (
+                "this process starts again, and the job continues without it"
+                if job.processes.replace(rank)
+                else "the job continues without this unit"
+            )
+            self.show_line(f"{job.name}: unit {rank} ({self.unit_names[rank]}) {failure.text}; {then}")
+
+    def _concerns_job(self, job: RunningJob, rank: int, failure: Failed) -> bool:
+        """Whether the job needs the rank, or the failure is one of the job: of its data, or for lack of memory."""
+        assert job.processes is not None
+        is_needed = job.processes.needs(rank) or self._measurement.uses(job, rank)
+        return is_needed or failure.expected or failure.out_of_memory
 
     def _check_silence(self, job: RunningJob, processes: JobProcesses, passed_s: float) -> None:
         """A job that is silent for too long has failed."""
         processes.add_time(min(passed_s, _MAX_COUNTED_S))
         if found := processes.overdue(self._silent_s):
-            self._failed(job, [(found[0], Failed(found[1], False, False))])
+            self._handle_failures(job, [(found[0], Failed(found[1], False, False))])
 
     def _ended(self, job: RunningJob, rank: int, message: Ended) -> None:
         assert job.processes is not None
@@ -388,12 +361,7 @@ class Supervisor:
         given up; the loss of a unit does not count as a failure of the job.
         """
         assert job.processes is not None
-        rank, failure = max(
-            self._with_causes(job.processes, failures),
-            key=lambda each: (
-                each[1].unit_lost, each[1].out_of_memory, "killed" in each[1].text, each[1].expected
-            ),
-        )  # fmt: skip
+        rank, failure = find_cause(job.processes, failures, partial(self._lost_units, job.processes))
         shares = job.processes.shares
         job.processes.kill()
         job.processes = None
@@ -423,24 +391,14 @@ class Supervisor:
         self._release_measurement(job)
         job.save()
 
-    def _with_causes(self, processes: JobProcesses, failures: Sequence[tuple[int, Failed]]) -> list[tuple[int, Failed]]:
-        """The failures of a job's ranks, with those that follow: the first may only be the effect of a peer's end,
-        whose cause may be known later. A lost unit explains all other failures.
-        """
-        found = list(failures)
-        begin = time.monotonic()
-        while True:
-            lost = [
-                (change.unit, Failed(change.text, False, False, unit_lost=True))
-                for change in self._changes
-                if not change.usable and processes.shares[change.unit]
-            ]
-            explained = any(failure.unit_lost for _, failure in [*found, *lost]) or not processes.awaits_ending
-            if time.monotonic() - begin >= (_GRACE_S if explained else _CAUSE_S):
-                return [*found, *lost]
-            wait_for_messages([processes], _TICK_S)
-            found += [(rank, message) for rank, message in processes.receive() if isinstance(message, Failed)]
-            self._changes += self._launcher.poll()
+    def _lost_units(self, processes: JobProcesses) -> list[tuple[int, Failed]]:
+        """The units that were lost now, and that these processes need."""
+        self._changes += self._launcher.poll()
+        return [
+            (change.unit, Failed(change.text, False, False, unit_lost=True))
+            for change in self._changes
+            if not change.usable and processes.needs(change.unit)
+        ]
 
     def _give_up(self, job: RunningJob, text: str) -> None:
         if job.processes is not None:
@@ -482,7 +440,7 @@ class Supervisor:
             for job in self._running()
             if job.state.status == "running"
             and not job.is_trained
-            and job.name not in self._left_out
+            and job.name not in self._left_out.names
             and (job.placed or sum(self._limits(job)) >= TENTHS)
         }
 

@@ -24,6 +24,7 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.description import FORMAT as FORMAT
 from multi_dnn_ros.models.description import Description as Description
 from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.finite_weights import non_finite_tensor
 from multi_dnn_ros.models.registry import source_of
 
 _EXTRA = "multi_dnn_ros.json"
@@ -55,9 +56,8 @@ def save_artifact(path: Path, module: nn.Module, description: Description) -> No
     expected = suffix_of(description.model)
     if path.suffix != expected:
         raise ModelError(f"{path}: an artifact made from {description.model} must be a {expected} file")
-    for name, tensor in module.state_dict().items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ModelError(f"{path}: not written, because the weights {name} are not finite")
+    if (name := non_finite_tensor(module.state_dict())) is not None:
+        raise ModelError(f"{path}: not written, because the weights {name} are not finite")
     if expected == ".pt2":
         write = _exporter(module, description)
     else:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from multi_dnn_ros.common.file_lock import waiting_lock
 from multi_dnn_ros.common.reporting import write_json
 from multi_dnn_ros.planning.batch_plan import UnitTimes, slowed_by
 from multi_dnn_ros.planning.batch_table import BatchTable, table_path
@@ -95,9 +96,19 @@ def read_slowdowns(folder: Path, model: str, precision: str) -> UnitSlowdowns:
     return UnitSlowdowns(model=model, precision=precision)
 
 
-def write_slowdowns(folder: Path, slowdowns: UnitSlowdowns) -> None:
-    """Write the file atomically."""
-    write_json(slowdowns_path(folder, slowdowns.model, slowdowns.precision), slowdowns.model_dump(mode="json"))
+def record_slowdowns(
+    folder: Path, model: str, precision: str, tables: Mapping[str, BatchTable], factors: Mapping[str, float],
+    images: Mapping[str, int],
+) -> None:  # fmt: skip
+    """Add a measurement to the file, which is written atomically. It replaces an earlier one of the same units.
+
+    The last three arguments are those of UnitSlowdowns.with_set. Other processes that add measurements wait meanwhile,
+    because each of them writes what it has read. Raises OSError if the file cannot be written.
+    """
+    path = slowdowns_path(folder, model, precision)
+    with waiting_lock(path.with_suffix(".lock")):
+        slowdowns = read_slowdowns(folder, model, precision).with_set(tables, factors, images)
+        write_json(path, slowdowns.model_dump(mode="json"))
 
 
 def _devices(tables: Mapping[str, BatchTable]) -> dict[str, str]:

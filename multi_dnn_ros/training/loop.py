@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from tqdm import tqdm
 
 from multi_dnn_ros import __version__
 from multi_dnn_ros.models.artifact import weights_digest
+from multi_dnn_ros.models.finite_weights import non_finite_tensor
 from multi_dnn_ros.settings.precisions import TRAINING_PRECISIONS
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
@@ -29,6 +31,8 @@ from multi_dnn_ros.vision.results import OutputError
 
 __all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "Stopped", "TrainingError", "set_training",
            "train"]  # fmt: skip
+
+log = logging.getLogger(__name__)
 
 Batch = dict[str, Tensor]
 
@@ -139,8 +143,11 @@ def train(
     another run is rejected. Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows
     progress. batch_norm: `local`: each process normalizes over its own images; `global`: over the whole batch; `auto`:
     global if a process has fewer than SMALL_BATCH images. stop: called by rank 0 after each epoch but the last; if it
-    returns True, the checkpoint is written and Stopped raised. Raises TrainingError for a loss that is not finite, and
-    for a checkpoint of another run (naming what differs).
+    returns True, the checkpoint is written and Stopped raised.
+
+    An epoch after which a weight or a statistic of batch normalization is not finite is not scored; a warning names the
+    tensor. Raises TrainingError for a loss or an initial weight that is not finite, and for a checkpoint of another run
+    (naming what differs).
     """
     whole_batch = is_global(batch_norm, batches.batch_size, distributed.world())
     run = {
@@ -185,6 +192,8 @@ def _train(
             tqdm.write(f"{checkpoint}: continues after epoch {first} of {schedule.epochs}")
     else:
         set_training(average, False)
+        if (unusable := non_finite_tensor(best_weights)) is not None:
+            raise TrainingError(f"before training: {unusable} of the network is not finite")
         outcome.best = distributed.from_first(_scores(score, average, "before training") if first_process else {})
     unused = bool(_unused(network, batches, loss))
     # Collectives inside the passes, and weights without a gradient, which every step has to find, are not captured.
@@ -238,10 +247,16 @@ def _train(
                 fit_statistics(average, (batch["image"] for batch in batches.epoch(epoch)), schedule.precision)
             set_training(average, False)
             when = f"epoch {epoch + 1}, lr {schedule.lr}"
-            scores = distributed.from_first(_scores(score, average, when) if first_process else {})
-            row.update(scores)
-            if _is_better(scores[main], outcome, main):
-                outcome.best, outcome.epoch, best_weights = scores, epoch, checkpoints.weights(average)
+            # The loss can be finite, because training normalizes by the statistics of each batch.
+            unusable = distributed.from_first(non_finite_tensor(average.state_dict()) if first_process else None)
+            if unusable is not None:
+                if first_process:
+                    log.warning("%s: not scored and not kept, because %s is not finite", when, unusable)
+            else:
+                scores = distributed.from_first(_scores(score, average, when) if first_process else {})
+                row.update(scores)
+                if _is_better(scores[main], outcome, main):
+                    outcome.best, outcome.epoch, best_weights = scores, epoch, checkpoints.weights(average)
         outcome.history.append(row)
         if progress and first_process:
             # Numbered from 1, as in the other lines about epochs.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -88,6 +90,27 @@ def without_connection(setup: rank_process.RankSetup, connection: Connection[Any
     rank_process.main(setup, connection)
 
 
+def ends_without_message(
+    setup: rank_process.RankSetup, connection: Connection[Any, Any], message: Ended | None = None
+) -> None:
+    """Forks a process that has a copy of the connection, and ends with exit code 3."""
+
+    def run(self: rank_process.Rank) -> None:
+        if os.fork() == 0:
+            signal.pause()
+        if message is not None:
+            connection.send(message)
+        os._exit(3)
+
+    rank_process.Rank.run = run  # type: ignore[method-assign]
+    rank_process.main(setup, connection)
+
+
+def ends_with_message(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
+    """As `ends_without_message`, but it has sent the result of the job."""
+    ends_without_message(setup, connection, Ended(True, 5))
+
+
 def with_a_process(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
     """Starts a process, as rendering does, and finishes when that process has ended."""
 
@@ -101,14 +124,41 @@ def with_a_process(setup: rank_process.RankSetup, connection: Connection[Any, An
     rank_process.main(setup, connection)
 
 
-def hung_while_reading(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
-    """The ranks of jobs `b` and `c` on unit 1 do not finish reading their data."""
+def lost_before_sending(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
+    """If the folder of the job has a file `kill`, a rank that is to join others to send them its state is killed; with
+    a file `hang` it hangs. It renames the file to `done`.
+    """
+    join = rank_process.Rank._join_group
+
+    def lose(self: rank_process.Rank, members: list[int], name: str) -> None:
+        sends = name.endswith("/state") and self.training is not None and self.training.done
+        for action in ("kill", "hang") if sends else ():
+            if (setup.folder / action).exists():
+                (setup.folder / action).rename(setup.folder / "done")
+                if action == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(1000.0)
+        join(self, members, name)
+
+    rank_process.Rank._join_group = lose  # type: ignore[method-assign]
+    narrow(setup, connection)
+
+
+def hung_while_reading(
+    setup: rank_process.RankSetup, connection: Connection[Any, Any], units: tuple[int, ...] = (1,)
+) -> None:
+    """The ranks of jobs `b` and `c` on these units do not finish reading their data."""
     read = rank_process.read_data
 
     def wait(*arguments: Any) -> Any:
-        if setup.job.name in "bc" and setup.rank == 1:
+        if setup.job.name in "bc" and setup.rank in units:
             time.sleep(1000.0)
         return read(*arguments)
 
     rank_process.read_data = wait  # type: ignore[assignment]
     narrow(setup, connection)
+
+
+def hung_while_reading_anywhere(setup: rank_process.RankSetup, connection: Connection[Any, Any]) -> None:
+    """As `hung_while_reading`, on both units."""
+    hung_while_reading(setup, connection, (0, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from failing_ranks import lost_before_sending
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.ray_cluster import connected
@@ -34,6 +36,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A cluster whose first host has one core, like each host that is added."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # by default 15: while other tests run, the ranks would hardly run
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # for the modules of tests
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -142,6 +145,46 @@ def test_a_killed_rank_and_a_lost_host_change_no_loss(cluster: Any, job: FleetJo
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_job_whose_first_rank_is_lost_before_it_sends_the_state_restarts_at_once(
+    cluster: Any, job: FleetJob, tmp_path: Path
+) -> None:
+    """Its host is lost. The rank has no share any more; the one that joins waits for the state of the job."""
+    host = cluster.add_node(num_cpus=1)
+    folder = tmp_path / "runs" / job.name
+    lines: list[str] = []
+    lost_at: list[float] = []
+
+    def watch(supervisor: Supervisor, line: str) -> None:
+        assert supervisor.seconds < _PATIENCE_S, lines
+        lines.extend([line] if line else [])
+        a = supervisor.jobs[job.name] if supervisor.jobs else None
+        if a is None or a.processes is None or not a.placed:
+            return
+        if (folder / "done").exists() and not lost_at:
+            lost_at.append(supervisor.seconds)
+            cluster.remove_node(host, allow_graceful=False)
+        elif a.is_current and a.starts == 1 and not (folder / "hang").exists():
+            on_host = tuple(10 if each == unit else 0 for each in range(len(UNITS)))
+            if a.shares == on_host:
+                (folder / "hang").touch()
+            a.processes.send(on_host[::-1] if a.shares == on_host else on_host)
+        elif a.starts == 2 and a.is_current:
+            lost_at.append(supervisor.seconds)
+            raise KeyboardInterrupt
+
+    with connected(cluster.address) as ray, ray_launcher(ray, UNITS, tmp_path / "runs") as launcher:
+        (group,) = ray.util.placement_group_table().values()
+        (unit,) = [each for each, node in group["bundles_to_node_id"].items() if node == host.node_id]
+        path = write(tmp_path / "jobs.yaml", job)
+        supervisor = Supervisor(path, launcher, tmp_path / "runs", watch=watch, rank_main=lost_before_sending)
+        with pytest.raises(KeyboardInterrupt):
+            supervisor.run()
+    assert any(f"continues from the last checkpoint without unit {unit} (cpu:1 on " in line for line in lines), lines
+    assert lost_at[1] - lost_at[0] < job.join_limit_s / 2
+
+
+@pytest.mark.long
 def test_the_command_runs_on_a_local_cluster(job: FleetJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "jobs.yaml", job.model_copy(update={"steps": 12}))
     output, plot = tmp_path / "out.json", tmp_path / "plot.png"
@@ -179,8 +222,6 @@ def test_what_cannot_be_used_is_one_line(
 def test_a_missing_extra_is_named(
     job: FleetJob, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["fleet", str(write(tmp_path / "jobs.yaml", job)), "--cluster"]) != 0
     assert 'pip install "multi_dnn_ros[cluster]"' in capsys.readouterr().err

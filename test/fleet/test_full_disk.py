@@ -44,7 +44,7 @@ def unblock(path: Path) -> None:
 def test_a_state_that_cannot_be_written_is_written_later(
     job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._SAVE_AGAIN_S", 0.1)
+    monkeypatch.setattr("multi_dnn_ros.fleet.unwritten_files._SAVE_AGAIN_S", 0.1)
     jobs = [job.model_copy(update={"name": name}) for name in "ab"]
     states = [tmp_path / f"runs/{name}/state.json" for name in "ab"]
     blocked = False

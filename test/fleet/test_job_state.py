@@ -84,7 +84,7 @@ def test_a_job_that_did_not_fit_into_memory_is_tried_again_without_limits(
 
     with monkeypatch.context() as patch:
         patch.setattr(SimulatedRank, "send", fail)
-        patch.setattr("multi_dnn_ros.fleet.supervisor._GRACE_S", 0.0)
+        patch.setattr("multi_dnn_ros.fleet.failure_causes._GRACE_S", 0.0)
         first = Supervisor(path, SimulatedLauncher(UNITS), tmp_path / "runs")
         assert not first.run()
     assert sum(first.jobs["a"].state.limits) < 10

@@ -17,6 +17,7 @@ from multi_dnn_ros.fleet.networks import load_trainable
 from multi_dnn_ros.models.artifact import Description, save_artifact
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.planning.batch_units import parse_unit
+from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.parts import VALIDATION_ROWS
 
 
@@ -52,6 +53,15 @@ def test_a_detector_needs_its_metric_before_it_is_trained(
     with pytest.raises(MissingExtra, match="average precision needs pycocotools"):
         JobTraining(job.model_copy(update={**changes, "scenes": 10}), torch.device("cpu"))
     assert not list(tmp_path.iterdir())  # reported before the data is rendered
+
+
+def test_a_network_with_statistics_that_are_not_finite_is_not_scored(job: FleetJob, tmp_path: Path) -> None:
+    """Their outputs could not be scored, and the message would not name them."""
+    job = job.model_copy(update={"model": "torchvision:shufflenet_v2_x0_5"})
+    training = JobTraining(job, torch.device("cpu"))
+    training.network.get_buffer("conv1.1.running_var")[0] = torch.inf
+    with pytest.raises(TrainingError, match=r"conv1\.1\.running_var is not finite, and the network is not written"):
+        training.finish(tmp_path / "out.safetensors")
 
 
 @pytest.fixture

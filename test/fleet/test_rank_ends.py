@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from failing_ranks import with_a_process, without_connection, without_training
+from failing_ranks import ends_with_message, ends_without_message, with_a_process, without_connection, without_training
 from fleet_run import run_until
 from waiting import runs, until
 
@@ -156,6 +156,15 @@ def test_a_failure_that_cannot_be_sent_is_an_exit_code(job: FleetJob, tmp_path: 
 def test_a_rank_may_start_processes(job: FleetJob, tmp_path: Path) -> None:
     """Data `road` of more than 32 scenes is rendered by several processes."""
     assert first_messages(job, tmp_path, with_a_process) == [(0, Ended(True, 0))]
+
+
+@pytest.mark.parametrize("message", [True, False])
+def test_the_end_of_a_rank_is_known_while_another_process_has_a_copy_of_its_connection(
+    message: bool, job: FleetJob, tmp_path: Path
+) -> None:
+    """The last message of the rank is not lost."""
+    found = first_messages(job, tmp_path, ends_with_message if message else ends_without_message)
+    assert found == [(0, Ended(True, 5) if message else Failed("ended with exit code 3", False, False))]
 
 
 def first_messages(job: FleetJob, folder: Path, rank_main: RankMain) -> list[tuple[int, Message]]:

@@ -164,7 +164,8 @@ def test_a_rank_without_a_connection_has_failed_only_if_its_process_runs(
     ends: bool, job: FleetJob, tmp_path: Path, now_s: list[float]
 ) -> None:
     """A rank that had no share in the last steps ends while the job is scored. Its agent is busy with another rank."""
-    cluster, key = SimulatedCluster(), ("a/1", 0)
+    cluster = SimulatedCluster()
+    keys: list[RankKey] = []
 
     def messages_of(seconds: int) -> list[Message]:
         found: list[Message] = []
@@ -175,7 +176,8 @@ def test_a_rank_without_a_connection_has_failed_only_if_its_process_runs(
         return found
 
     with launchers.ray_launcher(cluster, UNITS, tmp_path) as launcher:
-        rank = launcher.start(job, 0, tmp_path, key[0], main)
+        cluster.agents[0].start = SimulatedMethod(cluster.agents[0], 1, lambda key, *given: keys.append(key))
+        rank = launcher.start(job, 0, tmp_path, "a/1", main)
         assert isinstance(rank, remote_rank.RemoteRank)
         supervisor_end, rank_end = Pipe()
         rank.connected(supervisor_end)
@@ -186,10 +188,26 @@ def test_a_rank_without_a_connection_has_failed_only_if_its_process_runs(
         assert rank.awaits_ending
         cluster.agents[0].hangs = False
         if ends:
-            cluster.agents[0].poll = SimulatedMethod(cluster.agents[0], {key: 0})
+            cluster.agents[0].poll = SimulatedMethod(cluster.agents[0], {keys[0]: 0})
         failed = [] if ends else [Failed("closed its connection", False, False)]
         assert messages_of(20) == failed
         assert not rank.awaits_ending
+
+
+def test_an_answer_about_a_rank_is_not_taken_for_one_about_the_next_rank_of_the_job(
+    job: FleetJob, tmp_path: Path, now_s: list[float]
+) -> None:
+    """The job has started the rank again on the same unit; then the agent reports the end of the first one."""
+    cluster = SimulatedCluster()
+    keys: list[RankKey] = []
+    with launchers.ray_launcher(cluster, UNITS, tmp_path) as launcher:
+        cluster.agents[0].start = SimulatedMethod(cluster.agents[0], 1, lambda key, *given: keys.append(key))
+        first, second = (launcher.start(job, 0, tmp_path, "a/1", main) for _ in range(2))
+        cluster.agents[0].poll = SimulatedMethod(cluster.agents[0], {keys[0]: -9})
+        for _ in range(5):
+            now_s[0] += 1.0
+            launcher.poll()
+        assert (first.alive(), second.alive()) == (False, True)
 
 
 def test_a_rank_that_connects_before_its_start_has_returned_is_kept(job: FleetJob, tmp_path: Path) -> None:

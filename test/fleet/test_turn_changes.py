@@ -26,7 +26,7 @@ _ALONE_S = {"a": 0.01, "b": 0.02, "c": 0.03}
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated ranks have no message that would end an iteration of the supervisor before its tenth of a second."""
     monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._TICK_S", 0.005)
-    monkeypatch.setattr("multi_dnn_ros.fleet.supervisor._GRACE_S", 0.0)
+    monkeypatch.setattr("multi_dnn_ros.fleet.failure_causes._GRACE_S", 0.0)
 
 
 def write(folder: Path, job: FleetJob, names: str, units: tuple[Unit, ...]) -> Path:

@@ -10,7 +10,7 @@ from simulated_launcher import SimulatedLauncher, SimulatedRank
 
 from multi_dnn_ros.fleet.job_processes import JobProcesses, stop_jobs
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-from multi_dnn_ros.fleet.messages import Command, Ended, Failed, Report
+from multi_dnn_ros.fleet.messages import Busy, Command, Ended, Failed, Report
 from multi_dnn_ros.fleet.supervisor import Supervisor
 from multi_dnn_ros.planning.batch_units import parse_unit
 
@@ -81,6 +81,66 @@ def test_a_unit_that_is_lost_while_another_job_fails_takes_its_job_along(job: Fl
         supervisor.run()
     assert f"{events.other}: continues from the last checkpoint without unit 1 (cpu:1)" in events.lines
     assert supervisor.jobs[events.other].attempts == 0
+
+
+@pytest.mark.parametrize("since", ["the last command", "an earlier command"])
+def test_a_unit_that_is_lost_before_its_rank_has_passed_the_state_on_takes_its_job_along(
+    since: str, job: FleetJob, tmp_path: Path
+) -> None:
+    """Its rank has no share any more, but the ranks that join wait for the state of the job."""
+    launcher = SimulatedLauncher(UNITS)
+
+    class Events(Watch):
+        former = -1
+
+        def act(self, supervisor: Supervisor) -> bool:
+            each = supervisor.jobs["a"]
+            if self.former < 0 and each.placed and each.is_current and each.processes is not None:
+                self.former = each.shares.index(10)
+                new = 1 - self.former
+                launcher.ranks["a", new].busy = Busy(f"starting on unit {new}", 600.0, "join_limit_s")
+                for _ in range(1 if since == "the last command" else 3):
+                    each.processes.send(tuple(each.shares[::-1]) if each.shares[self.former] else each.shares)
+                launcher.change(self.former, False, f"unit {self.former} was lost")
+            return each.starts == 2 and each.placed
+
+    events = Events()
+    supervisor = Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs", watch=events)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    lost = f"a: continues from the last checkpoint without unit {events.former} (cpu:1)"
+    assert lost in events.lines
+    assert supervisor.jobs["a"].attempts == 0
+
+
+def test_a_unit_that_is_lost_after_its_rank_has_passed_the_state_on_does_not_stop_its_job(
+    job: FleetJob, tmp_path: Path
+) -> None:
+    launcher = SimulatedLauncher(UNITS)
+
+    class Events(Watch):
+        moved = ""
+
+        def act(self, supervisor: Supervisor) -> bool:
+            each = supervisor.jobs["a"]
+            if not (each.placed and each.is_current and each.processes is not None):
+                return False
+            if not self.moved:
+                former = each.shares.index(10)
+                self.moved = f"unit {former} was lost"
+                each.processes.send(tuple(each.shares[::-1]))
+            elif self.moved not in self.lines:
+                launcher.change(each.shares.index(0), False, self.moved)
+            else:
+                return True
+            return False
+
+    supervisor = Supervisor(
+        write(tmp_path / "jobs.yaml", job, period_s=60.0), launcher, tmp_path / "runs", watch=Events()
+    )
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    assert supervisor.jobs["a"].starts == 1
 
 
 def test_a_lost_unit_that_is_refused_again_interrupts_no_measurement(job: FleetJob, tmp_path: Path) -> None:
@@ -176,7 +236,8 @@ def test_a_start_that_fails_before_its_first_report_is_no_progress(job: FleetJob
             trains = each.placed and each.is_current
             if each.processes is not None and each.starts not in failed and (trains or each.starts == 2):
                 failed.append(each.starts)
-                launcher.ranks["a", 0].fail("crashed", lambda: None)
+                for unit in range(len(UNITS)):  # it would begin with one of them
+                    launcher.ranks["a", unit].fail("crashed", lambda: None)
             return each.has_ended or len(failed) > 3
 
     path = write(tmp_path / "jobs.yaml", job)
@@ -229,6 +290,33 @@ def test_a_rank_that_was_killed_is_named_instead_of_its_peer(job: FleetJob, tmp_
     with pytest.raises(KeyboardInterrupt):
         supervisor.run()
     assert "a: unit 1 (cpu:1) was killed by SIGKILL; starting again from the last checkpoint" in events.lines
+
+
+def test_a_rank_without_a_share_that_is_killed_starts_again_alone(job: FleetJob, tmp_path: Path) -> None:
+    """Twice; then the job does without its unit."""
+    launcher = SimulatedLauncher(UNITS)
+    failed: list[SimulatedRank] = []
+
+    class Events(Watch):
+        def act(self, supervisor: Supervisor) -> bool:
+            each = supervisor.jobs["a"]
+            if each.placed and each.is_current:
+                rank = launcher.ranks["a", each.shares.index(0)]
+                if rank in failed:
+                    return len(failed) == 3
+                failed.append(rank)
+                rank.fail("was killed by SIGKILL", lambda: None)
+            return False
+
+    events = Events()
+    path = write(tmp_path / "jobs.yaml", job, period_s=60.0)
+    supervisor = Supervisor(path, launcher, tmp_path / "runs", watch=events)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    ends = [line.partition("; ")[2] for line in events.lines if "was killed by SIGKILL" in line]
+    again = "this process starts again, and the job continues without it"
+    assert ends == [again, again, "the job continues without this unit"]
+    assert supervisor.jobs["a"].starts == 1
 
 
 def test_a_job_whose_checkpoint_has_all_steps_reports_them(

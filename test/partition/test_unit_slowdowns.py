@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ from partition_fakes import table
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.cli.partition_arguments import plan_session
+from multi_dnn_ros.common.file_lock import exclusive_lock
 from multi_dnn_ros.partition.executor import NetworkRequest
 from multi_dnn_ros.planning.batch_plan import plan_exact, plan_together, slowed_by
-from multi_dnn_ros.planning.batch_table import read_table, table_path, write_table
+from multi_dnn_ros.planning.batch_table import BatchTable, read_table, table_path, write_table
 from multi_dnn_ros.planning.batch_units import parse_units
-from multi_dnn_ros.planning.unit_slowdowns import read_slowdowns, slowdowns_path, write_slowdowns
+from multi_dnn_ros.planning.unit_slowdowns import read_slowdowns, record_slowdowns, slowdowns_path
 
 FAST, SLOW = "fake:a/ms=10", "fake:b/ms=30"
 
@@ -77,8 +79,7 @@ def test_a_unit_alone_is_used_if_the_units_slow_each_other_down_too_much(
     for name, ms in ((FAST, 10.0), (SLOW, 9.0)):
         write_table(table_path(folder, "fake", name, "auto"), table(name, ms, max_batch=32))
     tables = {name: read_table(table_path(folder, "fake", name, "auto")) for name in (FAST, SLOW)}
-    both = read_slowdowns(folder, "fake", "auto").with_set(tables, {FAST: 3.0, SLOW: 3.0}, {FAST: 6, SLOW: 6})
-    write_slowdowns(folder, both)
+    record_slowdowns(folder, "fake", "auto", tables, {FAST: 3.0, SLOW: 3.0}, {FAST: 6, SLOW: 6})
     content = planned(folder)
     assert content["plan"]["images"] == {FAST: 0, SLOW: 12}
     assert content["plan"]["predicted_ms"] == 108.0
@@ -116,6 +117,36 @@ def test_other_units_and_other_devices_have_their_tables(measured: Path, tmp_pat
     again = together.with_set(updated, {FAST: 2.0, SLOW: 2.0}, {FAST: 5, SLOW: 0})
     assert len(again.sets) == len(together.sets)
     assert again.times(updated)[FAST].predict_ms(1) == 20.0
+
+
+def test_writers_at_the_same_time_lose_no_measurement(tmp_path: Path) -> None:
+    sets = [{name: table(name, 10.0, max_batch=32) for name in (FAST, f"fake:{number}")} for number in range(24)]
+
+    def record(tables: dict[str, BatchTable]) -> None:
+        record_slowdowns(tmp_path, "fake", "auto", tables, dict.fromkeys(tables, 2.0), dict.fromkeys(tables, 4))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(record, sets))
+    written = read_slowdowns(tmp_path, "fake", "auto")
+    assert all(written.find(tables) is not None for tables in sets)
+
+
+def test_a_run_adds_its_measurement_after_another_process_has_added_one(measured: Path, tmp_path: Path) -> None:
+    """The other process has read the file when the run ends, and writes it later."""
+    folder = tmp_path / "tables"
+    shutil.copytree(measured, folder)
+    path = slowdowns_path(folder, "fake", "auto")
+    content = json.loads(path.read_text())
+    other = {"devices": {"c": "d"}, "factors": {"c": 1.0}, "images": {}, "table_ms": {}, "measured_at": "2026-01-01"}
+    path.write_text(json.dumps({**content, "sets": []}))
+    with ThreadPoolExecutor(1) as pool:
+        with exclusive_lock(path.with_suffix(".lock"), ""):
+            run = pool.submit(partition, "run", folder, "--rounds", "3")
+            wait([run], 3.0)
+            assert not run.done()
+            path.write_text(json.dumps({**content, "sets": [other]}))
+        assert run.result(60.0) == 0
+    assert len(json.loads(path.read_text())["sets"]) == 2
 
 
 NO_FACTORS = json.dumps({

@@ -129,6 +129,47 @@ def test_what_training_makes_worse_is_not_kept() -> None:
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
+class Overflowing(ArrayBatches):
+    """In the second epoch the variance of the images exceeds float32; normalized by it they are 0, and so the loss is
+    finite.
+    """
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        for batch in super().epoch(number):
+            yield {**batch, "image": batch["image"] * (1e25 if number == 1 else 1.0)}
+
+
+@pytest.mark.parametrize(("ema", "kept"), [(0.9, 3), (0.0, 0)])
+def test_an_epoch_with_statistics_that_are_not_finite_is_never_kept(
+    ema: float, kept: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Averaged weights get new statistics in each epoch. Without averaging, all later epochs have those of this one."""
+    scored: list[nn.Module] = []
+
+    def score(network: nn.Module) -> dict[str, float]:
+        scored.append(network)
+        return {"top1": float(len(scored))}  # each epoch is better than all before
+
+    network, data = classifier(), coloured()
+    schedule = dataclasses.replace(SCHEDULE, epochs=4, ema=ema, precision="fp32")
+    batches = Overflowing(data.arrays, 8, seed=1)
+    outcome = train(network, batches, cross_entropy, score, schedule, main="top1", progress=False)  # type: ignore[arg-type]
+    assert outcome.epoch == kept
+    assert all(bool(value.isfinite().all()) for value in network.state_dict().values())
+    skipped = [2] if ema else [2, 3, 4]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"epoch {epoch}, lr 0.02: not scored and not kept, because 0.1.running_var is not finite" for epoch in skipped
+    ]
+    assert [row["epoch"] + 1 for row in outcome.history if "top1" not in row] == skipped
+
+
+def test_a_network_with_statistics_that_are_not_finite_is_refused() -> None:
+    network = classifier()
+    network.state_dict()["0.1.running_var"][3] = torch.inf
+    with pytest.raises(TrainingError, match=r"before training: 0\.1\.running_var of the network is not finite"):
+        train(network, coloured(), cross_entropy, accuracy, SCHEDULE, main="top1", progress=False)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("killed_in", "every"), [(0, 1), (1, 1), (4, 1), (5, 2), (5, 4)])
 def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, killed_in: int, every: int) -> None:
     whole, whole_history = run(coloured())
