@@ -16,13 +16,14 @@ def read_json_object(
     that names the file, if it cannot be read, is no JSON, holds no object or is larger than `max_bytes`.
     """
     try:
-        if path.stat().st_size > max_bytes:
-            raise error(f"{path}: larger than {max_bytes >> 20} MiB; expected {expected}")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        is_too_large = path.stat().st_size > max_bytes
+        content = None if is_too_large else json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise error(f"{path}: cannot be read ({problem.strerror or problem}); expected {expected}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
+    except (ValueError, RecursionError) as problem:  # ValueError itself: a number of more than 4300 digits
         raise error(f"{path}: not JSON, or truncated ({problem}); expected {expected}") from None
+    if is_too_large:
+        raise error(f"{path}: larger than {max_bytes >> 20} MiB; expected {expected}")
     if not isinstance(content, dict):
         raise error(f"{path}: holds {type(content).__name__}, not an object; expected {expected}")
     return content

@@ -23,6 +23,7 @@ def test_an_object_is_read(tmp_path: Path) -> None:
         (b'{"scenario": "c', "not JSON, or truncated"),
         (b"\xff\xfe", "not JSON, or truncated"),
         (b"[" * 100_000, "not JSON, or truncated"),
+        (b'{"count": %s}' % (b"1" * 5000), "not JSON, or truncated"),
         (b"[1]", "holds list, not an object"),
         (b'{"long": "%s"}' % (b"x" * 2**20), "larger than 1 MiB"),
     ],
