@@ -39,7 +39,7 @@ class JobProcesses:
         self.has_turn = True
         self.pause_requested = self.is_paused = False
         self.timer = ReportTimer()
-        self._job = job
+        self._job, self._launcher = job, launcher
         self._reading = DataReading()  # ranks that are not prepared yet
         self._joining: dict[int, int] = {}  # ranks that are not ready for other shares yet, and the command with these
         self._involved: dict[int, int] = {}  # ranks in commands that are not in force yet, and the last of these
@@ -76,10 +76,10 @@ class JobProcesses:
 
     def replace(self, unit: int) -> bool:
         """End the rank on a unit, which the job must not need, and start it again. Returns whether it was started: it
-        is not after the third start.
+        is not after the third start, nor on a unit that was lost.
         """
         self.drop(unit)
-        if self._rank_starts[unit] >= _RANK_STARTS:
+        if self._rank_starts[unit] >= _RANK_STARTS or not self._launcher.usable[unit]:
             return False
         self._rank_starts[unit] += 1
         self._begin(unit)
@@ -94,6 +94,10 @@ class JobProcesses:
     def has_rank(self, unit: int) -> bool:
         """Whether the job has a rank on the unit."""
         return unit in self._ranks
+
+    def has_only(self, unit: int) -> bool:
+        """Whether the unit is the only one on which the job has a rank."""
+        return list(self._ranks) == [unit]
 
     def is_prepared(self, unit: int) -> bool:
         """Whether the job has a rank on the unit that has read the data."""
@@ -226,12 +230,12 @@ def stop_jobs(jobs: Sequence[JobProcesses], checkpoint_s: float, end_s: float) -
         while waiting and time.monotonic() < deadline:
             wait_for_messages(waiting, _TICK_S)
             for job in list(waiting):
-                messages = [message for _, message in job.receive()]
-                if any(isinstance(message, Ended) for message in messages):
+                found = job.receive()
+                if any(isinstance(message, Ended) for _, message in found):
                     waiting.remove(job)
-                elif failures := [message.text for message in messages if isinstance(message, Failed)]:
+                elif texts := [each.text for unit, each in found if isinstance(each, Failed) and job.needs(unit)]:
                     waiting.remove(job)
-                    failed[job] = failures[0]
+                    failed[job] = texts[0]
         for job in jobs:
             job.close()
         deadline = time.monotonic() + end_s

@@ -195,7 +195,12 @@ class Supervisor:
                 job.processes.add(change.unit)
             elif not job.processes.has_rank(change.unit):
                 continue  # it was lost before; only the reason has changed
-            elif job.processes.needs(change.unit) or self._measurement.uses(job, change.unit):
+            elif (
+                job.processes.needs(change.unit)
+                or self._measurement.uses(job, change.unit)
+                # It may do without other usable units, on which its ranks have failed; a restart tries these again.
+                or job.processes.has_only(change.unit)
+            ):
                 self._failed(job, [(change.unit, Failed(change.text, False, False, unit_lost=True))])
             else:
                 job.processes.drop(change.unit)

@@ -465,3 +465,84 @@ def test_a_rank_on_a_unit_that_has_returned_reads_the_data_before_it_has_a_share
     first = next(command for unit, command in commands if unit == 1)
     assert first.prepare
     assert 1 not in first.active
+
+
+def test_a_rank_without_a_share_that_fails_while_its_job_stops_does_not_cost_the_checkpoint(
+    job: FleetJob, tmp_path: Path
+) -> None:
+    launcher = SimulatedLauncher(UNITS)
+    processes = JobProcesses(job, launcher, tmp_path, "a")
+    processes.send((10, 0))
+    processes.receive()  # a report: the command is in force
+    launcher.ranks["a", 1].fail("was killed by SIGKILL", lambda: None)
+    first = launcher.ranks["a", 0]
+    send, answered = first.send, []
+
+    def send_late(command: Command) -> None:
+        launcher.ranks["a", 1].failed = lambda: answered.append(send(command))
+
+    first.send = send_late  # type: ignore[method-assign]
+    assert stop_jobs([processes], 5.0, 0.0) == {}
+    assert len(answered) == 1
+
+
+def test_a_rank_whose_unit_was_lost_is_not_started_again(job: FleetJob, tmp_path: Path) -> None:
+    """Its end is known before the supervisor has handled the loss, which is noticed while another job fails."""
+    launcher = SimulatedLauncher(UNITS)
+
+    class Events(Watch):
+        starts: list[str] | None = None
+
+        def act(self, supervisor: Supervisor) -> bool:
+            a, b = supervisor.jobs["a"], supervisor.jobs["b"]
+            if self.starts is None and all(each.placed and each.is_current for each in (a, b)):
+                assert (a.shares, b.shares) == ((10, 0), (0, 10))
+
+                def lose() -> None:
+                    launcher.change(0, False, "unit 0 was lost")
+                    launcher.ranks["b", 0].put(Failed("ended with exit code 1", False, False))
+
+                self.starts = list(launcher.prefixes[0])
+                launcher.ranks["a", 0].fail("crashed", lose)
+            return self.starts is not None and "unit 0 was lost" in self.lines
+
+    events = Events()
+    supervisor = Supervisor(
+        write(tmp_path / "jobs.yaml", job, job.model_copy(update={"name": "b"})), launcher, tmp_path / "runs",
+        watch=events,
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    assert launcher.prefixes[0] == events.starts
+    assert "b: unit 0 (cpu:1) ended with exit code 1; the job continues without this unit" in events.lines
+    assert supervisor.jobs["b"].starts == 1
+
+
+def test_a_job_that_has_lost_its_last_rank_starts_again_on_the_other_unit(job: FleetJob, tmp_path: Path) -> None:
+    """Job `b` waits for the measurement of `a`. It does without unit 0 after three failures, and then loses unit 1."""
+    launcher = SimulatedLauncher(UNITS)
+    failed: list[SimulatedRank] = []
+
+    class Events(Watch):
+        def act(self, supervisor: Supervisor) -> bool:
+            b = supervisor.jobs["b"]
+            if not failed and supervisor.measuring is supervisor.jobs["a"]:
+                launcher.ranks["a", 0].busy = Busy("starting on unit 0", 600.0, "join_limit_s")
+            rank = launcher.ranks.get(("b", 0))
+            if len(failed) < 3 and supervisor.measuring is not None and rank is not None and rank not in failed:
+                failed.append(rank)
+                rank.fail("was killed by SIGKILL", lambda: None)
+            elif len(failed) == 3 and launcher.usable[1] and b.processes and not b.processes.has_rank(0):
+                launcher.change(1, False, "unit 1 was lost")
+            return b.placed
+
+    events = Events()
+    supervisor = Supervisor(
+        write(tmp_path / "jobs.yaml", job, job.model_copy(update={"name": "b"})), launcher, tmp_path / "runs",
+        watch=events,
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    assert "b: continues from the last checkpoint without unit 1 (cpu:1)" in events.lines
+    assert supervisor.jobs["b"].starts == 2
+    assert supervisor.jobs["b"].attempts == 0
