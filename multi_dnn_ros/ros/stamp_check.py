@@ -54,7 +54,7 @@ class StampCheck:
         self._problem = problem
 
     def _check(self, age: Percentiles, simulated: bool) -> tuple[str, str]:
-        """The kind of problem and its text; empty if there is none."""
+        """The kind of problem, empty if there is none, and the text for a new one."""
         if self._without_clock is not None and self._without_clock >= _MIN_IMAGES:
             return "no clock", f"use_sim_time is true, but nothing publishes /clock; {_PLAY}"
         if self._unstamped >= _MIN_IMAGES:
@@ -63,7 +63,10 @@ class StampCheck:
                 "transform, and other nodes cannot synchronize the results; correct the camera's driver"
             )
         difference_s = age.p50 / 1e3
-        if age.count < _MIN_IMAGES or abs(difference_s) <= _MAX_AGE_S:
+        if age.count < _MIN_IMAGES:
+            # The problem remains, unless no image arrives: a camera of 1 Hz has sometimes fewer and sometimes more.
+            return self._problem if age.count else "", ""
+        if abs(difference_s) <= _MAX_AGE_S:
             return "", ""
         text = (
             f"the stamps of the images are {abs(difference_s):.0f} s {'older' if difference_s > 0 else 'newer'} than "

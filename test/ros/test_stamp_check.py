@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from multi_dnn_ros.engine.statistics import Percentiles
+from multi_dnn_ros.ros.stamp_ages import StampAges
 from multi_dnn_ros.ros.stamp_check import StampCheck
 
 START = 1_700_000_000_000_000_000
@@ -81,3 +84,29 @@ def test_the_end_of_a_recording_is_no_problem() -> None:
 def test_simulated_time_of_something_else() -> None:
     (line,) = Camera().send(10, 60.0, simulated=True)
     assert "/clock has the time of something else" in line
+
+
+def test_a_slow_camera_causes_one_warning() -> None:
+    """At 1 Hz, 9 to 11 images arrive in the 10 s before a check."""
+    lines: list[str] = []
+    check, ages = StampCheck("front", "/front/image_raw", lines.append, lambda: True), StampAges()
+    order = random.Random(0)
+    counts = set()
+    arrivals = [second * 1_000_000_000 + order.randrange(200_000_000) for second in range(600)]
+    for second in range(10, 599):
+        now_ns = second * 1_000_000_000 + 100_000_000
+        while arrivals[0] <= now_ns:
+            at_ns = arrivals.pop(0)
+            ages.add(at_ns, START + at_ns, at_ns + 1)  # stamped with the time since the computer was started
+            check.add(at_ns + 1)
+        counts.add(ages.percentiles(now_ns).count)
+        check.update(ages.percentiles(now_ns), simulated=False)
+    assert counts == {9, 10, 11}
+    assert len(lines) == 1
+
+
+def test_the_next_recording_without_a_clock_causes_the_next_warning() -> None:
+    camera = Camera()
+    assert len(camera.send(50, 3600.0)) == 1
+    assert len(camera.send(0, 3600.0)) == 1
+    assert len(camera.send(50, 3600.0)) == 2
