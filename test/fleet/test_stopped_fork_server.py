@@ -96,12 +96,16 @@ def test_a_job_is_added_and_the_others_continue(job: FleetJob, tmp_path: Path) -
 
 def test_a_server_that_answers_is_not_ended(ranks: JobProcesses, job: FleetJob, tmp_path: Path) -> None:
     """A slow start of a process, in which the server uses CPU time, as it does while it imports PyTorch."""
-    server = server_of(ranks.pids[0])
+    server, launcher = server_of(ranks.pids[0]), LocalLauncher(UNITS)
     watch = ServerWatch()
     for _ in range(30):
         before = server.cpu_times()
-        LocalLauncher(UNITS).start(job, 0, tmp_path, "b", without_training).kill()
-        until(lambda before=before: server.cpu_times() != before, "CPU time of the server")  # type: ignore[misc]
+
+        def works(before: object = before) -> bool:
+            launcher.start(job, 0, tmp_path, "b", without_training).kill()
+            return server.cpu_times() != before  # in steps of 10 ms, about what one start takes
+
+        until(works, "CPU time of the server")
         assert not watch.sample()
     assert runs(server)
 
