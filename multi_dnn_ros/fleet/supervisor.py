@@ -271,9 +271,8 @@ class Supervisor:
         usable = [unit for unit, can in enumerate(self._launcher.usable) if can]
         spread = within(even(usable, count), self._limits(job)) or start
         reading = job.processes.reading if job.processes is not None else []
-        without = " and ".join(f"{unit} ({self.unit_names[unit]})" for unit in reading)
-        late = f" without unit {without}, whose process is still reading the data" if reading else ""
-        self.show_line(f"{job.name}: started{late}; measured alone")
+        late = ", ".join(f"unit {unit} ({self.unit_names[unit]})" for unit in reading)
+        self.show_line(f"{job.name}: started; measured alone{f'; still reading the data: {late}' if late else ''}")
         self._measurement.begin(job, (start, spread))
 
     def _ready_to_start(self) -> list[RunningJob]:

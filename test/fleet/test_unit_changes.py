@@ -10,6 +10,7 @@ from simulated_launcher import SimulatedLauncher, SimulatedRank
 
 from multi_dnn_ros.fleet.job_processes import JobProcesses, stop_jobs
 from multi_dnn_ros.fleet.jobs_file import FleetJob
+from multi_dnn_ros.fleet.launcher import RankHandle, RankMain
 from multi_dnn_ros.fleet.messages import Busy, Command, Ended, Failed, Report
 from multi_dnn_ros.fleet.supervisor import Supervisor
 from multi_dnn_ros.planning.batch_units import parse_unit
@@ -546,3 +547,27 @@ def test_a_job_that_has_lost_its_last_rank_starts_again_on_the_other_unit(job: F
     assert "b: continues from the last checkpoint without unit 1 (cpu:1)" in events.lines
     assert supervisor.jobs["b"].starts == 2
     assert supervisor.jobs["b"].attempts == 0
+
+
+def test_the_units_that_are_late_at_the_start_of_a_job_are_named(
+    job: FleetJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multi_dnn_ros.fleet.report_timer.AWAITED_S", 0.1)
+
+    class Launcher(SimulatedLauncher):
+        def start(self, job: FleetJob, unit: int, folder: Path, prefix: str, rank_main: RankMain) -> RankHandle:
+            rank = super().start(job, unit, folder, prefix, rank_main)
+            if unit:
+                rank.receive()  # the supervisor does not get the message that it has read the data
+            return rank
+
+    class Events(Watch):
+        def act(self, supervisor: Supervisor) -> bool:
+            return supervisor.jobs["a"].placed
+
+    events = Events()
+    launcher = Launcher((parse_unit("cpu:1"),) * 3)
+    supervisor = Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs", watch=events)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run()
+    assert events.lines[0] == "a: started; measured alone; still reading the data: unit 1 (cpu:1), unit 2 (cpu:1)"
