@@ -477,10 +477,17 @@ def test_a_rank_without_a_share_that_fails_while_its_job_stops_does_not_cost_the
     processes.receive()  # a report: the command is in force
     launcher.ranks["a", 1].fail("was killed by SIGKILL", lambda: None)
     first = launcher.ranks["a", 0]
-    send, answered = first.send, []
+    send = first.send
+    answered: list[Command] = []
 
     def send_late(command: Command) -> None:
-        launcher.ranks["a", 1].failed = lambda: answered.append(send(command))
+        """Write the checkpoint after the supervisor has received the failure."""
+
+        def answer() -> None:
+            answered.append(command)
+            send(command)
+
+        launcher.ranks["a", 1].failed = answer
 
     first.send = send_late  # type: ignore[method-assign]
     assert stop_jobs([processes], 5.0, 0.0) == {}
