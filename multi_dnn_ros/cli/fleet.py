@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _DETAILS = """\
 Every job of the file is a training run with one process per unit. Its mini-batch is divided over the units in tenths.
 Once per period, tenths of the most slowed-down jobs may move to other units, so that all jobs are slowed down by a
-similar factor. Each image counts the same in the gradients, whichever unit computes it. With `turns: true` in the file,
-jobs that share units train in turns, the one with the earliest deadline first, instead of at the same time.
+similar factor. Each image counts the same in the gradients, whichever unit computes it. Jobs that share
+units train in turns, the one with the earliest deadline first; with `turns: false` in the file, at the same time.
 
 The file is read again when it changes: new jobs are added, jobs that are no longer in it are stopped with a
 checkpoint. After an interruption, repeating the command continues from the checkpoints. With --cluster the

@@ -11,7 +11,7 @@ class UpdateBar(Protocol):
     """Updates a progress bar."""
 
     def __call__(self, done: int, total: int, what: str = "", /) -> None:
-        """done: 0 begins again, and the time left is then estimated anew. what: replaces the description."""
+        """done: 0 begins again, and the time left is then estimated from there. what: replaces the description."""
         ...
 
 

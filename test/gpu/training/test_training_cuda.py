@@ -140,7 +140,7 @@ def test_captured_passes_have_the_gradients_of_any_output(kind: str) -> None:
         twin.zero_grad(set_to_none=True)
 
 
-def test_dropout_draws_anew_in_every_step_and_a_seed_repeats_the_run() -> None:
+def test_dropout_draws_again_in_every_step_and_a_seed_repeats_the_run() -> None:
     first, losses = trained(Branches(0.5), "bf16")
     again, same = trained(Branches(0.5), "bf16")
     assert losses == pytest.approx(same, rel=1e-3)
