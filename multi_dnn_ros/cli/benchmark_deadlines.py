@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from multi_dnn_ros.cli.arguments import positive, positive_float
 from multi_dnn_ros.cli.benchmark_sets import (
@@ -18,6 +17,7 @@ from multi_dnn_ros.cli.benchmark_sets import (
     print_progress,
 )
 from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.options import save_figures
 
 _DEADLINES = """\
 Three cameras send frames to DNNs of high, medium and low priority, whose deadlines are one, two and three frame
@@ -90,7 +90,7 @@ def _deadlines(args: argparse.Namespace) -> int:
     )
     print(f"about {(60 + 9 * plan.repeats * (plan.seconds + 1)) / 60:.0f} min on {device}", flush=True)
     with short_switch_interval():  # as when serving
-        figures = measure_deadlines(plan, print_progress(), _writer(args, "deadlines"))
+        figures = measure_deadlines(plan, print_progress(), partial(save_figures, args.output, scenario="deadlines"))
     print(deadlines_table(figures))
     if args.output is not None:
         print(f"written to {args.output}")
@@ -122,21 +122,8 @@ def _important(args: argparse.Namespace) -> int:
         seed=args.seed,
         bounds=tuple(args.bounds),
     )
-    figures = measure_important(plan, print_progress(), _writer(args, "important"))
+    figures = measure_important(plan, print_progress(), partial(save_figures, args.output, scenario="important"))
     print(important_table(figures))
     if args.output is not None:
         print(f"written to {args.output}")
     return 0
-
-
-def _writer(args: argparse.Namespace, scenario: str) -> Callable[[dict[str, Any]], None]:
-    """Return a function that writes figures to the file of --output, if it was given."""
-    from multi_dnn_ros.common.reporting import provenance, write_json
-
-    origin = {"scenario": scenario, **provenance()}
-
-    def write(figures: dict[str, Any]) -> None:
-        if args.output is not None:
-            write_json(args.output, {**origin, **figures})
-
-    return write

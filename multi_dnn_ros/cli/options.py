@@ -103,9 +103,17 @@ def check_files(args: argparse.Namespace, *options: str) -> None:
 
 
 def write_figures(path: Path | None, figures: dict[str, Any], **first: Any) -> None:
-    """Write `first`, the provenance and `figures`, in this order, to the JSON file of --output, if it was given."""
+    """Write `first`, the provenance and `figures`, in this order, to the JSON file of --output, if it was given, and
+    name the file on stdout.
+    """
+    save_figures(path, figures, **first)
+    if path is not None:
+        print(f"written to {path}")
+
+
+def save_figures(path: Path | None, figures: dict[str, Any], **first: Any) -> None:
+    """As :func:`write_figures`, without naming the file; for figures that are written more than once."""
     from multi_dnn_ros.common.reporting import provenance, write_json
 
     if path is not None:
         write_json(path, {**first, **provenance(), **figures})
-        print(f"written to {path}")

@@ -28,7 +28,7 @@ class ContentionTable:
     rows: list[Sample] = dataclasses.field(default_factory=list)
 
     def has(self, model: str, setting: Setting, load: Load, rounds: int) -> bool:
-        """Whether the table has this measurement, of at least so many rounds.
+        """Whether the table has this measurement, of at least this many rounds.
 
         Raises ProfileError if it is one with other versions or another network of load dnn.
         """

@@ -9,8 +9,8 @@ from multi_dnn_ros.engine.statistics import Percentiles
 #: Rates and percentiles cover this time.
 WINDOW_NS = 10_000_000_000
 #: A clock that is set back by more than this has started again: a recording is played again. Less may be a correction
-#: of the computer's clock, or the order in which two threads read it.
-_SET_BACK_NS = 500_000_000
+#: of the computer's clock, or the order in which two threads read it or messages of /clock arrive.
+SET_BACK_NS = 500_000_000
 
 
 class StampAges:
@@ -29,7 +29,7 @@ class StampAges:
 
     def add(self, at_ns: int, clock_ns: int, stamp_ns: int) -> None:
         """Add an age. at_ns: monotonic clock. clock_ns: the node's clock. stamp_ns: of the header."""
-        if clock_ns < self._clock_ns - _SET_BACK_NS:
+        if clock_ns < self._clock_ns - SET_BACK_NS:
             self._ages.clear()
         self._clock_ns = clock_ns
         if clock_ns and stamp_ns:

@@ -12,10 +12,8 @@ from rclpy.time import Time
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.ros.middleware import is_standalone
+from multi_dnn_ros.ros.stamp_ages import SET_BACK_NS
 from multi_dnn_ros.vision.ground import CameraPose
-
-#: Smaller steps back are no jump: messages of /clock may arrive in another order.
-_MIN_SET_BACK_NS = 500_000_000
 
 
 class PoseError(ValueError):
@@ -51,7 +49,7 @@ class Transforms:
         # After simulated time was set back, the buffer would reject new transforms as older than those it has. It only
         # notices this itself if it gets the node, for which it then also offers a service.
         threshold = JumpThreshold(
-            min_forward=None, min_backward=Duration(nanoseconds=-_MIN_SET_BACK_NS), on_clock_change=True
+            min_forward=None, min_backward=Duration(nanoseconds=-SET_BACK_NS), on_clock_change=True
         )
         self._jumps = self._node.get_clock().create_jump_callback(threshold, post_callback=lambda _: buffer.clear())
         self._listener = tf2_ros.TransformListener(self._buffer, self._node, spin_thread=False)

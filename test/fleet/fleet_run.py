@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,29 @@ def run_until(
     Returns the supervisor, and the lines that it has shown.
     """
     watch = Watch(act)
+    return run_watched(path, launcher, watch, **options), watch.lines
+
+
+def run_watched(path: Path, launcher: Launcher, watch: Callable[[Supervisor, str], None], **options: Any) -> Supervisor:
+    """Run the jobs of a file, in the folder `runs` beside it, until `watch` raises KeyboardInterrupt. options: of the
+    supervisor.
+    """
     supervisor = Supervisor(path, launcher, path.parent / "runs", watch=watch, **options)
     with pytest.raises(KeyboardInterrupt):
         supervisor.run()
-    return supervisor, watch.lines
+    return supervisor
+
+
+def all_train(supervisor: Supervisor) -> bool:
+    """Whether every job trains with the shares that it was given last."""
+    return all(job.placed and job.is_current for job in supervisor.jobs.values())
+
+
+def command_exit_code(function: Callable[[], None], patience_s: float) -> int | None:
+    """Run a function as a command of its own, and return its exit code; None if it does not end in time."""
+    command = multiprocessing.get_context("spawn").Process(target=function)
+    command.start()
+    command.join(patience_s)
+    code = command.exitcode
+    command.kill()
+    return code

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from failing_ranks import narrow, without_training
-from fleet_run import Watch, run_until
+from fleet_run import Watch, all_train, run_until
 from narrow_squeezenet import Narrow
 from simulated_launcher import SimulatedLauncher
 from torchvision.models import squeezenet
@@ -72,7 +72,7 @@ def test_all_jobs_are_stopped_although_the_state_of_the_first_cannot_be_written(
     jobs = [job.model_copy(update={"name": name}) for name in "ab"]
 
     def act(supervisor: Supervisor, lines: list[str]) -> bool:
-        if all(job.placed and job.is_current for job in supervisor.jobs.values()):
+        if all_train(supervisor):
             for name in "ab":
                 (tmp_path / f"runs/{name}/state.json").unlink()
             block(tmp_path / "runs/a/state.json")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from failing_ranks import hung_while_reading, hung_while_reading_anywhere, lost_before_sending, narrow
-from fleet_run import run_until
+from fleet_run import all_train, run_until
 from narrow_squeezenet import Narrow
 from torchvision.models import squeezenet
 
@@ -111,7 +111,7 @@ def test_a_placed_job_that_hangs_while_it_gets_other_units_is_left_out(
 
     def act(supervisor: Supervisor, lines: list[str]) -> bool:
         jobs = supervisor.jobs
-        if not all(each.placed and each.is_current for each in jobs.values()) and state["since"] < 0:
+        if not all_train(supervisor) and state["since"] < 0:
             return False
         b = jobs["b"]
         if state["since"] < 0:

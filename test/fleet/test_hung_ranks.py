@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from failing_ranks import busy_before_training, without_training
-from fleet_run import run_until
+from fleet_run import all_train, run_until
 from simulated_launcher import SimulatedLauncher, SimulatedRank
 from waiting import until
 
@@ -45,7 +45,7 @@ def test_a_job_that_is_added_while_ranks_hang_is_measured_and_the_others_continu
 
     def act(supervisor: Supervisor, lines: list[str]) -> bool:
         jobs = supervisor.jobs
-        if not all(job.placed and job.is_current for job in jobs.values()):
+        if not all_train(supervisor):
             return False
         if "d" in jobs:
             return True
@@ -74,7 +74,7 @@ def test_a_job_that_hangs_while_it_is_measured_does_not_keep_the_others_paused(j
     def act(supervisor: Supervisor, lines: list[str]) -> bool:
         a, b = (supervisor.jobs[name].processes for name in "ab")
         if stopped:
-            return all(each.placed and each.is_current for each in supervisor.jobs.values())
+            return all_train(supervisor)
         if supervisor.measuring is not supervisor.jobs["b"] or a is None or b is None:
             return False
         if a.is_paused and 10 in b.shares:

@@ -4,7 +4,6 @@ nothing.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from failing_ranks import without_training
-from fleet_run import run_until
+from fleet_run import all_train, command_exit_code, run_until
 from test_hung_ranks import write
 from waiting import runs, until
 
@@ -81,7 +80,7 @@ def test_a_job_is_added_and_the_others_continue(job: FleetJob, tmp_path: Path) -
 
     def act(supervisor: Supervisor, lines: list[str]) -> bool:
         jobs = supervisor.jobs
-        if not all(each.placed and each.is_current for each in jobs.values()):
+        if not all_train(supervisor):
             return False
         if "b" in jobs:
             return True
@@ -117,9 +116,4 @@ def stop_server_and_end() -> None:
 
 
 def test_the_command_ends() -> None:
-    command = multiprocessing.get_context("spawn").Process(target=stop_server_and_end)
-    command.start()
-    command.join(_PATIENCE_S)
-    code = command.exitcode
-    command.kill()
-    assert code == 0
+    assert command_exit_code(stop_server_and_end, _PATIENCE_S) == 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fleet_run import all_train, run_watched
 from simulated_launcher import SimulatedLauncher, SimulatedRank
 
 from multi_dnn_ros.fleet.job_processes import JobProcesses, stop_jobs
@@ -66,7 +67,7 @@ def test_a_unit_that_is_lost_while_another_job_fails_takes_its_job_along(job: Fl
             jobs = supervisor.jobs
             if self.other:
                 return jobs[self.other].starts == 2 and jobs[self.other].placed
-            if all(each.placed and each.is_current for each in jobs.values()):
+            if all_train(supervisor):
                 first, second = sorted(jobs, key=lambda name: -jobs[name].shares[0])
                 assert (jobs[first].shares, jobs[second].shares) == ((10, 0), (0, 10))
                 self.other = second
@@ -74,12 +75,7 @@ def test_a_unit_that_is_lost_while_another_job_fails_takes_its_job_along(job: Fl
             return False
 
     events = Events()
-    supervisor = Supervisor(
-        write(tmp_path / "jobs.yaml", job, job.model_copy(update={"name": "b"})), launcher, tmp_path / "runs",
-        watch=events,
-    )  # fmt: skip
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    supervisor = run_watched(write(tmp_path / "jobs.yaml", job, job.model_copy(update={"name": "b"})), launcher, events)
     assert f"{events.other}: continues from the last checkpoint without unit 1 (cpu:1)" in events.lines
     assert supervisor.jobs[events.other].attempts == 0
 
@@ -106,9 +102,7 @@ def test_a_unit_that_is_lost_before_its_rank_has_passed_the_state_on_takes_its_j
             return each.starts == 2 and each.placed
 
     events = Events()
-    supervisor = Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs", watch=events)
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    supervisor = run_watched(write(tmp_path / "jobs.yaml", job), launcher, events)
     lost = f"a: continues from the last checkpoint without unit {events.former} (cpu:1)"
     assert lost in events.lines
     assert supervisor.jobs["a"].attempts == 0
@@ -136,11 +130,7 @@ def test_a_unit_that_is_lost_after_its_rank_has_passed_the_state_on_does_not_sto
                 return True
             return False
 
-    supervisor = Supervisor(
-        write(tmp_path / "jobs.yaml", job, period_s=60.0), launcher, tmp_path / "runs", watch=Events()
-    )
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    supervisor = run_watched(write(tmp_path / "jobs.yaml", job, period_s=60.0), launcher, Events())
     assert supervisor.jobs["a"].starts == 1
 
 
@@ -157,9 +147,7 @@ def test_a_lost_unit_that_is_refused_again_interrupts_no_measurement(job: FleetJ
             return supervisor.jobs["a"].placed
 
     events = Events()
-    supervisor = Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs", watch=events)
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    supervisor = run_watched(write(tmp_path / "jobs.yaml", job), launcher, events)
     assert "unit 1 cannot be used again: another version" in events.lines
     assert supervisor.jobs["a"].starts == 1
 
@@ -181,9 +169,7 @@ def test_the_policy_of_the_start_is_kept(job: FleetJob, tmp_path: Path) -> None:
                 self.step = 2
             return self.step == 2 and "unit 1 was lost" in self.lines and supervisor.jobs["a"].placed
 
-    supervisor = Supervisor(path, launcher, tmp_path / "runs", watch=Events())
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    supervisor = run_watched(path, launcher, Events())
     assert supervisor.decisions.policy == "fair"
 
 
@@ -196,9 +182,7 @@ def test_the_report_has_slow_downs_without_priorities(job: FleetJob, tmp_path: P
 
     launcher = SimulatedLauncher(UNITS)
     path = write(tmp_path / "jobs.yaml", *jobs, period_s=1.0)
-    supervisor = Supervisor(path, launcher, tmp_path / "runs", watch=Events())
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    supervisor = run_watched(path, launcher, Events())
     recorded = supervisor.decisions.entries[-1]["slow_downs"]
     for name, each in supervisor.jobs.items():
         assert each.progress is not None
@@ -219,9 +203,7 @@ def test_a_measurement_that_fails_is_repeated(job: FleetJob, tmp_path: Path) -> 
             return supervisor.jobs["a"].placed
 
     events = Events()
-    supervisor = Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs", watch=events)
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    run_watched(write(tmp_path / "jobs.yaml", job), launcher, events)
     assert events.failed
     assert events.lines.count("a: started; measured alone") == 2
 
@@ -242,9 +224,7 @@ def test_a_start_that_fails_before_its_first_report_is_no_progress(job: FleetJob
             return each.has_ended or len(failed) > 3
 
     path = write(tmp_path / "jobs.yaml", job)
-    supervisor = Supervisor(path, launcher, tmp_path / "runs", watch=Events())
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    supervisor = run_watched(path, launcher, Events())
     assert supervisor.jobs["a"].state.status == "failed"
     assert failed == [1, 2, 3]
 
@@ -287,9 +267,7 @@ def test_a_rank_that_was_killed_is_named_instead_of_its_peer(job: FleetJob, tmp_
             return supervisor.jobs["a"].starts == 2
 
     events = Events()
-    supervisor = Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs", watch=events)
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    run_watched(write(tmp_path / "jobs.yaml", job), launcher, events)
     assert "a: unit 1 (cpu:1) was killed by SIGKILL; starting again from the last checkpoint" in events.lines
 
 
@@ -311,9 +289,7 @@ def test_a_rank_without_a_share_that_is_killed_starts_again_alone(job: FleetJob,
 
     events = Events()
     path = write(tmp_path / "jobs.yaml", job, period_s=60.0)
-    supervisor = Supervisor(path, launcher, tmp_path / "runs", watch=events)
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    supervisor = run_watched(path, launcher, events)
     ends = [line.partition("; ")[2] for line in events.lines if "was killed by SIGKILL" in line]
     again = "this process starts again, and the job continues without it"
     assert ends == [again, again, "the job continues without this unit"]
@@ -362,9 +338,7 @@ def test_jobs_are_stopped_at_the_same_time(job: FleetJob, tmp_path: Path, monkey
 
     jobs = job, job.model_copy(update={"name": "b"})
     launcher = SimulatedLauncher(UNITS)
-    supervisor = Supervisor(write(tmp_path / "jobs.yaml", *jobs), launcher, tmp_path / "runs", watch=Events())
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    supervisor = run_watched(write(tmp_path / "jobs.yaml", *jobs), launcher, Events())
     assert stopping_at_kill == [2] * 4  # two ranks of each job
     assert all(each.state.status == "waiting" for each in supervisor.jobs.values())
 
@@ -392,9 +366,7 @@ def test_a_job_that_is_stopped_without_a_checkpoint_is_named(
 
     events = Events()
     jobs = job, job.model_copy(update={"name": "b"})
-    supervisor = Supervisor(write(tmp_path / "jobs.yaml", *jobs), launcher, tmp_path / "runs", watch=events)
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    run_watched(write(tmp_path / "jobs.yaml", *jobs), launcher, events)
     named = [line for line in events.lines if "without a checkpoint" in line]
     reason = answer.text if answer is not None else "no answer within 0.3 s"
     assert named == [f"a: stopped without a checkpoint; it will continue from the last one ({reason})"]
@@ -460,9 +432,7 @@ def test_a_rank_on_a_unit_that_has_returned_reads_the_data_before_it_has_a_share
                 launcher.change(1, True, "unit 1 has returned")
             return any(unit == 1 for unit, _ in commands)
 
-    supervisor = Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs", watch=Events())
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    run_watched(write(tmp_path / "jobs.yaml", job), launcher, Events())
     first = next(command for unit, command in commands if unit == 1)
     assert first.prepare
     assert 1 not in first.active
@@ -515,12 +485,7 @@ def test_a_rank_whose_unit_was_lost_is_not_started_again(job: FleetJob, tmp_path
             return self.starts is not None and "unit 0 was lost" in self.lines
 
     events = Events()
-    supervisor = Supervisor(
-        write(tmp_path / "jobs.yaml", job, job.model_copy(update={"name": "b"})), launcher, tmp_path / "runs",
-        watch=events,
-    )  # fmt: skip
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    supervisor = run_watched(write(tmp_path / "jobs.yaml", job, job.model_copy(update={"name": "b"})), launcher, events)
     assert launcher.prefixes[0] == events.starts
     assert "b: unit 0 (cpu:1) ended with exit code 1; the job continues without this unit" in events.lines
     assert supervisor.jobs["b"].starts == 1
@@ -545,12 +510,7 @@ def test_a_job_that_has_lost_its_last_rank_starts_again_on_the_other_unit(job: F
             return b.placed
 
     events = Events()
-    supervisor = Supervisor(
-        write(tmp_path / "jobs.yaml", job, job.model_copy(update={"name": "b"})), launcher, tmp_path / "runs",
-        watch=events,
-    )  # fmt: skip
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    supervisor = run_watched(write(tmp_path / "jobs.yaml", job, job.model_copy(update={"name": "b"})), launcher, events)
     assert "b: continues from the last checkpoint without unit 1 (cpu:1)" in events.lines
     assert supervisor.jobs["b"].starts == 2
     assert supervisor.jobs["b"].attempts == 0
@@ -574,7 +534,5 @@ def test_the_units_that_are_late_at_the_start_of_a_job_are_named(
 
     events = Events()
     launcher = Launcher((parse_unit("cpu:1"),) * 3)
-    supervisor = Supervisor(write(tmp_path / "jobs.yaml", job), launcher, tmp_path / "runs", watch=events)
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.run()
+    run_watched(write(tmp_path / "jobs.yaml", job), launcher, events)
     assert events.lines[0] == "a: started; measured alone; still reading the data: unit 1 (cpu:1), unit 2 (cpu:1)"

@@ -277,7 +277,7 @@ class BoardRun:
         return self._begin_s + 60.0 * self.minutes - time.monotonic()
 
     def _progress(self) -> None:
-        self._bar.n = min(self._bar.total, time.monotonic() - self._begin_s)
+        self._bar.n = time.monotonic() - self._begin_s
         self._bar.refresh()
         for each in self._sensors.readings[self._stored :]:
             sample = SensorSample(
