@@ -24,7 +24,6 @@ setup(
     python_requires=">=3.10",
     # What serving needs; multi_dnn_ros/common/extras.py says which library of an extra is imported where.
     install_requires=[
-        "cyclonedds>=11,<12; platform_machine == 'x86_64' and python_version < '3.14'",
         "numpy>=1.21",
         "onnx>=1.15",
         "onnxruntime>=1.19",

@@ -2,7 +2,7 @@
 
 Packages from the bottom to the top; each imports only those above it in this list (test/package/test_layout.py)::
 
-    common, settings, standalone     errors and files; every parameter; rclpy's surface where no ROS 2 is installed
+    common, settings                 errors and files; every parameter
     vision, graph, models            images and results; traced networks; where DNNs come from
     backends, engine                 how a stage runs on a device; the online scheduler
     planning, pipeline, serving      layer times; from settings to tasks; engine processes and their supervision

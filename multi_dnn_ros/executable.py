@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 
+from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.exit_on_signals import exit_on_signals
+from multi_dnn_ros.common.extras import MissingExtra
 from multi_dnn_ros.common.garbage_collection import gc_paused
+from multi_dnn_ros.settings.params_sections import ParamsFileError
 
 
 def main(args: list[str] | None = None) -> int:
@@ -15,13 +18,11 @@ def main(args: list[str] | None = None) -> int:
     When there is a node, its process handles both signals.
     """
     with exit_on_signals():
-        with gc_paused():
-            from multi_dnn_ros.common.errors import CommandError
-            from multi_dnn_ros.ros.process import run
-            from multi_dnn_ros.settings.params_sections import ParamsFileError
-
         try:
+            with gc_paused():
+                from multi_dnn_ros.ros.process import run
+
             return run(args)
-        except (CommandError, ParamsFileError) as error:
+        except (CommandError, MissingExtra, ParamsFileError) as error:
             print(f"multi_dnn_node: {error}", file=sys.stderr)
             return 1

@@ -11,14 +11,10 @@ fail() {
 }
 
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
-    fail "'$python' does not run; install Python 3.10 to 3.13, or name one: make PYTHON=/usr/bin/python3.12"
+    fail "'$python' does not run; install Python 3.10 to 3.14, or name one: make PYTHON=/usr/bin/python3.12"
 case $version in
-    3.10 | 3.11 | 3.12 | 3.13) ;;
-    3.1[4-9] | 3.[2-9]?)
-        fail "'$python' is Python $version, for which cyclonedds has no wheel; use Python 3.10 to 3.13," \
-            "for example: make PYTHON=python3.13"
-        ;;
-    *) fail "'$python' is Python $version; allowed: 3.10 to 3.13, for example: make PYTHON=python3.12" ;;
+    3.10 | 3.11 | 3.12 | 3.13 | 3.14) ;;
+    *) fail "'$python' is Python $version; allowed: 3.10 to 3.14, for example: make PYTHON=python3.12" ;;
 esac
 
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||

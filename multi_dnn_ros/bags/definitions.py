@@ -1,7 +1,7 @@
 """Text definition and type hash of a message type, which a recording stores for its readers.
 
-Both are derived from the message class, so that they match the running ROS 2 (or standalone runtime), even for types
-that the rosbags library does not know (vision_msgs). The class lacks the constants and comments of the .msg file;
+Both are derived from the message class, so that they match the running ROS 2, even for types that the rosbags library
+does not know (vision_msgs). The class lacks the constants and comments of the .msg file;
 readers need neither, and the type hash (REP 2011) does not cover them.
 """
 
@@ -13,7 +13,7 @@ import re
 from rosbags.typesys import get_types_from_msg
 from rosbags.typesys.store import Typestore
 
-import multi_dnn_ros.ros  # noqa: F401  makes the message packages importable
+import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
 from multi_dnn_ros.ros.message_types import message_class as message_class
 
 # rclpy uses IDL names of field types, .msg files use ROS names.

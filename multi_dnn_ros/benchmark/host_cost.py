@@ -22,7 +22,6 @@ from multi_dnn_ros.benchmark.plain_export import export_builtin
 from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.benchmark.thread_usage import ProcessUsage, Usage, read_process, used_between
 from multi_dnn_ros.common.reporting import distribution
-from multi_dnn_ros.ros.middleware import is_standalone
 from multi_dnn_ros.settings.schema import NodeConfig
 
 _WARM_UP_S = 3.0
@@ -72,7 +71,7 @@ def measure_host(
         described[case.name] = case.described()
         figures = {
             "seconds": seconds,
-            "runtime": "standalone" if is_standalone() else get_rmw_implementation_identifier(),
+            "runtime": get_rmw_implementation_identifier(),
             "cases": {
                 name: {
                     **described[name],

@@ -70,7 +70,7 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     output, page = _outputs(args)
-    import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
+    import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
     from multi_dnn_ros.benchmark.board.measure import BoardRun
     from multi_dnn_ros.benchmark.board.mixes import choose_mixes
     from multi_dnn_ros.benchmark.board.page import board_page

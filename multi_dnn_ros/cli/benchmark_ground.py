@@ -36,7 +36,7 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     check_files(args, "output", "plot")
-    import multi_dnn_ros.ros  # noqa: F401  (makes sensor_msgs importable)
+    import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
     from multi_dnn_ros.benchmark.ground_truth import Condition, measure_ground, true_pixels, whole_pixels
     from multi_dnn_ros.common.reporting import table
 

@@ -67,7 +67,7 @@ def _run(args: argparse.Namespace) -> int:
     check_files(args, "output", "plot")
     if not Path("/proc/self/task").is_dir():
         raise CommandError("benchmark host reads the CPU time of threads from /proc, which this system does not have")
-    import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
+    import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
     from multi_dnn_ros.benchmark.host_cases import matrix
     from multi_dnn_ros.benchmark.host_cost import measure_host
     from multi_dnn_ros.benchmark.host_report import check_common, compare, host_table, plot_host, read_baseline

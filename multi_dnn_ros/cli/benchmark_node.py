@@ -137,7 +137,7 @@ def _finish(args: argparse.Namespace, figures: dict[str, Any], table: str) -> in
 
 def _load(args: argparse.Namespace) -> int:
     check_files(args, "output", "plot")
-    import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
+    import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
     from multi_dnn_ros.benchmark.load import load_table, measure_load
     from multi_dnn_ros.benchmark.load_plot import plot_load
 
@@ -153,7 +153,7 @@ def _load(args: argparse.Namespace) -> int:
 
 def _camera_faults(args: argparse.Namespace) -> int:
     check_files(args, "output")
-    import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
+    import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
     from multi_dnn_ros.benchmark.camera_faults import camera_fault_table, measure_camera_faults
 
     with log_folder(args.logs) as folder:
@@ -165,7 +165,7 @@ def _camera_faults(args: argparse.Namespace) -> int:
 
 def _isolation(args: argparse.Namespace) -> int:
     check_files(args, "output")
-    import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
+    import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
     from multi_dnn_ros.benchmark.isolation import isolation_table, measure_isolation
 
     config, cameras = read_config(args), _plans(args.camera)
@@ -176,7 +176,7 @@ def _isolation(args: argparse.Namespace) -> int:
 
 def _cycles(args: argparse.Namespace) -> int:
     check_files(args, "output")
-    import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
+    import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
     from multi_dnn_ros.benchmark.cycles import cycles_table, measure_cycles
 
     figures = measure_cycles(read_config(args), args.repeats)

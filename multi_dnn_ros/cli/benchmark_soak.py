@@ -57,7 +57,7 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     check_files(args, "output", "plot")
-    import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
+    import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
     from multi_dnn_ros.benchmark.soak.plan import MIN_ROUND_S, SoakPlan
     from multi_dnn_ros.benchmark.soak.report import soak_table
     from multi_dnn_ros.benchmark.soak.run import measure_soak

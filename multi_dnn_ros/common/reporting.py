@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Packages whose versions affect measurements.
-PACKAGES = ("torch", "torchvision", "onnxruntime", "numpy", "opencv-python-headless", "cyclonedds", "rosbags")
+PACKAGES = ("torch", "torchvision", "onnxruntime", "numpy", "opencv-python-headless", "rosbags")
 
 
 def provenance() -> dict[str, Any]:

@@ -1,16 +1,21 @@
-"""The ROS 2 node.
+"""The ROS 2 node, the only package whose modules need rclpy throughout.
 
-Importing this package makes ``rclpy``, ``sensor_msgs.msg`` and the other message packages importable: those of the
-installed ROS 2, or the standalone runtime if there is none.
+The packages that use rclpy or message classes elsewhere import this one first, for its error where ROS 2 is missing.
 """
 
 from __future__ import annotations
 
+from multi_dnn_ros.common.extras import MissingExtra
+
 try:
     import rclpy as rclpy
+    import vision_msgs as vision_msgs  # the one message package that tools/ros_environment.py compiles
 except ModuleNotFoundError as error:
-    if error.name != "rclpy":  # rclpy is installed, but one of its dependencies is not
+    if error.name not in ("rclpy", "vision_msgs"):  # installed, but one of its dependencies is not
         raise
-    from multi_dnn_ros import standalone
-
-    standalone.install()
+    raise MissingExtra(
+        f"this needs {error.name} of ROS 2, which is not installed: source a ROS 2 installation (such as "
+        '/opt/ros/jazzy/setup.bash), or pip install "multi_dnn_ros[ros]" and run tools/ros_environment.py '
+        "(docs/installation.md)",
+        name=error.name,
+    ) from None

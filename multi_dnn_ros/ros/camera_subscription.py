@@ -9,8 +9,6 @@ from rclpy.lifecycle import LifecycleNode
 from rclpy.qos import QoSProfile
 from rclpy.subscription import Subscription
 
-from multi_dnn_ros.ros.middleware import is_standalone
-
 #: How long the old subscription is kept, to deliver its queue, and images until publishers discover the new one.
 _OVERLAP_NS = 2_000_000_000
 #: Images of the overlap that are remembered to detect duplicates.
@@ -97,10 +95,6 @@ class CameraSubscription:
         return subscription
 
     def _create(self, callback: Callable[..., None], qos: QoSProfile, lost: Callable[[Any], None]) -> Any:
-        if is_standalone():
-            subscription: Any = self._node.create_subscription(self._kind, self._topic, callback, qos)
-            subscription.byte_views = True  # an image is copied into the memory of its frame anyway
-            return subscription
         callbacks, unsupported = _event_classes()
         # Without rclpy's default callbacks: CameraInput logs incompatible QoS itself, with the names of the nodes.
         events = callbacks(message_lost=lost, use_default_callbacks=False)
@@ -135,8 +129,8 @@ def _key(message: Any, info: Any) -> tuple[int, int, int] | None:
 
 
 def _callbacks_take_info() -> bool:
-    """Whether callbacks may take a MessageInfo: rclpy since Iron, and the standalone runtime."""
-    return is_standalone() or hasattr(Subscription, "CallbackType")
+    """Whether callbacks may take a MessageInfo: rclpy since Iron."""
+    return hasattr(Subscription, "CallbackType")
 
 
 def _event_classes() -> tuple[Any, type[Exception]]:

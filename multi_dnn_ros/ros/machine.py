@@ -10,8 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 
-from multi_dnn_ros.ros.middleware import is_standalone
-
 
 def hardware_id(device_name: str) -> str:
     """Name of the computer and of the device: `robot1 NVIDIA Orin`, `robot1 Intel(R) Core(TM) i5-7260U`."""
@@ -20,13 +18,13 @@ def hardware_id(device_name: str) -> str:
 
 @lru_cache(maxsize=1)
 def versions() -> dict[str, str]:
-    """Versions that a bug report needs. `ROS`: the distribution, or `standalone`.
+    """Versions that a bug report needs. `ROS`: the distribution.
 
     `torch`: the installed version. The engine process reports the versions of torch and CUDA that it has loaded.
     """
     return {
         "multi_dnn_ros": _installed("multi_dnn_ros"),
-        "ROS": "standalone" if is_standalone() else os.environ.get("ROS_DISTRO", "unknown"),
+        "ROS": os.environ.get("ROS_DISTRO", "unknown"),
         "torch": _installed("torch"),
         "Python": platform.python_version(),
     }

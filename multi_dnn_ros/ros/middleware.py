@@ -13,7 +13,6 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import rclpy
 from rclpy.utilities import get_rmw_implementation_identifier
 
 from multi_dnn_ros.common.resources import config_file
@@ -37,20 +36,14 @@ _MAPS = Path("/proc/self/maps")
 
 @dataclass(frozen=True)
 class Middleware:
-    """The result of :func:`configure`. name: RMW implementation; empty for the standalone runtime.
+    """The result of :func:`configure`. name: RMW implementation. text: one line for the log.
 
-    text: one line for the log. package_file: the settings file, if it is one of this package; None: settings of the
-    user or defaults.
+    package_file: the settings file, if it is one of this package; None: settings of the user or defaults.
     """
 
     name: str
     text: str
     package_file: Path | None = None
-
-
-def is_standalone() -> bool:
-    """Whether rclpy is this package's standalone runtime."""
-    return getattr(rclpy.__spec__, "origin", "") == "multi_dnn_ros.standalone"
 
 
 def rmem_max_bytes() -> int | None:
@@ -75,8 +68,8 @@ def _free_shared_memory_bytes() -> int:
 
 def detect() -> Middleware:
     """The middleware of a process in which :func:`configure` was not called."""
-    name = "" if is_standalone() else str(get_rmw_implementation_identifier())
-    return Middleware(name, f"middleware: {name or 'the standalone runtime'}")
+    name = str(get_rmw_implementation_identifier())
+    return Middleware(name, f"middleware: {name}")
 
 
 def configure(environment: MutableMapping[str, str] = os.environ, folder: Path | None = None) -> Middleware:
@@ -84,8 +77,6 @@ def configure(environment: MutableMapping[str, str] = os.environ, folder: Path |
 
     folder: where Fast DDS looks for a settings file of the user; None: the working directory.
     """
-    if is_standalone():
-        return Middleware("", "middleware: the standalone runtime with its own settings")
     name = str(get_rmw_implementation_identifier())
     if name == CYCLONE:
         return _configure_cyclone(name, environment)

@@ -19,7 +19,7 @@ from multi_dnn_ros.ros.enable_services import EnableServices
 from multi_dnn_ros.ros.engine_host import MakeHost, make_host
 from multi_dnn_ros.ros.failure_text import failure_text
 from multi_dnn_ros.ros.machine import hardware_id, memory_text, resident_memory
-from multi_dnn_ros.ros.middleware import Middleware, detect, is_standalone
+from multi_dnn_ros.ros.middleware import Middleware, detect
 from multi_dnn_ros.ros.model_swap import ModelSwaps, SwapHooks
 from multi_dnn_ros.ros.node_diagnostics import NodeDiagnostics
 from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, engine_statuses, node_status, status_text
@@ -113,9 +113,8 @@ class MultiDnnNode(LifecycleNode):
             self._start_timer = self.create_timer(0.001, self._start, clock=clock)
 
     def get_logger(self) -> Any:
-        """The logger of the node, whose callers do not wait for the console; the standalone runtime's never does."""
-        logger = super().get_logger()
-        return logger if is_standalone() else QueuedLogger(logger)
+        """The logger of the node, whose callers do not wait for the console."""
+        return QueuedLogger(super().get_logger())
 
     def published(self) -> dict[tuple[str, str], int]:
         """Number of results published since activation, by (DNN, camera); empty while inactive."""

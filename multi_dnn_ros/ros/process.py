@@ -132,8 +132,7 @@ def _spin(
     executor: SingleThreadedExecutor, node: MultiDnnNode, stop: _StopSignal, service: ServiceStatus | None
 ) -> None:
     errors = 0
-    ok = rclpy.ok  # the standalone runtime looks it up on each access
-    while stop.number is None and ok():
+    while stop.number is None and rclpy.ok():
         try:
             executor.spin_once(timeout_sec=_POLL_S)
             errors = 0

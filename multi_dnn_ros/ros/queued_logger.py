@@ -83,7 +83,7 @@ def pieces(text: str, max_bytes: int) -> Iterator[str]:
 
 def _skip_this_file_in_search_of_callers() -> None:
     """Options such as `once` apply to the line that calls the logger; without this to the line of this file."""
-    with contextlib.suppress(ImportError, AttributeError):  # the standalone runtime, or another version of rclpy
+    with contextlib.suppress(ImportError, AttributeError):  # another version of rclpy
         from rclpy.impl import rcutils_logger
 
         rcutils_logger._internal_callers.append(os.path.realpath(__file__))

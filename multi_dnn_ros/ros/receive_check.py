@@ -78,10 +78,10 @@ class ReceiveCheck:
 
     def log_limit(self, raw_cameras: list[str]) -> None:
         """Log, before the first image, the largest raw image that fits the receive buffer, if that is smaller than
-        1280x720 bgr8. Not for the standalone runtime.
+        1280x720 bgr8.
         """
         buffer = self._buffer()
-        if raw_cameras and buffer is not None and not self._fits(_EXAMPLE[1], buffer) and self.middleware.name:
+        if raw_cameras and buffer is not None and not self._fits(_EXAMPLE[1], buffer):
             self._info(
                 f"receive buffers: {buffer} bytes, net.core.rmem_max is {limit_text(self._limit())}: raw images of "
                 f"more than {math.floor(buffer * _PAYLOAD_SHARE)} bytes do not fit (cameras: "

@@ -1,4 +1,4 @@
-"""Poses of frames from TF (tf2_ros), which only a real ROS 2 has."""
+"""Poses of frames from TF (tf2_ros), which not every installation of ROS 2 has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rclpy.lifecycle import LifecycleNode
 from rclpy.time import Time
 
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.ros.middleware import is_standalone
 from multi_dnn_ros.ros.stamp_ages import SET_BACK_NS
 from multi_dnn_ros.vision.ground import CameraPose
 
@@ -39,11 +38,7 @@ class Transforms:
         try:
             tf2_ros = importlib.import_module("tf2_ros")
         except ImportError as error:
-            self._error = (
-                "the standalone runtime has no TF"
-                if is_standalone()
-                else f"TF cannot be used without tf2_ros (package tf2_ros_py): {summarize_error(error)}"
-            )
+            self._error = f"TF cannot be used without tf2_ros (package tf2_ros_py): {summarize_error(error)}"
             return
         self._buffer = buffer = tf2_ros.Buffer()
         # After simulated time was set back, the buffer would reject new transforms as older than those it has. It only

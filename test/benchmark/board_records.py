@@ -64,7 +64,7 @@ def record(mixes: dict[str, MixRecord] | None = None, **board: Any) -> BoardReco
         ),
         board=Board.model_validate({
             "cpu": "A CPU", "cores": 2, "memory_bytes": 8 << 30, "gpu": None, "gpu_memory_bytes": None,
-            "kernel": "6.1", "system": "Linux", "runtime": "standalone", **board,
+            "kernel": "6.1", "system": "Linux", "runtime": "ROS 2 jazzy rmw_fastrtps_cpp", **board,
         }),
         idle=Idle(seconds=5.0, busy_share=0.01, power_w=None, temperature_c=None),
         mixes=mixes if mixes is not None else {"builtin": mix()},

@@ -117,19 +117,22 @@ def test_another_runtime_is_not_compared(tmp_path: Path, capsys: pytest.CaptureF
     assert run(first, second, "--output", tmp_path / "c.html") == 0
     text = capsys.readouterr().out
     assert "nothing can be compared" in text
-    assert "the ROS runtime is standalone in the first file and ROS 2 jazzy rmw_cyclonedds_cpp in the second" in text
+    assert "the ROS runtime is ROS 2 jazzy rmw_fastrtps_cpp in the first" in text
+    assert "ROS 2 jazzy rmw_cyclonedds_cpp in the second" in text
     assert "Nothing can be compared." in (tmp_path / "c.html").read_text()
     assert run(first, second, "--fail-above", "1.1") == 1
 
 
-def test_files_of_benchmark_host_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(RESULTS / "host_before.json", RESULTS / "host_after.json") == 0
+def test_files_of_benchmark_host_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = RESULTS / "host_ros2_cyclone.json", tmp_path / "second.json"
+    assert run(first, RESULTS / "host_ros2_fast.json") == 0
     text = capsys.readouterr().out
     row = next(line for line in text.splitlines() if line.startswith("| null") and "CPU time per result" in line)
-    assert [part.strip() for part in row.split("|")[3:7]] == ["7.64", "7.58", "0.99", "same"]
-    assert run(RESULTS / "host_after.json", RESULTS / "host_ros2_cyclone.json") == 0
-    assert (
-        "everything: the ROS runtime is standalone in the first file and rclpy in the second" in capsys.readouterr().out
+    assert [part.strip() for part in row.split("|")[3:7]] == ["6.5", "7.89", "1.22", "worse"]
+    second.write_text(json.dumps({**json.loads(first.read_text()), "runtime": "rmw_zenoh_cpp"}))
+    assert run(first, second) == 0
+    assert "everything: the ROS runtime is rclpy in the first file and rmw_zenoh_cpp in the second" in (
+        capsys.readouterr().out
     )
 
 

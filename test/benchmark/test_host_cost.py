@@ -277,12 +277,12 @@ def test_a_run_that_ends_early_keeps_the_finished_cases(
 
 
 def test_other_conditions_of_the_baseline_are_named() -> None:
-    figures: dict[str, Any] = {"runtime": "standalone", "seconds": 5.0, "cases": {"a": {"latency_ms": None}}}
+    figures: dict[str, Any] = {"runtime": "rmw_fastrtps_cpp", "seconds": 5.0, "cases": {"a": {"latency_ms": None}}}
     machine = provenance()["machine"]
     baseline = {**figures, "command": "multi-dnn benchmark host", "versions": {}, "machine": machine}
     assert compare(figures, baseline)["different"] == []
     other = {**baseline, "runtime": "rmw_cyclonedds_cpp", "machine": {**machine, "cores": 999}}
     assert compare(figures, other)["different"] == [
-        "runtime was rmw_cyclonedds_cpp and is standalone",
+        "runtime was rmw_cyclonedds_cpp and is rmw_fastrtps_cpp",
         f"cores was 999 and is {machine['cores']}",
     ]

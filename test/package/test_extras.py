@@ -12,6 +12,7 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -47,12 +48,13 @@ print(len(services), *sorted({name.partition(".")[0] for name in sys.modules}))
 """
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """A Python process on this tree."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=240
-    )
+        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, check=False,
+        timeout=240, **options,
+    )  # fmt: skip
 
 
 class FinderWithout(PathFinder):
@@ -91,7 +93,7 @@ def extras(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     distribution = metadata.Distribution.at(folder / "multi_dnn_ros.egg-info")
     texts = distribution.requires or []
     given = set(distribution.metadata.get_all("Provides-Extra") or [])
-    assert given == {"cluster", "nvml", "offline", "onnx", "plots", "all", "test"}
+    assert given == {"cluster", "nvml", "offline", "onnx", "plots", "ros", "all", "test"}
 
     def of(extra: str) -> Iterator[str]:
         for requirement in map(Requirement, texts):
@@ -248,6 +250,35 @@ def test_the_modules_that_are_run_name_it_too(
     assert run(arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f'{arguments[0]} needs {missing}, which is not installed: pip install "multi_dnn_ros[{extra}]"'
+
+
+WITHOUT_ROS = """
+import sys
+sys.modules["rclpy"] = None  # cannot be imported
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.executable import main as node
+sys.exit(node([]) if sys.argv[1:] == ["node"] else main())
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["run"], ["camera", "scenes"], ["replay", "drive.mcap", "results"], ["demo"], ["benchmark", "host"], ["node"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_command_that_needs_ros_2_says_how_to_get_it(arguments: list[str], tmp_path: Path) -> None:
+    done = python(WITHOUT_ROS, *arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "needs rclpy of ROS 2, which is not installed: source a ROS 2 installation" in line
+    assert 'pip install "multi_dnn_ros[ros]" and run tools/ros_environment.py' in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_commands_do_without_ros_2(tmp_path: Path) -> None:
+    done = python(WITHOUT_ROS, "inspect", "builtin:lane", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "builtin:lane" in done.stdout
 
 
 def test_the_node_names_it_for_a_dnn_in_an_onnx_file(hide: Callable[[str], None], tmp_path: Path) -> None:

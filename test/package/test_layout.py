@@ -18,7 +18,6 @@ PACKAGE = "multi_dnn_ros"
 ALLOWED: dict[str, set[str]] = {
     "common": set(),
     "settings": {"common"},
-    "standalone": {"common"},
     "vision": {"common"},
     "graph": {"common"},
     "models": {"common", "settings", "vision"},
@@ -32,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "profiling": {"common", "graph", "models", "backends", "planning", "training"},
     "partition": {"common", "backends", "planning", "pipeline", "serving", "profiling"},
     "fleet": {"common", "settings", "models", "planning", "training"},
-    "ros": {"common", "settings", "vision", "standalone", "engine", "serving"},
+    "ros": {"common", "settings", "vision", "engine", "serving"},
     "bags": {"common", "ros"},
     "camera": {"common", "vision", "training", "ros", "bags"},
     "replay": {"common", "settings", "vision", "engine", "ros", "bags", "camera"},
@@ -46,7 +45,7 @@ OTHER_TESTS = {"docs", "extensions", "gpu", "real_ros", "launch", "package", "se
 #: Entry points of setup.py.
 ENTRY_POINTS = {"__init__", "executable"}
 #: Packages that may import rclpy and message packages.
-ROS_PACKAGES = ("ros", "standalone", "bags", "camera", "replay", "demo", "benchmark", "cli")
+ROS_PACKAGES = ("ros", "bags", "camera", "replay", "demo", "benchmark", "cli")
 
 
 @cache

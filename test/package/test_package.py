@@ -24,7 +24,6 @@ ROSDEP = {
     "PyYAML": "python3-yaml",
     "setuptools": "python3-setuptools",
     "tqdm": "python3-tqdm",
-    "cyclonedds": None,
     "onnx": None,
     "onnxruntime": None,
     "pydantic": None,  # there is a key, for a version that is too old on Ubuntu 22.04 and 24.04
@@ -59,8 +58,7 @@ def test_what_rosdep_does_not_bring_is_asked_of_pip():
     setup = (ROOT / "setup.py").read_text()
     lines = (ROOT / "requirements-ros.txt").read_text().splitlines()
     asked = {line for line in lines if not line.startswith("#")}
-    # The standalone runtime alone needs cyclonedds.
-    for name in [name for name, key in ROSDEP.items() if key is None and name != "cyclonedds"]:
+    for name in [name for name, key in ROSDEP.items() if key is None]:
         assert re.search(rf'"({name}[<>=][^"]*)"', setup)[1] in asked
 
 

@@ -27,7 +27,9 @@ class Readers:
             self, Image, "/front/image_raw", QoSProfile(depth=1), self._deliver, lambda count: None
         )
 
-    def create_subscription(self, kind: type, topic: str, callback: Callable[..., None], qos: QoSProfile) -> Any:
+    def create_subscription(
+        self, kind: type, topic: str, callback: Callable[..., None], qos: QoSProfile, event_callbacks: Any
+    ) -> Any:
         self.callbacks.append(callback)
         return SimpleNamespace(topic_name=topic)
 
@@ -45,8 +47,7 @@ class Readers:
 
 
 @pytest.fixture
-def readers(monkeypatch: pytest.MonkeyPatch) -> Readers:
-    monkeypatch.setattr(camera_subscription, "is_standalone", lambda: True)
+def readers() -> Readers:
     return Readers()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,23 +16,15 @@ VARIABLES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
 
 @pytest.fixture
 def running_on(monkeypatch: pytest.MonkeyPatch):
-    """Makes the module see a real rclpy with this RMW implementation and kernel limit."""
+    """Makes the module see this RMW implementation and kernel limit."""
 
     def run(name: str, limit: int = 4_194_304, fast_2: bool = True, shared_memory: int = 10**9) -> None:
         monkeypatch.setattr(middleware, "_free_shared_memory_bytes", lambda: shared_memory)
-        monkeypatch.setattr(middleware, "is_standalone", lambda: False)
         monkeypatch.setattr(middleware, "get_rmw_implementation_identifier", lambda: name)
         monkeypatch.setattr(middleware, "rmem_max_bytes", lambda: limit)
         monkeypatch.setattr(middleware, "_is_fast_dds_2", lambda: fast_2)
 
     return run
-
-
-@pytest.mark.skipif(not middleware.is_standalone(), reason="needs the standalone runtime")
-def test_the_standalone_runtime_is_not_configured(tmp_path: Path) -> None:
-    environment: dict[str, str] = {}
-    assert configure(environment, tmp_path).name == ""
-    assert environment == {}
 
 
 def test_cyclone_dds_is_configured_with_our_file(running_on, tmp_path: Path) -> None:
@@ -65,12 +56,6 @@ def test_fast_dds_keeps_its_defaults_if_shared_memory_is_too_small(running_on, t
     assert (environment, found.package_file) == ({}, None)
     assert "/dev/shm has 67108864 bytes free" in found.text
     assert "--shm-size" in found.text
-
-
-def test_an_rclpy_in_a_folder_with_our_name_is_not_the_standalone_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = SimpleNamespace(origin="/home/me/multi_dnn_ros_ws/install/rclpy/__init__.py")
-    monkeypatch.setattr(middleware, "rclpy", SimpleNamespace(__spec__=spec, __file__=spec.origin))
-    assert not middleware.is_standalone()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from multi_dnn_ros.benchmark.board.record import Board
 from multi_dnn_ros.common.reporting import cpu_count, cpu_model
 from multi_dnn_ros.ros.board.monitor import BoardMonitor
 from multi_dnn_ros.ros.board.sensors import Reading, optional_number, text_of
-from multi_dnn_ros.ros.middleware import is_standalone
 
 _NVPMODEL_LIMIT_S = 5.0
 
@@ -39,7 +38,7 @@ def describe_board(device: torch.device, root: Path = Path("/")) -> Board:
         gpu_memory_bytes=gpu_memory,
         kernel=platform.release(),
         system=platform.platform(),
-        runtime="standalone" if is_standalone() else f"ROS 2 {distribution} {get_rmw_implementation_identifier()}",
+        runtime=f"ROS 2 {distribution} {get_rmw_implementation_identifier()}",
         hardware=text_of(root / "proc/device-tree/model").rstrip("\0"),
         power_mode=power_mode(root),
         governor=text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),

@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
+import multi_dnn_ros.ros  # noqa: F401  reports a missing ROS 2
 from multi_dnn_ros.bags import BagError, BagReader, BagWriter
 from multi_dnn_ros.benchmark.peers.spinning import spin
-from multi_dnn_ros.ros.middleware import is_standalone
 
 ROS2_BAG, SUBSCRIBER = "ros2 bag record", "a subscriber with rosbags"
 #: Results of some seconds, so that none is lost while a chunk is written to a slow disk.
@@ -24,7 +23,7 @@ _QUEUE_DEPTH = 1000
 
 def recorder() -> str:
     """What records on this machine."""
-    return SUBSCRIBER if is_standalone() or importlib.util.find_spec("ros2bag") is None else ROS2_BAG
+    return SUBSCRIBER if importlib.util.find_spec("ros2bag") is None else ROS2_BAG
 
 
 def recorded_counts(path: Path) -> dict[str, int] | None:

@@ -30,7 +30,6 @@ from multi_dnn_ros.benchmark.soak.verdicts import Verdict
 from multi_dnn_ros.benchmark.time_bar import time_bar
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.extensions import ExtensionError
-from multi_dnn_ros.ros.middleware import is_standalone
 from multi_dnn_ros.settings.schema import NodeConfig
 
 _RECORDER = "multi_dnn_ros.benchmark.soak.recorder"
@@ -194,7 +193,7 @@ class _Run:
         figures = {
             "plan": asdict(plan),
             "measured_s": self._end_s - self._begin_s,
-            "runtime": "standalone" if is_standalone() else get_rmw_implementation_identifier(),
+            "runtime": get_rmw_implementation_identifier(),
             "device": device,
             "isolation": rig.config.isolation,
             "standby": rig.config.standby,
