@@ -41,8 +41,6 @@ _STARTS_WORKERS = "PYTEST_XDIST_WORKER" not in os.environ and any(
 )
 if not _STARTS_WORKERS:
     _set_threads()  # before other modules are imported, which have the number of threads in their constants
-# Tests and the processes that they start get the socket buffers of an ordinary kernel, whatever this one grants.
-os.environ["MULTI_DNN_ROS_RECEIVE_BUFFER"] = "212992"
 
 _unfreeze = gc.unfreeze
 #: Closing a pipeline calls gc.unfreeze (multi_dnn_ros.common.memory). One call of so many is carried out, so that

@@ -1,8 +1,6 @@
-"""Makes rclpy and the message packages importable before the test modules ask for them."""
+"""Processes are started as forks."""
 
 import pytest
-
-import multi_dnn_ros.ros  # noqa: F401
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,22 +1,23 @@
-"""Makes rclpy and the message packages importable before the test modules import them."""
+"""A node and its surroundings in one process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
-
-import multi_dnn_ros.ros  # noqa: F401
-
-if TYPE_CHECKING:
-    from node_bench import Bench
+from node_bench import Bench, stranger_in
 
 
 @pytest.fixture
 def bench(domain: int) -> Iterator[Bench]:
-    from node_bench import Bench
-
     instance = Bench(domain)
     yield instance
     instance.close()
+
+
+@pytest.fixture
+def stranger(domain: int) -> Iterator[Any]:
+    """A node of another participant."""
+    with stranger_in(domain) as node:
+        yield node

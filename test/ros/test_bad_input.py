@@ -92,16 +92,16 @@ def test_outputs_that_are_not_finite_are_counted_and_logged(bench: Bench) -> Non
     bench.until(lambda: count_of(bench, "dizzy on front", "published") == 1, "the DNN that was dizzy")
 
 
-def test_a_publisher_of_another_type_does_no_harm(bench: Bench) -> None:
+def test_a_publisher_of_another_type_does_no_harm(bench: Bench, stranger: Any) -> None:
     start(bench, {"stale_after_s": 0.3})
-    wrong = bench.peer.create_publisher(CompressedImage, "/front/image_raw", 10)
+    wrong = stranger.create_publisher(CompressedImage, "/front/image_raw", 10)
     bench.until(lambda: bench.nodes[0].count_publishers("/front/image_raw") == 1, "the node to find the publisher")
     for _ in range(5):
         wrong.publish(CompressedImage(format="jpeg", data=b"x" * 100))
         bench.executor.spin_once(timeout_sec=0.05)
     bench.until(lambda: bench.status("camera front").level == STALE, "STALE")
     assert count_of(bench, "camera front", "received") == 0
-    bench.peer.destroy_publisher(wrong)
+    stranger.destroy_publisher(wrong)
     heard = bench.listen(OUT, Detection2DArray)
     served_after(bench, heard, bench.camera(), image())
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import rclpy
 from node_bench import Bench, image
-from rclpy.context import Context
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.utilities import get_rmw_implementation_identifier
 from sensor_msgs.msg import CompressedImage, Image
@@ -16,7 +14,6 @@ from std_msgs.msg import String
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.ros import camera_input, serving_session
-from multi_dnn_ros.ros.middleware import is_standalone
 from multi_dnn_ros.settings.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
 
 TOPIC = "/front/image_raw"
@@ -48,17 +45,6 @@ def warned(bench: Bench, capfd: pytest.CaptureFixture[str]) -> Callable[[], list
         return [line for line in lines if "[WARN]" in line and "camera front" in line]
 
     return read
-
-
-@pytest.fixture
-def stranger(bench: Bench, domain: int) -> Iterator[Any]:
-    """A node of another participant: within one, Fast DDS allows only one type per topic."""
-    context = Context()
-    rclpy.init(context=context, domain_id=domain)
-    node = rclpy.create_node("stranger", context=context)
-    yield node
-    node.destroy_node()
-    rclpy.shutdown(context=context)
 
 
 def start(bench: Bench, **parameters: Any) -> None:
@@ -149,16 +135,6 @@ def test_the_topic_of_another_camera_is_not_suggested(bench: Bench, warned: Call
     (line,) = warned()
     assert "camera front: no publisher on /front/image_raw" in line
     assert "/rear/image_raw" not in line
-
-
-@pytest.mark.skipif(not is_standalone(), reason="the default of the middleware, which may be Fast DDS, decides")
-@pytest.mark.usefixtures("impatient")
-def test_the_default_of_the_middleware_may_be_incompatible(bench: Bench, warned: Callable[[], list[str]]) -> None:
-    bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
-    start(bench, qos="system_default")
-    bench.until(warned, "a warning")
-    assert "incompatible QoS on topic /front/image_raw, no image can arrive" in warned()[0]
-    assert bench.status("camera front").level == ERROR
 
 
 @pytest.mark.usefixtures("impatient")

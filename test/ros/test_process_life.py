@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import rclpy
@@ -28,19 +27,12 @@ from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
-from timing import at_most_s
 from tiny_exports import quick_dnn
-from waiting import runs
+from waiting import runs, until
 
 from multi_dnn_ros.common.processes import loopback_environment
 
 WAIT_S = 120.0
-#: Limit for the median time of an answer while the node configures.
-ANSWER_S = 0.05
-#: Limit from a signal to the end of the node while it configures, including the end of the interpreter.
-END_S = 1.5
-#: Limit from the end of the node to the end of its engine processes.
-ORPHAN_S = 1.0
 PARAMETERS = """\
 /**:
   ros__parameters:
@@ -158,17 +150,13 @@ class Robot:
         """Wait until an engine process has begun to load PyTorch."""
         self.until(lambda: any("libtorch" in _maps(engine.pid) for engine in self.engines()), "an engine that loads")
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self) -> int:
         assert self.process is not None
-        return self.process.wait(timeout_s)
+        return self.process.wait(WAIT_S)
 
-    def engines_end(self, timeout_s: float) -> float:
-        """Wait until no engine process runs; returns the seconds. Zombies count as ended."""
-        begin = time.monotonic()
-        while alive := [process.pid for process in self._seen if runs(process)]:
-            assert time.monotonic() - begin <= timeout_s, alive
-            time.sleep(0.005)
-        return time.monotonic() - begin
+    def engines_run(self) -> bool:
+        """Whether an engine process runs that was seen; zombies do not."""
+        return any(map(runs, self._seen))
 
     def close(self) -> None:
         if self.process is not None:
@@ -298,24 +286,17 @@ def test_services_and_diagnostics_respond_while_configuring(robot: Robot, fork_s
     parameters = GetParameters.Request(names=["workers", "dnns"])
     configured = robot.ask("configure")
     robot.until(robot.engines, "the engine process")
-    seconds: list[float] = []
-    received = len(robot.reports)
-    begin = time.monotonic()
+    answers, received = 0, len(robot.reports)
     while not configured.done():
         for client, request in ((get_state, GetState.Request()), (get_parameters, parameters)):
-            sent = time.monotonic()
             future = client.call_async(request)
             robot.until(future.done, "an answer")
-            seconds.append(time.monotonic() - sent)
-        time.sleep(0.01)  # a client without pauses would take a core from configuring
-    took = time.monotonic() - begin
+            answers += 1
+        reports = len(robot.reports)
+        robot.until(lambda: configured.done() or len(robot.reports) > reports, "diagnostics")  # noqa: B023
     assert configured.result().success
-    p99 = float(np.percentile(seconds, 99))
-    print(f"{len(seconds)} answers in {took:.1f} s: p50 {np.median(seconds) * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms, "
-          f"max {max(seconds) * 1e3:.1f} ms; {len(robot.reports) - received} diagnostics")  # fmt: skip
-    assert float(np.median(seconds)) < at_most_s(ANSWER_S)
-    assert max(seconds) < took / 2, "a request waited for configuring"
-    assert len(robot.reports) - received > took / 1.0, "ten per second are due"
+    assert answers >= 4, "a request waited for configuring"
+    assert len(robot.reports) >= received + 2
     messages = {
         status.message for report in robot.reports for status in report.status if status.name.endswith(": node")
     }
@@ -338,12 +319,10 @@ def test_configuring_is_cancelled_quickly_by_cleanup_and_by_the_end_of_the_node(
     configured = robot.ask("configure")
     robot.loading()
     threading.Timer(0.0, robot.process.send_signal, (signal.SIGINT,)).start()
-    begin = time.monotonic()
     robot.until(configured.done, "the answer")
     assert not configured.result().success
     assert robot.wait() == 0
-    assert time.monotonic() - begin < at_most_s(END_S)
-    robot.engines_end(0.0)
+    assert not robot.engines_run()
     assert "Traceback" not in robot.text()
 
 
@@ -357,9 +336,7 @@ def _cancelled(robot: Robot, transition: str) -> None:
     """Request configuring, and another transition while the node configures."""
     configured = robot.ask("configure")
     robot.loading()
-    begin = time.monotonic()
     assert robot.change(transition)
-    assert time.monotonic() - begin < at_most_s(1.0)
     robot.until(configured.done, "the answer to configure")
     assert not configured.result().success
     assert robot.engines() == []
@@ -385,15 +362,11 @@ def test_a_signal_ends_everything_once(
         robot.loading()
     else:
         robot.until(lambda: robot.message() == "active" and robot.engines(), "active")
-    begin = time.monotonic()
     for number in numbers:
         robot.process.send_signal(number)
-        time.sleep(0.05)
+        robot.until(lambda number=number: f"received {number.name}" in robot.text(), "the signal to be received")
     assert robot.wait() == 0
-    took = time.monotonic() - begin
-    robot.engines_end(0.0)
-    print(f"{state}: ended {took:.2f} s after {numbers[0].name}")
-    assert took < at_most_s(END_S if state == "configuring" else 3.0)
+    assert not robot.engines_run()
     assert "Traceback" not in robot.text()
     assert _shared_memory() <= before
 
@@ -410,7 +383,7 @@ def test_engine_processes_end_with_a_node_that_is_killed(robot: Robot, state: st
     else:
         robot.until(lambda: robot.message() == "active" and robot.engines(), "active")
     robot.process.kill()
-    print(f"{state}: the engine process ended {robot.engines_end(at_most_s(ORPHAN_S)):.3f} s after the node")
+    until(lambda: not robot.engines_run(), "the end of the engine processes")
     assert _shared_memory() <= before
 
 
@@ -432,8 +405,6 @@ def test_a_log_that_is_not_read_does_not_stop_the_node(
         unread.read_again()
         robot.until(lambda: b"was lost" in unread.text, "the lines that waited")
     robot.process.send_signal(signal.SIGINT)
-    begin = time.monotonic()
     assert robot.wait() == 0
-    assert time.monotonic() - begin < at_most_s(END_S + 1.0)  # and up to a second for the log
-    robot.engines_end(ORPHAN_S)
+    assert not robot.engines_run()
     assert (b"received SIGINT" in unread.text) == read_again

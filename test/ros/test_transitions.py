@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetAvailableTransitions
 from node_bench import Bench
-from timing import at_most_s
 
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.ros.node_status import progress_text
@@ -187,9 +185,7 @@ def test_cancelling_is_repeated_until_the_host_configures(
 
 def test_shutdown_cancels_configuring(bench: Bench, case: Case) -> None:
     configured = case.configuring()
-    begin = time.monotonic()
     assert case.answer(case.ask(SHUTDOWN))
-    assert time.monotonic() - begin < at_most_s(1.0)
     assert not case.answer(configured)
     assert bench.state() == "finalized"
     assert case.host.closed
@@ -283,9 +279,7 @@ def test_failed_configuring_leaves_nothing_and_can_be_repeated(bench: Bench, cas
 
 def test_the_node_can_be_closed_while_configuring(bench: Bench, case: Case) -> None:
     configured = case.configuring()
-    begin = time.monotonic()
     case.node.close()  # without a spinning executor, as at the end of the process
-    assert time.monotonic() - begin < at_most_s(1.0)
     assert case.host.closed
     assert case.node.hung == []
     assert case.node.pending_responses == 1
@@ -297,9 +291,7 @@ def test_a_host_that_does_not_stop_configuring_is_closed_and_logged(
 ) -> None:
     case.configuring()
     monkeypatch.setattr(case.host, "cancel", lambda: None)
-    begin = time.monotonic()
     case.node.close()
-    assert time.monotonic() - begin < at_most_s(2.0)
     assert case.host.closed
     assert case.node.hung == ["transition"]
     case.host.go.set()

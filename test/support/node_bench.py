@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,10 +110,16 @@ class Bench:
         return publisher
 
     def listen(self, topic: str, kind: type) -> list[Any]:
-        """What arrives on a topic, from when the node's publisher is known."""
+        """What arrives on a topic, from when its publisher and this subscription know each other."""
         heard: list[Any] = []
         self.peer.create_subscription(kind, topic, heard.append, QoSProfile(depth=100))
-        self.until(lambda: self.peer.count_publishers(topic) > 0, f"a publisher of {topic}")
+        listeners = sum(subscription.topic_name == topic for subscription in self.peer.subscriptions)
+
+        def matched() -> bool:
+            publishers = [each for node in self.nodes for each in node.publishers if each.topic_name == topic]
+            return any(publisher.get_subscription_count() >= listeners for publisher in publishers)
+
+        self.until(matched, f"a publisher of {topic}")
         return heard
 
     def status(self, name: str) -> Any:
@@ -132,6 +139,17 @@ class Bench:
         self.executor.shutdown()
         self.peer.destroy_node()
         rclpy.shutdown(context=self.context)
+
+
+@contextmanager
+def stranger_in(domain: int) -> Iterator[Any]:
+    """A node of another participant: within one, Fast DDS allows only one type per topic."""
+    context = Context()
+    rclpy.init(context=context, domain_id=domain)
+    node = rclpy.create_node("stranger", context=context)
+    yield node
+    node.destroy_node()
+    rclpy.shutdown(context=context)
 
 
 def image(value: int = 200, stamp: int = 1, size: tuple[int, int] = (8, 6), encoding: str = "rgb8") -> Image:
