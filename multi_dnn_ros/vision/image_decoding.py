@@ -2,7 +2,7 @@
 
 cv_bridge is not used. According to its source, version 4.1 (Jazzy) skews rows if `step` is not a multiple of the pixel
 size, fails for big-endian images with numpy 2, and handles neither nv12 nor a data array of the wrong length. It
-converts with OpenCV, as this module does; test/real_ros compares the two where cv_bridge is installed.
+converts with OpenCV, as this module does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The arguments and imports of the launch files. test/real_ros launches them."""
+"""The arguments and imports of the launch files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def described(path: Path) -> Any:
 
 def loaded(path: Path) -> Any:
     """The module of a launch file."""
-    pytest.importorskip("launch_ros", reason="needs a real ROS 2: no package launch_ros")
+    pytest.importorskip("launch_ros", reason="no package launch_ros")
     spec = importlib.util.spec_from_file_location(path.name.split(".")[0], path)
     assert spec is not None
     assert spec.loader is not None
@@ -84,7 +84,7 @@ FOREIGN = "lidar:\n  ros__parameters: {rate: 10}\n"
 def test_a_params_file_without_parameters_for_the_node_fails_the_launch(
     tmp_path: Path, file: str, text: str | None, arguments: list[str], words: list[str]
 ) -> None:
-    pytest.importorskip("launch_ros", reason="needs a real ROS 2: no package launch_ros")
+    pytest.importorskip("launch_ros", reason="no package launch_ros")
     params = tmp_path / "robot.yaml"
     if text is not None:
         params.write_text(text)
@@ -113,7 +113,7 @@ def test_every_argument_is_explained_and_used(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_every_argument_that_is_used_is_declared(path: Path) -> None:
-    """Otherwise the launch fails, but only with a real ROS 2."""
+    """Otherwise the launch fails, but only where launch_ros is installed."""
     used = set(re.findall(r'LaunchConfiguration\("(\w+)"\)', path.read_text(encoding="utf-8")))
     assert used
     assert used - arguments(path).keys() == set()
@@ -145,7 +145,7 @@ def test_declared_arguments_match_the_table(path: Path) -> None:
 
 
 def test_show_args_lists_every_argument() -> None:
-    pytest.importorskip("launch_ros", reason="needs a real ROS 2: no package launch_ros")
+    pytest.importorskip("launch_ros", reason="no package launch_ros")
     for path in FILES:
         done = subprocess.run(
             ["ros2", "launch", str(path), "--show-args"], capture_output=True, text=True, timeout=60, check=False
@@ -172,7 +172,7 @@ def generate_launch_description():
 
 
 def test_a_namespace_around_the_launch_file_is_part_of_the_nodes_name(tmp_path: Path) -> None:
-    pytest.importorskip("launch_ros", reason="needs a real ROS 2: no package launch_ros")
+    pytest.importorskip("launch_ros", reason="no package launch_ros")
     params = tmp_path / "robot.yaml"
     params.write_text("/right/multi_dnn:\n  ros__parameters: {workers: 1}\n")
     around = tmp_path / "left.launch.py"

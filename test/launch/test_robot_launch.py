@@ -1,4 +1,4 @@
-"""robot.launch.py on a real ROS 2: names, remaps, and what it starts of tf2_ros and nav2.
+"""robot.launch.py: names, remaps, and what it starts of tf2_ros and nav2.
 
 The build of ROS 2 that runs these tests may lack tf2_ros and nav2. Stand-ins with their package and executable names
 write their command lines to a file.
@@ -33,7 +33,7 @@ mv "{calls}/$$.part" "{calls}/$$"
 trap 'exit 0' INT TERM
 while :; do sleep 0.05; done
 """
-#: Executables by package. A real node would take seconds to load PyTorch; test/real_ros starts one.
+#: Executables by package. A real node would take seconds to load PyTorch; test_launched_node.py starts one.
 STAND_INS = {
     "tf2_ros": "static_transform_publisher",
     "nav2_lifecycle_manager": "lifecycle_manager",
@@ -103,7 +103,7 @@ class Launched:
 
 @pytest.fixture
 def launched(domain: int, tmp_path: Path) -> Iterator[Launched]:
-    pytest.importorskip("launch_ros", reason="needs a real ROS 2: no package launch_ros")
+    pytest.importorskip("launch_ros", reason="no package launch_ros")
     instance = Launched(tmp_path, domain)
     yield instance
     if instance.process is not None and instance.process.poll() is None:

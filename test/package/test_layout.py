@@ -39,9 +39,9 @@ ALLOWED: dict[str, set[str]] = {
     "benchmark": {"*"},
     "cli": {"*"},
 }  # fmt: skip
-#: Folders of test/ without a package of that name: tests on a GPU, with a real ROS 2, of launch/, of the documents, of
+#: Folders of test/ without a package of that name: tests on a GPU, of launch/, of the documents, of
 #: the repository as a whole, of malicious inputs, of extensions; and `support`, which several folders import.
-OTHER_TESTS = {"docs", "extensions", "gpu", "real_ros", "launch", "package", "security", "support"}
+OTHER_TESTS = {"docs", "extensions", "gpu", "launch", "package", "security", "support"}
 #: Entry points of setup.py.
 ENTRY_POINTS = {"__init__", "executable"}
 #: Packages that may import rclpy and message packages.

@@ -1,4 +1,4 @@
-"""The node responds during a transition, which can be cancelled. test/real_ros runs this on a real rclpy too."""
+"""The node responds during a transition, which can be cancelled."""
 
 from __future__ import annotations
 

@@ -1,0 +1,213 @@
+"""The package built by colcon: launch files with the real node, and the `ros2` commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rclpy.serialization import deserialize_message, serialize_message
+from ros_system import RosSystem
+from sensor_msgs.msg import CompressedImage, Image
+from vision_msgs.msg import Detection2DArray
+from waiting import runs
+
+from multi_dnn_ros.bags import BagReader, BagWriter
+
+pytestmark = [pytest.mark.ros, pytest.mark.timeout(600)]
+
+PARAMETERS = """\
+/**:
+  ros__parameters:
+    dnns: [object]
+    dnn: {object: {backend: eager, jobs: 1}}
+    cpu_threads: 1
+    diagnostics_period_s: 0.2
+"""
+OUT = "/multi_dnn/front/object/detections"
+
+
+@pytest.fixture
+def parameters(tmp_path: Path) -> str:
+    path = tmp_path / "parameters.yaml"
+    path.write_text(PARAMETERS)
+    return str(path)
+
+
+@pytest.fixture
+def rosbag2() -> None:
+    pytest.importorskip("rosbag2_py", reason="needs rosbag2")
+
+
+def shared_memory() -> set[str]:
+    """Without the files of Fast DDS, which other processes create too."""
+    return {path.name for path in Path("/dev/shm").iterdir() if "fast" not in path.name}
+
+
+def test_a_killed_node_is_respawned_in_its_namespace_and_ctrl_c_ends_everything_once(
+    ros: RosSystem, parameters: str
+) -> None:
+    before = shared_memory()
+    launched = ros.launch(
+        *("multi_dnn.launch.py", "namespace:=robot", f"params_file:={parameters}", "image:=/usb/image"),
+        *("respawn:=true", "log_level:=debug"),
+    )
+    heard = ros.listen("/robot" + OUT, Detection2DArray)
+    ros.camera("--topic", "/usb/image")
+    ros.until(lambda: heard, "detections")
+    assert heard[0].header.frame_id == "front"
+    killed = launched.child("multi_dnn_node")
+    assert killed is not None
+    engines = killed.children(recursive=True)
+    assert engines
+    killed.kill()
+    ros.until(lambda: not any(runs(engine) for engine in engines), "the end of the engine processes")
+    ros.until(lambda: (found := launched.child("multi_dnn_node")) and found.pid != killed.pid, "another process")
+    ros.until(lambda: launched.text().count("]: active") == 2, "the node started again")
+    known = len(heard)
+    ros.until(lambda: len(heard) > known, "detections of the node started again")
+    family = launched.family()
+    assert launched.interrupt() == 0
+    assert not any(runs(process) for process in family)
+    assert launched.text().count("received SIGINT, shutting down") == 1
+    assert "process has finished cleanly" in launched.text()
+    assert "Traceback" not in launched.text()
+    assert shared_memory() <= before
+
+
+def test_a_compressed_camera_and_simulated_time(ros: RosSystem, parameters: str) -> None:
+    path = Path(parameters)
+    path.write_text(path.read_text() + "    camera.front.transport: compressed\n")
+    launched = ros.launch(
+        *("multi_dnn.launch.py", f"params_file:={path}", "compressed_image:=/usb/image/compressed"),
+        *("use_sim_time:=true", "log_level:=warn", "namespace:=robot"),
+    )
+    heard, pictures = ros.listen("/robot" + OUT, Detection2DArray), ros.listen("/usb/image/compressed", CompressedImage)
+    ros.camera("--transport", "compressed", "--topic", "/usb/image/compressed")
+    ros.until(lambda: heard, "detections")
+    ros.until(lambda: heard[-1].header.stamp in [picture.header.stamp for picture in pictures], "its image")
+    assert "True" in ros.ros2("param", "get", "/robot/multi_dnn", "use_sim_time")[1]
+    assert "configured:" not in launched.text()  # logged at level info
+
+
+def test_life_cycle_and_parameters_by_the_commands(ros: RosSystem, parameters: str, tmp_path: Path) -> None:
+    ros.launch("multi_dnn.launch.py", f"params_file:={parameters}", "autostart:=false")
+    heard = ros.listen(OUT, Detection2DArray)
+    ros.camera()
+    ros.until(lambda: "/multi_dnn" in ros.ros2("lifecycle", "nodes")[1], "the node")
+    for transition, state in (("configure", "inactive"), ("activate", "active")):
+        assert "Transitioning successful" in ros.ros2("lifecycle", "set", "/multi_dnn", transition)[1]
+        assert ros.ros2("lifecycle", "get", "/multi_dnn")[1].startswith(state)
+    ros.until(lambda: heard, "detections")
+    threshold = "dnn.object.score_threshold"
+    assert "Set parameter successful" in ros.ros2("param", "set", "/multi_dnn", threshold, "1.0")[1]
+    ros.until(lambda: not heard[-1].detections, "empty arrays above the threshold")
+    assert "Set parameter successful" not in ros.ros2("param", "set", "/multi_dnn", threshold, "1.5")[1]
+    assert "1.0" in ros.ros2("param", "get", "/multi_dnn", threshold)[1]
+    assert "read-only while the node is configured" in ros.ros2("param", "set", "/multi_dnn", "workers", "4")[1]
+    dumped = tmp_path / "dumped.yaml"
+    dumped.write_text(ros.ros2("param", "dump", "/multi_dnn")[1])
+    code, text = ros.ros2("param", "load", "/multi_dnn", str(dumped))
+    assert code == 0, text
+    refused = [line for line in text.splitlines() if "failed" in line]
+    assert all("start_type_description_service" in line for line in refused), text  # rclpy's own
+    for transition, state in (("deactivate", "inactive"), ("cleanup", "unconfigured")):
+        assert "Transitioning successful" in ros.ros2("lifecycle", "set", "/multi_dnn", transition)[1]
+        assert ros.ros2("lifecycle", "get", "/multi_dnn")[1].startswith(state)
+
+
+def test_every_output_can_be_shown_by_the_commands(ros: RosSystem) -> None:
+    ros.launch("multi_dnn.launch.py")
+    ros.camera()
+    heard = ros.listen(OUT, Detection2DArray)
+    ros.until(lambda: heard, "detections")
+    for topic, kind in {
+        "/multi_dnn/front/lane/mask": "sensor_msgs/msg/Image",
+        "/multi_dnn/front/lane/points": "sensor_msgs/msg/PointCloud2",
+        "/multi_dnn/front/pedestrian/detections": "vision_msgs/msg/Detection2DArray",
+        "/multi_dnn/front/overlay": "sensor_msgs/msg/Image",
+        "/diagnostics": "diagnostic_msgs/msg/DiagnosticArray",
+    }.items():
+        code, text = ros.ros2("topic", "echo", "--once", "--no-arr", topic, kind)
+        assert code == 0, f"{topic}: {text}"
+        assert "stamp:" in text
+    echo = ("topic", "echo", "--once", "--qos-durability", "transient_local", "--qos-reliability", "reliable")
+    code, text = ros.ros2(*echo, "/multi_dnn/object/label_info", "vision_msgs/msg/LabelInfo")
+    assert code == 0
+    assert "class_name: car" in text
+
+
+def test_the_launch_file_of_a_robot(ros: RosSystem, parameters: str) -> None:
+    path = Path(parameters)
+    path.write_text(path.read_text().replace("object", "lane"))
+    launched = ros.launch("robot.launch.py", f"params_file:={path}", "namespace:=robot")
+    ros.until(lambda: "]: active" in launched.text(), "the active node")
+    ros.until(lambda: "/robot/front/image_raw" in dict(ros.node.get_topic_names_and_types()), "its topics")
+    topics = dict(ros.node.get_topic_names_and_types())
+    assert topics["/robot/lane_points"] == ["sensor_msgs/msg/PointCloud2"], topics
+    assert "/robot/multi_dnn/front/lane/ground_points" not in topics
+    assert launched.interrupt() == 0, launched.text()
+    assert "Traceback" not in launched.text()
+
+
+def test_recorded_results_can_be_played_back(
+    ros: RosSystem, rosbag2: None, parameters: str, tmp_path: Path
+) -> None:
+    ros.launch("multi_dnn.launch.py", f"params_file:={parameters}")
+    heard = ros.listen(OUT, Detection2DArray)
+    output = tmp_path / "recorded"
+    recorder = ros.start("ros2", "bag", "record", "-o", str(output), "--topics", OUT, "/multi_dnn/object/label_info")
+    ros.until(lambda: ros.node.count_subscribers(OUT) == 2, "the recorder")  # and this test
+    ros.camera()
+    ros.until(lambda: len(heard) >= 10, "detections")
+    assert recorder.interrupt() == 0
+    with BagReader(output) as bag:
+        recorded = [deserialize_message(message.data, Detection2DArray) for message in bag.messages([OUT])]
+        assert bag.topics["/multi_dnn/object/label_info"].count == 1
+    assert recorded
+    assert all(message in heard for message in recorded)
+    again = ros.listen("/again", Detection2DArray)
+    player = ros.start("ros2", "bag", "play", str(output), "--delay", "2", "--remap", f"{OUT}:=/again")
+    assert player.process.wait(60.0) == 0
+    ros.until(lambda: len(again) == len(recorded), "every message of the recording")
+    assert again == recorded
+
+
+def images(path: Path, count: int, topic: str, bad: int | None = None) -> None:
+    """A recording of images at 5 Hz from second 1,700,000,000; the data of number `bad` is too short."""
+    with BagWriter(path) as writer:
+        writer.add_topic(topic, "sensor_msgs/msg/Image")
+        for number in range(count):
+            data = bytes(960 * 240 - (number == bad))
+            image = Image(width=320, height=240, step=960, encoding="rgb8", data=data)
+            stamp_ns = 1_700_000_000 * 10**9 + number * 10**9 // 5
+            image.header.stamp.sec, image.header.stamp.nanosec = divmod(stamp_ns, 10**9)
+            writer.write(topic, stamp_ns, serialize_message(image))
+
+
+def test_a_repeated_recording_with_simulated_time(
+    ros: RosSystem, rosbag2: None, parameters: str, tmp_path: Path
+) -> None:
+    images(tmp_path / "drive", 20, "/front/image_raw")
+    node = ros.launch("multi_dnn.launch.py", f"params_file:={parameters}", "use_sim_time:=true")
+    heard = ros.listen(OUT, Detection2DArray)
+    ros.until(lambda: "]: active" in node.text(), "the active node")
+    ros.start("ros2", "bag", "play", str(tmp_path / "drive"), "--clock", "50", "--loop")
+
+    def rounds() -> int:
+        seconds = [message.header.stamp.sec for message in heard]
+        return sum(later < earlier for earlier, later in zip(seconds, seconds[1:], strict=False))
+
+    ros.until(lambda: rounds() >= 2, "the third round")
+    assert "the stamps of the images" not in node.text()
+    assert "/clock" not in node.text()
+
+
+def test_the_launch_of_a_replay_fails_if_a_frame_is_missing(ros: RosSystem, parameters: str, tmp_path: Path) -> None:
+    images(tmp_path / "drive", 4, "/robot/front/image_raw", bad=2)
+    arguments = (f"bag:={tmp_path / 'drive'}", f"params_file:={parameters}", "namespace:=robot")
+    launched = ros.launch("replay.launch.py", *arguments, f"output:={tmp_path / 'results'}")
+    assert launched.process.wait(300.0) == 1
+    assert launched.text().strip().splitlines()[-1].endswith(": 3 of 4 frames")
+    (stream,) = json.loads((tmp_path / "results" / "summary.json").read_text())["streams"]
+    assert (stream["published"], stream["dropped"]) == (3, {"bad_image": 1})
