@@ -1,7 +1,7 @@
-"""Measures how many images of a camera reach the node on a real ROS 2: the table of docs/cameras.md.
+"""Measures how many images of a camera reach the node: the table of docs/cameras.md.
 
     source /opt/ros/jazzy/setup.bash && source install/setup.bash
-    python3 test/real_ros/measure_cameras.py --seconds 600 --rmem-max 212992 10485760
+    python3 tools/measure_cameras.py --seconds 600 --rmem-max 212992 10485760
 
 Each case starts the node by `ros2 launch` with the default settings, and a camera (plain_camera.py) with the default
 settings of its middleware or with our file under config/. --rmem-max (needs root) sets net.core.rmem_max and restores
@@ -30,7 +30,7 @@ from typing import Any
 from multi_dnn_ros.common.reporting import provenance
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parent
 LIMIT = Path("/proc/sys/net/core/rmem_max")
 #: Variables that configure a middleware; unset for the camera and the node.
 CONFIGURED = ("CYCLONEDDS_URI", "FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE",
@@ -310,7 +310,7 @@ def save(path: Path, row: dict[str, Any]) -> None:
     rows = [old for old in rows if (old["rmem_max"], old["case"]) != key] + [row]
     order = {case: index for index, case in enumerate(cases())}
     rows.sort(key=lambda old: (old["rmem_max"], order[Case(**old["case"])]))
-    command = shlex.join(["python3", "test/real_ros/measure_cameras.py", *sys.argv[1:]])
+    command = shlex.join(["python3", "tools/measure_cameras.py", *sys.argv[1:]])
     about = {**provenance(), "command": command, "ROS_DISTRO": os.environ.get("ROS_DISTRO", "")}
     path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -150,9 +151,7 @@ def test_the_launch_file_of_a_robot(ros: RosSystem, parameters: str) -> None:
     assert "Traceback" not in launched.text()
 
 
-def test_recorded_results_can_be_played_back(
-    ros: RosSystem, rosbag2: None, parameters: str, tmp_path: Path
-) -> None:
+def test_recorded_results_can_be_played_back(ros: RosSystem, rosbag2: None, parameters: str, tmp_path: Path) -> None:
     ros.launch("multi_dnn.launch.py", f"params_file:={parameters}")
     heard = ros.listen(OUT, Detection2DArray)
     output = tmp_path / "recorded"
@@ -196,7 +195,7 @@ def test_a_repeated_recording_with_simulated_time(
 
     def rounds() -> int:
         seconds = [message.header.stamp.sec for message in heard]
-        return sum(later < earlier for earlier, later in zip(seconds, seconds[1:], strict=False))
+        return sum(later < earlier for earlier, later in itertools.pairwise(seconds))
 
     ros.until(lambda: rounds() >= 2, "the third round")
     assert "the stamps of the images" not in node.text()
