@@ -163,9 +163,7 @@ class MultiDnnNode(LifecycleNode):
         It keeps the node in the middleware: others would see the node, and its endpoints, until its lease has expired.
         """
         super().destroy_node()
-        machine = getattr(self, "_state_machine", None)  # not public; the standalone runtime has none
-        if machine is not None:
-            machine.destroy_when_not_in_use()
+        self._state_machine.destroy_when_not_in_use()  # not public
 
     def _end_slow_transition(self) -> bool:
         """End a transition that did not end when cancelled: close the host if configuring, otherwise wait longer."""

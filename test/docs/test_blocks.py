@@ -11,7 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import rclpy
 from pages import BLOCKS, MARKS, OWN_TESTS, PAGES, ROOT, RUN, SHOWN, Block
+from rclpy.context import Context
+from std_msgs.msg import Header
+from vision_msgs.msg import Detection2DArray
+from waiting import until
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.processes import loopback_environment
@@ -111,6 +116,29 @@ def test_python_runs(block: Block, shell: dict[str, str], tmp_path: Path) -> Non
         cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{block.where}: {done.stderr}"
+
+
+def test_a_topic_can_be_looked_at(shell: dict[str, str], domain: int) -> None:
+    """The program of docs/installation.md, which does not end."""
+    (block,) = (block for block in BLOCKS if block.page == "docs/installation.md" and block.language == "python")
+    environment = {**shell, **loopback_environment(domain), "PYTHONUNBUFFERED": "1"}
+    context = Context()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+        rclpy.init(context=context, domain_id=domain)
+    node = rclpy.create_node("multi_dnn", context=context)
+    publisher = node.create_publisher(Detection2DArray, "/multi_dnn/front/object/detections", 10)
+    command = [sys.executable, "-c", block.text]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as program:
+        try:
+            until(publisher.get_subscription_count, "the program")
+            publisher.publish(Detection2DArray(header=Header(frame_id="seen")))
+            assert program.stdout is not None
+            assert "frame_id='seen'" in program.stdout.readline()
+        finally:
+            program.kill()
+            node.destroy_node()
+            rclpy.shutdown(context=context)
 
 
 @pytest.mark.parametrize("block", unmarked("yaml"), ids=lambda block: block.where)
