@@ -235,9 +235,7 @@ def summary(reports: list[dict[str, str]]) -> dict[str, Any]:
     known = {name: [value for value in values if value == value] for name, values in ages.items()}
     return {
         "received": int(last["received"]),
-        "stated_sent": last["sent (estimated)"],
-        "stated_lost": last["lost (estimated)"],
-        "stated_by": last["loss estimate from"],
+        "stated_lost": last["lost (reported by the middleware)"],
         "stated_missing_percent": max(float(report["missing of the last 10 s (%)"]) for report in reports),
         "datagrams_dropped": int(last["datagrams dropped by the kernel"]),
         "qos": last["QoS"],
@@ -251,7 +249,7 @@ def summary(reports: list[dict[str, str]]) -> dict[str, Any]:
 def warned_after(node_log: str, camera_log: str) -> float | None:
     """Seconds from the camera's first image to the warning about receive buffers; None: no warning."""
     first = re.search(r"first image at ([\d.]+)", camera_log)
-    warned = re.search(r"\[WARN\] \[([\d.]+)\] \[multi_dnn\]: camera front: images of .* are lost before", node_log)
+    warned = re.search(r"\[WARN\] \[([\d.]+)\] \[multi_dnn\]: camera front, topic .*: (?:no image|images are lost)", node_log)
     return round(float(warned[1]) - float(first[1]), 1) if first and warned else None
 
 

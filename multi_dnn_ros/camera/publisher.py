@@ -18,9 +18,7 @@ from vision_msgs.msg import Detection2DArray
 from multi_dnn_ros.camera.encodings import resize
 from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_labels_message, truth_message
 from multi_dnn_ros.camera.source import Recorded, SourceError, SourceImage
-from multi_dnn_ros.ros.middleware import rmem_max_bytes
 from multi_dnn_ros.ros.qos import LATCHED
-from multi_dnn_ros.ros.receive_check import publisher_warning
 from multi_dnn_ros.ros.result_messages import LabelInfo
 from multi_dnn_ros.ros.result_messages import image_message as mono_message
 
@@ -38,7 +36,7 @@ class CameraPublisher:
     """Publishes on `format.topic`; optionally ground truth on `<truth_prefix>/detections` and
     `<truth_prefix>/lane_mask`, with the class names of the detections latched on `<truth_prefix>/label_info`.
 
-    Create it after ``rclpy.init``. warn: receives a warning, at the first raw image, if subscribers may lose it.
+    Create it after ``rclpy.init``.
     """
 
     def __init__(
@@ -46,10 +44,8 @@ class CameraPublisher:
         node: Node,
         camera_format: CameraFormat,
         truth_prefix: str | None = None,
-        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.format = camera_format
-        self._warn: Callable[[str], None] | None = warn
         profile = QOS[camera_format.qos]
         kind = CompressedImage if camera_format.compressed else Image
         self._images = node.create_publisher(kind, camera_format.topic, profile)
@@ -102,7 +98,6 @@ class CameraPublisher:
         header = Header(stamp=_time(stamp_ns or 0), frame_id=self.format.frame_id)
         pixels = item.image if self.format.size is None else resize(item.image, self.format.size)
         message = image_message(pixels, header, self.format)
-        self._check_size(message)
         self._images.publish(message)
         if self._truth is not None:
             if item.scene is None:
@@ -130,17 +125,8 @@ class CameraPublisher:
             message.header.stamp = _time(stamp_ns)
         if self.format.frame_id:
             message.header.frame_id = self.format.frame_id
-        self._check_size(message)
         self._images.publish(message)
         return True
-
-    def _check_size(self, message: Any) -> None:
-        """Once, for the first image: warn if it is raw and subscribers may lose images of its size."""
-        warn, self._warn = self._warn, None
-        if warn is not None and isinstance(message, Image):
-            text = publisher_warning(self.topic, len(message.data), rmem_max_bytes())
-            if text:
-                warn(text)
 
 
 def _time(nanoseconds: int) -> Time:

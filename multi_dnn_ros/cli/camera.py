@@ -127,10 +127,8 @@ def run(args: argparse.Namespace) -> int:
     node = None
     try:
         node = rclpy.create_node(f"camera_{args.camera}")
-        node.get_logger().info(middleware.text)
-        publisher = CameraPublisher(
-            node, camera_format, f"{args.camera}/truth" if args.truth else None, node.get_logger().warning
-        )
+        node.get_logger().info(middleware)
+        publisher = CameraPublisher(node, camera_format, f"{args.camera}/truth" if args.truth else None)
         player = Player(
             source,
             publisher,

@@ -4,38 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
-from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.qos import QoSProfile
 from sensor_msgs.msg import CompressedImage, Image
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.ros import image_sources
 from multi_dnn_ros.ros.camera_record import CameraRecord
-from multi_dnn_ros.ros.camera_subscription import CameraSubscription
 from multi_dnn_ros.ros.image_sources import Publisher, PublisherState
+from multi_dnn_ros.ros.middleware import remedy_for_size, rmem_max_bytes
 from multi_dnn_ros.ros.qos import described, subscription_qos
-from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.stamp_check import StampCheck
 from multi_dnn_ros.serving.camera_decoder import Decode, ReadJpeg
 from multi_dnn_ros.settings.schema import CameraConfig
 from multi_dnn_ros.vision.image_decoding import ENCODINGS, decode_compressed, decode_image, jpeg_for_device
 
-#: A warning is logged if a topic has had no compatible publisher for this time.
+#: A warning is logged if a topic has had no compatible publisher, or several publishers, for this time.
 WARN_AFTER_NS = 5_000_000_000
 #: Raw images of a quick encoding and at most this size are converted in less time than waking another thread takes
 #: (0.1 ms on two cores).
 _QUICK_BYTES = 400_000
+#: Size that is assumed while no image has arrived: 1280x720 bgr8.
+_EXAMPLE_BYTES = 1280 * 720 * 3
 
 
 class CameraInput:
     """The subscription of one camera.
 
-    on_frame: called with each frame (without its image), the function that decodes the image, whether a later image has
-    arrived before it, whether it is decoded quickly, and the function that reads a JPEG file (None: decode it on the
-    CPU), as :meth:`CameraDecoder.arrived`; must not block. clock: monotonic, nanoseconds. check: checks
-    the node's receive buffers.
+    on_frame: called with each frame (without its image), the function that decodes the image, whether it is decoded
+    quickly, and the function that reads a JPEG file (None: decode it on the CPU), as :meth:`CameraDecoder.arrived`;
+    must not block. clock: monotonic, nanoseconds.
     """
 
     def __init__(
@@ -43,9 +44,8 @@ class CameraInput:
         node: LifecycleNode,
         camera: str,
         config: CameraConfig,
-        on_frame: Callable[[Frame, Decode, bool, bool, ReadJpeg | None], None],
+        on_frame: Callable[[Frame, Decode, bool, ReadJpeg | None], None],
         clock: Callable[[], int],
-        check: ReceiveCheck,
     ) -> None:
         self._node = node
         self._log = node.get_logger()
@@ -53,28 +53,22 @@ class CameraInput:
         self._config = config
         self._on_frame = on_frame
         self._clock = clock
-        self._check = check
         self._type = image_sources.TYPES[config.transport]
         self._topic = topic = config.topic or default_topic(camera, config.transport)
         self._publishers: list[Publisher] = image_sources.publishers_of(node, topic)
-        self._gids: frozenset[bytes] = frozenset()  # identities of the publishers with the right type
         self._publisher_state, self._state_since_ns, self._warned = PublisherState.FITS, clock(), False
-        compressed = config.transport == "compressed"
-        self._subscription = CameraSubscription(
-            node,
-            CompressedImage if compressed else Image,
-            topic,
-            self._preferred_qos(),
-            self._on_compressed if compressed else self._on_raw,
-            self._on_lost,
-        )
+        self._several_since_ns: int | None = None
+        self._warned_about_size = False
+        self._qos = self._preferred_qos()
+        self._recheck: Any = None  # timer
+        self._subscription = self._subscribe()
         self.record = CameraRecord(
             camera,
-            self._subscription.topic_name,
+            str(self._subscription.topic_name),
             clock(),
             rate_hz=config.rate_hz,
-            raw=not compressed,
             max_loss=config.max_loss,
+            qos=described(self._qos),
         )
         self._stamps = StampCheck(
             camera,
@@ -82,70 +76,111 @@ class CameraInput:
             self._log.warning,
             lambda: bool(node.count_publishers(node.resolve_topic_name("/clock"))),
         )
-        self.update(0)
+        self.update()
 
     def close(self) -> None:
         """Destroy the subscription."""
-        self._subscription.close()
+        self._cancel_recheck()
+        self._node.destroy_subscription(self._subscription)
 
-    def update(self, dropped_datagrams: int) -> None:
-        """Check the publishers and count losses; to be called about twice a second.
-
-        dropped_datagrams: at the sockets of this process, by the kernel, since the last call.
-        """
-        now_ns = self._clock()
-        connected = self._publisher_state is PublisherState.FITS
-        self.record.estimator.add_dropped_datagrams(now_ns, dropped_datagrams, connected=connected)
-        self._subscription.tick(now_ns)
+    def update(self) -> None:
+        """Check the publishers; to be called about twice a second."""
         self._publishers = image_sources.publishers_of(self._node, self._topic)
-        gids = frozenset(publisher.gid for publisher in self._publishers if publisher.type == self._type)
-        if gids and gids != self._gids:
-            if self._gids:
-                self.record.estimator.restart()
-            self._gids = gids
-            preferred = self._preferred_qos()
-            if preferred.reliability != self._subscription.qos.reliability:
-                self._subscription.change(preferred, now_ns)
+        self._choose_qos()
+        now_ns = self._clock()
         self._check_publishers(now_ns)
-        self.record.qos = described(self._subscription.qos)
+        self._check_single_publisher(now_ns)
 
     def update_record(self) -> None:
-        """Update the losses of the record, and check the stamps; to be called before each diagnostics message."""
-        record = self.record
-        self._stamps.update(record.age(self._clock()), simulated=self._node.get_clock().ros_time_is_active)
-        reliable = self._is_reliable()
-        losses = record.estimator.losses(self._clock(), record.image_bytes, reliable)
-        record.losses = losses
-        record.loss_cause = ""
-        transport = self._config.transport
-        if losses.share > record.max_loss:
-            # Otherwise nothing indicates that the receive buffers are too small.
-            if losses.dropped_datagrams or not reliable:
-                self._check.check_after_losses(self._camera, record.shape, record.image_bytes, transport)
-            record.loss_cause = self._check.explain_losses(
-                losses, record.image_bytes, reliable, self._camera, transport
+        """Find out why images are missing, and check the stamps; to be called before each diagnostics message."""
+        record, now_ns = self.record, self._clock()
+        self._stamps.update(record.age(now_ns), simulated=self._node.get_clock().ros_time_is_active)
+        record.cause = ""
+        silent = record.last_ns is None and self._publisher_state is PublisherState.FITS
+        silent = silent and record.silent_s(now_ns) * 1e9 > WARN_AFTER_NS
+        if not silent and record.missing(now_ns) <= record.max_loss:
+            return
+        if self._config.transport == "compressed":
+            alternative = "smaller images or a lower JPEG quality"
+        else:
+            alternative = f"JPEG images (camera.{self._camera}.transport: compressed)"
+        record.cause = remedy_for_size(record.image_bytes or _EXAMPLE_BYTES, alternative, rmem_max_bytes())
+        if record.cause and not self._warned_about_size:
+            self._warned_about_size = True
+            what = "no image arrives" if silent else "images are lost before they reach the node"
+            self._log.warning(f"camera {self._camera}, topic {record.topic}: {what}: {record.cause}")
+        if not record.cause and not silent:
+            record.cause = (
+                f"the camera sends fewer images than camera.{self._camera}.rate_hz, or they are lost on the way; see "
+                "docs/cameras.md"
             )
 
-    def _is_reliable(self) -> bool:
-        return bool(self._subscription.qos.reliability == ReliabilityPolicy.RELIABLE)
+    # -- the subscription
+
+    def _subscribe(self) -> Any:
+        compressed = self._config.transport == "compressed"
+        kind, callback = (CompressedImage, self._on_compressed) if compressed else (Image, self._on_raw)
+        callbacks, unsupported = _event_classes()
+        # Without rclpy's default callbacks: incompatible QoS is logged here, with the names of the nodes.
+        events = {"message_lost": self._on_lost, "incompatible_qos": self._on_incompatible_qos}
+        create = partial(self._node.create_subscription, kind, self._topic, callback, self._qos)
+        try:
+            return create(event_callbacks=callbacks(**events, use_default_callbacks=False))
+        except unsupported:
+            return create(event_callbacks=callbacks(use_default_callbacks=False))
+
+    def _choose_qos(self) -> None:
+        """Subscribe again if the publishers offer another reliability than is requested.
+
+        The old subscription is destroyed first, so that no image is delivered twice.
+        """
+        preferred = self._preferred_qos()
+        if self._of_type() and preferred.reliability != self._qos.reliability:
+            self._qos = preferred
+            self._node.destroy_subscription(self._subscription)
+            self._subscription = self._subscribe()
+            self.record.qos = described(preferred)
+
+    def _on_incompatible_qos(self, event: object) -> None:
+        """A publisher was found whose images do not arrive: do not wait for the next check, because it sends already.
+
+        A subscription must not be destroyed in its own callback.
+        """
+        if self._recheck is None:
+            self._recheck = self._node.create_timer(0.001, self._check_again)
+
+    def _check_again(self) -> None:
+        self._cancel_recheck()
+        self.update()
+
+    def _cancel_recheck(self) -> None:
+        if self._recheck is not None:
+            self._node.destroy_timer(self._recheck)
+            self._recheck = None
 
     def _preferred_qos(self) -> QoSProfile:
-        offers = [publisher.qos for publisher in self._publishers if publisher.type == self._type]
-        return subscription_qos(self._config.qos, self._config.depth, offers, self._check.middleware.name)
+        return subscription_qos(self._config.qos, self._config.depth, [publisher.qos for publisher in self._of_type()])
 
     # -- publishers
 
+    def _of_type(self) -> list[Publisher]:
+        """The publishers of the camera's type."""
+        return [publisher for publisher in self._publishers if publisher.type == self._type]
+
     def _check_publishers(self, now_ns: int) -> None:
         """Log once when the topic has had no compatible publisher for some time, and once when it has one again."""
-        state = image_sources.classify_publishers(self._publishers, self._type, self._subscription.qos)
+        state = image_sources.classify_publishers(self._publishers, self._type, self._qos)
         if state is not self._publisher_state:
             if self._warned and state is PublisherState.FITS:
                 self._log.info(f"camera {self._camera}: topic {self.record.topic} has a publisher now")
             self._publisher_state, self._state_since_ns, self._warned = state, now_ns, False
-        self.record.error = self._explanation(now_ns) if state is PublisherState.OTHER_QOS else ""
-        if state is not PublisherState.FITS and not self._warned and now_ns - self._state_since_ns >= WARN_AFTER_NS:
-            self._warned = True
-            self._log.warning(self._explanation(now_ns))
+        lasting = now_ns - self._state_since_ns >= WARN_AFTER_NS
+        self.record.error = ""
+        if state is PublisherState.OTHER_QOS or (state is not PublisherState.FITS and lasting):
+            self.record.error = self._explanation(now_ns)
+            if lasting and not self._warned:
+                self._warned = True
+                self._log.warning(self.record.error)
 
     def _explanation(self, now_ns: int) -> str:
         topic, transport = self.record.topic, self._config.transport
@@ -154,48 +189,51 @@ class CameraInput:
             seconds = (now_ns - self._state_since_ns) // 1_000_000_000
             return image_sources.explain_no_publisher(self._camera, topic, transport, seconds, topics)
         return image_sources.explain_mismatch(
-            self._publisher_state, self._camera, topic, transport, self._publishers, self._subscription.qos
+            self._publisher_state, self._camera, topic, transport, self._publishers, self._qos
         )
+
+    def _check_single_publisher(self, now_ns: int) -> None:
+        """Warn if several nodes have published on the topic for some time: their results alternate."""
+        nodes = sorted(publisher.node for publisher in self._of_type())
+        if len(nodes) < 2:
+            self._several_since_ns, self.record.warning = None, ""
+            return
+        self._several_since_ns = self._several_since_ns or now_ns
+        if not self.record.warning and now_ns - self._several_since_ns >= WARN_AFTER_NS:
+            self.record.warning = (
+                f"camera {self._camera}: {len(nodes)} publishers on {self.record.topic}: {', '.join(nodes)}; results "
+                f"of their images alternate: stop one, or set camera.{self._camera}.topic (the publisher of a process "
+                "that was killed disappears after up to 20 s)"
+            )
+            self._log.warning(self.record.warning)
 
     # -- images
 
-    def _on_raw(self, message: Image, sequence: int | None, late: bool) -> None:
-        self._count(message, sequence, late, f"{message.width} x {message.height} {message.encoding[:40]}")
-        self._pass_on(message, decode_image, late, quick=is_quick(message), read_jpeg=None)
+    def _on_raw(self, message: Image) -> None:
+        self._count(message, f"{message.width} x {message.height} {message.encoding[:40]}")
+        self._pass_on(message, decode_image, quick=is_quick(message), read_jpeg=None)
 
-    def _on_compressed(self, message: CompressedImage, sequence: int | None, late: bool) -> None:
-        self._count(message, sequence, late, f"{len(message.data)} bytes {message.format[:40]}")
+    def _on_compressed(self, message: CompressedImage) -> None:
+        self._count(message, f"{len(message.data)} bytes {message.format[:40]}")
         read_jpeg = None
         if self._config.jpeg_decoder != "cpu":
             read_jpeg = partial(jpeg_for_device, message, self._config.max_pixels)
-        self._pass_on(message, decode_compressed, late, quick=False, read_jpeg=read_jpeg)
+        self._pass_on(message, decode_compressed, quick=False, read_jpeg=read_jpeg)
 
-    def _count(self, message: Image | CompressedImage, sequence: int | None, late: bool, shape: str) -> None:
-        record, size, stamp_ns = self.record, len(message.data), _stamp_ns(message)
-        # Sequence numbers and stamps of different publishers cannot be compared.
-        number = sequence if len(self._gids) == 1 else None
-        single_publisher = len(self._gids) < 2
-        clock_ns = self._node.get_clock().now().nanoseconds
+    def _count(self, message: Image | CompressedImage, shape: str) -> None:
+        stamp_ns = _stamp_ns(message)
         self._stamps.add(stamp_ns)
-        record.arrived(
-            self._clock(), shape, size, stamp_ns, number, clock_ns, single_publisher=single_publisher, late=late
-        )
-        if record.received == 1:
-            self._check.check_first_image(self._camera, shape, size, self._is_reliable(), self._config.transport)
+        clock_ns = self._node.get_clock().now().nanoseconds
+        self.record.arrived(self._clock(), shape, len(message.data), stamp_ns, clock_ns)
 
-    def _on_lost(self, count: int) -> None:
-        self.record.estimator.add_reported_losses(self._clock(), count)
+    def _on_lost(self, event: Any) -> None:
+        self.record.reported_lost(self._clock(), event.total_count_change)
 
     def _pass_on(
-        self,
-        message: Image | CompressedImage,
-        decode: Callable,
-        late: bool,
-        quick: bool,
-        read_jpeg: ReadJpeg | None,
+        self, message: Image | CompressedImage, decode: Callable, quick: bool, read_jpeg: ReadJpeg | None
     ) -> None:
         frame = Frame(self._camera, _stamp_ns(message), context=message.header)
-        self._on_frame(frame, partial(decode, message, self._config.max_pixels), late, quick, read_jpeg)
+        self._on_frame(frame, partial(decode, message, self._config.max_pixels), quick, read_jpeg)
 
 
 def is_quick(message: Image) -> bool:
@@ -217,3 +255,11 @@ def image_topic(node: Node, camera: str, config: CameraConfig) -> str:
 def _stamp_ns(message: Image | CompressedImage) -> int:
     stamp = message.header.stamp
     return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
+
+
+def _event_classes() -> tuple[Any, type[Exception]]:
+    try:
+        from rclpy.event_handler import SubscriptionEventCallbacks, UnsupportedEventTypeError
+    except ImportError:  # Humble
+        from rclpy.qos_event import SubscriptionEventCallbacks, UnsupportedEventTypeError
+    return SubscriptionEventCallbacks, UnsupportedEventTypeError

@@ -18,7 +18,6 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from multi_dnn_ros.engine.statistics import DnnCamera, DnnCameraStatistics, Percentiles, Statistics
 from multi_dnn_ros.engine.task import DropEffect, DropReason
 from multi_dnn_ros.ros.camera_record import CameraRecord
-from multi_dnn_ros.ros.losses import Losses
 from multi_dnn_ros.ros.stamp_ages import StampAges
 from multi_dnn_ros.serving.admission import SWITCHED_OFF_MESSAGE
 
@@ -99,13 +98,14 @@ class DiagnosticsReport:
             return ERROR, camera.error
         silence = self._silence(camera, now_ns)
         missing = ""
-        if camera.losses.share > camera.max_loss:
-            missing = f"{camera.losses.share:.0%} of the images are missing"
-            if camera.loss_cause:
-                missing += f": {camera.loss_cause}"
+        if (share := camera.missing(now_ns)) > camera.max_loss:
+            missing = f"{share:.0%} of the images are missing: {camera.cause}"
+        elif silence and camera.cause:
+            missing = camera.cause
+        problems = "; ".join(text for text in (silence, camera.warning, missing) if text)
         if silence:
-            return STALE, f"{silence}; {missing}" if missing else silence
-        return (WARN, missing) if missing else (OK, f"{camera.arrival_hz(now_ns):.1f} Hz")
+            return STALE, problems
+        return (WARN, problems) if problems else (OK, f"{camera.arrival_hz(now_ns):.1f} Hz")
 
     def _silence(self, camera: CameraRecord, now_ns: int) -> str:
         silent_s = camera.silent_s(now_ns)
@@ -168,21 +168,13 @@ def _camera_values(camera: CameraRecord, bad_images: int, now_ns: int) -> dict[s
         "received": camera.received,
         "bad images": bad_images,
         "rate (Hz)": f"{camera.arrival_hz(now_ns):.2f}",
+        "rate_hz": f"{camera.rate_hz:.2f}" if camera.rate_hz else "unknown",
         "silent (s)": f"{camera.silent_s(now_ns):.3f}",
         "image": camera.shape or "none yet",
         "QoS": camera.qos,
         **_percentile_values("header stamp to arrival", camera.age(now_ns)),
-        **_loss_values(camera.losses),
-    }
-
-
-def _loss_values(losses: Losses) -> dict[str, object]:
-    return {
-        "sent (estimated)": "unknown" if losses.sent is None else losses.sent,
-        "lost (estimated)": "unknown" if losses.lost is None else losses.lost,
-        "missing of the last 10 s (%)": f"{100 * losses.share:.1f}",
-        "loss estimate from": losses.source.value,
-        "datagrams dropped by the kernel": losses.dropped_datagrams,
+        "lost (reported by the middleware)": camera.lost,
+        "missing of the last 10 s (%)": f"{100 * camera.missing(now_ns):.1f}",
     }
 
 

@@ -19,13 +19,11 @@ from multi_dnn_ros.ros.enable_services import EnableServices
 from multi_dnn_ros.ros.engine_host import MakeHost, make_host
 from multi_dnn_ros.ros.failure_text import failure_text
 from multi_dnn_ros.ros.machine import hardware_id, memory_text, resident_memory
-from multi_dnn_ros.ros.middleware import Middleware, detect
 from multi_dnn_ros.ros.model_swap import ModelSwaps, SwapHooks
 from multi_dnn_ros.ros.node_diagnostics import NodeDiagnostics
 from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, engine_statuses, node_status, status_text
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.queued_logger import QueuedLogger
-from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.same_name import SameNameCheck
 from multi_dnn_ros.ros.served import Served
@@ -63,8 +61,8 @@ class MultiDnnNode(LifecycleNode):
     (:mod:`multi_dnn_ros.ros.transitions`), so that the node stays responsive.
 
     build: builds the pipeline in the engine process (default: :func:`multi_dnn_ros.pipeline.build.build`).
-    host: makes the host of the engine. middleware: result of :func:`multi_dnn_ros.ros.middleware.configure`. board:
-    starts reading the sensors of the computer. All other arguments go to LifecycleNode.
+    host: makes the host of the engine. board: starts reading the sensors of the computer. All other arguments go to
+    LifecycleNode.
     """
 
     def __init__(
@@ -72,7 +70,6 @@ class MultiDnnNode(LifecycleNode):
         *,
         build: Build | None = None,
         host: MakeHost = make_host,
-        middleware: Middleware | None = None,
         board: Callable[[Callable[[str], None]], BoardMonitor] = BoardMonitor,
         **arguments: Any,
     ) -> None:
@@ -92,7 +89,6 @@ class MultiDnnNode(LifecycleNode):
         self._finalized = False
         log = self.get_logger()
         self._progress = ConfigureProgress(log.info)
-        self._receive_check = ReceiveCheck(middleware or detect(), log.warning, log.info)
         self._same_name = SameNameCheck(self, log.warning, log.info)
         self._board = board(log.warning)
         self._energy = EnergyPerResult()
@@ -264,7 +260,6 @@ class MultiDnnNode(LifecycleNode):
         )
         self._enable_services = EnableServices(self, dnns)
         self._diagnostics.configured(hardware_id(description.device_name))
-        self._receive_check.log_limit([name for name, it in config.cameras.items() if it.transport == "raw"])
         self._served = Served(config, description, self._host, self._outputs)
         for (dnn, field), value in self._changed.items():
             self._host.update(dnn, field, value)
@@ -288,7 +283,6 @@ class MultiDnnNode(LifecycleNode):
                 served.host,
                 served.description,
                 served.outputs,
-                self._receive_check,
                 served.new_tracks(),
                 self._on_size,
             )

@@ -85,7 +85,7 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
     executor = SingleThreadedExecutor()
     try:
         try:
-            node = MultiDnnNode(middleware=middleware)
+            node = MultiDnnNode()
         except (ParameterException, NotImplementedError) as error:  # of rclpy's own parameters, such as use_sim_time
             raise CommandError(str(error)) from error
         stop.node = node
@@ -93,7 +93,7 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
         # Only now, because remaps may change the name of the node.
         for warning in require_parameters_in_any(params_files, node.get_fully_qualified_name()):
             node.get_logger().warning(warning)
-        node.get_logger().info(middleware.text)
+        node.get_logger().info(middleware)
         forward = _RosLog(node.get_logger())
         log.addHandler(forward)
         log.setLevel(int(node.get_logger().get_effective_level()))  # Python and rclpy number the levels alike

@@ -23,7 +23,7 @@ IMAGES = QoSProfile(depth=1)
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 
-def subscription_qos(name: str, depth: int, offers: Iterable[QoSProfile] = (), middleware: str = "") -> QoSProfile:
+def subscription_qos(name: str, depth: int, offers: Iterable[QoSProfile] = ()) -> QoSProfile:
     """The profile for the parameters ``camera.<camera>.qos`` (name) and ``.depth`` (0: depends on the reliability).
 
     auto: reliable if all publishers offer it, otherwise best effort, which is compatible with every publisher. offers:
@@ -33,14 +33,11 @@ def subscription_qos(name: str, depth: int, offers: Iterable[QoSProfile] = (), m
     durability: DurabilityPolicy = DurabilityPolicy.VOLATILE
     reliability: ReliabilityPolicy = ReliabilityPolicy.RELIABLE
     if name == "auto":
-        reliable = [offer.reliability == ReliabilityPolicy.RELIABLE for offer in offers]
-        if not (reliable and all(reliable)):
+        if not all(offer.reliability == ReliabilityPolicy.RELIABLE for offer in offers):
             reliability = ReliabilityPolicy.BEST_EFFORT
     elif name not in ("default", "reliable"):
         preset = {"sensor_data": qos_profile_sensor_data, "system_default": qos_profile_system_default}[name]
         reliability, durability = preset.reliability, preset.durability
-        if reliability == ReliabilityPolicy.SYSTEM_DEFAULT and not middleware.startswith("rmw_fastrtps"):
-            reliability = ReliabilityPolicy.RELIABLE  # explicit, so that an incompatible publisher is detected
     default_depth = BEST_EFFORT_DEPTH if reliability == ReliabilityPolicy.BEST_EFFORT else RELIABLE_DEPTH
     return QoSProfile(
         history=HistoryPolicy.KEEP_LAST, depth=depth or default_depth, reliability=reliability, durability=durability

@@ -21,9 +21,7 @@ from multi_dnn_ros.ros.camera_input import CameraInput, image_topic
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
 from multi_dnn_ros.ros.ground import Ground
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
-from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.result_publishers import ResultPublishers
-from multi_dnn_ros.ros.socket_drops import SocketDrops
 from multi_dnn_ros.ros.stamp_ages import StampAges
 from multi_dnn_ros.ros.tracking import Tracks
 from multi_dnn_ros.serving.accounts import Accounts
@@ -33,7 +31,7 @@ from multi_dnn_ros.serving.host import EngineDescription, Host
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.drawing import DrawFailure
 
-#: Period of checking the publishers of the cameras and the drop counters of the sockets.
+#: Period of checking the publishers of the cameras.
 _CHECK_PERIOD_S = 0.5
 #: Share of stop_timeout_s that the decoding threads may take.
 _DECODER_SHARE = 0.2
@@ -44,9 +42,8 @@ _MIN_OVERLAY_STOP_S = 0.5
 class ServingSession:
     """Serves frames from its creation until :meth:`stop`.
 
-    host: configured. description: the result of configuring it. outputs: activated. check: checks the node's receive
-    buffers. tracks: new trackers, which add identities to the results. on_size: called for each result with the camera
-    and the (width, height) of the image.
+    host: configured. description: the result of configuring it. outputs: activated. tracks: new trackers, which add
+    identities to the results. on_size: called for each result with the camera and the (width, height) of the image.
     """
 
     def __init__(
@@ -56,7 +53,6 @@ class ServingSession:
         host: Host,
         description: EngineDescription,
         outputs: ResultPublishers,
-        check: ReceiveCheck,
         tracks: Tracks,
         on_size: Callable[[str, tuple[int, int]], object],
     ) -> None:
@@ -107,7 +103,6 @@ class ServingSession:
             time.monotonic_ns,
             self._log.warning,
         )
-        self._socket_drops = SocketDrops()
         # On the steady clock, because simulated time may be paused.
         self._check_timer = node.create_timer(
             _CHECK_PERIOD_S, self._check_cameras, clock=Clock(clock_type=ClockType.STEADY_TIME)
@@ -117,7 +112,7 @@ class ServingSession:
             for camera, decoder in self._decoders.items():
                 decoder.start()
                 settings = config.cameras[camera]
-                self._inputs[camera] = CameraInput(node, camera, settings, decoder.arrived, time.monotonic_ns, check)
+                self._inputs[camera] = CameraInput(node, camera, settings, decoder.arrived, time.monotonic_ns)
         except Exception:  # the caller gets no object to stop
             self.stop(config.stop_timeout_s)
             raise
@@ -196,9 +191,8 @@ class ServingSession:
         return [thread.name for thread in threads if thread.is_alive()]
 
     def _check_cameras(self) -> None:
-        dropped_datagrams = self._socket_drops.poll()
         for source in self._inputs.values():
-            source.update(dropped_datagrams)
+            source.update()
         self._ground.update(self._outputs.wanted_on_ground())
 
     # -- called in threads of the host and in threads that decode images

@@ -99,7 +99,6 @@ class CameraDecoder(threading.Thread):
         self,
         frame: Frame,
         decode: Decode,
-        late: bool = False,
         quick: bool = False,
         read_jpeg: ReadJpeg | None = None,
     ) -> None:
@@ -109,17 +108,14 @@ class CameraDecoder(threading.Thread):
         The image is also for the DNNs that the replaced one was for: a DNN with a limited rate gets a newer image
         instead of none.
 
-        frame: without image. decode: called at most once. late: a newer image of the camera arrived before this one,
-        which is dropped. quick: decoding takes less time than waking the decoder's thread; the image is then decoded
-        here if a DNN needs it now and the thread is idle. read_jpeg: called instead of `decode`, or before it, if the
-        engines of the DNNs decode JPEG files on their devices. Calls of one camera must not overlap.
+        frame: without image. decode: called at most once. quick: decoding takes less time than waking the decoder's
+        thread; the image is then decoded here if a DNN needs it now and the thread is idle. read_jpeg: called instead
+        of `decode`, or before it, if the engines of the DNNs decode JPEG files on their devices. Calls of one camera
+        must not overlap.
         """
         frame.received_ns = now_ns = self._clock()
         accounts, dnns = self._accounts, self._accounts.dnns_of(self._camera)
         accounts.arrived(self._camera)
-        if late:
-            self._drop_for(frame, dnns, DropReason.OVERWRITTEN, "a newer image of the camera arrived before it")
-            return
         refusals = self._admission.refusals(self._camera, dnns, now_ns)
         with self._lock:
             self._decode_timing.arrived(now_ns)

@@ -57,14 +57,15 @@ class CameraConfig(Section):
         ge=0.0,
         le=1000.0,
         description="Expected frame rate in Hz. If it is set for every camera, the node measures while configuring "
-        "whether the DNNs fit the device at these rates. It is also used to estimate lost images. 0: unknown; the fit "
-        "is not measured, and lost images are estimated with a rate learned from the stamps.",
+        "whether the DNNs fit the device at these rates. The rate of arrival is compared with it. 0: unknown; the fit "
+        "is not measured, and lost images are noticed only if the middleware reports them.",
     )
     max_loss: float = Field(
         0.2,
         ge=0.0,
         le=1.0,
-        description="Maximum share of images of the last 10 s that may be lost before they reach the node. Above it, "
+        description="Maximum share of images of the last 10 s that may be missing, compared with rate_hz or by reports "
+        "of the middleware. Above it, "
         "the status of the camera in /diagnostics is WARN.",
     )
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from node_bench import Bench, image
 from rclpy.qos import QoSProfile, ReliabilityPolicy
-from rclpy.utilities import get_rmw_implementation_identifier
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 from vision_msgs.msg import Detection2DArray
@@ -20,7 +19,7 @@ TOPIC = "/front/image_raw"
 OUT = "/multi_dnn/front/object/detections"
 BEST_EFFORT = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
 RELIABLE = QoSProfile(depth=50)
-WARN, ERROR = 1, 2
+WARN, ERROR, STALE = 1, 2, 3
 SECOND = 1_000_000_000
 
 
@@ -59,25 +58,23 @@ def qos(bench: Bench) -> str:
 
 def test_qos_auto_follows_the_publishers(bench: Bench, stranger: Any) -> None:
     start(bench)
-    bench.until(lambda: qos(bench) == f"best effort, depth {BEST_EFFORT_DEPTH}", "the QoS for every publisher")
-    first = bench.peer.create_publisher(Image, TOPIC, RELIABLE)
-    bench.until(lambda: qos(bench) == f"reliable, depth {RELIABLE_DEPTH}", "the publisher's offer")
+    bench.until(lambda: qos(bench) == f"reliable, depth {RELIABLE_DEPTH}", "the QoS without a publisher")
     stranger.create_publisher(String, TOPIC, BEST_EFFORT)  # of another type: ignored
-    second = bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
-    bench.until(lambda: qos(bench) == f"best effort, depth {BEST_EFFORT_DEPTH}", "what both offer")
-    bench.peer.destroy_publisher(second)
-    bench.until(lambda: qos(bench) == f"reliable, depth {RELIABLE_DEPTH}", "what is left")
+    first = bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
+    bench.until(lambda: qos(bench) == f"best effort, depth {BEST_EFFORT_DEPTH}", "the publisher's offer")
+    second = bench.peer.create_publisher(Image, TOPIC, RELIABLE)
     bench.peer.destroy_publisher(first)
+    bench.until(lambda: qos(bench) == f"reliable, depth {RELIABLE_DEPTH}", "what is left")
+    bench.peer.destroy_publisher(second)
     reports = len(bench.reports)
     bench.until(lambda: len(bench.reports) > reports + 8, "some checks without a publisher")
     assert qos(bench) == f"reliable, depth {RELIABLE_DEPTH}"  # so that a restarted camera finds the same QoS
 
 
-def test_no_image_is_lost_or_duplicated_while_the_qos_changes(bench: Bench) -> None:
+def test_no_image_is_answered_twice_while_the_qos_changes(bench: Bench) -> None:
     start(bench, depth=20)
     steady = bench.peer.create_publisher(Image, TOPIC, RELIABLE)
     results = bench.listen(OUT, Detection2DArray)
-    bench.until(lambda: qos(bench) == "reliable, depth 20", "the first QoS")
     bench.until(lambda: steady.get_subscription_count() >= 1, "the subscription")
     sent = 0
 
@@ -86,16 +83,35 @@ def test_no_image_is_lost_or_duplicated_while_the_qos_changes(bench: Bench) -> N
         while not condition():
             sent += 1
             steady.publish(image(stamp=sent))
-            bench.until(lambda due=sent: len(results) >= due, f"image {sent}")
+            bench.executor.spin_once(timeout_sec=0.01)
 
-    send_until(lambda: sent >= 3)
-    for _ in range(2):
+    for _ in range(3):
         other = bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
         send_until(lambda: qos(bench) == "best effort, depth 20")
         bench.peer.destroy_publisher(other)
         send_until(lambda: qos(bench) == "reliable, depth 20")
-    assert sorted(result.header.stamp.sec for result in results) == list(range(1, sent + 1))
-    bench.until(lambda: bench.status("camera front").by_key["received"] == str(sent), "the camera's count")
+    last = sent + 3
+    send_until(lambda: sent >= last)
+    bench.until(lambda: any(result.header.stamp.sec == sent for result in results), "the last result")
+    stamps = [result.header.stamp.sec for result in results]
+    assert len(stamps) == len(set(stamps))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_two_publishers_on_one_topic_are_a_warning_with_their_names(
+    bench: Bench, stranger: Any, warned: Callable[[], list[str]]
+) -> None:
+    bench.peer.create_publisher(Image, TOPIC, RELIABLE)
+    other = stranger.create_publisher(Image, TOPIC, RELIABLE)
+    start(bench)
+    bench.until(warned, "a warning")
+    (line,) = warned()
+    assert "camera front" in line
+    assert "/peer, /stranger" in line
+    assert TOPIC in line
+    bench.until(lambda: "/peer, /stranger" in bench.status("camera front").message, "the status")
+    stranger.destroy_publisher(other)
+    bench.until(lambda: "/stranger" not in bench.status("camera front").message, "the end of the warning")
 
 
 @pytest.mark.usefixtures("impatient")
@@ -120,7 +136,7 @@ def test_the_warning_about_a_topic_without_publisher_lists_other_topics(
     bench.until(lambda: len(bench.reports) > reports + 10, "more checks")
     assert len(warned()) == 1  # once, not at each check
     camera = bench.peer.create_publisher(Image, TOPIC, 1)
-    bench.until(lambda: qos(bench).startswith("reliable"), "a publisher")
+    bench.until(lambda: "no publisher" not in bench.status("camera front").message, "a publisher")
     bench.peer.destroy_publisher(camera)
     bench.until(lambda: len(warned()) == 2, "the next episode")
 
@@ -145,7 +161,7 @@ def test_an_incompatible_publisher_in_addition_to_a_compatible_one_is_no_error(
     bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
     start(bench, qos="reliable")
     bench.until(lambda: len(bench.reports) > 15, "enough checks for a warning")
-    assert warned() == []
+    assert not [line for line in warned() if "incompatible" in line]
     assert bench.status("camera front").level != ERROR
 
 
@@ -195,24 +211,13 @@ def test_a_reliable_subscription_and_a_best_effort_camera(bench: Bench, warned: 
     assert len(warned()) == 1
 
 
-def test_missing_images_are_a_warning(bench: Bench) -> None:
-    start(bench, max_loss=0.3)
+def test_fewer_images_than_rate_hz_are_a_warning(bench: Bench) -> None:
+    start(bench, max_loss=0.5, rate_hz=1000.0)
     camera = bench.camera()
-    results = bench.listen("/multi_dnn/front/object/detections", Detection2DArray)
-    # Until the node knows the publisher, it does not compare the publisher's sequence numbers.
-    bench.until(lambda: qos(bench) == f"reliable, depth {RELIABLE_DEPTH}", "the publisher's offer")
-    stamps = [stamp for stamp in range(1, 200) if stamp % 5 in (0, 1, 3)]  # 3 of 5
-    for count, stamp in enumerate(stamps[:60], 1):
+    for stamp in range(1, 10):
+        reports = len(bench.reports)  # one each 0.1 s
         camera.publish(image(stamp=stamp))
-        bench.until(lambda sent=count: len(results) == sent, "the result")
-    bench.until(lambda: bench.status("camera front").by_key.get("received") == "60", "the report")
-    if get_rmw_implementation_identifier().startswith("rmw_fastrtps"):  # its sequence numbers show that none was lost
-        status = bench.status("camera front")
-        assert (status.level, status.by_key["lost (estimated)"]) == (0, "0")
-        return
-    bench.until(lambda: bench.status("camera front").level == WARN, "a warning")
-    status = bench.status("camera front")
-    assert "40% of the images are missing: " in status.message
-    assert int(status.by_key["sent (estimated)"]) == pytest.approx(100, abs=2)
-    assert int(status.by_key["lost (estimated)"]) == pytest.approx(40, abs=2)
-    assert status.by_key["loss estimate from"] == "gaps between the stamps"
+        bench.until(lambda before=reports: len(bench.reports) > before, "a report")
+    bench.until(lambda: "of the images are missing" in bench.status("camera front").message, "a warning")
+    assert bench.status("camera front").level in (WARN, STALE)
+    assert "camera.front.rate_hz" in bench.status("camera front").message
