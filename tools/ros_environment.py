@@ -5,8 +5,8 @@ of ``vision_msgs``. This script
 
 1. sets the run path of the wheels' libraries to the folder that they are in, so that no variable is needed,
 2. generates and compiles the messages of ``tools/vision_msgs``, those of ``vision_msgs`` that this package uses,
-3. writes ``ros_environment.pth``, which sets ``AMENT_PREFIX_PATH`` at each start of the interpreter and turns off the
-   restart by which the wheels set ``LD_LIBRARY_PATH``.
+3. writes ``ros_environment.pth``, which sets ``AMENT_PREFIX_PATH`` and ``ROS_DISTRO`` at each start of the interpreter
+   and turns off the restart by which the wheels set ``LD_LIBRARY_PATH``.
 
 It takes a few seconds and changes nothing when it is run again.
 """
@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,7 @@ PTH = SITE / "ros_environment.pth"
 #: Read before ``ros_wheels_bootstrapper.pth``, because its name comes first in the alphabet.
 PTH_LINE = (
     "import os, sys; os.environ.setdefault('AMENT_PREFIX_PATH', sys.prefix); "
+    "os.environ.setdefault('ROS_DISTRO', '{distribution}'); "
     "os.environ.setdefault('_ROS_WHEELS_BOOTSTRAP_COMPLETE', '1')\n"
 )
 
@@ -49,9 +51,9 @@ def main() -> int:
     os.environ["AMENT_PREFIX_PATH"] = sys.prefix
     if sys.prefix == sys.base_prefix:
         return fail(f"{sys.executable} is not in a virtual environment; run this script with .venv/bin/python")
-    try:
-        metadata.version("ros-rclpy")
-    except metadata.PackageNotFoundError:
+    names = (re.fullmatch(r"ros-([a-z]+)-rclpy", each.name) for each in metadata.distributions())
+    distribution = next((found[1] for found in names if found), None)
+    if distribution is None:
         return fail(f'{PREFIX} has no ROS 2 wheels; install them first: pip install ".[ros]"')
     stamp = fingerprint()
     if STAMP.is_file() and STAMP.read_text() == stamp and PTH.is_file():
@@ -68,7 +70,7 @@ def main() -> int:
             install_messages(Path(folder))
     except subprocess.CalledProcessError as error:
         return fail(f"compiling {PACKAGE} failed: {error.cmd[-1]}: {error.stderr}")
-    PTH.write_text(PTH_LINE)
+    PTH.write_text(PTH_LINE.format(distribution=distribution))
     STAMP.write_text(stamp)
     return 0
 
