@@ -249,7 +249,9 @@ def summary(reports: list[dict[str, str]]) -> dict[str, Any]:
 def warned_after(node_log: str, camera_log: str) -> float | None:
     """Seconds from the camera's first image to the warning about receive buffers; None: no warning."""
     first = re.search(r"first image at ([\d.]+)", camera_log)
-    warned = re.search(r"\[WARN\] \[([\d.]+)\] \[multi_dnn\]: camera front, topic .*: (?:no image|images are lost)", node_log)
+    warned = re.search(
+        r"\[WARN\] \[([\d.]+)\] \[multi_dnn\]: camera front, topic .*: (?:no image|images are lost)", node_log
+    )
     return round(float(warned[1]) - float(first[1]), 1) if first and warned else None
 
 
