@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import measure_cameras
 import pytest
 from pages import PAGES, ROOT
 from test_figure_values import content, is_in, is_rounded, long_figures, values_of
@@ -89,11 +88,6 @@ def test_the_groups_of_threads_are_those_of_the_files() -> None:
                 if group_name in groups and re.match(process, program)
             )
             assert is_rounded(cell, spent), (name, groups)
-
-
-def test_the_table_of_cameras_is_that_of_its_file() -> None:
-    table = measure_cameras.table(content("cameras_ros2.json")["rows"])
-    assert table in PAGES["docs/cameras.md"], table
 
 
 def test_the_tables_of_soaks_are_those_of_their_files() -> None:

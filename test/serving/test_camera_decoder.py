@@ -123,16 +123,6 @@ def test_an_image_is_decoded_once_for_all_dnns(make: Callable[..., Bench]) -> No
     bench.check()
 
 
-def test_an_image_that_arrives_after_a_later_one_is_counted_as_overwritten(make: Callable[..., Bench]) -> None:
-    """While two subscriptions of a camera overlap, the old one may still deliver."""
-    bench = make(dnns=("object", "lane"))
-    bench.decoder.arrived(Frame("front", 1, context=1), bench.decoded.append, late=True)  # type: ignore[arg-type]
-    for stream in bench.accounts.statistics().by_dnn_and_camera.values():
-        assert (stream.offered, stream.dropped) == (1, {DropReason.OVERWRITTEN: 1})
-    assert bench.decoded == []
-    bench.check()
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts context switches in /proc")
 def test_answers_do_not_wake_the_thread_without_an_image(make: Callable[..., Bench]) -> None:
     bench = make()
