@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -27,7 +26,6 @@ from multi_dnn_ros.cli.network_arguments import (
     read_trainable,
 )
 from multi_dnn_ros.cli.options import check_writable
-from multi_dnn_ros.cli.partition_arguments import add_tables, add_units, plan_session, tables_folder
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import require
 
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from multi_dnn_ros.partition.unit_network import UnitNetwork
     from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.training.data import Data, Rows
     from multi_dnn_ros.training.operating_points import OperatingPoint
@@ -53,10 +50,6 @@ precision and backend that the node uses.
 --params-file scores each result of a DNN with its configured crop and tiles, on whole images. Each result is compared
 with the ground truth of its kind, in pixels of the image. Results of a kind without a score are listed with the reason.
 
---units adds a row with the scores of the network computed by several processors at once, in batches of --batch-size,
-as `multi-dnn partition run` does, and prints the images per second. It needs the tables of `multi-dnn partition
-profile` for each MODEL.
-
 {DATA_HELP}"""
 _EXAMPLES = """\
 multi-dnn evaluate builtin:object object.safetensors better.safetensors --data road --latency --report out/object
@@ -66,7 +59,6 @@ multi-dnn evaluate builtin:object --data road --served --precision int8 --device
 multi-dnn evaluate people.onnx --labels person --data coco:coco
 multi-dnn evaluate builtin:pedestrian --data coco:my_roads --thresholds
 multi-dnn evaluate --params-file my_robot.yaml --dnn road --data coco:my_roads --data drive:my_drives
-multi-dnn evaluate builtin:object --data road --units cpu:1,cpu:1/torchscript --batch-size 32
 """
 
 
@@ -100,9 +92,6 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--latency", action="store_true", help="time the networks in turn")
     add_target(serving, int8=True)
     add_calibration(serving)
-    several = parser.add_argument_group("several processors")
-    add_units(several, required=False, default="do not use several")
-    add_tables(several)
     parser.add_argument("--report", type=Path, metavar="DIR",
                         help="folder to write a report to: JSON, Markdown and a plot; with --params-file only "
                         "JSON")  # fmt: skip
@@ -132,8 +121,6 @@ def run(args: argparse.Namespace) -> int:
                 f"{network.model} is for {network.task}, {networks[0].model} for {networks[0].task}; "
                 "expected networks of one task"
             )
-    if args.precision == "int8" and args.units:
-        raise UsageError("--units does not compute in int8")
     targets = [_target(args, network) for network in networks] if args.served or args.latency else []
     entries: list[list[dict[str, Any]]] = []
 
@@ -181,7 +168,7 @@ def _calibration(folder: str, network: Trainable) -> list[tuple[torch.Tensor, ..
 def _scored(
     args: argparse.Namespace, network: Trainable, device: torch.device, target: Target | None
 ) -> list[dict[str, Any]]:
-    """The rows of a network: in float32; with a target, as the node serves it; with --units, as computed by them."""
+    """The rows of a network: in float32; with a target, also as the node serves it."""
     from multi_dnn_ros.training.comparison import label
     from multi_dnn_ros.training.served_network import Served
 
@@ -193,14 +180,7 @@ def _scored(
         entries.append({**entries[0], "served": served, "scores": {}, "latency_ms": []})
         modules.append(chain)
     network.network.to(device)
-    with ExitStack() as stack:
-        stack.callback(network.network.cpu)
-        units = _on_units(args, network, stack) if args.units else None
-        if units is not None:
-            used = "+".join(unit.name for unit in args.units)
-            several = {"backend": used, "precision": args.precision, "target": used, "warnings": units.failures}
-            entries.append({**entries[0], "served": several, "scores": {}, "latency_ms": []})
-            modules.append(units)
+    try:
         for data in read_data(args, network):
             for entry, module in zip(entries, modules, strict=True):
                 name = label(entry, short=True)
@@ -208,22 +188,9 @@ def _scored(
                 if args.thresholds:
                     points = _points(args, network, data, module, name)
                     entry.setdefault("operating_points", {})[data.name] = [point.as_json() for point in points]
-        if units is not None:
-            rate = entries[-1]["served"]["images_per_s"] = round(units.images / units.seconds, 1)
-            print(f"{label(entries[-1], short=True)}: {rate} images/s, without reading and decoding")
+    finally:
+        network.network.cpu()
     return entries
-
-
-def _on_units(args: argparse.Namespace, network: Trainable, stack: ExitStack) -> UnitNetwork:
-    """The network computed by --units. stack: closes the session."""
-    from multi_dnn_ros.cli.network_arguments import weights_of
-    from multi_dnn_ros.partition.executor import NetworkRequest
-    from multi_dnn_ros.partition.unit_network import UnitNetwork
-
-    weights, classes = weights_of(args, network.model)
-    request = NetworkRequest(network.model, weights, classes, args.size)
-    session = plan_session(network.model, args.precision, args.units, tables_folder(args), args.batch_size, request)
-    return UnitNetwork(stack.enter_context(session))
 
 
 def _cost(network: Trainable) -> dict[str, Any]:

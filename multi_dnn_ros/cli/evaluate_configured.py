@@ -12,8 +12,8 @@ from multi_dnn_ros.common.errors import CommandError
 #: Options that are allowed only with MODEL, with their defaults.
 MODEL_OPTIONS: dict[str, object] = {
     "weights": "default", "num-classes": 0, "size": None, "decoder": "auto", "labels": [], "keep": [],
-    "thresholds": False, "batch-size": 64, "served": False, "latency": False, "units": None, "backend": "auto",
-    "precision": "auto", "calibration-images": "", "sms": None, "instances": None, "tables": None,
+    "thresholds": False, "batch-size": 64, "served": False, "latency": False, "backend": "auto",
+    "precision": "auto", "calibration-images": "", "sms": None, "instances": None,
 }  # fmt: skip
 
 

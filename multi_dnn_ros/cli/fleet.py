@@ -119,9 +119,6 @@ def _units(text: str) -> tuple[Unit, ...]:
         units = tuple(parse_units(part)[0] for part in text.split(","))
     except UnitError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    for unit in units:
-        if unit.sms or unit.backend != "auto" or unit.device.partition(":")[0] not in ("cpu", "cuda"):
-            raise argparse.ArgumentTypeError(f"unit '{unit.name}': training runs on cpu[:THREADS] and cuda:NUMBER")
     gpus = [unit.name for unit in units if unit.device.startswith("cuda")]
     if len(set(gpus)) < len(gpus):
         raise argparse.ArgumentTypeError(f"units '{text}' name a GPU twice")

@@ -13,10 +13,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli.arguments import natural, not_negative, positive, positive_float
+from multi_dnn_ros.cli.arguments import natural, not_negative, positive_float
 from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.options import add_device, add_params_file, check_node, read_config
-from multi_dnn_ros.cli.partition_arguments import add_tables, add_units, plan_session, tables_folder
 from multi_dnn_ros.common.allocator import configure_malloc
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
@@ -24,15 +23,13 @@ if TYPE_CHECKING:
     from multi_dnn_ros.bags import BagReader, BagWriter
     from multi_dnn_ros.models.dnn import Dnn
     from multi_dnn_ros.replay.frame_order import FrameOutcome
-    from multi_dnn_ros.replay.frame_runner import EngineRunner, FrameRunner
+    from multi_dnn_ros.replay.frame_runner import EngineRunner
     from multi_dnn_ros.replay.overlays import Overlays
     from multi_dnn_ros.replay.replay import Replay
     from multi_dnn_ros.replay.summary import Summary
     from multi_dnn_ros.settings.schema import NodeConfig
     from multi_dnn_ros.vision.result_kind import ResultKind
 
-#: Images per batch with --units.
-_BATCH = 32
 _DETAILS = """\
 The results have the topics of the node (/multi_dnn/front/object/detections, ...); each message has the header and the
 recording time of its frame. No frame is dropped for being late. On a CPU two replays of one recording are identical
@@ -40,10 +37,6 @@ byte for byte. The counts of every DNN and camera are printed and written to sum
 
 IN_BAG is a rosbag2 folder, an .mcap file or a .db3 file. Every complete message of a damaged recording is read; each
 damaged part is reported as a warning and in summary.json, and the exit code is 1.
-
-With --units the networks are computed in batches of --batch frames by several processors at once, as by `multi-dnn
-partition run`, instead of frame by frame by an engine. This is meant for long recordings. It needs the tables of
-`multi-dnn partition profile` for each model.
 
 With --cluster, IN_BAG is a folder: every recording in it is replayed, each as a task of a Ray cluster or in a process
 of this machine. OUT_BAG gets a recording of the same name for each, its log, and manifest.json with the outcome and
@@ -64,7 +57,6 @@ multi-dnn replay drive/ results/
 multi-dnn replay drive.mcap results --overlay results.mp4
 multi-dnn replay drive results --params-file robot.yaml --topic front:=/camera/color/image_raw
 multi-dnn replay drive results --with-input --storage sqlite3
-multi-dnn replay drive results --units cuda:0,cpu:8 --batch 64
 multi-dnn replay drives/ results --cluster --cpus 4 --gpus 0.25
 multi-dnn run --ros-args -p autostart:=false     the node for the next line, in another terminal
 multi-dnn replay drive results --live
@@ -102,11 +94,6 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     add("--with-input", action="store_true", help="copy the camera messages into the new recording")
     add("--overlay", type=Path, metavar="PATH",
         help="also draw the results on the images: PATH is an .mp4 file, or a folder for single images")  # fmt: skip
-    several = parser.add_argument_group("on several processors")
-    add_units(several, required=False, default="an engine on --device")
-    add_tables(several)
-    several.add_argument("--batch", type=positive, metavar="N",
-                         help="with --units: images, or tiles of images, per batch (default: 32)")  # fmt: skip
     add = parser.add_argument_group("many recordings").add_argument
     add("--cluster", nargs="?", const="local", metavar="ADDRESS",
         help="replay every recording under IN_BAG on the Ray cluster at ADDRESS: HOST:PORT, or auto, the cluster of "
@@ -205,7 +192,7 @@ def _check_options(args: argparse.Namespace) -> None:
     if args.node is not None:
         check_node(args.node)
     if args.live:
-        for name in ("units", "batch", "tables", "cluster", "cpus", "gpus", "retries"):
+        for name in ("cluster", "cpus", "gpus", "retries"):
             if getattr(args, name) is not None:
                 raise UsageError(f"--{name} does not use a running node; it cannot be used with --live")
         if args.params_file is not None:
@@ -215,11 +202,6 @@ def _check_options(args: argparse.Namespace) -> None:
         if args.overlay is not None:
             raise UsageError("--overlay cannot be used with --live; record or view ~/<camera>/overlay of the node")
         return
-    if args.units and args.device is not None:
-        raise UsageError("--device is for an engine; with --units, name the devices there")
-    for name in ("batch", "tables"):
-        if getattr(args, name) is not None and not args.units:
-            raise UsageError(f"--{name} needs --units")
     for name in ("cpus", "gpus", "retries"):
         if getattr(args, name) is not None and args.cluster is None:
             raise UsageError(f"--{name} needs --cluster")
@@ -247,8 +229,7 @@ def _replay(
     from multi_dnn_ros.replay.outputs import drawn
 
     with ExitStack() as stack:
-        runner: FrameRunner
-        runner, dnns = _batch_runner(args, config, stack) if args.units else engine_runner(config)
+        runner, dnns = engine_runner(config)
         replay, kinds = replay_of(config, runner, dnns, topics, writer, args.node)
         bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="replay", disable=None))
 
@@ -272,39 +253,9 @@ def engine_runner(config: NodeConfig) -> tuple[EngineRunner, Mapping[str, Dnn]]:
     return runner, pipeline.dnns
 
 
-def _batch_runner(
-    args: argparse.Namespace, config: NodeConfig, stack: ExitStack
-) -> tuple[FrameRunner, Mapping[str, Dnn]]:
-    """The units of --units, and the DNNs by name. stack: closes the units.
-
-    Raises UsageError if a DNN has more tiles than a batch has images.
-    """
-    from multi_dnn_ros.models.load import load_dnn
-    from multi_dnn_ros.partition.executor import NetworkRequest
-    from multi_dnn_ros.replay.batch_runner import BatchedDnn, BatchRunner
-
-    batch = args.batch or _BATCH
-    dnns, batched = {}, []
-    for name, settings in config.dnns.items():
-        dnn = dnns[name] = load_dnn(name, settings)
-        if dnn.view.tiles > batch:
-            raise UsageError(
-                f"--batch is {batch}; a frame has {dnn.view.tiles} inputs with dnn.{name}.tiles {settings.tiles}: "
-                f"expected at least {dnn.view.tiles}"
-            )
-        size = (dnn.preprocess.width, dnn.preprocess.height)
-        request = NetworkRequest(settings.model, settings.weights, settings.num_classes, size)
-        session = stack.enter_context(
-            plan_session(settings.model, settings.precision, args.units, tables_folder(args), batch, request)
-        )
-        cameras = tuple(settings.cameras or config.cameras)
-        batched.append(BatchedDnn(name, cameras, dnn.inputs, dnn.results, session.run, dnn.view.tiles))
-    return BatchRunner(batched, batch), dnns
-
-
 def replay_of(
     config: NodeConfig,
-    runner: FrameRunner,
+    runner: EngineRunner,
     dnns: Mapping[str, Dnn],
     topics: Mapping[str, str],
     writer: BagWriter,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _RETRIES = 2
 #: Attributes of the arguments that are passed on to each replay as options.
-_PASSED = ("params_file", "node", "device", "storage", "batch", "tables")
+_PASSED = ("params_file", "node", "device", "storage")
 
 
 def run_cluster(args: argparse.Namespace) -> int:
@@ -92,8 +92,6 @@ def _options(args: argparse.Namespace) -> list[str]:
             options += [f"--{name.replace('_', '-')}", str(value.absolute() if isinstance(value, Path) else value)]
     for camera, topic in args.topic:
         options += ["--topic", f"{camera}:={topic}"]
-    if args.units:
-        options += ["--units", ",".join(unit.name for unit in args.units)]
     return options + ["--with-input"] * args.with_input
 
 

@@ -32,7 +32,6 @@ BACKENDS = "multi_dnn_ros.backends"
 DECODERS = "multi_dnn_ros.decoders"
 MODEL_SOURCES = "multi_dnn_ros.model_sources"
 RESULT_KINDS = "multi_dnn_ros.result_kinds"
-UNITS = "multi_dnn_ros.units"
 
 #: Specifications of this package: group -> name -> reference to the object, as in an entry point.
 OWN: Mapping[str, Mapping[str, str]] = {
@@ -87,15 +86,9 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "instance_masks": "multi_dnn_ros.vision.result_kinds.instance_masks:KIND",
         "drivable_area": "multi_dnn_ros.vision.result_kinds.drivable_area:KIND",
     },
-    UNITS: {
-        "cpu": "multi_dnn_ros.planning.batch_units:CPU",
-        "cuda": "multi_dnn_ros.planning.batch_units:CUDA",
-        "openvino": "multi_dnn_ros.planning.batch_units:OPENVINO",
-    },
 }
 _NOUNS = {
     BACKENDS: "backend", DECODERS: "decoder", MODEL_SOURCES: "model source", RESULT_KINDS: "result kind",
-    UNITS: "kind of unit",
 }  # fmt: skip
 _NAME = re.compile(r"\.?[a-z][a-z0-9_]*")
 _NAME_RULE = f"lower-case letters, digits and _, a letter first, after an optional dot ({_NAME.pattern})"

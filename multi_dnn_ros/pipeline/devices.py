@@ -8,7 +8,7 @@ import torch
 
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_device, default_workers
-from multi_dnn_ros.planning.batch_units import Unit, UnitError, check_installation, parse_unit
+from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_unit
 from multi_dnn_ros.settings.schema import NodeConfig
 
 
@@ -21,7 +21,6 @@ def unit_of(name: str, parameter: str) -> Unit:
         name = str(choose_device("auto"))
     try:
         unit = parse_unit(name)
-        check_installation(unit)
     except UnitError as error:
         raise ConfigError(f"parameter {parameter} is '{name}': {error}") from None
     choose_device(unit.device, f"parameter {parameter} is")

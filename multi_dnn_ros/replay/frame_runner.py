@@ -1,9 +1,8 @@
-"""The interface of a component that runs the DNNs of a replay, and its implementation by an engine."""
+"""Runs the DNNs of a replay by an engine in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
@@ -13,31 +12,6 @@ from multi_dnn_ros.engine.task import DnnTask, Drop, Result
 
 #: Called with every result and every drop, from any thread.
 Settle = Callable[[Result | Drop], None]
-
-
-class FrameRunner(Protocol):
-    """Runs every DNN of a frame's camera on the frame; no frame is dropped for being late."""
-
-    @property
-    def streams(self) -> Sequence[tuple[str, tuple[str, ...]]]:
-        """Name and cameras of each DNN, in the order of the results."""
-        ...
-
-    def start(self, settle: Settle) -> None:
-        """Called once, before the first frame."""
-        ...
-
-    def submit(self, frame: Frame, timeout_s: float) -> bool:
-        """Accept a frame. False: a DNN has been busy with one frame for `timeout_s`."""
-        ...
-
-    def finish(self) -> None:
-        """Called after the last frame: run the frames that still wait for further ones. Results may arrive later."""
-        ...
-
-    def stop(self) -> None:
-        """Called once in any case, also after an error; frames without results are dropped."""
-        ...
 
 
 class EngineRunner:
@@ -66,9 +40,6 @@ class EngineRunner:
     def submit(self, frame: Frame, timeout_s: float) -> bool:
         assert self._engine is not None
         return self._engine.submit(frame, timeout_s)
-
-    def finish(self) -> None:
-        pass  # the engine does not wait for further frames
 
     def stop(self) -> None:
         if self._engine is not None:

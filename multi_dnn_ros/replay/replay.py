@@ -18,7 +18,7 @@ from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, DropReason, Result
 from multi_dnn_ros.replay.frame_order import FrameOrder, FrameOutcome
-from multi_dnn_ros.replay.frame_runner import FrameRunner
+from multi_dnn_ros.replay.frame_runner import EngineRunner
 from multi_dnn_ros.replay.stamps import nearest_time
 from multi_dnn_ros.replay.summary import Summary
 
@@ -67,7 +67,7 @@ class Replay:
 
     def __init__(
         self,
-        runner: FrameRunner,
+        runner: EngineRunner,
         topics: Mapping[str, str],
         *,
         decode: Decode,
@@ -130,7 +130,6 @@ class Replay:
                 elif not self._runner.submit(frame, self._stall_timeout_s):
                     raise ReplayError(f"a DNN has been busy with one frame for {self._stall_timeout_s:g} s")
                 write_complete()
-            self._runner.finish()
             if not order.wait_complete(self._stall_timeout_s):
                 raise ReplayError(f"the last frames were not finished after {self._stall_timeout_s:g} s")
             write_complete(all_of_them=True)

@@ -38,7 +38,6 @@ from multi_dnn_ros.backends.onnxruntime_gpu import BoundStage, OnnxRuntimeOnGpu,
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage, make_sessions
 from multi_dnn_ros.graph.cut import cut_module
 from multi_dnn_ros.pipeline.choices import automatic_providers, backend_name, choose_backend
-from multi_dnn_ros.planning.batch_units import UnitError, check_installation, parse_unit
 from multi_dnn_ros.settings.schema import DnnConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
@@ -352,16 +351,3 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     assert agrees(ready)
     assert "cache_dir" not in installed.calls[0]["OpenVINOExecutionProvider"]
     assert "compiled networks of lane are not cached" in caplog.text
-
-
-def test_a_unit_of_openvino_needs_its_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        UnitError, match=r"unit 'openvino:gpu' cannot be used: onnxruntime .* was built without OpenVINO"
-    ):
-        check_installation(parse_unit("openvino:gpu"))
-    with pytest.raises(UnitError, match=r"unit 'openvino:tpu' is invalid; allowed: openvino:cpu\|gpu\|npu"):
-        parse_unit("openvino:tpu")
-    Installed(monkeypatch, "openvino")
-    unit = parse_unit("openvino:gpu.1")
-    check_installation(unit)
-    assert (unit.device, unit.backend, unit.process) == ("cpu", "onnxruntime", "openvino:gpu.1")

@@ -189,38 +189,6 @@ def _cores(result: Any) -> float:
     return float(case["cpu_ms_per_result"] * case["results_hz"] / 1e3)
 
 
-def _less_than_one_share(it: Any) -> float:
-    """Percent less time on all units than on the first share alone."""
-    (alone,) = (each["measured_ms"] for each in it["subsets"] if each["units"] == ["cuda:0/16sms"])
-    return 100.0 * (1.0 - it["measured_ms"] / alone)
-
-
-def _all_of(result: Any) -> float:
-    """Time of one unit alone over that of the plan, all units."""
-    alone = [of["measured_ms"] for of in result["subsets"] if len(of["units"]) == 1]
-    return float(min(alone) / result["measured_ms"])
-
-
-def _predicted_alone(result: Any) -> float:
-    """Predicted time of one unit alone over the measured time of the plan."""
-    alone = [each["plan"]["predicted_ms"] for each in result["subsets"] if len(each["units"]) == 1]
-    return float(min(alone) / result["measured_ms"])
-
-
-def _speedup(result: Any) -> float:
-    """Time of the better unit alone over that of all units."""
-    times = {len(subset["units"]): [] for subset in result["subsets"]}
-    for subset in result["subsets"]:
-        times[len(subset["units"])].append(subset["measured_ms"])
-    return float(min(times[1]) / min(times[max(times)]))
-
-
-def _predicted_speedup(result: Any) -> float:
-    """Predicted time of one unit alone over that of the plan."""
-    alone = [each["plan"]["predicted_ms"] for each in result["subsets"] if len(each["units"]) == 1]
-    return float(min(alone) / result["plan"]["predicted_ms"])
-
-
 def _predicted_for(result: Any, processes: int) -> dict[str, float]:
     """The predicted step times with this number of processes."""
     return next(each for each in result["scaling_predicted"] if each["processes"] == processes)
@@ -277,62 +245,12 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("heavy-networks", "0.86", "host_heavy_gpu_h100_jpeg_gpu.json", _cores),
     ("heavy-networks", "1.31", "host_heavy_gpu_h100_jpeg_cpu.json", _cores),
     *(
-        ("a-batch-on-shares-of-one-gpu", figure, f"partition_{network}_shares.json", _less_than_one_share)
-        for network, figure in (
-            ("mobilenet_v2", "39.7"),
-            ("squeezenet1_1", "33.3"),
-            ("squeezenet1_0", "33.0"),
-            ("inception_v3", "29.7"),
-            ("resnet50", "26.0"),
-            ("resnet18", "24.8"),
-            ("resnet34", "23.4"),
-            ("vgg16", "27.7"),
-            ("densenet121", "24.8"),
-        )
-    ),
-    *(
         ("distributed-training-steps-on-four-gpus", figure, f"training_inception_v3_{gpus}gpus.json", compute)
         for figure, gpus, compute in (
             ("1.090", 2, lambda it: _predicted_for(it, 4)["layers_s"] * 1e3 / it["methods"]["alone"]["step_ms"]),
             ("1.037", 2, lambda it: _predicted_for(it, 4)["ddp_s"] * 1e3 / it["methods"]["alone"]["step_ms"]),
             ("1.012", 4, lambda it: it["methods"]["layers"]["step_ms"] / it["methods"]["alone"]["step_ms"]),
             ("1.015", 4, lambda it: it["methods"]["ddp"]["step_ms"] / it["methods"]["alone"]["step_ms"]),
-        )
-    ),
-    *(
-        ("a-batch-on-four-gpus", figure, f"partition_{network}_4gpus{suffix}.json", compute)
-        for network, figure, suffix, compute in (
-            ("resnet50", "3.31", "", _all_of),
-            ("vgg16", "4.00", "", _all_of),
-            ("mobilenet_v2", "3.33", "", _all_of),
-            ("resnet34", "2.95", "", _all_of),
-            ("densenet121", "3.21", "", _all_of),
-            ("vgg19", "4.77", "_h100", _all_of),
-            ("vgg19", "3.98", "_h100", _predicted_alone),
-            ("squeezenet1_0", "3.75", "_h100", _all_of),
-            ("inception_v3", "3.65", "_h100", _all_of),
-            ("squeezenet1_1", "3.19", "_h100", _all_of),
-            ("resnet18", "3.11", "_h100", _all_of),
-        )
-    ),
-    *(
-        ("a-batch-on-two-gpus", figure, f"partition_{network}_2gpus.json", compute)
-        for network, figure, compute in (
-            ("resnet18", "1.79", _speedup),
-            ("resnet34", "1.80", _speedup),
-            ("resnet50", "1.82", _speedup),
-            ("mobilenet_v2", "1.94", _speedup),
-            ("squeezenet1_0", "2.07", _speedup),
-            ("squeezenet1_1", "1.84", _speedup),
-            ("densenet121", "1.82", _speedup),
-            ("vgg16", "1.91", _speedup),
-            ("vgg19", "1.95", _all_of),
-            ("inception_v3", "1.896", _all_of),
-            ("resnet18", "1.91", _predicted_speedup),
-            ("resnet34", "1.90", _predicted_speedup),
-            ("resnet50", "1.88", _predicted_speedup),
-            ("squeezenet1_1", "1.93", _predicted_speedup),
-            ("densenet121", "1.87", _predicted_speedup),
         )
     ),
     *(

@@ -10,7 +10,6 @@ import pytest
 from pages import PAGES
 
 from multi_dnn_ros.cli.main import build_parser
-from multi_dnn_ros.common.extensions import OWN, UNITS
 from multi_dnn_ros.engine.policies import POLICIES
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.training.data_kinds import DATA_KINDS
@@ -43,7 +42,6 @@ TABLES: list[tuple[str, str, Iterable[str], str]] = [
         "RANK_POLICIES of multi_dnn_ros/compression/rank_policies.py",
     ),
     ("docs/accuracy.md", "Parts of a data set", DATA_KINDS, "DATA_KINDS of multi_dnn_ros/training/data_kinds.py"),
-    ("docs/partition.md", "Units", OWN[UNITS], "OWN of multi_dnn_ros/common/extensions.py"),
     (
         "docs/benchmarks.md",
         "Benchmarks",

@@ -187,28 +187,22 @@ print(json.dumps([chosen, [text for level, text, _ in messages.found if level ==
 def test_unusable_specifications_leave_the_others_usable(run: Callable[[str], Any]) -> None:
     found = run("""
 from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.planning.batch_units import UnitError, parse_unit
 from multi_dnn_ros.vision.decoders.registry import DECODERS
 lines = []
 DECODERS.report_broken(lines.append)
 BACKENDS.report_broken(lines.append)
-try:
-    parse_unit("exiting:0")
-except UnitError as error:
-    lines.append(str(error))
 usable = [spec.name for registry in (DECODERS, BACKENDS) for spec in registry.usable()]
 print(json.dumps([lines, usable]))
 """)
     lines, usable = found
     begin = f"of {PACKAGE} cannot be used: faulty_extension:"
-    assert len(lines) == 6
-    exits, mean, preprocess, names, precisions, unit = lines
+    assert len(lines) == 5
+    exits, mean, preprocess, names, precisions = lines
     assert exits == f"decoder 'exiting' {begin}EXIT: SystemExit: 3"
     assert mean.startswith(f"decoder 'wrong_mean' {begin}WRONG_MEAN: TypeError: preprocess is {{'mean': 3}}: ")
     assert preprocess.startswith(f"decoder 'wrong_preprocess' {begin}WRONG_PREPROCESS: TypeError: preprocess is [1]: ")
     assert names.startswith(f"backend 'wrong_names' {begin}WRONG_NAMES: TypeError: precisions is {{'cpu': 'auto'}}; ")
     assert precisions.startswith(f"backend 'wrong_precisions' {begin}WRONG_PRECISIONS: TypeError: precisions is [1]; ")
-    assert unit == f"kind of unit 'exiting' {begin}EXIT: SystemExit: 3"
     assert {"yolo", "faulty_decoder", "eager", "faulty_backend"} <= set(usable)
 
 

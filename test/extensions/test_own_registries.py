@@ -9,7 +9,7 @@ from source_trees import ROOT, source_trees
 from multi_dnn_ros.common.extensions import OWN
 
 #: Class of the specifications of each registry.
-CLASSES = {"BackendSpec", "DecoderSpec", "ModelSource", "ResultKind", "UnitKind"}
+CLASSES = {"BackendSpec", "DecoderSpec", "ModelSource", "ResultKind"}
 
 
 def specifications() -> dict[str, str]:

@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "compression": {"common", "models", "planning"},
     "training": {"common", "settings", "vision", "models", "compression", "planning"},
     "profiling": {"common", "graph", "models", "backends", "planning", "training"},
-    "partition": {"common", "backends", "planning", "pipeline", "serving", "profiling"},
+    "partition": {"common", "graph", "models", "backends", "planning", "pipeline"},
     "fleet": {"common", "settings", "models", "planning", "training"},
     "ros": {"common", "settings", "vision", "engine", "serving"},
     "bags": {"common", "ros"},
@@ -39,9 +39,9 @@ ALLOWED: dict[str, set[str]] = {
     "benchmark": {"*"},
     "cli": {"*"},
 }  # fmt: skip
-#: Folders of test/ without a package of that name: tests on a GPU, of launch/, of the documents, of
+#: Folders of test/ without a package of that name: the black-box suite, tests on a GPU, of launch/, of the documents, of
 #: the repository as a whole, of malicious inputs, of extensions; and `support`, which several folders import.
-OTHER_TESTS = {"docs", "extensions", "gpu", "launch", "package", "security", "support"}
+OTHER_TESTS = {"acceptance", "docs", "extensions", "gpu", "launch", "package", "security", "support"}
 #: Entry points of setup.py.
 ENTRY_POINTS = {"__init__", "executable"}
 #: Packages that may import rclpy and message packages.
