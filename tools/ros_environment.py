@@ -5,8 +5,8 @@ of ``vision_msgs``. This script
 
 1. sets the run path of the wheels' libraries to the folder that they are in, so that no variable is needed,
 2. generates and compiles the messages of ``tools/vision_msgs``, those of ``vision_msgs`` that this package uses,
-3. writes ``ros_environment.pth``, which sets ``AMENT_PREFIX_PATH`` at each start of the interpreter and turns off the
-   restart by which the wheels set ``LD_LIBRARY_PATH``.
+3. writes ``ros_environment.pth``, which sets ``AMENT_PREFIX_PATH`` and ``ROS_DISTRO`` at each start of the interpreter
+   and turns off the restart by which the wheels set ``LD_LIBRARY_PATH``.
 
 It takes a few seconds and changes nothing when it is run again.
 """
@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,7 @@ PTH = SITE / "ros_environment.pth"
 #: Read before ``ros_wheels_bootstrapper.pth``, because its name comes first in the alphabet.
 PTH_LINE = (
     "import os, sys; os.environ.setdefault('AMENT_PREFIX_PATH', sys.prefix); "
+    "os.environ.setdefault('ROS_DISTRO', '{distribution}'); "
     "os.environ.setdefault('_ROS_WHEELS_BOOTSTRAP_COMPLETE', '1')\n"
 )
 
@@ -68,7 +70,7 @@ def main() -> int:
             install_messages(Path(folder))
     except subprocess.CalledProcessError as error:
         return fail(f"compiling {PACKAGE} failed: {error.cmd[-1]}: {error.stderr}")
-    PTH.write_text(PTH_LINE)
+    PTH.write_text(PTH_LINE.format(distribution=distribution()))
     STAMP.write_text(stamp)
     return 0
 
@@ -76,6 +78,12 @@ def main() -> int:
 def fail(text: str) -> int:
     print(f"ros_environment.py: {text}", file=sys.stderr)
     return 1
+
+
+def distribution() -> str:
+    """The name of the distribution of ROS 2 whose wheels are installed."""
+    names = (re.fullmatch(r"ros-([a-z]+)-rclpy", each.metadata["Name"]) for each in metadata.distributions())
+    return next(name[1] for name in names if name is not None)
 
 
 def fingerprint() -> str:
