@@ -50,7 +50,7 @@ test-gpu: install ## alone on the GPU, as they look at its clock; PART=engine, b
 install: $(INSTALLED)-test ## all extras, and what the tests need
 
 $(INSTALLED)-offline $(INSTALLED)-test: $(INSTALLED)-%: setup.py constraints.txt tools/ros_environment.py
-	sh tools/check_machine.sh "$(PYTHON)"
+	sh tools/check_machine.sh "$(PYTHON)" $(ROS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[$*$(ROS:%=,%)]"
 	$(if $(ROS),$(BIN)/python tools/ros_environment.py)

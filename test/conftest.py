@@ -49,6 +49,12 @@ _RELEASES = 60
 _releases = itertools.count(1)
 
 
+def pytest_report_header() -> str:
+    """CI names the distributions of ROS 2 that it ran on."""
+    distribution, middleware = (os.environ.get(name, "default") for name in ("ROS_DISTRO", "RMW_IMPLEMENTATION"))
+    return f"ROS 2: {distribution}, middleware: {middleware}"
+
+
 @pytest.fixture(scope="session")
 def _threads_at_the_begin() -> int:
     """Part of what a device is called in constants of modules."""

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Called by the Makefile before it installs: says in one sentence what is missing, instead of failing minutes later.
-# check_machine.sh PYTHON
+# check_machine.sh PYTHON [ros]   ros: ROS 2 will be installed from PyPI
 set -u
 python=$1
 need_gb=8
@@ -20,6 +20,16 @@ esac
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
     fail "'$python' cannot make virtual environments, as its module ensurepip or venv is missing;" \
         "on Debian and Ubuntu: sudo apt install python$version-venv"
+
+if [ "${2-}" = ros ]; then
+    [ "$(uname -m)" = x86_64 ] ||
+        fail "no ROS 2 is sourced, and PyPI has one for x86-64 only: source yours, such as /opt/ros/jazzy/setup.bash"
+    { command -v gcc && command -v g++ &&
+        "$python" -c 'import os, sysconfig; os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))'; } \
+        >/dev/null 2>&1 ||
+        fail "no ROS 2 is sourced, and to compile its messages gcc, g++ or the headers of '$python' are missing;" \
+            "on Debian and Ubuntu: sudo apt install gcc g++ python$version-dev"
+fi
 
 free_kb=$(df -Pk . | awk 'NR == 2 { print $4 }')
 case $free_kb in

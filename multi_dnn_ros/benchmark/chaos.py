@@ -17,7 +17,7 @@ import psutil
 
 from multi_dnn_ros.benchmark.faults import KINDS, ExitingBuild, Faults, engine_pids
 from multi_dnn_ros.benchmark.host_traffic import HostTraffic
-from multi_dnn_ros.benchmark.process_tree import belongs_to_dds
+from multi_dnn_ros.benchmark.process_tree import belongs_to_ros
 from multi_dnn_ros.benchmark.time_bar import time_bar
 from multi_dnn_ros.common.reporting import counts_text, distribution, table
 from multi_dnn_ros.serving import default_build
@@ -258,7 +258,7 @@ def _settled_resource_use(first: ResourceUse) -> ResourceUse:
 
 def _shared_memory() -> int:
     try:
-        return sum(not belongs_to_dds(name) for name in os.listdir("/dev/shm"))
+        return sum(not belongs_to_ros(name) for name in os.listdir("/dev/shm"))
     except OSError:
         return 0  # no /dev/shm on this system
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import psutil
 
 
-def belongs_to_dds(name: str) -> bool:
-    """Whether an entry of /dev/shm belongs to DDS: all processes of a domain share these."""
-    return any(part in name for part in ("fastrtps", "fastdds", "cyclone"))
+def belongs_to_ros(name: str) -> bool:
+    """Whether an entry of /dev/shm belongs to DDS or to the tracing of ROS 2 (LTTng): processes share these."""
+    return any(part in name for part in ("fastrtps", "fastdds", "cyclone", "lttng"))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ case "$2" in
     *version_info*) echo {version} ;;
     *ensurepip*) {ensurepip} ;;
     *rclpy*) {ros} ;;
+    *Python.h*) {headers} ;;
 esac
 """
 #: POSIX: 1024-byte blocks, the fourth column of the second line is what is free.
@@ -32,9 +33,10 @@ class Machine:
         self.calls.touch()
         self.has()
 
-    def has(self, *, version: str = "3.12", ensurepip: bool = True, ros: bool = False, free_mb: int = 100_000) -> None:
-        """A Python of this version, with or without a sourced ROS 2, and so much free disk."""
-        answers = {name: "true" if has else "exit 1" for name, has in (("ensurepip", ensurepip), ("ros", ros))}
+    def has(self, *, version: str = "3.12", free_mb: int = 100_000, **parts: bool) -> None:
+        """A Python of this version with its parts, a sourced ROS 2 if asked for, and so much free disk."""
+        has = {"ensurepip": True, "headers": True, "ros": False, **parts}
+        answers = {name: "true" if there else "exit 1" for name, there in has.items()}
         python = PYTHON.format(calls=self.calls, version=version, **answers)
         for name, text in (("python", python), ("df", DF.format(free=free_mb * 1000))):
             path = self.folder / name
@@ -81,6 +83,7 @@ def test_a_machine_that_has_everything_installs(machine: Machine, version: str) 
         ({"version": "3.9"}, "is Python 3.9; allowed: 3.10 to 3.14, for example: make PYTHON=python3.12"),
         ({"version": "2.7"}, "is Python 2.7; allowed: 3.10 to 3.14, for example: make PYTHON=python3.12"),
         ({"ensurepip": False}, "on Debian and Ubuntu: sudo apt install python3.12-venv"),
+        ({"headers": False}, "on Debian and Ubuntu: sudo apt install gcc g++ python3.12-dev"),
         ({"free_mb": 7_999}, "only 7999 MB are free on this disk; installing PyTorch and the other packages takes 8"),
     ],
     ids=lambda value: "-".join(map(str, *value.items())) if isinstance(value, dict) else "",
@@ -104,6 +107,12 @@ def test_each_target_installs_the_extra_that_it_needs(machine: Machine, target: 
     (install,) = [line for line in lines if " -m pip install " in line]
     assert install.endswith(f'--constraint constraints.txt --editable ".[{extra if ros else extra + ",ros"}]"')
     assert any("tools/ros_environment.py" in line for line in lines) is not ros
+
+
+def test_a_sourced_ros_2_needs_no_compiler(machine: Machine) -> None:
+    machine.has(headers=False, ros=True)
+    machine.make()
+    assert machine.installs()
 
 
 def test_a_python_that_does_not_exist_is_named(machine: Machine) -> None:

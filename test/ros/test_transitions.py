@@ -270,7 +270,7 @@ def test_failed_configuring_leaves_nothing_and_can_be_repeated(bench: Bench, cas
     words = "cannot configure: dnn.object.model: no such file" if expected else "cannot configure: it broke"
     bench.until(lambda: bench.status("node").message == words, "the reason")
     assert bench.status("node").level == ERROR
-    assert "transition" not in [thread.name for thread in threading.enumerate()]
+    bench.until(lambda: "transition" not in [thread.name for thread in threading.enumerate()], "the thread to end")
     configured = case.configuring()
     case.host.go.set()
     assert case.answer(configured)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from multi_dnn_ros.benchmark.process_tree import belongs_to_dds
+from multi_dnn_ros.benchmark.process_tree import belongs_to_ros
 
 _SMAPS = re.compile(r"^(Pss|Pss_Anon|Pss_Shmem):\s+(\d+) kB$", re.M)
 _SHM = "/dev/shm/"
@@ -107,13 +107,13 @@ def resources_of(processes: Iterable[psutil.Process]) -> ProcessResources:
 
 
 def shared_memory_entries(pid: int) -> set[str]:
-    """Names in /dev/shm that a process maps, except those of DDS."""
+    """Names in /dev/shm that a process maps, except those of ROS 2."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:  # the process has ended
         return set()
     names = {line.partition(_SHM)[2].removesuffix(" (deleted)") for line in maps.splitlines() if _SHM in line}
-    return {name for name in names if not belongs_to_dds(name)}
+    return {name for name in names if not belongs_to_ros(name)}
 
 
 def _memory(process: psutil.Process) -> tuple[int, int, int]:
