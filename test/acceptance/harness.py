@@ -348,6 +348,18 @@ class Client:
 
         self.wait_for(answered, f"an answer on {results.topic} to an image on {camera.topic}")
 
+    def stream_until(
+        self, camera: Camera, image: Any, condition: Callable[[], T], what: str, period_s: float = 0.03
+    ) -> T:
+        """Send the image again and again until `condition` is true."""
+
+        def send() -> T:
+            camera.send(image)
+            self.spin(period_s)
+            return condition()
+
+        return self.wait_for(send, what)
+
     def wait_for_quietly(self, condition: Callable[[], T], timeout_s: float) -> T | None:
         """The first true value of `condition`, or None if there was none in time."""
         try:
@@ -454,7 +466,13 @@ class Client:
 
     def wait_until_active(self, node: str = "/multi_dnn") -> None:
         """Return when the node says in its diagnostics that it is active."""
-        self.wait_for(lambda: self.status("node", node).message == "active", f"{node} is active")
+
+        def active() -> bool:
+            status = self.status("node", node)
+            assert status.level != "ERROR", status
+            return status.message == "active"
+
+        self.wait_for(active, f"{node} is active")
 
 
 def _messages(values: Mapping[str, Any]) -> list[ParameterMessage]:
