@@ -177,10 +177,16 @@ class Account:
 
 @dataclass
 class Recording:
-    """The messages of one topic, in the order of their arrival."""
+    """The messages of one topic, in the order of their arrival, with the times of their publication in ns."""
 
     topic: str
     messages: list[Any] = field(default_factory=list)
+    published_at: list[int] = field(default_factory=list)
+
+    def add(self, message: Any, info: Mapping[str, int]) -> None:
+        """Record a message with rclpy's MessageInfo."""
+        self.messages.append(message)
+        self.published_at.append(info["source_timestamp"])
 
     @property
     def stamps(self) -> list[int]:
@@ -331,7 +337,7 @@ class Client:
     def record(self, topic: str, kind: type, qos: QoSProfile = ALL) -> Recording:
         """Record a topic from now on; returns when a publisher is connected."""
         recording = Recording(topic)
-        subscription = self.node.create_subscription(kind, topic, recording.messages.append, qos)
+        subscription = self.node.create_subscription(kind, topic, recording.add, qos)
         self._recordings.append(recording)
         self.wait_for(subscription.get_publisher_count, f"a publisher of {topic}")
         return recording
@@ -410,13 +416,17 @@ class Client:
 
     # Services.
 
-    def call(self, service: str, kind: type, **fields: Any) -> Any:
-        """The response of a service."""
+    def request(self, service: str, kind: type, **fields: Any) -> Any:
+        """Call a service; a future of its response."""
         if service not in self._services:
             self._services[service] = self.node.create_client(kind, service)
         client = self._services[service]
         self.wait_for(client.service_is_ready, f"service {service}")
-        future = client.call_async(kind.Request(**fields))
+        return client.call_async(kind.Request(**fields))
+
+    def call(self, service: str, kind: type, **fields: Any) -> Any:
+        """The response of a service."""
+        future = self.request(service, kind, **fields)
         self.wait_for(future.done, f"the response of {service}")
         return future.result()
 
@@ -438,21 +448,17 @@ class Client:
         result = self.call(f"{node}/set_parameters_atomically", SetParametersAtomically, **request).result
         return None if result.successful else str(result.reason)
 
+    def request_state(self, transition: str, node: str = "/multi_dnn") -> Any:
+        """Ask for a transition (configure, activate, deactivate, cleanup, shutdown); a future of the response."""
+        name = f"{self.state(node)}_shutdown" if transition == "shutdown" else transition
+        number = getattr(Transition, f"TRANSITION_{name.upper()}")
+        return self.request(f"{node}/change_state", ChangeState, transition=Transition(id=number, label=transition))
+
     def change_state(self, transition: str, node: str = "/multi_dnn") -> bool:
-        """Whether a transition (configure, activate, deactivate, cleanup, shutdown) succeeded."""
-        ids = {
-            "configure": Transition.TRANSITION_CONFIGURE,
-            "activate": Transition.TRANSITION_ACTIVATE,
-            "deactivate": Transition.TRANSITION_DEACTIVATE,
-            "cleanup": Transition.TRANSITION_CLEANUP,
-            "shutdown": {
-                "unconfigured": Transition.TRANSITION_UNCONFIGURED_SHUTDOWN,
-                "inactive": Transition.TRANSITION_INACTIVE_SHUTDOWN,
-                "active": Transition.TRANSITION_ACTIVE_SHUTDOWN,
-            }.get(self.state(node) if transition == "shutdown" else "", 0),
-        }
-        request = Transition(id=ids[transition], label=transition)
-        return bool(self.call(f"{node}/change_state", ChangeState, transition=request).success)
+        """Whether a transition succeeded."""
+        response = self.request_state(transition, node)
+        self.wait_for(response.done, f"the response to {transition}")
+        return bool(response.result().success)
 
     def state(self, node: str = "/multi_dnn") -> str:
         """The state of the life cycle."""
