@@ -7,6 +7,7 @@ rclpy program in the process of the tests: it publishes images, records topics, 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -31,7 +32,7 @@ from rcl_interfaces.srv import GetParameters, SetParameters, SetParametersAtomic
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter, parameter_value_to_python
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import Image
 
 T = TypeVar("T")
 
@@ -64,7 +65,8 @@ def environment(domain: int, **variables: str) -> dict[str, str]:
 
 def write_parameters(file: Path, parameters: Mapping[str, Any], node: str = "/**") -> Path:
     """A ROS 2 parameter file with nested parameters."""
-    file.write_text(yaml.safe_dump({node: {"ros__parameters": dict(parameters)}}, sort_keys=False))
+    copies = json.loads(json.dumps(parameters))  # rcl refuses the aliases that YAML has for the same object
+    file.write_text(yaml.safe_dump({node: {"ros__parameters": copies}}, sort_keys=False))
     return file
 
 
@@ -239,11 +241,11 @@ def pixels_of(message: Image) -> npt.NDArray[np.uint8]:
 class Camera:
     """A publisher of images with a stamp of its own for each."""
 
-    def __init__(self, client: Client, topic: str, kind: type = Image, qos: QoSProfile = ALL) -> None:
+    def __init__(self, client: Client, topic: str, kind: type, qos: QoSProfile, node: str) -> None:
         self.client = client
         self.topic = topic
-        self.kind = kind
-        self.publisher = client.node.create_publisher(kind, topic, qos)
+        self._node = rclpy.create_node(node, context=client.context) if node else client.node
+        self.publisher = self._node.create_publisher(kind, topic, qos)
         self.sent: list[int] = []
 
     def send(self, image: Any, stamp: int | None = None) -> int:
@@ -256,13 +258,11 @@ class Camera:
         self.sent.append(stamp)
         return stamp
 
-    def send_file(self, data: bytes, format_: str = "jpeg") -> int:
-        """Publish the bytes of a JPEG or PNG file."""
-        return self.send(CompressedImage(format=format_, data=data))
-
     def close(self) -> None:
         """The camera leaves."""
-        self.client.node.destroy_publisher(self.publisher)
+        self._node.destroy_publisher(self.publisher)
+        if self._node is not self.client.node:
+            self._node.destroy_node()
 
 
 class Client:
@@ -330,9 +330,9 @@ class Client:
 
     # Topics.
 
-    def camera(self, topic: str, kind: type = Image, qos: QoSProfile = ALL) -> Camera:
-        """A publisher of images; see :meth:`connect`."""
-        return Camera(self, topic, kind, qos)
+    def camera(self, topic: str, kind: type = Image, qos: QoSProfile = ALL, node: str = "") -> Camera:
+        """A publisher of images, of another node if `node` names one; see :meth:`connect`."""
+        return Camera(self, topic, kind, qos, node)
 
     def record(self, topic: str, kind: type, qos: QoSProfile = ALL) -> Recording:
         """Record a topic from now on; returns when a publisher is connected."""
