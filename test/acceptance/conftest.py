@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import RUNNING, Client, NodeProcess
+from harness import RUNNING, Client, Node
 
 #: What a test shows of the log of each node.
 _LOG_LINES = 80
@@ -49,14 +49,13 @@ def client(domain: int) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def start_node(domain: int, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+def start_node(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """Starts nodes; ends those that still run at the end of the module, and checks that each ends with 0."""
     folder: Path = tmp_path_factory.mktemp("nodes")
-    started: list[NodeProcess] = []
+    started: list[Node] = []
 
-    def start(parameters: dict[str, Any], **options: Any) -> NodeProcess:
-        node = NodeProcess(folder, domain, {"device": "cpu", "diagnostics_period_s": 0.1, **parameters}, **options)
-        client.forget(node.name)
+    def start(parameters: dict[str, Any], **options: Any) -> Node:
+        node = Node(client, folder, {"device": "cpu", "diagnostics_period_s": 0.1, **parameters}, **options)
         started.append(node)
         return node
 

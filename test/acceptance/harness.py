@@ -1,8 +1,9 @@
 """What a user of the node has: its process, and a ROS 2 program of their own.
 
-:class:`NodeProcess` is the node, started by the installed command with a parameter file. :class:`Client` is a plain
-rclpy program in the process of the tests: it publishes images, records topics, calls services and reads
-``/diagnostics``. Nothing here imports multi_dnn_ros, and no test asserts a time: it waits for a condition.
+:class:`Client` is a plain rclpy program in the process of the tests: it publishes images, records topics, calls
+services and reads ``/diagnostics``. :class:`Node` is the node, started by the installed command with a parameter file,
+with its services and statuses. :class:`DnnOnCamera` sends images and keeps the accounts of one DNN. Nothing here
+imports multi_dnn_ros, and no test asserts a time: it waits for a condition.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,12 +28,12 @@ import yaml
 from diagnostic_msgs.msg import DiagnosticArray
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
-from rcl_interfaces.msg import Parameter as ParameterMessage
-from rcl_interfaces.srv import GetParameters, SetParameters, SetParametersAtomically
+from rcl_interfaces.srv import GetParameters, SetParameters
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter, parameter_value_to_python
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import Image
+from vision_msgs.msg import Detection2DArray
 
 T = TypeVar("T")
 
@@ -43,10 +44,11 @@ ALL = QoSProfile(depth=1000)
 #: For topics that a late subscriber gets as well.
 LATCHED = QoSProfile(depth=10, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 BEST_EFFORT = QoSProfile(depth=1000, reliability=ReliabilityPolicy.BEST_EFFORT)
-LEVELS = {b"\0": "OK", b"\1": "WARN", b"\2": "ERROR", b"\3": "STALE"}
+IMAGE = np.random.default_rng(2).integers(0, 255, (120, 160, 3), np.uint8)
+_LEVELS = {b"\0": "OK", b"\1": "WARN", b"\2": "ERROR", b"\3": "STALE"}
 
 #: Processes of the running test module; the log of each is shown when a test fails.
-RUNNING: list[NodeProcess] = []
+RUNNING: list[Node] = []
 
 
 def installed(program: str) -> list[str]:
@@ -56,88 +58,11 @@ def installed(program: str) -> list[str]:
     return [sys.executable, script]
 
 
-def environment(domain: int, **variables: str) -> dict[str, str]:
+def environment(domain: int) -> dict[str, str]:
     """That of the tests, in a ROS domain that only this computer sees."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MULTI_DNN_ROS_")}
     own = {"ROS_DOMAIN_ID": str(domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "PYTHONUNBUFFERED": "1"}
-    return {**inherited, **own, **variables}
-
-
-def write_parameters(file: Path, parameters: Mapping[str, Any], node: str = "/**") -> Path:
-    """A ROS 2 parameter file with nested parameters."""
-    copies = json.loads(json.dumps(parameters))  # rcl refuses the aliases that YAML has for the same object
-    file.write_text(yaml.safe_dump({node: {"ros__parameters": copies}}, sort_keys=False))
-    return file
-
-
-class NodeProcess:
-    """The node in a process of its own.
-
-    program: ``multi-dnn`` (with ``run``) or ``multi_dnn_node``. name: full name of the node. ros_arguments: what
-    follows ``--ros-args``, in addition to the name and the parameter file. The log is a file in `folder`.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        domain: int,
-        parameters: Mapping[str, Any],
-        *,
-        name: str = "/multi_dnn",
-        program: str = "multi-dnn",
-        ros_arguments: Sequence[str] = (),
-        variables: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name = name
-        namespace, _, base = name.rpartition("/")
-        stem = f"{name.strip('/').replace('/', '_')}_{len(RUNNING)}"
-        file = write_parameters(folder / f"{stem}.yaml", parameters)
-        self.log_file = folder / f"{stem}.log"
-        ros = [*(["-r", f"__ns:={namespace}"] if namespace else []), "-r", f"__node:={base}", *ros_arguments]
-        if program == "multi-dnn":
-            command = [*installed(program), "run", "--params-file", str(file), "--ros-args", *ros]
-        else:
-            command = [*installed(program), "--ros-args", "--params-file", str(file), *ros]
-        with self.log_file.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environment(domain, **(variables or {}))
-            )
-        self._awaited = False
-        RUNNING.append(self)
-
-    @property
-    def log(self) -> str:
-        """What the node has written so far."""
-        return self.log_file.read_text(errors="replace")
-
-    @property
-    def failed(self) -> bool:
-        """Whether it has ended with an error that no test waits for."""
-        return not self._awaited and self.process.poll() not in (None, 0)
-
-    def topic(self, name: str) -> str:
-        """The full name of a topic or service ``~/name``."""
-        return f"{self.name}/{name}"
-
-    def wait(self, timeout_s: float = LIMIT_S) -> int:
-        """The exit code, when the process has ended."""
-        self._awaited = True
-        try:
-            return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} has not ended within {timeout_s:g} s") from None
-
-    def end(self, number: int = signal.SIGINT) -> int:
-        """Send the signal, unless the process has ended; the exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        return self.wait()
-
-    def kill(self) -> None:
-        """End it whatever its state is. Its engine processes then end by themselves."""
-        self._awaited = True
-        self.process.kill()
-        self.process.wait()
+    return {**inherited, **own}
 
 
 @dataclass(frozen=True)
@@ -151,30 +76,6 @@ class Status:
     def number(self, key: str) -> float:
         """A value as a number."""
         return float(self.values[key])
-
-
-@dataclass(frozen=True)
-class Account:
-    """What the status ``<dnn> on <camera>`` counts. dropped: by reason, without those that are 0."""
-
-    offered: int
-    published: int
-    pending: int
-    dropped: Mapping[str, int]
-
-    def check(self) -> None:
-        """Every frame that was offered has one outcome."""
-        assert self.offered == self.published + self.pending + sum(self.dropped.values()), self
-
-    def since(self, before: Account) -> Account:
-        """The frames after those of `before`."""
-        counts = {reason: count - before.dropped.get(reason, 0) for reason, count in self.dropped.items()}
-        return Account(
-            self.offered - before.offered,
-            self.published - before.published,
-            self.pending,
-            {reason: count for reason, count in counts.items() if count},
-        )
 
 
 @dataclass
@@ -248,7 +149,7 @@ class Camera:
         self.publisher = self._node.create_publisher(kind, topic, qos)
         self.sent: list[int] = []
 
-    def send(self, image: Any, stamp: int | None = None) -> int:
+    def send(self, image: Any = IMAGE, stamp: int | None = None) -> int:
         """Publish a message, or an array as rgb8; returns its stamp, by default one that no other image has."""
         message = raw_image(image) if isinstance(image, np.ndarray) else image
         stamp = self.client.new_stamp() if stamp is None else stamp
@@ -257,6 +158,30 @@ class Camera:
         self.publisher.publish(message)
         self.sent.append(stamp)
         return stamp
+
+    def send_until(
+        self, condition: Callable[[], T], what: str, period_s: float = 0.03, image: Any = IMAGE, timeout_s: float = 120
+    ) -> T:
+        """Send the image again and again until `condition` is true."""
+
+        def send() -> T:
+            self.send(image)
+            self.client.spin(period_s)
+            return condition()
+
+        return self.client.wait_for(send, what, timeout_s)
+
+    def send_until_answered(self, results: Recording, image: Any = IMAGE) -> None:
+        """Send images until the newest one is answered; then no earlier one is on its way."""
+
+        def answered() -> bool:
+            last = self.send(image)
+            end = time.monotonic() + 2
+            while not results.at(last) and time.monotonic() < end:
+                self.client.spin(0.02)
+            return bool(results.at(last))
+
+        self.client.wait_for(answered, f"an answer on {results.topic} to an image on {self.topic}")
 
     def close(self) -> None:
         """The camera leaves."""
@@ -279,7 +204,7 @@ class Client:
         self._recordings: list[Recording] = []
         self._services: dict[str, Any] = {}
         self.statuses: dict[str, Status] = {}
-        self.diagnostics_received = 0
+        self.received: Counter[str] = Counter()  # statuses, by name
         self.node.create_subscription(DiagnosticArray, "/diagnostics", self._read_diagnostics, ALL)
 
     def close(self) -> None:
@@ -289,17 +214,15 @@ class Client:
         rclpy.shutdown(context=self.context)
 
     def _read_diagnostics(self, message: DiagnosticArray) -> None:
-        self.diagnostics_received += 1
         for status in message.status:
+            self.received[status.name] += 1
             values = {value.key: value.value for value in status.values}
-            self.statuses[status.name] = Status(LEVELS[bytes(status.level)], status.message, values)
+            self.statuses[status.name] = Status(_LEVELS[bytes(status.level)], status.message, values)
 
     def new_stamp(self) -> int:
         """The time now, later than every earlier one."""
         self._last_stamp = max(self._last_stamp + 1_000, time.time_ns())
         return self._last_stamp
-
-    # Waiting.
 
     def spin(self, seconds: float = 0.0) -> None:
         """Run what has arrived, and what arrives within `seconds`."""
@@ -309,10 +232,8 @@ class Client:
             if time.monotonic() >= end:
                 return
 
-    def wait_for(
-        self, condition: Callable[[], T], what: str, timeout_s: float = LIMIT_S, seen: Callable[[], Any] | None = None
-    ) -> T:
-        """The first true value of `condition`. Otherwise the error says what there was instead (`seen`)."""
+    def wait_for(self, condition: Callable[[], T], what: str, timeout_s: float = LIMIT_S) -> T:
+        """The first true value of `condition`. Otherwise the error says what has been received instead."""
         end = time.monotonic() + timeout_s
         while True:
             if value := condition():
@@ -320,18 +241,13 @@ class Client:
             for node in RUNNING:
                 assert not node.failed, f"{what}: {node.name} has ended with exit code {node.process.returncode}"
             if time.monotonic() > end:
-                raise AssertionError(f"not within {timeout_s:g} s: {what}; seen: {(seen or self.seen)()}")
+                received = {recording.topic: len(recording.messages) for recording in self._recordings}
+                statuses = [f"{name}: {status.level} {status.message}" for name, status in self.statuses.items()]
+                raise AssertionError(f"not within {timeout_s:g} s: {what}; received: {received}; {statuses}")
             self._executor.spin_once(timeout_sec=0.05)
 
-    def seen(self) -> dict[str, Any]:
-        """All that has arrived, in short."""
-        statuses = {name: f"{status.level} {status.message}" for name, status in self.statuses.items()}
-        return {**statuses, **{recording.topic: len(recording.messages) for recording in self._recordings}}
-
-    # Topics.
-
     def camera(self, topic: str, kind: type = Image, qos: QoSProfile = ALL, node: str = "") -> Camera:
-        """A publisher of images, of another node if `node` names one; see :meth:`connect`."""
+        """A publisher of images, of another node if `node` names one."""
         return Camera(self, topic, kind, qos, node)
 
     def record(self, topic: str, kind: type, qos: QoSProfile = ALL) -> Recording:
@@ -341,80 +257,6 @@ class Client:
         self._recordings.append(recording)
         self.wait_for(subscription.get_publisher_count, f"a publisher of {topic}")
         return recording
-
-    def connect(self, camera: Camera, image: Any, results: Recording) -> None:
-        """Send images until one is answered on `results` and all that were received have an outcome."""
-        self.wait_for(camera.publisher.get_subscription_count, f"a subscription of {camera.topic}")
-        begin = len(camera.sent)
-
-        def answered() -> bool:
-            last = camera.send(image)
-            self.wait_for_quietly(lambda: results.at(last), 2.0)
-            return any(stamp in results.stamps for stamp in camera.sent[begin:])
-
-        self.wait_for(answered, f"an answer on {results.topic} to an image on {camera.topic}")
-
-    def stream_until(
-        self, camera: Camera, image: Any, condition: Callable[[], T], what: str, period_s: float = 0.03
-    ) -> T:
-        """Send the image again and again until `condition` is true."""
-
-        def send() -> T:
-            camera.send(image)
-            self.spin(period_s)
-            return condition()
-
-        return self.wait_for(send, what)
-
-    def wait_for_quietly(self, condition: Callable[[], T], timeout_s: float) -> T | None:
-        """The first true value of `condition`, or None if there was none in time."""
-        try:
-            return self.wait_for(condition, "", timeout_s)
-        except AssertionError:
-            return None
-
-    def answer(self, camera: Camera, image: Any, results: Recording, stamp: int | None = None) -> Any:
-        """Send one image and return its message on `results`."""
-        stamp = camera.send(image, stamp)
-        return self.wait_for(lambda: results.at(stamp), f"the message with stamp {stamp} on {results.topic}")
-
-    # Diagnostics.
-
-    def status(self, name: str, node: str = "/multi_dnn") -> Status:
-        """The newest status, such as ``camera front``; without values if there was none."""
-        return self.statuses.get(f"{node[1:]}: {name}", Status("none", "", {}))
-
-    def account(self, dnn: str, camera: str = "front", node: str = "/multi_dnn") -> Account:
-        """The counts of a DNN on a camera, all 0 before there are any; checks their sum."""
-        values = self.status(f"{dnn} on {camera}", node).values
-        dropped = {
-            key.removeprefix("dropped: "): int(value)
-            for key, value in values.items()
-            if key.startswith("dropped: ") and int(value)
-        }
-        counts = [int(values.get(key, 0)) for key in ("offered", "published", "pending")]
-        account = Account(*counts, dropped)
-        account.check()
-        return account
-
-    def fresh_diagnostics(self) -> None:
-        """Return when two more messages have arrived: the last one describes a time after this call."""
-        target = self.diagnostics_received + 2
-        self.wait_for(lambda: self.diagnostics_received >= target, "diagnostics")
-
-    def settled(self, dnn: str, camera: str = "front", node: str = "/multi_dnn") -> Account:
-        """The counts when no frame is pending and no further one is on its way."""
-        self.fresh_diagnostics()
-
-        def unchanged() -> Account | None:
-            before = self.account(dnn, camera, node)
-            self.fresh_diagnostics()
-            after = self.account(dnn, camera, node)
-            return after if after == before and not after.pending else None
-
-        return self.wait_for(unchanged, f"an account of {dnn} on {camera} without pending frames")
-
-    # Services.
 
     def request(self, service: str, kind: type, **fields: Any) -> Any:
         """Call a service; a future of its response."""
@@ -430,67 +272,201 @@ class Client:
         self.wait_for(future.done, f"the response of {service}")
         return future.result()
 
-    def get_parameters(self, *names: str, node: str = "/multi_dnn") -> list[Any]:
+
+class Node:
+    """The node in a process of its own.
+
+    program: ``multi-dnn`` (with ``run``) or ``multi_dnn_node``. name: full name of the node. ros_arguments: what
+    follows ``--ros-args``, in addition to the name and the parameter file. The log is a file in `folder`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        folder: Path,
+        parameters: Mapping[str, Any],
+        *,
+        name: str = "/multi_dnn",
+        program: str = "multi-dnn",
+        ros_arguments: Sequence[str] = (),
+    ) -> None:
+        self.client = client
+        self.name = name
+        namespace, _, base = name.rpartition("/")
+        stem = f"{name.strip('/').replace('/', '_')}_{len(RUNNING)}"
+        self.parameter_file = folder / f"{stem}.yaml"
+        copies = json.loads(json.dumps(parameters))  # rcl refuses the aliases that YAML has for the same object
+        self.parameter_file.write_text(yaml.safe_dump({"/**": {"ros__parameters": copies}}, sort_keys=False))
+        self.log_file = folder / f"{stem}.log"
+        ros = [*(["-r", f"__ns:={namespace}"] if namespace else []), "-r", f"__node:={base}", *ros_arguments]
+        verb = ["run"] if program == "multi-dnn" else []
+        command = [*installed(program), *verb, "--ros-args", "--params-file", str(self.parameter_file), *ros]
+        with self.log_file.open("wb") as log:
+            variables = environment(client.domain)
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=variables)
+        self._awaited = False
+        RUNNING.append(self)
+
+    @property
+    def log(self) -> str:
+        """What the node has written so far."""
+        return self.log_file.read_text(errors="replace")
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended with an error that no test waits for."""
+        return not self._awaited and self.process.poll() not in (None, 0)
+
+    def topic(self, name: str) -> str:
+        """The full name of a topic or service ``~/name``."""
+        return f"{self.name}/{name}"
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        """Send the signal, unless the process has ended; the exit code."""
+        self._awaited = True
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(LIMIT_S)
+
+    def kill(self) -> None:
+        """End it whatever its state is. Its engine processes then end by themselves."""
+        self._awaited = True
+        self.process.kill()
+        self.process.wait()
+
+    def status(self, name: str) -> Status:
+        """The newest status, such as ``camera front``; without values if there was none."""
+        return self.client.statuses.get(f"{self.name[1:]}: {name}", Status("none", "", {}))
+
+    def wait_for_diagnostics(self) -> None:
+        """Return when two more messages have arrived: the second one describes a time after this call."""
+        name = f"{self.name[1:]}: node"
+        target = self.client.received[name] + 2
+        self.client.wait_for(lambda: self.client.received[name] >= target, f"diagnostics of {self.name}")
+
+    @property
+    def engine_pid(self) -> int:
+        """The process that runs the DNNs; 0: none."""
+        pid = self.status("engine cpu").values.get("pid", "")
+        return int(pid) if pid.isdecimal() else 0
+
+    def get_parameters(self, *names: str) -> list[Any]:
         """The values of parameters; None: not set."""
-        response = self.call(f"{node}/get_parameters", GetParameters, names=list(names))
+        response = self.client.call(f"{self.name}/get_parameters", GetParameters, names=list(names))
         return [parameter_value_to_python(value) for value in response.values]
 
-    def set_parameters(self, values: Mapping[str, Any], node: str = "/multi_dnn") -> dict[str, str]:
-        """Set parameters one by one; the reasons for those that were rejected."""
-        response = self.call(f"{node}/set_parameters", SetParameters, parameters=_messages(values))
-        return {
-            name: result.reason for name, result in zip(values, response.results, strict=True) if not result.successful
-        }
+    def try_to_set(self, name: str, value: Any) -> str:
+        """Set a parameter; the reason if that was rejected, else an empty string."""
+        messages = [Parameter(name, value=value).to_parameter_msg()]
+        (result,) = self.client.call(f"{self.name}/set_parameters", SetParameters, parameters=messages).results
+        assert result.successful or result.reason
+        return "" if result.successful else str(result.reason)
 
-    def set_together(self, values: Mapping[str, Any], node: str = "/multi_dnn") -> str | None:
-        """Set all parameters or none; the reason if they were rejected."""
-        request = {"parameters": _messages(values)}
-        result = self.call(f"{node}/set_parameters_atomically", SetParametersAtomically, **request).result
-        return None if result.successful else str(result.reason)
+    def set(self, values: Mapping[str, Any]) -> None:
+        """Set parameters, which must be accepted."""
+        for name, value in values.items():
+            assert not (reason := self.try_to_set(name, value)), reason
 
-    def request_state(self, transition: str, node: str = "/multi_dnn") -> Any:
+    def request_state(self, transition: str) -> Any:
         """Ask for a transition (configure, activate, deactivate, cleanup, shutdown); a future of the response."""
-        name = f"{self.state(node)}_shutdown" if transition == "shutdown" else transition
+        name = f"{self.state()}_shutdown" if transition == "shutdown" else transition
         number = getattr(Transition, f"TRANSITION_{name.upper()}")
-        return self.request(f"{node}/change_state", ChangeState, transition=Transition(id=number, label=transition))
+        request = Transition(id=number, label=transition)
+        return self.client.request(f"{self.name}/change_state", ChangeState, transition=request)
 
-    def change_state(self, transition: str, node: str = "/multi_dnn") -> bool:
+    def change_state(self, transition: str) -> bool:
         """Whether a transition succeeded."""
-        response = self.request_state(transition, node)
-        self.wait_for(response.done, f"the response to {transition}")
+        response = self.request_state(transition)
+        self.client.wait_for(response.done, f"the response to {transition}")
         return bool(response.result().success)
 
-    def state(self, node: str = "/multi_dnn") -> str:
+    def state(self) -> str:
         """The state of the life cycle."""
-        return str(self.call(f"{node}/get_state", GetState).current_state.label)
+        return str(self.client.call(f"{self.name}/get_state", GetState).current_state.label)
 
-    def forget(self, node: str) -> None:
-        """Forget the statuses of an earlier node of this name."""
-        self.spin()
-        for name in [name for name in self.statuses if name.startswith(f"{node[1:]}: ")]:
-            del self.statuses[name]
-
-    def wait_until_active(self, node: str = "/multi_dnn") -> None:
+    def wait_until_active(self) -> None:
         """Return when the node says in its diagnostics that it is active."""
 
         def active() -> bool:
-            status = self.status("node", node)
+            status = self.status("node")
             assert status.level != "ERROR", status
             return status.message == "active"
 
-        self.wait_for(active, f"{node} is active")
+        self.client.wait_for(active, f"{self.name} is active")
 
 
-def _messages(values: Mapping[str, Any]) -> list[ParameterMessage]:
-    return [Parameter(name, value=value).to_parameter_msg() for name, value in values.items()]
+@dataclass(frozen=True)
+class Account:
+    """What the status ``<dnn> on <camera>`` counts. dropped: by reason, without those that are 0."""
+
+    offered: int
+    published: int
+    pending: int
+    dropped: Mapping[str, int]
 
 
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """The process is stopped (SIGSTOP) inside the block."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+class DnnOnCamera:
+    """Sends images of a camera to a DNN with boxes, and compares its accounts with what was sent and received."""
+
+    def __init__(self, node: Node, camera: Camera, dnn: str = "object", name: str = "front") -> None:
+        self.node = node
+        self.camera = camera
+        self._status = f"{dnn} on {name}"
+        self.results = node.client.record(node.topic(f"{name}/{dnn}/detections"), Detection2DArray)
+        self._before = Account(0, 0, 0, {})
+        self._sent = self._answered = 0
+
+    def connect(self, image: Any = IMAGE) -> DnnOnCamera:
+        """Send images until one is answered; returns itself."""
+        self.camera.send_until_answered(self.results, image)
+        return self
+
+    def begin(self) -> None:
+        """:meth:`account`, :meth:`answers` and :meth:`check` count from now on."""
+        self.node.wait_for_diagnostics()
+        self._before = Account(0, 0, 0, {})
+        self._before = self.node.client.wait_for(self._settled, f"no pending frame of {self._status}")
+        self._sent, self._answered = len(self.camera.sent), len(self.results.messages)
+
+    def _settled(self) -> Account | None:
+        account = self.account()
+        return None if account.pending else account
+
+    def answer(self, image: Any = IMAGE, stamp: int | None = None) -> Any:
+        """Send one image; its result."""
+        stamp = self.camera.send(image, stamp)
+        return self.node.client.wait_for(lambda: self.results.at(stamp), f"a result with stamp {stamp}")
+
+    def answers(self) -> int:
+        """Number of results since :meth:`begin`."""
+        return len(self.results.messages) - self._answered
+
+    def account(self) -> Account:
+        """The newest counts since :meth:`begin`."""
+        values = self.node.status(self._status).values
+        counts = {key: int(values.get(key, 0)) for key in ("offered", "published", "pending")}
+        dropped = {key.removeprefix("dropped: "): int(values[key]) for key in values if key.startswith("dropped: ")}
+        outcomes = counts["published"] + counts["pending"] + sum(dropped.values())
+        assert counts["offered"] == outcomes, f"{self._status}: {values}"
+        before = self._before
+        since = {reason: count - before.dropped.get(reason, 0) for reason, count in dropped.items()}
+        return Account(
+            counts["offered"] - before.offered,
+            counts["published"] - before.published,
+            counts["pending"],
+            {reason: count for reason, count in since.items() if count},
+        )
+
+    def check(self, *reasons: str) -> Account:
+        """The counts when all images have one outcome: a result, or a drop for one of `reasons` or `overwritten`."""
+        offered = len(self.camera.sent) - self._sent
+
+        def finished() -> Account | None:
+            account = self._settled()
+            return account if account and account.offered == offered and self.answers() >= account.published else None
+
+        account = self.node.client.wait_for(finished, f"outcomes of {offered} frames for {self._status}")
+        assert account.published == self.answers(), "results that are not counted"
+        assert account.dropped.keys() <= {*reasons, "overwritten"}
+        self.results.check_unique()
+        return account

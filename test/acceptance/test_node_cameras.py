@@ -6,169 +6,130 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from harness import BEST_EFFORT, Camera, Client, NodeProcess, Recording
+from harness import BEST_EFFORT, Camera, Client, DnnOnCamera, Node
 from rclpy.qos import QoSProfile
 from sensor_msgs.msg import CompressedImage
-from vision_msgs.msg import Detection2DArray
 
-IMAGE = np.random.default_rng(5).integers(0, 255, (120, 160, 3), np.uint8)
 LARGE = np.zeros((720, 1280, 3), np.uint8)
+TOPIC = "front/image_raw"
 
 
 @pytest.fixture(scope="module")
-def node(client: Client, start_node: Callable[..., NodeProcess]) -> NodeProcess:
-    started = start_node(
-        {
-            "cameras": ["front", "missing", "mistyped", "strict"],
-            "camera": {"strict": {"qos": "reliable"}},
-            "dnns": ["object"],
-            "stale_after_s": 1.0,
-        }
-    )
-    client.wait_until_active()
-    return started
+def node(start_node: Callable[..., Node]) -> Node:
+    cameras = ["front", "missing", "mistyped", "strict"]
+    strict = {"strict": {"qos": "reliable"}}
+    node = start_node({"cameras": cameras, "camera": strict, "dnns": ["object"], "stale_after_s": 1.0})
+    node.wait_until_active()
+    return node
 
 
 @pytest.fixture(scope="module")
-def results(client: Client, node: NodeProcess) -> Recording:
-    return client.record(node.topic("front/object/detections"), Detection2DArray)
+def dnn(client: Client, node: Node) -> DnnOnCamera:
+    return DnnOnCamera(node, client.camera(TOPIC, node="first_camera"))
 
 
-@pytest.fixture(scope="module")
-def camera(client: Client, node: NodeProcess, results: Recording) -> Camera:
-    camera = client.camera("front/image_raw", node="first_camera")
-    client.connect(camera, IMAGE, results)
-    return camera
+def level(node: Node, camera: str = "front") -> str:
+    return node.status(f"camera {camera}").level
 
 
-def level(client: Client, camera: str = "front") -> str:
-    return client.status(f"camera {camera}").level
-
-
-def test_a_camera_that_stops_and_returns(client: Client, camera: Camera, results: Recording) -> None:
-    before = client.settled("object")
-    sent = len(camera.sent)
-    for _ in range(2):
-        client.stream_until(camera, IMAGE, lambda: level(client) == "OK", "an OK camera", 0.2)
-        client.wait_for(lambda: level(client) == "STALE", "a STALE camera")
-        assert client.status("object on front").level == "STALE"
-        assert "/front/image_raw" in client.status("camera front").values["topic"]
-    account = client.settled("object").since(before)
-    assert account.offered == len(camera.sent) - sent
-    results.check_unique()
-
-
-def test_a_driver_that_is_started_again(client: Client, camera: Camera, results: Recording) -> None:
-    for _ in range(2):
-        again = client.camera("front/image_raw", node="first_camera_again")
-        client.connect(again, IMAGE, results)
-        again.close()
-    client.connect(camera, IMAGE, results)
-    client.settled("object")
-    results.check_unique()
+def test_a_camera_that_stops_and_returns(client: Client, node: Node, dnn: DnnOnCamera) -> None:
+    for driver in (client.camera(TOPIC, node="driver_that_is_started_again"), dnn.camera):
+        driver.send_until(lambda: level(node) == "OK", "an OK camera", 0.2)
+        client.wait_for(lambda: level(node) == "STALE", "a STALE camera")
+        assert node.status("object on front").level == "STALE"
+        if driver is not dnn.camera:
+            driver.close()
+    dnn.connect()
+    dnn.results.check_unique()
 
 
 @pytest.mark.xfail(strict=True, reason="issue 46, D.7: two publishers on one topic are not reported")
-def test_two_cameras_on_one_topic_are_named(client: Client, camera: Camera, results: Recording) -> None:
-    second = client.camera("front/image_raw", node="second_camera")
+def test_two_cameras_on_one_topic_are_named(client: Client, node: Node, dnn: DnnOnCamera) -> None:
+    second = client.camera(TOPIC, node="second_camera")
+
+    def named() -> bool:
+        second.send()
+        message = node.status("camera front").message
+        return level(node) == "WARN" and "first_camera" in message and "second_camera" in message
+
     try:
-        client.connect(second, IMAGE, results)
-
-        def named() -> bool:
-            second.send(IMAGE)
-            camera.send(IMAGE)
-            client.spin(0.1)
-            message = client.status("camera front").message
-            return level(client) == "WARN" and "first_camera" in message and "second_camera" in message
-
-        client.wait_for(named, "a warning that names both publishers", 10.0)
+        second.send_until_answered(dnn.results)
+        dnn.camera.send_until(named, "a warning that names both publishers", 0.1, timeout_s=10)
     finally:
         second.close()
 
 
-def test_no_image_is_answered_twice_while_the_qos_changes(client: Client, camera: Camera, results: Recording) -> None:
+def test_no_image_is_answered_twice_while_the_qos_changes(client: Client, node: Node, dnn: DnnOnCamera) -> None:
     """A best-effort publisher comes and goes: the node asks for what all publishers offer."""
-    client.connect(camera, IMAGE, results)
 
-    def quality() -> str:
-        return client.status("camera front").values.get("QoS", "")
+    def has(quality: str) -> bool:
+        return node.status("camera front").values["QoS"].startswith(quality)
 
+    dnn.connect()
     for _ in range(2):
-        client.stream_until(camera, IMAGE, lambda: quality().startswith("reliable"), "a reliable subscription")
-        second = client.camera("front/image_raw", qos=BEST_EFFORT, node="best_effort_camera")
+        dnn.camera.send_until(lambda: has("reliable"), "a reliable subscription")
+        second = client.camera(TOPIC, qos=BEST_EFFORT, node="best_effort_camera")
 
         def answered_best_effort(second: Camera = second) -> bool:
-            second.send(IMAGE)
-            return quality().startswith("best effort") and bool(set(second.sent) & set(results.stamps[-20:]))
+            second.send()
+            return has("best effort") and bool(set(second.sent) & set(dnn.results.stamps[-20:]))
 
-        client.stream_until(camera, IMAGE, answered_best_effort, "answers to both with best effort")
+        dnn.camera.send_until(answered_best_effort, "answers to both with best effort")
         second.close()
-    client.stream_until(camera, IMAGE, lambda: quality().startswith("reliable"), "a reliable subscription again")
-    client.settled("object")
-    results.check_unique()
+    dnn.camera.send_until(lambda: has("reliable"), "a reliable subscription again")
+    dnn.connect()
+    dnn.results.check_unique()
 
 
 @pytest.mark.xfail(strict=True, reason="issue 46, D.12: the reason is in the log, not in /diagnostics")
-def test_the_status_says_why_no_image_arrives(client: Client, node: NodeProcess) -> None:
+def test_the_status_says_why_no_image_arrives(client: Client, node: Node) -> None:
     wrong = client.camera("mistyped/image_raw", CompressedImage)
-    words = {"missing": "no publisher", "mistyped": "sensor_msgs/msg/Image"}
+
+    def explained() -> bool:
+        words = {"missing": "no publisher", "mistyped": "sensor_msgs/msg/Image"}
+        return all(word in node.status(f"camera {name}").message for name, word in words.items())
+
     try:
-        for name, word in words.items():
-            client.wait_for(lambda n=name: level(client, n) == "STALE", "a STALE camera")
-            client.wait_for(
-                lambda n=name, w=word: w in client.status(f"camera {n}").message, f"{word} in the status", 10.0
-            )
+        client.wait_for(lambda: level(node, "missing") == "STALE", "a STALE camera")
+        client.wait_for(explained, "the reasons in the statuses", 10.0)
     finally:
         wrong.close()
 
 
-def test_an_incompatible_qos_is_an_error(client: Client, node: NodeProcess) -> None:
+def test_an_incompatible_qos_is_an_error(client: Client, node: Node) -> None:
     offers_less = client.camera("strict/image_raw", qos=BEST_EFFORT)
-    client.stream_until(offers_less, IMAGE, lambda: level(client, "strict") == "ERROR", "the level ERROR", 0.2)
-    assert "QoS" in client.status("camera strict").message
+    offers_less.send_until(lambda: level(node, "strict") == "ERROR", "the level ERROR", 0.2)
+    assert "QoS" in node.status("camera strict").message
     offers_less.close()
-    strict = client.camera("strict/image_raw")
-    client.stream_until(strict, IMAGE, lambda: level(client, "strict") == "OK", "the level OK", 0.2)
+    client.camera("strict/image_raw").send_until(lambda: level(node, "strict") == "OK", "the level OK", 0.2)
 
 
-def test_raw_images_of_a_reliable_camera_are_not_lost(client: Client, camera: Camera, results: Recording) -> None:
+def test_raw_images_of_a_reliable_camera_are_not_lost(client: Client, node: Node, dnn: DnnOnCamera) -> None:
     """1280 x 720 at 10 Hz from another process."""
-    rounds = 50
-    camera.close()
-    driver = client.camera("front/image_raw", qos=QoSProfile(depth=10), node="driver")
-    client.connect(driver, IMAGE, results)
-    client.stream_until(
-        driver, IMAGE, lambda: client.status("camera front").values["QoS"].startswith("reliable"), "reliable QoS"
-    )
-    before = client.settled("object")
-    received = client.status("camera front").number("received")
-    sent = len(driver.sent)
-    client.stream_until(driver, LARGE, lambda: len(driver.sent) - sent == rounds, "all images", 0.1)
-    account = client.settled("object").since(before)
-    assert client.status("camera front").number("received") - received == rounds
-    assert account.offered == rounds
-    assert account.dropped.keys() <= {"overwritten"}
-    assert account.published > rounds // 4
-    results.check_unique()
-    driver.close()
+    dnn.camera.close()
+    driver = dnn.camera = client.camera(TOPIC, qos=QoSProfile(depth=10), node="driver")
+    driver.send_until(lambda: node.status("camera front").values["QoS"].startswith("reliable"), "reliable QoS")
+    dnn.connect().begin()
+    received, sent = node.status("camera front").number("received"), len(driver.sent)
+    driver.send_until(lambda: len(driver.sent) - sent == 50, "all images", 0.1, LARGE)
+    assert dnn.check().published > 10
+    assert node.status("camera front").number("received") - received == 50
 
 
 def test_a_second_publisher_of_large_images_that_leaves_is_no_loss(
-    client: Client, node: NodeProcess, results: Recording
+    client: Client, node: Node, dnn: DnnOnCamera
 ) -> None:
-    driver = client.camera("front/image_raw", node="driver")
-    visitor = client.camera("front/image_raw", node="visitor")
-    client.connect(driver, IMAGE, results)
-    client.connect(visitor, LARGE, results)
+    visitor = client.camera(TOPIC, node="visitor")
+    dnn.connect()
+    visitor.send_until_answered(dnn.results, LARGE)
     sent = len(visitor.sent)
-    client.stream_until(visitor, LARGE, lambda: len(visitor.sent) - sent >= 20, "20 large images", 0.05)
+    visitor.send_until(lambda: len(visitor.sent) - sent >= 20, "20 large images", 0.05, LARGE)
     visitor.close()
-    count = client.diagnostics_received
+    count = client.received["multi_dnn: camera front"]
 
-    def two_seconds_without_losses() -> bool:
-        assert "missing" not in client.status("camera front").message
-        return client.diagnostics_received > count + 20 and level(client) == "OK"
+    def ok_for_two_seconds() -> bool:
+        assert "missing" not in node.status("camera front").message
+        return client.received["multi_dnn: camera front"] > count + 20 and level(node) == "OK"
 
-    client.stream_until(driver, IMAGE, two_seconds_without_losses, "an OK camera", 0.1)
-    results.check_unique()
-    driver.close()
+    dnn.camera.send_until(ok_for_two_seconds, "an OK camera", 0.1)
+    dnn.results.check_unique()

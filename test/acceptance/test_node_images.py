@@ -13,10 +13,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import pytest
-from harness import ALL, Camera, Client, NodeProcess, Recording, pixels_of, raw_image
+from harness import Camera, Client, DnnOnCamera, Node, Recording, pixels_of, raw_image
 from PIL import Image as PilImage
 from sensor_msgs.msg import CompressedImage, Image
-from vision_msgs.msg import Detection2DArray
 
 Pixels = npt.NDArray[Any]
 
@@ -43,25 +42,18 @@ def insides(height: int, width: int) -> npt.NDArray[np.bool_]:
 
 @dataclass
 class Setup:
-    """The node with two cameras, whose only DNN reports nothing."""
+    """The node with a raw camera `front` and a compressed one `rear`; its only DNN reports nothing."""
 
     client: Client
-    node: NodeProcess
-    raw: Camera
-    raw_overlay: Recording
-    files: Camera
-    files_overlay: Recording
+    node: Node
+    cameras: dict[str, Camera]
+    overlays: dict[str, Recording]
 
-    def decoded(self, message: Image, check_size: bool = True) -> Pixels:
-        """(H, W, 3) RGB: how the node has decoded a raw image."""
-        shown = pixels_of(self.client.answer(self.raw, message, self.raw_overlay))
-        assert not check_size or shown.shape == (message.height, message.width, 3)
-        return shown
-
-    def decoded_file(self, data: bytes, format_: str = "jpeg") -> Pixels:
-        """(H, W, 3) RGB: how the node has decoded a JPEG or PNG file."""
-        message = CompressedImage(format=format_, data=data)
-        return pixels_of(self.client.answer(self.files, message, self.files_overlay))
+    def decoded(self, message: Image | CompressedImage) -> Pixels:
+        """(H, W, 3) RGB: how the node has decoded the image."""
+        camera = "front" if isinstance(message, Image) else "rear"
+        stamp = self.cameras[camera].send(message)
+        return pixels_of(self.client.wait_for(lambda: self.overlays[camera].at(stamp), "the decoded image"))
 
     def undrawn(self, height: int, width: int) -> npt.NDArray[np.bool_]:
         """(H,): the rows of an image of this size on which the overlay draws nothing."""
@@ -70,9 +62,16 @@ class Setup:
         assert rows.sum() >= height // 2, "the overlay covers the picture"
         return rows
 
+    def check(self, message: Image | CompressedImage, expected: Pixels, where: Pixels, tolerance: float) -> None:
+        """The pixels of `where`, (H, W) or (H,), differ from (H, W, 3) or (H, W, 1) by at most `tolerance` levels."""
+        shown = self.decoded(message)
+        assert shown.shape == (*expected.shape[:2], 3)
+        difference = np.abs(shown.astype(float) - expected.astype(float))[where]
+        assert difference.max() <= tolerance, f"pixels differ by up to {difference.max()} levels"
+
 
 @pytest.fixture(scope="module")
-def setup(client: Client, start_node: Callable[..., NodeProcess]) -> Setup:
+def setup(client: Client, start_node: Callable[..., Node]) -> Setup:
     node = start_node(
         {
             "cameras": ["front", "rear"],
@@ -81,25 +80,17 @@ def setup(client: Client, start_node: Callable[..., NodeProcess]) -> Setup:
             "dnn": {"object": {"score_threshold": 1.0}},
         }
     )
-    client.wait_until_active()
-    raw = client.camera("front/image_raw")
-    files = client.camera("rear/image_raw/compressed", CompressedImage)
-    overlays = [client.record(node.topic(f"{camera}/overlay"), Image) for camera in ("front", "rear")]
-    client.connect(raw, noise(64, 64), overlays[0])
-    jpeg = CompressedImage(format="jpeg", data=cv2.imencode(".jpg", noise(64, 64))[1].tobytes())
-    client.connect(files, jpeg, overlays[1])
-    return Setup(client, node, raw, overlays[0], files, overlays[1])
+    node.wait_until_active()
+    front = client.camera("front/image_raw")
+    rear = client.camera("rear/image_raw/compressed", CompressedImage)
+    overlays = {name: client.record(node.topic(f"{name}/overlay"), Image) for name in ("front", "rear")}
+    front.send_until_answered(overlays["front"])
+    rear.send_until_answered(overlays["rear"], jpeg(noise(64, 64)))
+    return Setup(client, node, {"front": front, "rear": rear}, overlays)
 
 
-def assert_same(shown: Pixels, expected: Pixels, where: Pixels, tolerance: float, what: str) -> None:
-    """The pixels of `where`, (H, W) or (H,), differ by at most `tolerance` levels."""
-    assert shown.shape == expected.shape, what
-    difference = np.abs(shown.astype(float) - expected.astype(float))[where]
-    assert difference.max() <= tolerance, f"{what}: pixels differ by up to {difference.max()} levels"
-
-
-#: Encoding: (rows, width, 3) RGB -> the array of the message. README.md lists the encodings.
-_EIGHT_BIT: dict[str, Callable[[Pixels], Pixels]] = {
+#: README.md's encodings of interleaved channels: (H, W, 3) RGB -> the array of the message.
+_INTERLEAVED: dict[str, Callable[[Pixels], Pixels]] = {
     "rgb8": lambda rgb: rgb,
     "bgr8": lambda rgb: rgb[..., ::-1],
     "8UC3": lambda rgb: rgb[..., ::-1],
@@ -107,36 +98,25 @@ _EIGHT_BIT: dict[str, Callable[[Pixels], Pixels]] = {
     "bgra8": lambda rgb: np.dstack((rgb[..., ::-1], noise(*rgb.shape[:2], 1))),
     "mono8": lambda rgb: rgb[..., 0],
     "8UC1": lambda rgb: rgb[..., 0],
-}
-_SIXTEEN_BIT: dict[str, Callable[[Pixels], Pixels]] = {
     "rgb16": lambda rgb: rgb,
     "bgr16": lambda rgb: rgb[..., ::-1],
     "mono16": lambda rgb: rgb[..., 0],
 }
 
 
-@pytest.mark.parametrize("encoding", _EIGHT_BIT)
-def test_8_bit_images_arrive_unchanged(setup: Setup, encoding: str) -> None:
-    for height, width, padding in ((96, 128, 0), (97, 131, 0), (96, 129, 7)):
+@pytest.mark.parametrize("encoding", _INTERLEAVED)
+def test_pixels_arrive_unchanged(setup: Setup, encoding: str) -> None:
+    dtype = np.uint16 if "16" in encoding else np.uint8
+    channels = 1 if encoding in ("mono8", "8UC1", "mono16") else 3
+    for (height, width), padding, big_endian in itertools.product(((96, 128), (97, 131)), (0, 6), (False, True)):
         rows = setup.undrawn(height, width)
-        rgb = noise(height, width)
-        expected = rgb[..., :1].repeat(3, axis=2) if encoding in ("mono8", "8UC1") else rgb
-        shown = setup.decoded(raw_image(_EIGHT_BIT[encoding](rgb), encoding, padding))
-        assert_same(shown, expected, rows, 0, f"{width} x {height}, padding {padding}")
+        rgb = noise(height, width, dtype=dtype)
+        expected = rgb[..., :channels] / (np.iinfo(dtype).max / 255)
+        image = raw_image(_INTERLEAVED[encoding](rgb), encoding, padding, big_endian)
+        setup.check(image, expected, rows, 1 if dtype == np.uint16 else 0)
 
 
-@pytest.mark.parametrize("encoding", _SIXTEEN_BIT)
-def test_16_bit_images_keep_their_range_in_both_byte_orders(setup: Setup, encoding: str) -> None:
-    height, width = 97, 131
-    rows = setup.undrawn(height, width)
-    for padding, big_endian in itertools.product((0, 6), (False, True)):
-        rgb = noise(height, width, dtype=np.uint16)
-        expected = (rgb[..., :1].repeat(3, axis=2) if encoding == "mono16" else rgb) / 257
-        shown = setup.decoded(raw_image(_SIXTEEN_BIT[encoding](rgb), encoding, padding, big_endian))
-        assert_same(shown, expected, rows, 1, f"padding {padding}, big-endian {big_endian}")
-
-
-def yuv(rgb: Pixels) -> tuple[Pixels, Pixels, Pixels]:
+def yuv(rgb: Pixels) -> tuple[Pixels, ...]:
     """Y, U, V of BT.601 in the limited range, uint8."""
     r, g, b = (rgb[..., channel].astype(float) / 255 for channel in range(3))
     y = 0.299 * r + 0.587 * g + 0.114 * b
@@ -144,49 +124,47 @@ def yuv(rgb: Pixels) -> tuple[Pixels, Pixels, Pixels]:
     return tuple(np.round(plane).astype(np.uint8) for plane in (16 + 219 * y, 128 + 224 * u, 128 + 224 * v))
 
 
-def packed(first: Pixels, second: Pixels, third: Pixels, fourth: Pixels) -> Pixels:
-    """(H, W, 2) of bytes: the four planes (H, W / 2) after one another for each pair of pixels."""
-    return np.stack((first, second, third, fourth), axis=2).reshape(len(first), -1, 2)
-
-
 def test_yuv_images_have_the_colours_of_bt_601(setup: Setup) -> None:
     height, width = 96, 130
-    rows = setup.undrawn(height, width)
+    where = insides(height, width) & setup.undrawn(height, width)[:, None]
     rgb = blocks(height, width)
     y, u, v = yuv(rgb)
     u, v = u[:, ::2], v[:, ::2]
-    uyvy, yuyv = packed(u, y[:, ::2], v, y[:, 1::2]), packed(y[:, ::2], u, y[:, 1::2], v)
-    planes = {name: np.stack(order, axis=2)[::2].reshape(height // 2, width)
-              for name, order in (("nv12", (u, v)), ("nv21", (v, u)))}  # fmt: skip
-    cases = {"yuv422": uyvy, "uyvy": uyvy, "yuv422_yuy2": yuyv, "yuyv": yuyv}
-    cases |= {name: np.vstack((y, plane)) for name, plane in planes.items()}
-    for (encoding, values), padding in itertools.product(cases.items(), (0, 6)):
-        message = raw_image(values, encoding, padding)
-        message.height = height  # of a planar image, which has more rows of data
-        shown = setup.decoded(message)
-        assert_same(shown, rgb, insides(height, width) & rows[:, None], 4, f"{encoding}, padding {padding}")
+    orders = {
+        "yuv422": (u, y[:, ::2], v, y[:, 1::2]),
+        "yuv422_yuy2": (y[:, ::2], u, y[:, 1::2], v),
+        "nv12": (u, v),
+        "nv21": (v, u),
+    }
+    orders |= {"uyvy": orders["yuv422"], "yuyv": orders["yuv422_yuy2"]}
+    for (encoding, planes), padding in itertools.product(orders.items(), (0, 6)):
+        values = np.stack(planes, axis=2)
+        if len(planes) == 2:  # all of Y, then U and V of every second row
+            message = raw_image(np.vstack((y, values[::2].reshape(height // 2, width))), encoding, padding)
+            message.height = height
+        else:
+            message = raw_image(values.reshape(height, width, 2), encoding, padding)
+        setup.check(message, rgb, where, 4)
 
 
 def test_bayer_images_have_the_colours_of_their_pattern(setup: Setup) -> None:
     height, width = 97, 131
-    rows = setup.undrawn(height, width)
+    where = insides(height, width) & setup.undrawn(height, width)[:, None]
     for order, dtype, padding in itertools.product(("rggb", "bggr", "gbrg", "grbg"), (np.uint8, np.uint16), (0, 4)):
         rgb = blocks(height, width, dtype)
         mosaic = np.empty((height, width), dtype)
         for place, colour in enumerate(order):
             mosaic[place // 2 :: 2, place % 2 :: 2] = rgb[place // 2 :: 2, place % 2 :: 2, "rgb".index(colour)]
-        bits = 8 * mosaic.itemsize
-        shown = setup.decoded(raw_image(mosaic, f"bayer_{order}{bits}", padding))
-        expected = rgb if bits == 8 else rgb / 257
-        assert_same(shown, expected, insides(height, width) & rows[:, None], 1, f"{order}, {bits} bits")
+        image = raw_image(mosaic, f"bayer_{order}{8 * mosaic.itemsize}", padding)
+        setup.check(image, rgb / (np.iinfo(dtype).max / 255), where, 1)
 
 
 def test_the_size_may_change_with_every_image(setup: Setup) -> None:
     for height, width in ((480, 640), (1, 1), (3, 400), (200, 2), (97, 131), (480, 640)):
         pixels = noise(height, width)
         shown = setup.decoded(raw_image(pixels))
-        if height > 90:
-            assert np.array_equal(shown[: height // 2], pixels[: height // 2])
+        assert shown.shape == pixels.shape
+        assert height < 90 or np.array_equal(shown[: height // 2], pixels[: height // 2])
 
 
 def smooth(height: int, width: int) -> Pixels:
@@ -194,55 +172,51 @@ def smooth(height: int, width: int) -> Pixels:
     return cv2.resize(noise(4, 5), (width, height), interpolation=cv2.INTER_CUBIC)
 
 
-def jpeg(pixels: Pixels, *settings: int) -> bytes:
+def jpeg(pixels: Pixels, *settings: int) -> CompressedImage:
     """A JPEG file of RGB or grey pixels."""
     picture = pixels if pixels.ndim == 2 else pixels[..., ::-1]
-    return cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, 95, *settings])[1].tobytes()
+    file = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, 95, *settings])[1]
+    return CompressedImage(format="jpeg", data=file.tobytes())
 
 
 def turned(file: bytes) -> bytes:
     """The JPEG file with an EXIF tag that says: rotate by 90 degrees."""
-    tiff = b"MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0)
-    exif = b"Exif\0\0" + tiff
+    exif = b"Exif\0\0MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0)
     return file[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + file[2:]
 
 
 def test_jpeg_files_of_every_kind(setup: Setup) -> None:
-    height, width = 141, 203
-    rows = setup.undrawn(height, width)
-    rgb = smooth(height, width)
-    grey = np.ascontiguousarray(rgb[..., 0])
+    rgb = smooth(141, 203)
+    rows = setup.undrawn(141, 203)
     cmyk = BytesIO()
     PilImage.fromarray(rgb).convert("CMYK").save(cmyk, "JPEG", quality=95)
-    baseline = jpeg(rgb)
     files = {
-        "baseline": (baseline, rgb),
-        "grey": (jpeg(grey), grey[..., None].repeat(3, axis=2)),
-        "progressive": (jpeg(rgb, cv2.IMWRITE_JPEG_PROGRESSIVE, 1), rgb),
-        "restart markers": (jpeg(rgb, cv2.IMWRITE_JPEG_RST_INTERVAL, 3), rgb),
-        "CMYK": (cmyk.getvalue(), rgb),
-        "orientation": (turned(baseline), rgb),  # pixels stay where the CameraInfo says
+        "baseline": jpeg(rgb),
+        "grey": jpeg(np.ascontiguousarray(rgb[..., 0])),
+        "progressive": jpeg(rgb, cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
+        "restart markers": jpeg(rgb, cv2.IMWRITE_JPEG_RST_INTERVAL, 3),
+        "CMYK": CompressedImage(format="jpeg", data=cmyk.getvalue()),
+        # Pixels stay where the CameraInfo says.
+        "orientation": CompressedImage(format="jpeg", data=turned(bytes(jpeg(rgb).data))),
     }
-    for name, (file, expected) in files.items():
-        shown = setup.decoded_file(file)
-        assert shown.shape == expected.shape, name
-        difference = np.abs(shown[rows].astype(float) - expected[rows])
-        assert difference.mean() < 4, f"{name}: {difference.mean()} levels on average"
+    for name, file in files.items():
+        expected = rgb[..., :1] if name == "grey" else rgb
+        shown = setup.decoded(file)
+        assert shown.shape == rgb.shape, name
+        difference = np.abs(shown[rows].astype(float) - expected[rows]).mean()
+        assert difference < 4, f"{name}: {difference} levels on average"
 
 
 def test_png_files_of_8_and_16_bits(setup: Setup) -> None:
-    height, width = 97, 131
-    rows = setup.undrawn(height, width)
+    rows = setup.undrawn(97, 131)
     for dtype, channels in itertools.product((np.uint8, np.uint16), (1, 3, 4)):
-        pixels = noise(height, width, channels, dtype)
-        rgb = pixels.repeat(3, axis=2) if channels == 1 else pixels[..., 2::-1]
+        pixels = noise(97, 131, channels, dtype)
+        expected = pixels[..., 2::-1] / (np.iinfo(dtype).max / 255)
         file = cv2.imencode(".png", pixels)[1].tobytes()
-        expected = rgb if dtype == np.uint8 else rgb / 257
-        shown = setup.decoded_file(file, "rgb8; png compressed bgr8")
-        assert_same(shown, expected, rows, 1, f"{np.dtype(dtype)}, {channels} channels")
+        setup.check(CompressedImage(format="rgb8; png compressed bgr8", data=file), expected, rows, 1)
 
 
-def _bad_raw_images() -> list[Image]:
+def bad_raw_images() -> list[Image]:
     """Without a size, with a wrong step or length, of an unknown encoding, too large."""
     images = [raw_image(noise(48, 64)) for _ in range(6)]
     no_width, no_height, small_step, short, long, unknown = images
@@ -255,63 +229,34 @@ def _bad_raw_images() -> list[Image]:
     return [*images, raw_image(np.zeros((633, 633, 3), np.uint8))]
 
 
-@pytest.mark.parametrize("transport", ["raw", "compressed"])
-def test_bad_images_are_counted_and_the_next_good_one_is_answered(setup: Setup, transport: str) -> None:
-    client = setup.client
-    if transport == "raw":
-        camera, overlay, name = setup.raw, setup.raw_overlay, "front"
-        bad: list[Any] = _bad_raw_images()
-        good: Any = raw_image(noise(48, 64))
-    else:
-        camera, overlay, name = setup.files, setup.files_overlay, "rear"
-        file = jpeg(smooth(48, 64))
-        png = cv2.imencode(".png", noise(48, 64))[1].tobytes()
-        contents = (b"", b"no image", file[: len(file) // 2], file[:-2], png[: len(png) // 2], file[:20], png[:20])
-        bad = [CompressedImage(format="jpeg", data=content) for content in contents]
-        good = CompressedImage(format="jpeg", data=file)
-    results = client.record(setup.node.topic(f"{name}/object/detections"), Detection2DArray, ALL)
-    client.answer(camera, good, overlay)
-    before = client.settled("object", name)
-    received, refused = (client.status(f"camera {name}").number(key) for key in ("received", "bad images"))
+def bad_files() -> list[CompressedImage]:
+    """Nothing, not an image, or cut off."""
+    file = bytes(jpeg(smooth(48, 64)).data)
+    png = cv2.imencode(".png", noise(48, 64))[1].tobytes()
+    contents = (b"", b"no image", file[: len(file) // 2], file[:-2], png[: len(png) // 2], file[:20], png[:20])
+    return [CompressedImage(format="jpeg", data=content) for content in contents]
+
+
+@pytest.mark.parametrize("name", ["front", "rear"])
+def test_bad_images_are_counted_and_the_next_good_one_is_answered(setup: Setup, name: str) -> None:
+    bad = bad_raw_images() if name == "front" else bad_files()
+    good = raw_image(noise(48, 64)) if name == "front" else jpeg(smooth(48, 64))
+    dnn = DnnOnCamera(setup.node, setup.cameras[name], name=name).connect(good)
+    dnn.begin()
     for number, image in enumerate(bad, 1):
-        stamp = camera.send(image)
-        client.wait_for(
-            lambda count=refused + number: client.status(f"camera {name}").number("bad images") == count,
-            f"bad image number {number} to be counted",
-        )
-        client.answer(camera, good, overlay)
-        assert results.at(stamp) is None
-    account = client.settled("object", name).since(before)
-    assert account.offered == 2 * len(bad)
-    assert account.published == len(bad)
-    assert account.dropped == {"bad_image": len(bad)}
-    status = client.status(f"camera {name}")
-    assert status.number("received") - received == 2 * len(bad)
-    assert status.number("bad images") - refused == len(bad)
-
-
-def test_the_log_names_the_field_of_a_bad_image(setup: Setup) -> None:
-    """At most one line in 5 s: so one image at a time, until its line is there."""
-    client = setup.client
-    image = raw_image(noise(48, 64))
-    image.encoding = "32FC1"
-
-    def named() -> bool:
-        setup.raw.send(image)
-        client.spin(0.5)
-        return "front" in setup.node.log and "32FC1" in setup.node.log
-
-    client.wait_for(named, "a line with the encoding and the camera in the log")
+        stamp = dnn.camera.send(image)
+        counted = {"bad_image": number}
+        setup.client.wait_for(lambda c=counted: dnn.account().dropped == c, f"bad image number {number} to be counted")
+        dnn.answer(good)
+        assert dnn.results.at(stamp) is None
+    account = dnn.check("bad_image")
+    assert (account.published, account.dropped) == (len(bad), {"bad_image": len(bad)})
+    assert f"camera {name}" in setup.node.log, "the log names the camera and the field"
 
 
 def test_results_have_the_stamps_of_their_images_whatever_they_are(setup: Setup) -> None:
-    client = setup.client
-    results = client.record(setup.node.topic("front/object/detections"), Detection2DArray)
-    now = client.new_stamp()
-    second = 1_000_000_000
+    dnn = DnnOnCamera(setup.node, setup.cameras["front"]).connect()
+    now, second = setup.client.new_stamp(), 1_000_000_000
     for stamp in (now, now - 5 * second, now + 3600 * second, 0, now - 30 * 365 * 86400 * second, 1, now + second):
-        found = client.answer(setup.raw, raw_image(noise(48, 64)), results, stamp)
-        assert found.header.frame_id == "camera_optical"
-    account = client.settled("object")
-    assert account.dropped.keys() <= {"bad_image", "overwritten"}
-    results.check_unique()
+        assert dnn.answer(noise(48, 64), stamp).header.frame_id == "camera_optical"
+    dnn.results.check_unique()

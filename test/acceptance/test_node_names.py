@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
-from harness import LATCHED, Client, NodeProcess, Recording
+from harness import Client, DnnOnCamera, Node
 from rosgraph_msgs.msg import Clock
-from vision_msgs.msg import Detection2DArray, LabelInfo
 
-IMAGE = np.random.default_rng(6).integers(0, 255, (120, 160, 3), np.uint8)
-NAMES = ("/robot1/multi_dnn", "/robot2/perception")
-#: Computed by rosidl from the definitions in ros-perception/vision_msgs (branch ros2, e77fa2d; the same in 4.1.1).
+SECOND = 1_000_000_000
+#: Computed by rosidl from the definitions in ros-perception/vision_msgs (branch ros2, e77fa2d).
 TYPE_HASHES = {
     "front/object/detections": "RIHS01_214274120007f4a683866481336b70310268cfa107aebe9d594a6acf75bda968",
     "object/label_info": "RIHS01_3d37df4015cdf660cc851c51897f2acd957e1ca6205ba0a99aebffb9406b0783",
@@ -20,77 +17,53 @@ TYPE_HASHES = {
 
 
 @pytest.fixture(scope="module")
-def nodes(client: Client, start_node: Callable[..., NodeProcess]) -> tuple[NodeProcess, ...]:
-    """The second one uses simulated time and has its camera and its detections under other names."""
-    remaps = ["front/image_raw:=/shared/camera", "~/front/object/detections:=/objects"]
-    others = ["-p", "use_sim_time:=true", *(word for remap in remaps for word in ("-r", remap))]
-    started = tuple(
-        start_node({"dnns": ["object"]}, name=name, ros_arguments=arguments)
-        for name, arguments in zip(NAMES, ([], others), strict=True)
-    )
-    for name in NAMES:
-        client.wait_until_active(name)
-    return started
-
-
-@pytest.fixture(scope="module")
-def results(client: Client, nodes: tuple[NodeProcess, ...]) -> list[Recording]:
-    topics = (nodes[0].topic("front/object/detections"), "/objects")
-    return [client.record(topic, Detection2DArray) for topic in topics]
-
-
-def test_each_node_has_its_own_cameras_parameters_and_diagnostics(
-    client: Client, nodes: tuple[NodeProcess, ...], results: list[Recording]
-) -> None:
+def dnns(client: Client, start_node: Callable[..., Node]) -> list[DnnOnCamera]:
+    """Of two nodes; the second one uses simulated time, and gets its images from a topic of another name."""
+    remap = ["-p", "use_sim_time:=true", "-r", "front/image_raw:=/shared/camera"]
+    nodes = [
+        start_node({"dnns": ["object"]}, name="/robot1/multi_dnn"),
+        start_node({"dnns": ["object"]}, name="/robot2/perception", ros_arguments=remap),
+    ]
+    for node in nodes:
+        node.wait_until_active()
     cameras = [client.camera(topic) for topic in ("/robot1/front/image_raw", "/shared/camera")]
-    for camera, recording in zip(cameras, results, strict=True):
-        client.connect(camera, IMAGE, recording)
-    counts = [client.settled("object", node=name) for name in NAMES]
-    client.answer(cameras[0], IMAGE, results[0])
-    for _ in range(2):
-        client.answer(cameras[1], IMAGE, results[1])
-    after = [client.settled("object", node=name).since(before) for name, before in zip(NAMES, counts, strict=True)]
-    assert [account.published for account in after] == [1, 2]
-    for name, camera in zip(NAMES, cameras, strict=True):
-        assert client.status("camera front", name).values["topic"] == camera.topic
-    assert not set(results[0].stamps) & set(results[1].stamps)
-    assert client.set_parameters({"dnn.object.max_detections": 7}, NAMES[1]) == {}
-    assert client.get_parameters("dnn.object.max_detections", node=NAMES[0]) == [100]
+    return [DnnOnCamera(node, camera).connect() for node, camera in zip(nodes, cameras, strict=True)]
 
 
-def test_published_types_are_those_of_the_real_packages(client: Client, nodes: tuple[NodeProcess, ...]) -> None:
+def test_each_node_has_its_own_cameras_parameters_and_diagnostics(dnns: list[DnnOnCamera]) -> None:
+    for dnn in dnns:
+        dnn.begin()
+    for dnn in (dnns[0], dnns[1], dnns[1]):
+        dnn.answer()
+    assert [dnn.check().published for dnn in dnns] == [1, 2]
+    for dnn in dnns:
+        assert dnn.node.status("camera front").values["topic"] == dnn.camera.topic
+    dnns[1].node.set({"dnn.object.max_detections": 7})
+    assert dnns[0].node.get_parameters("dnn.object.max_detections") == [100]
+
+
+def test_published_types_are_those_of_the_real_packages(client: Client, dnns: list[DnnOnCamera]) -> None:
     for topic, expected in TYPE_HASHES.items():
-        publishers = client.node.get_publishers_info_by_topic(nodes[0].topic(topic))
+        publishers = client.node.get_publishers_info_by_topic(dnns[0].node.topic(topic))
         assert [str(publisher.topic_type_hash) for publisher in publishers] == [expected], topic
 
 
-def test_class_names_reach_late_subscribers(client: Client, nodes: tuple[NodeProcess, ...]) -> None:
-    labels = client.record(nodes[0].topic("object/label_info"), LabelInfo, LATCHED)
-    client.wait_for(lambda: labels.messages, "label_info")
-    names = {entry.class_id: entry.class_name for entry in labels.messages[-1].class_map}
-    assert {"car", "truck"} <= set(names.values())
-    assert 0 < labels.messages[-1].threshold < 1
-
-
-def test_simulated_time(client: Client, nodes: tuple[NodeProcess, ...], results: list[Recording]) -> None:
-    """Images have the stamps of a recording that is played, and starts again."""
-    second = 1_000_000_000
+def test_simulated_time(client: Client, dnns: list[DnnOnCamera]) -> None:
+    """Images have the stamps of a recording that is played, and then starts again."""
+    dnn = dnns[1]
     clock = client.node.create_publisher(Clock, "/clock", 10)
     client.wait_for(clock.get_subscription_count, "a subscription of /clock")
-    camera = client.camera("/shared/camera")
-    client.connect(camera, IMAGE, results[1])
-    before = client.settled("object", node=NAMES[1])
+    dnn.begin()
     for _ in range(2):
+        dnn.results.messages.clear()  # the same stamps come again
         for step in range(12):
-            now = 1000 * second + step * second // 10
+            now = 1000 * SECOND + step * SECOND // 10
             message = Clock()
-            message.clock.sec, message.clock.nanosec = divmod(now, second)
+            message.clock.sec, message.clock.nanosec = divmod(now, SECOND)
             clock.publish(message)
-            client.spin(0.02)
-            stamp = camera.send(IMAGE, now)
-            client.wait_for(lambda s=stamp: s in results[1].stamps, "the result")
-        results[1].messages.clear()
-    account = client.settled("object", node=NAMES[1]).since(before)
+            dnn.answer(stamp=now)
+    dnn.node.wait_for_diagnostics()
+    account = dnn.account()
     assert (account.offered, account.published, account.dropped) == (24, 24, {})
-    age = client.status("camera front", NAMES[1]).number("header stamp to arrival p50 (ms)")
+    age = dnn.node.status("camera front").number("header stamp to arrival p50 (ms)")
     assert abs(age) < 60_000, "the age of the images is by simulated time"

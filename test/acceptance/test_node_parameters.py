@@ -7,13 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from harness import LATCHED, Camera, Client, NodeProcess, Recording, environment, installed
+from harness import LATCHED, Client, DnnOnCamera, Node, environment, installed
 from std_srvs.srv import SetBool
-from vision_msgs.msg import Detection2DArray, LabelInfo
+from vision_msgs.msg import LabelInfo
 
-IMAGE = np.random.default_rng(3).integers(0, 255, (120, 160, 3), np.uint8)
 THRESHOLD = "dnn.object.score_threshold"
 
 
@@ -45,82 +43,53 @@ def test_the_error_of_a_wrong_command_line(
         assert word in done.stderr.strip().splitlines()[-1]
 
 
-def test_the_help_names_the_options_and_the_examples(domain: int) -> None:
-    done = subprocess.run(
-        [*installed("multi-dnn"), "run", "--help"], env=environment(domain), text=True, capture_output=True, check=True
-    )
-    assert "--params-file" in done.stdout
-    assert "--ros-args" in done.stdout
+#: Parameter: a wrong value, a part of what is allowed, and a right value.
+VALUES = {
+    "policy": ("prio", "edf", "fifo"),
+    "workers": (99, "16", 1),
+    "device": ("tpu", "cpu", "cpu"),
+    "camera.front.transport": ("jpg", "compressed", "raw"),
+    "dnn.object.jobs": (0, "256", 2),
+    "dnn.object.model": ("builtin:objekt", "builtin:object", "builtin:object"),
+    "dnn.object.decoder": ("yollo", "yolo", "auto"),
+}
 
 
 @pytest.fixture(scope="module")
-def node(client: Client, start_node: Callable[..., NodeProcess]) -> NodeProcess:
-    """Started with wrong parameters, which the first test of it corrects."""
-    return start_node(
-        {
-            "policy": "prio",
-            "workers": 99,
-            "device": "tpu",
-            "dnns": ["object"],
-            "camera": {"front": {"transport": "jpg"}},
-            "dnn": {"object": {"jobs": 0, "model": "builtin:objekt", "decoder": "yollo"}},
-        },
-    )
+def node(start_node: Callable[..., Node]) -> Node:
+    """Started with wrong parameters, which its first test corrects."""
+    wrong = [f"{name}:={value}" for name, (value, *_) in VALUES.items()]
+    return start_node({"dnns": ["object"]}, ros_arguments=[word for value in wrong for word in ("-p", value)])
 
 
-WRONG = {
-    "policy": ("prio", "edf"),
-    "workers": ("99", "16"),
-    "device": ("tpu", "cpu"),
-    "camera.front.transport": ("jpg", "compressed"),
-    "dnn.object.jobs": ("0", "256"),
-    "dnn.object.model": ("builtin:objekt", "builtin:object"),
-    "dnn.object.decoder": ("yollo", "yolo"),
-}
-RIGHT = {"policy": "fifo", "workers": 1, "device": "cpu", "camera.front.transport": "raw", "dnn.object.jobs": 2,
-         "dnn.object.model": "builtin:object", "dnn.object.decoder": "auto"}  # fmt: skip
-
-
-def test_all_wrong_parameters_are_named_and_can_be_corrected(client: Client, node: NodeProcess) -> None:
-    status = client.wait_for(
-        lambda: (status := client.status("node")).level == "ERROR" and status, "a failure of configuring"
-    )
-    assert client.state() == "unconfigured"
-    assert any(name in status.message and value in status.message for name, (value, _) in WRONG.items())
+def test_all_wrong_parameters_are_named_and_can_be_corrected(client: Client, node: Node) -> None:
+    client.wait_for(lambda: node.status("node").level == "ERROR", "a failure of configuring")
+    assert node.state() == "unconfigured"
+    assert any(f"{name} is" in node.status("node").message for name in VALUES)
     errors = [line for line in node.log.splitlines() if "[ERROR]" in line]
-    for name, (value, allowed) in WRONG.items():
-        assert any(f"{name} " in line and value in line and allowed in line for line in errors), name
-    assert not client.change_state("configure")
-    assert client.set_parameters(RIGHT) == {}
-    assert client.change_state("configure")
-    assert client.change_state("activate")
-    client.wait_until_active()
+    for name, (value, allowed, _) in VALUES.items():
+        assert any(f"{name} is" in line and str(value) in line and allowed in line for line in errors), name
+    assert not node.change_state("configure")
+    node.set({name: right for name, (_, _, right) in VALUES.items()})
+    assert node.change_state("configure")
+    assert node.change_state("activate")
+    node.wait_until_active()
 
 
-def test_misspelt_names_are_errors_and_foreign_ones_warnings(
-    client: Client, start_node: Callable[..., NodeProcess]
-) -> None:
-    node = start_node(
-        {"polcy": "edf", "wheel_diameter": 0.3, "dnn": {"object": {"job": 2}}}, name="/misspelt/multi_dnn"
-    )
-    client.wait_for(lambda: client.status("node", node.name).level == "ERROR", "a failure of configuring")
+def test_misspelt_names_are_errors_and_foreign_ones_warnings(client: Client, start_node: Callable[..., Node]) -> None:
+    wrong = {"polcy": "edf", "wheel_diameter": 0.3, "dnn": {"object": {"job": 2}}}
+    node = start_node(wrong, name="/misspelt/multi_dnn")
+    client.wait_for(lambda: node.status("node").level == "ERROR", "a failure of configuring")
     lines = node.log.splitlines()
-    for wrong, right in (("polcy", "policy"), ("dnn.object.job", "dnn.object.jobs")):
-        assert any("[ERROR]" in line and wrong in line and f"did you mean {right}?" in line for line in lines), wrong
+    for name, right in (("polcy", "policy"), ("dnn.object.job", "dnn.object.jobs")):
+        assert any("[ERROR]" in line and name in line and f"did you mean {right}?" in line for line in lines), name
     assert any("[WARN]" in line and "wheel_diameter" in line for line in lines)
 
 
 @pytest.fixture(scope="module")
-def camera(client: Client, node: NodeProcess, results: Recording) -> Camera:
-    camera = client.camera("front/image_raw")
-    client.connect(camera, IMAGE, results)
-    return camera
-
-
-@pytest.fixture(scope="module")
-def results(client: Client, node: NodeProcess) -> Recording:
-    client.wait_until_active()
-    return client.record(node.topic("front/object/detections"), Detection2DArray)
+def dnn(client: Client, node: Node) -> DnnOnCamera:
+    node.wait_until_active()
+    return DnnOnCamera(node, client.camera("front/image_raw")).connect()
 
 
 @pytest.mark.parametrize(
@@ -134,59 +103,47 @@ def results(client: Client, node: NodeProcess) -> Recording:
         ("dnn.object.model", "/missing/model.onnx", ["/missing/model.onnx"]),
     ],
 )
-def test_a_wrong_value_at_run_time(
-    client: Client, camera: Camera, results: Recording, name: str, value: Any, words: list[str]
-) -> None:
-    before = client.get_parameters(name)
-    reason = client.set_parameters({name: value})[name]
+def test_a_wrong_value_at_run_time(node: Node, dnn: DnnOnCamera, name: str, value: Any, words: list[str]) -> None:
+    before = node.get_parameters(name)
+    reason = node.try_to_set(name, value)
     assert all(word in reason for word in (name, *words)), reason
-    assert client.get_parameters(name) == before
-    client.answer(camera, IMAGE, results)
+    assert node.get_parameters(name) == before
+    dnn.answer()
 
 
-def test_thresholds_take_effect_with_the_next_image(client: Client, camera: Camera, results: Recording) -> None:
-    labels = client.record("/multi_dnn/object/label_info", LabelInfo, LATCHED)
-    client.wait_for(lambda: labels.messages, "label_info")
-    assert client.set_parameters({THRESHOLD: 0.02}) == {}
-    many = client.answer(camera, IMAGE, results).detections
-    assert len(many) > 3
-    scores = sorted((found.results[0].hypothesis.score for found in many), reverse=True)
-    assert scores[-1] >= 0.02
-    client.wait_for(lambda: labels.messages[-1].threshold == pytest.approx(0.02), "the threshold in label_info")
-    assert client.set_parameters({"dnn.object.max_detections": 2}) == {}
-    best = client.answer(camera, IMAGE, results).detections
-    assert [found.results[0].hypothesis.score for found in best] == pytest.approx(scores[:2])
-    both = {"dnn.object.max_detections": 50, THRESHOLD: 7.0}
-    assert THRESHOLD in str(client.set_together(both))
-    assert client.get_parameters(*both) == [2, pytest.approx(0.02)]
-    assert client.set_together({**both, THRESHOLD: 1.0}) is None
-    assert not client.answer(camera, IMAGE, results).detections
+def test_thresholds_take_effect_with_the_next_image(client: Client, node: Node, dnn: DnnOnCamera) -> None:
+    labels = client.record(node.topic("object/label_info"), LabelInfo, LATCHED)
+    node.set({THRESHOLD: 0.02})
+    scores = [found.results[0].hypothesis.score for found in dnn.answer().detections]
+    assert len(scores) > 3
+    assert min(scores) >= 0.02
+    client.wait_for(lambda: [m for m in labels.messages if m.threshold == pytest.approx(0.02)], "the threshold")
+    node.set({"dnn.object.max_detections": 2})
+    best = [found.results[0].hypothesis.score for found in dnn.answer().detections]
+    assert sorted(best) == pytest.approx(sorted(scores)[-2:])
+    node.set({THRESHOLD: 1.0})
+    assert not dnn.answer().detections
 
 
-def test_a_dnn_can_be_switched_off_and_on(client: Client, camera: Camera, results: Recording) -> None:
-    before = client.settled("object")
-    assert client.call("/multi_dnn/object/enable", SetBool, data=False).success
-    assert client.get_parameters("dnn.object.enable") == [False]
-    off = [camera.send(IMAGE) for _ in range(3)]
-    account = client.settled("object").since(before)
-    assert account.dropped == {"switched_off": 3}
-    assert client.status("object on front").level == "OK"
-    assert client.set_parameters({"dnn.object.enable": True}) == {}
-    client.answer(camera, IMAGE, results)
-    assert client.settled("object").since(before).published == 1
-    assert not set(off) & set(results.stamps)
-
-
-def test_a_limited_rate(client: Client, camera: Camera, results: Recording) -> None:
-    before, answered, sent = client.settled("object"), len(results.messages), len(camera.sent)
-    assert client.set_parameters({"dnn.object.max_rate_hz": 2.0}) == {}
-    client.stream_until(camera, IMAGE, lambda: len(results.messages) - answered >= 4, "four results", 0.05)
-    account = client.settled("object").since(before)
-    assert account.offered == len(camera.sent) - sent
-    assert account.dropped["rate_limited"] > account.published
-    assert account.dropped.keys() <= {"rate_limited", "overwritten"}
-    assert account.published == len(results.messages) - answered
-    assert client.set_parameters({"dnn.object.max_rate_hz": 0.0}) == {}
+def test_a_dnn_can_be_switched_off_and_on(client: Client, node: Node, dnn: DnnOnCamera) -> None:
+    dnn.begin()
+    assert client.call(node.topic("object/enable"), SetBool, data=False).success
+    assert node.get_parameters("dnn.object.enable") == [False]
     for _ in range(3):
-        client.answer(camera, IMAGE, results)
-    results.check_unique()
+        dnn.camera.send()
+    assert dnn.check("switched_off").dropped == {"switched_off": 3}
+    assert node.status("object on front").level == "OK"
+    node.set({"dnn.object.enable": True})
+    dnn.answer()
+    assert dnn.check("switched_off").published == 1
+
+
+def test_a_limited_rate(node: Node, dnn: DnnOnCamera) -> None:
+    dnn.begin()
+    node.set({"dnn.object.max_rate_hz": 2.0})
+    dnn.camera.send_until(lambda: dnn.answers() >= 4, "four results", 0.05)
+    account = dnn.check("rate_limited")
+    assert account.dropped["rate_limited"] > account.published
+    node.set({"dnn.object.max_rate_hz": 0.0})
+    for _ in range(3):
+        dnn.answer()

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import pytest
-from harness import Camera, Client, NodeProcess, Recording
+from harness import Client, DnnOnCamera, Node
 from slow_network import write_slow_network
-from vision_msgs.msg import Detection2DArray
 
-IMAGE = np.random.default_rng(4).integers(0, 255, (120, 160, 3), np.uint8)
 FRAMES = 8
 
 
@@ -21,117 +17,104 @@ class Setup:
     """The node with two equal DNNs `a` and `b` on camera front, and `both` on the two cameras in batches."""
 
     client: Client
-    node: NodeProcess
-    cameras: dict[str, Camera]
-    results: dict[str, Recording]
+    node: Node
+    a: DnnOnCamera
+    b: DnnOnCamera
+    both: list[DnnOnCamera]
 
     def connect(self) -> None:
         """Both cameras are connected to the DNNs that get their images."""
-        for dnn, camera in (("a", "front"), ("b", "front"), ("both", "rear")):
-            self.client.connect(self.cameras[camera], IMAGE, self.results[f"{camera}/{dnn}"])
+        for dnn in (self.a, self.b, self.both[1]):
+            dnn.connect()
 
-    def configure(self, **parameters: Any) -> None:
-        """Set parameters that need `cleanup`."""
+    def use_policy(self, policy: str) -> None:
+        """Configure the node anew."""
         for transition in ("deactivate", "cleanup"):
-            assert self.client.change_state(transition)
-        assert self.client.set_parameters(parameters) == {}
+            assert self.node.change_state(transition)
+        self.node.set({"policy": policy})
         for transition in ("configure", "activate"):
-            assert self.client.change_state(transition)
+            assert self.node.change_state(transition)
         self.connect()
 
-    def count_first(self, dnn: str) -> int:
-        """Send FRAMES images, one after the other; how often the DNN was quicker than the other one."""
+    def count_first(self, dnn: DnnOnCamera, other: DnnOnCamera) -> int:
+        """Send FRAMES images, one after the other; how often the DNN published earlier than the other one."""
         first = 0
-        recordings = {name: self.results[f"front/{name}"] for name in ("a", "b")}
         for _ in range(FRAMES):
-            stamp = self.cameras["front"].send(IMAGE)
-            for recording in recordings.values():
-                self.client.wait_for(lambda r=recording, s=stamp: r.at(s), "both results")
-            times = {name: r.published_at[r.stamps.index(stamp)] for name, r in recordings.items()}
-            first += min(times, key=times.__getitem__) == dnn
+            stamp = dnn.camera.send()
+            for results in (dnn.results, other.results):
+                self.client.wait_for(lambda r=results: r.at(stamp), f"a result on {results.topic}")  # noqa: B023
+            times = [r.published_at[r.stamps.index(stamp)] for r in (dnn.results, other.results)]
+            first += times[0] < times[1]
         return first
 
 
 @pytest.fixture(scope="module")
-def setup(client: Client, start_node: Callable[..., NodeProcess], tmp_path_factory: pytest.TempPathFactory) -> Setup:
+def setup(client: Client, start_node: Callable[..., Node], tmp_path_factory: pytest.TempPathFactory) -> Setup:
     model = str(write_slow_network(tmp_path_factory.mktemp("model") / "slow.onnx"))
     slow = {"role": "object", "model": model, "decoder": "yolo", "labels": ["car"], "cameras": ["front"]}
+    batches = {"role": "object", "cameras": ["front", "rear"], "max_batch": 2, "batch_delay_ms": 1000.0}
     node = start_node(
         {
             "cameras": ["front", "rear"],
             "camera": {"front": {"depth": 100}},
             "dnns": ["a", "b", "both"],
-            "dnn": {
-                "a": slow,
-                "b": slow,
-                "both": {"role": "object", "cameras": ["front", "rear"], "max_batch": 2, "batch_delay_ms": 1000.0},
-            },
+            "dnn": {"a": slow, "b": slow, "both": batches},
             "workers": 1,
             "aging_ms": 10_000.0,
         }
     )
-    client.wait_until_active()
-    cameras = {name: client.camera(f"{name}/image_raw") for name in ("front", "rear")}
-    names = ("front/a", "front/b", "front/both", "rear/both")
-    results = {name: client.record(node.topic(f"{name}/detections"), Detection2DArray) for name in names}
-    setup = Setup(client, node, cameras, results)
+    node.wait_until_active()
+    front, rear = (client.camera(f"{name}/image_raw") for name in ("front", "rear"))
+    both = [DnnOnCamera(node, camera, "both", name) for camera, name in ((front, "front"), (rear, "rear"))]
+    setup = Setup(client, node, DnnOnCamera(node, front, "a"), DnnOnCamera(node, front, "b"), both)
     setup.connect()
     return setup
 
 
 def test_fifo_gives_equal_dnns_equal_shares(setup: Setup) -> None:
-    client = setup.client
-    assert client.set_parameters({"dnn.a.priority": 100, "dnn.both.enable": False}) == {}
-    before = {dnn: client.settled(dnn) for dnn in ("a", "b")}
-    counts = [len(setup.results[f"front/{dnn}"].messages) for dnn in ("a", "b")]
-    client.stream_until(
-        setup.cameras["front"], IMAGE,
-        lambda: len(setup.results["front/a"].messages) - counts[0] >= 10, "ten results", 0.02,
-    )  # fmt: skip
-    a, b = (client.settled(dnn).since(before[dnn]) for dnn in ("a", "b"))
-    assert a.offered == b.offered
-    assert 0.6 < a.published / b.published < 1.7
-    assert client.set_parameters({"dnn.a.priority": 0, "dnn.both.enable": True}) == {}
+    setup.node.set({"dnn.a.priority": 100, "dnn.both.enable": False})
+    for dnn in (setup.a, setup.b):
+        dnn.begin()
+    setup.a.camera.send_until(lambda: setup.a.answers() >= 10, "ten results", 0.02)
+    assert 0.6 < setup.a.check().published / setup.b.check().published < 1.7
+    setup.node.set({"dnn.a.priority": 0, "dnn.both.enable": True})
 
 
 def test_one_inference_for_the_images_of_two_cameras(setup: Setup) -> None:
-    client = setup.client
-    before = {camera: client.settled("both", camera) for camera in ("front", "rear")}
+    for dnn in setup.both:
+        dnn.begin()
     for _ in range(4):
-        stamps = {name: camera.send(IMAGE) for name, camera in setup.cameras.items()}
-        for name, stamp in stamps.items():
-            client.wait_for(lambda n=name, s=stamp: setup.results[f"{n}/both"].at(s), f"the result for {name}")
-    for camera in ("front", "rear"):
-        account = client.settled("both", camera).since(before[camera])
-        assert (account.offered, account.published, account.dropped) == (4, 4, {})
-        assert client.status(f"both on {camera}").number("frames per inference") > 1
-        setup.results[f"{camera}/both"].check_unique()
+        for dnn, stamp in [(dnn, dnn.camera.send()) for dnn in setup.both]:
+            setup.client.wait_for(lambda r=dnn.results, s=stamp: r.at(s), "a result for each camera")
+    for dnn in setup.both:
+        account = dnn.check()
+        assert (account.offered, account.published) == (4, 4)
+    assert setup.node.status("both on front").number("frames per inference") > 1
 
 
 def test_old_frames_are_dropped_and_late_results_counted(setup: Setup) -> None:
-    client, camera = setup.client, setup.cameras["front"]
-    before = {dnn: client.settled(dnn) for dnn in ("a", "b")}
-    missed = client.status("b on front").number("deadline misses")
-    assert client.set_parameters({"dnn.a.max_age_ms": 1.0, "dnn.b.deadline_ms": 1.0}) == {}
-    client.stream_until(camera, IMAGE, lambda: client.account("a").since(before["a"]).dropped.get("too_old"), "too old")
-    accounts = {dnn: client.settled(dnn).since(before[dnn]) for dnn in ("a", "b")}
-    assert accounts["a"].dropped.keys() <= {"too_old", "overwritten"}
-    assert accounts["b"].dropped.keys() <= {"overwritten"}
-    assert client.status("b on front").number("deadline misses") - missed == accounts["b"].published > 0
-    assert client.set_parameters({"dnn.a.max_age_ms": 0.0, "dnn.b.deadline_ms": 0.0}) == {}
+    for dnn in (setup.a, setup.b):
+        dnn.begin()
+    missed = setup.node.status("b on front").number("deadline misses")
+    setup.node.set({"dnn.a.max_age_ms": 1.0, "dnn.b.deadline_ms": 1.0})
+    setup.a.camera.send_until(lambda: setup.a.account().dropped.get("too_old"), "a frame that is too old")
+    setup.a.check("too_old")
+    published = setup.b.check().published
+    assert setup.node.status("b on front").number("deadline misses") - missed == published > 0
+    setup.node.set({"dnn.a.max_age_ms": 0.0, "dnn.b.deadline_ms": 0.0})
 
 
 def test_priority_runs_the_important_dnn_first(setup: Setup) -> None:
-    setup.configure(policy="priority")
-    for important, other in (("a", "b"), ("b", "a")):
-        values = {f"dnn.{important}.priority": 50, f"dnn.{other}.priority": 0}
-        assert setup.client.set_parameters(values) == {}
-        assert setup.count_first(important) >= FRAMES - 2, f"{important} has the higher priority"
+    setup.use_policy("priority")
+    setup.node.set({"dnn.a.priority": 50})
+    assert setup.count_first(setup.a, setup.b) >= FRAMES - 2
+    setup.node.set({"dnn.a.priority": -50})
+    assert setup.count_first(setup.b, setup.a) >= FRAMES - 2
 
 
 def test_edf_runs_the_dnn_with_the_earlier_deadline_first(setup: Setup) -> None:
-    setup.configure(policy="edf")
-    for urgent, other in (("a", "b"), ("b", "a")):
-        values = {f"dnn.{urgent}.deadline_ms": 100.0, f"dnn.{other}.deadline_ms": 60_000.0}
-        assert setup.client.set_parameters(values) == {}
-        assert setup.count_first(urgent) >= FRAMES - 2, f"{urgent} has the earlier deadline"
+    setup.use_policy("edf")
+    setup.node.set({"dnn.a.deadline_ms": 100.0, "dnn.b.deadline_ms": 60_000.0})
+    assert setup.count_first(setup.a, setup.b) >= FRAMES - 2
+    setup.node.set({"dnn.a.deadline_ms": 60_000.0, "dnn.b.deadline_ms": 100.0})
+    assert setup.count_first(setup.b, setup.a) >= FRAMES - 2
