@@ -1,0 +1,130 @@
+"""Every image that arrives is answered once, or counted once as dropped with a reason, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from harness import Camera, Client, DnnOnCamera, Node
+from slow_network import write_slow_network
+
+
+@dataclass
+class Setup:
+    """The node with a quick and a slow DNN on one camera."""
+
+    node: Node
+    camera: Camera
+    quick: DnnOnCamera
+    slow: DnnOnCamera
+
+    def send_until_served_by_another(self, pid: int) -> None:
+        """Send images until another process than `pid` has answered one of the last images for each DNN."""
+
+        def served() -> bool:
+            last = set(self.camera.sent[-10:])
+            return self.node.engine_pid not in (0, pid) and all(
+                last & set(dnn.results.stamps[-5:]) for dnn in (self.quick, self.slow)
+            )
+
+        self.camera.send_until(served, "results of another engine process", 0.1)
+
+
+@pytest.fixture(scope="module")
+def shared(client: Client, start_node: Callable[..., Node], tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    slow = write_slow_network(tmp_path_factory.mktemp("model") / "slow.onnx")
+    node = start_node(
+        {
+            "camera": {"front": {"depth": 100}},  # so that none is lost before the node, however busy the computer is
+            "dnns": ["object", "slow"],
+            "dnn": {"slow": {"role": "object", "model": str(slow), "decoder": "yolo", "labels": ["car"]}},
+            "fault_window_s": 1.0,  # later losses are first ones again
+            "heartbeat_timeout_s": 1.0,
+        }
+    )
+    node.wait_until_active()
+    camera = client.camera("front/image_raw")
+    return Setup(node, camera, DnnOnCamera(node, camera), DnnOnCamera(node, camera, "slow"))
+
+
+@pytest.fixture
+def setup(shared: Setup) -> Setup:
+    """With accounts of the images of this test only."""
+    for dnn in (shared.quick.connect(), shared.slow.connect()):
+        dnn.begin()
+    return shared
+
+
+def test_bursts_and_a_slow_dnn(setup: Setup) -> None:
+    for _ in range(6):
+        for _ in range(8):
+            last = setup.camera.send()
+        setup.node.client.wait_for(lambda stamp=last: setup.slow.results.at(stamp), "the answer to the newest image")
+    assert setup.slow.check().dropped["overwritten"] >= 6
+    quick, slow = setup.quick.check().published, setup.slow.answers()
+    setup.camera.send_until(lambda: setup.quick.answers() >= quick + 30, "30 results")
+    assert 0 < setup.slow.check().published - slow < setup.quick.check().published - quick
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_engine_process_is_replaced_after(setup: Setup, fault: signal.Signals) -> None:
+    lost = setup.node.engine_pid
+    assert lost != setup.node.process.pid
+    os.kill(lost, fault)
+    setup.send_until_served_by_another(lost)
+    for dnn in (setup.quick, setup.slow):
+        assert dnn.check("engine_lost").dropped["engine_lost"] > 0
+
+
+def test_a_model_swap_drops_no_frame(setup: Setup) -> None:
+    old = setup.node.engine_pid
+    setup.node.set({"dnn.object.model": "builtin:object_small"})
+    setup.send_until_served_by_another(old)
+    for dnn in (setup.quick, setup.slow):
+        dnn.check()
+        assert dnn.results.stamps == sorted(dnn.results.stamps)
+    assert setup.node.status("model swap").level == "OK"
+    assert setup.node.get_parameters("dnn.object.model") == ["builtin:object_small"]
+
+
+def test_a_model_swap_that_fails_changes_nothing(setup: Setup, tmp_path: Path) -> None:
+    node, pid = setup.node, setup.node.engine_pid
+    model = node.get_parameters("dnn.object.model")
+    assert "missing.onnx" in node.try_to_set("dnn.object.model", str(tmp_path / "missing.onnx"))
+    (tmp_path / "damaged.onnx").write_bytes(b"no model" * 1000)
+    if not node.try_to_set("dnn.object.model", str(tmp_path / "damaged.onnx")):  # else rejected at once
+        setup.camera.send_until(lambda: node.status("model swap").level == "WARN", "a failed swap", 0.1)
+        assert "damaged.onnx" in node.status("model swap").message
+    node.client.wait_for(lambda: node.get_parameters("dnn.object.model") == model, "the previous model")
+    for dnn in (setup.quick.connect(), setup.slow.connect()):
+        dnn.check()
+    assert node.engine_pid == pid
+
+
+def test_deactivation_with_frames_in_progress(setup: Setup) -> None:
+    """Counts begin at activation, and the log has the totals at the end."""
+    node, client = setup.node, setup.node.client
+    for _ in range(2):
+        assert node.change_state("deactivate")
+        assert node.change_state("activate")
+        client.wait_for(lambda: node.status("slow on front").values.get("offered") == "0", "counts that begin again")
+        answers = {name: dnn.answers() for name, dnn in (("object", setup.quick), ("slow", setup.slow))}
+        first = len(setup.camera.sent)
+        setup.camera.send_until(lambda before=answers: setup.slow.answers() > before["slow"], "a result")
+        for _ in range(5):
+            setup.camera.send()
+        offered = len(setup.camera.sent) - first
+        client.wait_for(lambda n=offered: int(node.status("slow on front").values["offered"]) == n, "all images")
+        assert node.change_state("deactivate")
+        client.spin(0.5)
+        for name, dnn in (("object", setup.quick), ("slow", setup.slow)):
+            published, total = re.findall(rf"{name} on front: (\d+) of (\d+) frames published", node.log)[-1]
+            assert int(total) == offered
+            assert int(published) == dnn.answers() - answers[name]
+            dnn.results.check_unique()
+        assert node.change_state("activate")

@@ -1,0 +1,107 @@
+"""The states of the node, in the order that ROS 2 allows and in every other one; its end."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+
+import pytest
+from harness import Client, DnnOnCamera, Node
+
+TRANSITIONS = ("configure", "activate", "deactivate", "cleanup")
+#: State: the transitions that it allows, each with the next state.
+ALLOWED = {
+    "unconfigured": {"configure": "inactive"},
+    "inactive": {"activate": "active", "cleanup": "unconfigured"},
+    "active": {"deactivate": "inactive"},
+    "finalized": {},
+}
+#: One way over each transition.
+WAY = ("configure", "cleanup", "configure", "activate", "deactivate", "activate", "deactivate", "cleanup")
+
+
+def exists(pid: int) -> bool:
+    """Whether the process has not ended; one that nobody has waited for has."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def has_state(node: Node, state: str) -> Callable[[], bool]:
+    """A condition: the diagnostics say so."""
+    return lambda: node.status("node").values.get("state") == state
+
+
+def test_every_order_of_transitions(client: Client, start_node: Callable[..., Node]) -> None:
+    node = start_node({"autostart": False, "dnns": ["object"]})
+    camera = client.camera("front/image_raw")
+    state, processes = "unconfigured", set()
+    for step in (*WAY, "shutdown"):
+        assert node.state() == state
+        for transition in TRANSITIONS:
+            if transition not in ALLOWED[state]:
+                assert not node.change_state(transition), f"{transition} in state {state}"
+                assert node.state() == state
+        assert node.change_state(step), f"{step} in state {state}"
+        state = ALLOWED[state].get(step, "finalized")
+        client.wait_for(has_state(node, state), f"state {state}")
+        if state == "active":
+            DnnOnCamera(node, camera).connect()
+            processes.add(node.engine_pid)
+        else:
+            camera.send()  # is not processed later
+    assert not any(node.change_state(transition) for transition in TRANSITIONS)
+    client.wait_for(lambda: not any(map(exists, processes)), "the end of the engine processes")
+    assert not client.node.get_publishers_info_by_topic(node.topic("front/object/detections"))
+
+
+@pytest.fixture(scope="module")
+def inactive(start_node: Callable[..., Node]) -> Node:
+    """A node in a namespace, started by the other program."""
+    return start_node({"autostart": False, "dnns": ["object"]}, name="/robot/multi_dnn", program="multi_dnn_node")
+
+
+def test_cleanup_cancels_configuring(client: Client, inactive: Node) -> None:
+    configured = inactive.request_state("configure")
+    client.wait_for(has_state(inactive, "configuring"), "configuring")
+    assert not inactive.change_state("configure"), "one transition at a time"
+    assert inactive.change_state("cleanup")
+    client.wait_for(configured.done, "the response to configure")
+    assert not configured.result().success
+    assert inactive.state() == "unconfigured"
+
+
+def test_a_signal_ends_the_active_node_with_its_counts(client: Client, inactive: Node) -> None:
+    node = inactive
+    assert node.change_state("configure")
+    assert node.change_state("activate")
+    dnn = DnnOnCamera(node, client.camera("/robot/front/image_raw")).connect()
+    client.wait_for(lambda: node.engine_pid, "an engine process")
+    assert node.end(signal.SIGTERM) == 0
+    published, offered = map(int, re.findall(r"object on front: (\d+) of (\d+) frames published", node.log)[-1])
+    assert published == len(dnn.results.messages) <= offered
+    assert "Traceback" not in node.log
+    assert not exists(node.engine_pid)
+    # Nothing of it is left on the graph, and nothing is published any more.
+    nodes = client.node.get_node_names_and_namespaces
+    client.wait_for(lambda: "/robot" not in dict(nodes()).values(), "the node to leave the graph")
+    dnn.camera.send()
+    client.spin(0.5)
+    assert len(dnn.results.messages) == published
+    for topic, _ in client.node.get_topic_names_and_types():
+        publishers = client.node.get_publishers_info_by_topic(topic)
+        assert "/robot" not in [publisher.node_namespace for publisher in publishers], topic
+
+
+def test_a_signal_while_configuring_and_a_killed_node(client: Client, start_node: Callable[..., Node]) -> None:
+    interrupted = start_node({"dnns": ["lane", "object"]}, name="/interrupted")
+    killed = start_node({"dnns": ["object"]}, name="/killed")
+    client.wait_for(has_state(interrupted, "configuring"), "configuring")
+    assert interrupted.end() == 0
+    assert "Traceback" not in interrupted.log
+    client.wait_for(lambda: killed.engine_pid, "the engine process")
+    killed.kill()
+    client.wait_for(lambda: not exists(killed.engine_pid), "the end of the killed node's engine process")

@@ -1,0 +1,218 @@
+"""Boxes, lanes, masks, tracks, points on the ground and overlays of a generated road; the same as those of `replay`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import pytest
+from harness import ALL, LATCHED, Client, Node, Recording, environment, installed, pixels_of, stamp_ns
+from mcap.reader import make_reader
+from rclpy.serialization import deserialize_message, serialize_message
+from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.typesys import Stores, get_typestore
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image, PointCloud2
+from vision_msgs.msg import Detection2DArray, LabelInfo
+
+FRAMES = 8
+Box = tuple[float, float, float, float]
+
+
+@dataclass
+class Drive:
+    """Frames with the truth, and what the node published for each, in the order of the frames."""
+
+    domain: int
+    parameters: Path
+    images: list[Image]
+    true_boxes: list[Detection2DArray]
+    true_lanes: list[Image]
+    found: dict[str, list[Any]]
+    labels: dict[str, LabelInfo]
+
+
+def points_of(cloud: PointCloud2) -> npt.NDArray[np.float32]:
+    """(N, fields) of a cloud of float32 fields."""
+    return np.frombuffer(bytes(cloud.data), np.float32).reshape(-1, len(cloud.fields))
+
+
+def box_of(detection: Any) -> Box:
+    """Left, top, right, bottom."""
+    box = detection.bbox
+    x, y = box.center.position.x, box.center.position.y
+    return x - box.size_x / 2, y - box.size_y / 2, x + box.size_x / 2, y + box.size_y / 2
+
+
+def iou(a: Box, b: Box) -> float:
+    """Intersection over union."""
+    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    common = max(0.0, width) * max(0.0, height)
+    return common / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - common)
+
+
+@pytest.fixture(scope="module")
+def drive(client: Client, domain: int, start_node: Callable[..., Node]) -> Drive:
+    node = start_node(
+        {
+            "dnns": ["lane", "object", "pedestrian", "tracked"],
+            "dnn": {"tracked": {"role": "object", "model": "builtin:object", "track": True}},
+            "camera": {"front": {"height_m": 1.5, "pitch_rad": 0.02, "x_m": 1.0}},
+        }
+    )
+    topics = ("image_raw", Image), ("truth/detections", Detection2DArray), ("truth/lane_mask", Image)
+    source = ["camera", "scenes", "--camera", "scenes", "--count", str(FRAMES), "--truth", "--wait", "1"]
+    camera = subprocess.Popen([*installed("multi-dnn"), *source], env=environment(domain))
+    recorded = [client.record(f"scenes/{name}", kind) for name, kind in topics]
+    client.wait_for(lambda: all(len(recording.messages) == FRAMES for recording in recorded), "all frames of the road")
+    assert camera.wait(60) == 0
+    node.wait_until_active()
+    kinds = {
+        "lane/points": PointCloud2, "lane/ground_points": PointCloud2, "lane/mask": Image, "overlay": Image,
+        "overlay/compressed": CompressedImage,
+        **{f"{dnn}/detections": Detection2DArray for dnn in ("object", "pedestrian", "tracked")},
+    }  # fmt: skip
+    results = {name: client.record(node.topic(f"front/{name}"), kind) for name, kind in kinds.items()}
+    labels = {dnn: client.record(node.topic(f"{dnn}/label_info"), LabelInfo, LATCHED) for dnn in ("object", "tracked")}
+    info = CameraInfo(width=640, height=480, distortion_model="plumb_bob", d=[0.0] * 5)
+    info.k = [500.0, 0.0, 319.5, 0.0, 500.0, 239.5, 0.0, 0.0, 1.0]
+    calibration = client.node.create_publisher(CameraInfo, "front/camera_info", ALL)
+    front = client.camera("front/image_raw")
+    client.wait_for(calibration.get_subscription_count, "a subscription of the CameraInfo")
+    calibration.publish(info)
+    images = recorded[0].messages
+    front.send_until_answered(results["lane/ground_points"], images[0])
+    begin = client.new_stamp()  # one drive, whose frames follow one another after 0.1 s
+    for number, image in enumerate(images):
+        stamp = front.send(image, begin + number * 100_000_000)
+        for name, recording in results.items():
+            client.wait_for(lambda r=recording, s=stamp: r.at(s), f"{name} of frame {number}")
+    client.wait_for(lambda: all(recording.messages for recording in labels.values()), "label_info")
+    return Drive(
+        domain,
+        node.parameter_file,
+        images,
+        recorded[1].messages,
+        recorded[2].messages,
+        {name: [recording.at(stamp_ns(image)) for image in images] for name, recording in results.items()},
+        {name: recording.messages[-1] for name, recording in labels.items()},
+    )
+
+
+def test_results_have_the_headers_of_their_images(drive: Drive) -> None:
+    for name, messages in drive.found.items():
+        frame_id = "base_link" if name == "lane/ground_points" else drive.images[0].header.frame_id
+        assert {message.header.frame_id for message in messages} == {frame_id}, name
+    for array in drive.found["object/detections"]:
+        assert all(detection.header == array.header for detection in array.detections)
+
+
+def test_boxes_are_those_of_the_scene(drive: Drive) -> None:
+    names = {entry.class_id: entry.class_name for entry in drive.labels["object"].class_map}
+    right = true = reported = 0
+    for number, truth in enumerate(drive.true_boxes):
+        found = [d for dnn in ("object", "pedestrian") for d in drive.found[f"{dnn}/detections"][number].detections]
+        true += len(truth.detections)
+        reported += len(found)
+        for expected in truth.detections:
+            right += any(iou(box_of(expected), box_of(detection)) > 0.5 for detection in found)
+        for detection in drive.found["object/detections"][number].detections:
+            hypothesis = detection.results[0].hypothesis
+            assert int(hypothesis.class_id) in names
+            assert drive.labels["object"].threshold <= hypothesis.score <= 1
+            assert detection.id == ""
+    assert true > FRAMES
+    assert right > 0.6 * true, f"{right} of {true} boxes"
+    assert right > 0.6 * reported, f"{reported - right} of {reported} are false"
+
+
+def test_lane_points_and_mask_are_on_the_lines(drive: Drive) -> None:
+    distances, on_mask = [], []
+    for cloud, truth, mask in zip(drive.found["lane/points"], drive.true_lanes, drive.found["lane/mask"], strict=True):
+        assert [field.name for field in cloud.fields] == ["u", "v", "lane", "score"]
+        points, lanes = points_of(cloud), pixels_of(mask)
+        assert lanes.shape == (480, 640)
+        far = cv2.distanceTransform((pixels_of(truth) == 0).astype(np.uint8), cv2.DIST_L2, 5)
+        for u, v, lane, score in points:
+            row, column = min(479, round(float(v))), min(639, round(float(u)))
+            distances.append(far[row, column])
+            on_mask.append(lane in lanes[max(0, row - 6) : row + 7, max(0, column - 6) : column + 7])
+            assert 0 <= score <= 1
+        assert set(points[:, 2]) == set(lanes[lanes > 0])
+    assert len(distances) > 20 * FRAMES
+    assert np.percentile(distances, 80) < 8
+    assert np.mean(on_mask) > 0.95
+
+
+def test_ground_points_are_the_lane_points_on_the_road(drive: Drive) -> None:
+    """The plane z = 0 below a camera at height 1.5 m that looks down by 0.02 rad."""
+    sin, cos = math.sin(0.02), math.cos(0.02)
+    for cloud, ground in zip(drive.found["lane/points"], drive.found["lane/ground_points"], strict=True):
+        assert [field.name for field in ground.fields] == ["x", "y", "z", "lane", "score"]
+        points = points_of(cloud).astype(float)
+        right, down = (points[:, 0] - 319.5) / 500, (points[:, 1] - 239.5) / 500
+        falls = sin + cos * down  # per metre along the optical axis
+        scale = 1.5 / falls
+        expected = np.stack((1 + scale * (cos - sin * down), -scale * right, 0 * scale), axis=1)
+        near = (falls > 0) & (np.hypot(expected[:, 0] - 1, expected[:, 1]) <= 50)
+        found = points_of(ground)
+        assert len(found) > 10
+        assert found[:, :3] == pytest.approx(expected[near], rel=1e-3, abs=1e-3)
+        assert np.array_equal(found[:, 3:], points_of(cloud)[near, 2:])
+
+
+def test_the_overlay_is_the_image_with_the_results(drive: Drive) -> None:
+    overlays = zip(drive.images, drive.found["overlay"], drive.found["overlay/compressed"], strict=True)
+    for image, raw, jpeg in overlays:
+        before, after = pixels_of(image).astype(int), pixels_of(raw).astype(int)
+        changed = np.any(before != after, axis=2)
+        assert 0.001 < changed.mean() < 0.7
+        decoded = cv2.imdecode(np.frombuffer(bytes(jpeg.data), np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+        assert np.abs(decoded - after).mean() < 8
+
+
+def test_an_object_keeps_its_identity(drive: Drive) -> None:
+    arrays = [message.detections for message in drive.found["tracked/detections"]]
+    same = other = 0
+    for before, after in itertools.pairwise(arrays):
+        for first, second in itertools.product(before, after):
+            if first.id and second.id and iou(box_of(first), box_of(second)) > 0.6:
+                same += first.id == second.id
+                other += first.id != second.id
+    assert same > FRAMES
+    assert other <= same // 10
+    for detections in arrays:
+        identities = [detection.id for detection in detections if detection.id]
+        assert len(set(identities)) == len(identities)
+
+
+def test_replay_finds_the_same_in_a_recording_of_these_images(drive: Drive, tmp_path: Path) -> None:
+    typestore = get_typestore(Stores.ROS2_JAZZY)
+    with Writer(tmp_path / "drive", version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        connection = writer.add_connection("/front/image_raw", "sensor_msgs/msg/Image", typestore=typestore)
+        for image in drive.images:
+            writer.write(connection, stamp_ns(image), serialize_message(image))
+    done = subprocess.run(
+        [*installed("multi-dnn"), "replay", "drive", "results", "--params-file", str(drive.parameters)],
+        cwd=tmp_path, env=environment(drive.domain), text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    replayed: dict[str, Recording] = {}
+    kinds = {"vision_msgs/msg/Detection2DArray": Detection2DArray, "sensor_msgs/msg/PointCloud2": PointCloud2}
+    (file,) = (tmp_path / "results").glob("*.mcap")
+    with file.open("rb") as stream:
+        for schema, channel, message in make_reader(stream).iter_messages():
+            if schema.name in kinds:
+                recording = replayed.setdefault(channel.topic, Recording(channel.topic))
+                recording.messages.append(deserialize_message(message.data, kinds[schema.name]))
+    for name in ("lane/points", "object/detections", "pedestrian/detections"):
+        recording = replayed[f"/multi_dnn/front/{name}"]
+        assert len(recording.messages) == FRAMES
+        assert [recording.at(stamp_ns(image)) for image in drive.images] == drive.found[name], name
