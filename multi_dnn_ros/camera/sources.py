@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.bags import BagReader
-from multi_dnn_ros.bags.storage_file import STORAGE_SUFFIXES
+from multi_dnn_ros.bags.reader import is_storage_file
 from multi_dnn_ros.camera.pace import gap_ns
 from multi_dnn_ros.camera.source import Recorded, Source, SourceError, SourceImage
 from multi_dnn_ros.common.frame_error import FrameError
@@ -160,7 +160,7 @@ class BagSource:
                 due_ns += gap_ns(last_ns, message.stamp_ns)
                 last_ns = message.stamp_ns
                 yield Recorded(message.msgtype, due_ns, message.data)
-            self.notes = bag.damage
+            self.notes = [*bag.notes, *bag.damage]
 
 
 def open_source(
@@ -188,7 +188,7 @@ def open_source(
         raise SourceError(f"source '{name}' does not exist; give a file, a folder, a /dev/video device, or 'scenes'")
     if path.is_char_device():
         return DeviceSource(path, size, rate_hz)
-    if path.suffix in STORAGE_SUFFIXES or (path.is_dir() and _is_bag(path)):
+    if (path.is_file() and is_storage_file(path)) or (path.is_dir() and _is_bag(path)):
         return BagSource(path, topic)
     if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
         return ImageSource(path)
@@ -198,7 +198,7 @@ def open_source(
 
 
 def _is_bag(folder: Path) -> bool:
-    return (folder / "metadata.yaml").exists() or any(file.suffix in STORAGE_SUFFIXES for file in folder.iterdir())
+    return (folder / "metadata.yaml").exists() or any(is_storage_file(file) for file in folder.iterdir())
 
 
 def _image_topic(bag: BagReader, topic: str | None) -> str:
