@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import locale
+import math
 import os
 import resource
 import stat
@@ -20,6 +21,8 @@ _NO_REPORTS = {
     "DO_NOT_TRACK": "1",
 }
 _CGROUPS = Path("/sys/fs/cgroup")
+#: With less, OpenBLAS ends the process when NumPy is imported.
+_MIN_ADDRESS_SPACE_BYTES = 1 << 30
 
 
 def prepare_environment() -> None:
@@ -110,7 +113,9 @@ def _cpu_quota() -> float:
 
 
 def check_process() -> None:
-    """Raise CommandError if the locale or the current folder would make libraries fail with errors of their own."""
+    """Raise CommandError if libraries would fail with errors of their own: because of the locale, the current folder, or
+    a very small limit of the address space.
+    """
     encoding = locale.getpreferredencoding(False)
     if encoding.lower().replace("-", "") != "utf8":
         raise CommandError(
@@ -121,16 +126,25 @@ def check_process() -> None:
         Path.cwd()
     except FileNotFoundError:
         raise CommandError("the current folder has been deleted; change to another one with `cd`") from None
+    if _address_space_bytes() < _MIN_ADDRESS_SPACE_BYTES:
+        raise CommandError(_limit_text())
 
 
 def with_memory_limit(text: str) -> str:
     """The text of an unexpected error, preceded by the limit of this process's address space if there is one: under
     such a limit libraries fail in many ways. They cannot be loaded, lack parts, or cannot start threads.
     """
-    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit_bytes == resource.RLIM_INFINITY:
-        return text
+    return text if math.isinf(_address_space_bytes()) else f"{_limit_text()} ({text})"
+
+
+def _limit_text() -> str:
+    limit_mib = _address_space_bytes() / (1 << 20)
     return (
-        f"the address space of this process is limited to {limit_bytes >> 20} MiB (ulimit -v), too little for the "
-        f"libraries; limit its memory with a control group instead, as systemd's MemoryMax does ({text})"
+        f"the address space of this process is limited to {limit_mib:.0f} MiB (ulimit -v), too little for the libraries; "
+        "limit its memory with a control group instead, as systemd's MemoryMax does"
     )
+
+
+def _address_space_bytes() -> float:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return math.inf if limit == resource.RLIM_INFINITY else float(limit)
