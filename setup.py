@@ -70,6 +70,7 @@ setup(
         "test": [
             "multi_dnn_ros[all]",
             "hypothesis>=6.80",
+            "mcap>=1.2,<2",
             "mypy>=1.13",
             # Reads the requirements of wheels without downloading them, to check constraints.txt.
             "pip>=26",

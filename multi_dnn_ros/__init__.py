@@ -12,4 +12,8 @@ Packages from the bottom to the top; each imports only those above it in this li
     demo, benchmark, cli             what a person runs
 """
 
+from multi_dnn_ros.common.environment import prepare_environment
+
 __version__ = "0.1.0"
+
+prepare_environment()  # before any library is imported

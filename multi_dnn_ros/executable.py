@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from multi_dnn_ros.common.environment import check_process
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.exit_on_signals import exit_on_signals
 from multi_dnn_ros.common.extras import MissingExtra
@@ -19,6 +20,7 @@ def main(args: list[str] | None = None) -> int:
     """
     with exit_on_signals():
         try:
+            check_process()
             with gc_paused():
                 from multi_dnn_ros.ros.process import run
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,7 +29,7 @@ from multi_dnn_ros.backends.eager_fallback import compiled_or_eager
 from multi_dnn_ros.backends.fused_activations import FusedActivations
 from multi_dnn_ros.backends.registry import ALL_PRECISIONS, BackendRequest, BackendSpec
 from multi_dnn_ros.backends.small_products import sum_small_products
-from multi_dnn_ros.common.resources import cache_folder
+from multi_dnn_ros.common.resources import cache_folder, writable_folder
 
 log = logging.getLogger(__name__)
 
@@ -114,28 +112,9 @@ def _choose_cache() -> None:
     """Set a cache folder that other users cannot write: PyTorch executes what it reads there, and its default is a
     predictable name in the shared temporary folder.
     """
-    folder = cache_directory()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(f"{folder} is read-only")
-    except OSError as error:
-        folder = _temporary_folder()
-        log.warning("compiled kernels are kept in %s: %s", folder, error)
+    folder = writable_folder(cache_directory())
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.environ[_CACHE_VARIABLE] = str(folder)
-
-
-def _temporary_folder() -> Path:
-    """A folder of this user in the temporary folder, the same for all processes unless somebody else has taken it."""
-    folder = Path(tempfile.gettempdir()) / f"multi_dnn_ros_inductor_{os.getuid()}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
-            return folder
-    except OSError:
-        pass  # mkdtemp names the problem if it cannot create a folder either
-    return Path(tempfile.mkdtemp(prefix="multi_dnn_ros_inductor_"))
 
 
 def _compile(stage: Stage, carried: Tensors, expected: Tensors, tolerance: float) -> Stage:

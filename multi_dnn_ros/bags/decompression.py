@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import lz4.frame  # type: ignore[import-untyped]
-import rosbags.rosbag2.reader
 import rosbags.rosbag2.storage_mcap
 
 if sys.version_info >= (3, 14):
@@ -110,7 +108,6 @@ def _patch_rosbags() -> None:
     library.storage_mcap.DECOMPRESSORS = {
         name: partial(decompress_chunk, compression=name) for name in ("", "lz4", "zstd")
     }
-    library.reader.zstd = SimpleNamespace(decompress=decompress_message, open=BoundedFile)
 
 
 _patch_rosbags()

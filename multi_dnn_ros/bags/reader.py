@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Iterator
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any
 
-from rosbags.interfaces import Connection
-from rosbags.rosbag2 import Reader
+import yaml
 
-import multi_dnn_ros.bags.decompression  # noqa: F401  bounds what the rosbags reader decompresses
-from multi_dnn_ros.bags.storage_file import (
-    READ_ERRORS,
-    STORAGE_SUFFIXES,
-    BagError,
-    BagMessage,
-    BagTopic,
-    StorageFile,
-    has_index,
-)
+from multi_dnn_ros.bags.decompression import DECOMPRESSION_ERRORS, BoundedFile, TooLargeError
+from multi_dnn_ros.bags.storage_file import STORAGE_SUFFIXES, BagError, BagMessage, BagTopic, StorageFile
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.natural_order import natural_order
+
+#: Suffix of a storage file that was compressed as a whole.
+_PACKED = ".zstd"
 
 #: Maximum number of reported damaged parts.
 MAX_DAMAGE = 100
@@ -33,15 +29,15 @@ class BagReader:
     path: a rosbag2 folder with or without ``metadata.yaml`` (a killed recorder writes none), or one .mcap or .db3 file.
     Every intact message of a damaged file is read; nothing is written next to the file. :attr:`damage` lists each
     damaged part: file name without folder, position and error. The text does not depend on where the recording is
-    stored.
+    stored. :attr:`notes` lists what is unusual but no damage, such as files beside those of metadata.yaml.
     Raises BagError if the path does not exist or is not a recording, or if nothing in it can be read.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.damage: list[str] = []
-        self._folder: Reader | None = None
-        self._listed: list[Connection] = []
+        self.notes: list[str] = []
+        self._temporary: TemporaryDirectory[str] | None = None
         try:
             self._files = self._open()
             self.topics = self._merged_topics()
@@ -68,9 +64,9 @@ class BagReader:
         for file in getattr(self, "_files", ()):
             file.close()
         self._files = []
-        if self._folder is not None:
-            self._folder.close()
-            self._folder = None
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
 
     def __enter__(self) -> BagReader:
         return self
@@ -90,7 +86,7 @@ class BagReader:
             self.damage.append(text if len(self.damage) < MAX_DAMAGE else f"more than {MAX_DAMAGE} damaged parts")
 
     def _merged_topics(self) -> dict[str, BagTopic]:
-        topics = {x.topic: BagTopic(x.topic, x.msgtype, 0) for x in self._listed}
+        topics: dict[str, BagTopic] = {}
         for topic in (topic for file in self._files for topic in file.topics()):
             known = topics.get(topic.name, BagTopic(topic.name, topic.msgtype, 0))
             if known.msgtype != topic.msgtype:
@@ -102,76 +98,78 @@ class BagReader:
         if not self.path.exists():
             raise BagError(f"bag {self.path} does not exist")
         if self.path.is_file():
-            if self.path.suffix not in STORAGE_SUFFIXES:
+            if not self.path.name.removesuffix(_PACKED).endswith(STORAGE_SUFFIXES):
                 raise BagError(f"bag {self.path}: expected a folder, or a file that ends in .mcap or .db3")
-            return [StorageFile(self.path, partial(self._note, name=self.path.name))]
-        failure = ""
-        if (self.path / "metadata.yaml").exists():
-            try:
-                if (listed := self._open_listed()) is not None:
-                    return listed
-            except READ_ERRORS as error:
-                failure = str(error)
-        found = (file for file in self.path.iterdir() if file.suffix in STORAGE_SUFFIXES)
-        files = sorted(found, key=lambda file: natural_order(file.name))  # the recorder's order
-        for packed in sorted(self.path.glob("*.zstd")):
-            if packed.with_suffix("") not in files:
-                self._note(f"{packed}: skipped, readable only with metadata.yaml; unpack it with `unzstd`")
-        opened: list[StorageFile] = []
-        for file in files:
-            try:
-                opened.append(StorageFile(file, partial(self._note, name=file.name)))
-            except BagError as error:
-                self._note(str(error))
-        if failure and not self.damage:
-            self._note(failure)
+            return [self._open_file(self.path)]
+        files = self._storage_files()
         if not files:
-            more = f" ({'; '.join(self.damage)})" if self.damage else ""
+            more = f" ({'; '.join([*self.notes, *self.damage])})" if self.notes or self.damage else ""
             raise BagError(
                 f"{self.path} is not a rosbag2 recording: no usable metadata.yaml and no .mcap or .db3 file{more}"
             )
+        opened: list[StorageFile] = []
+        for file in files:
+            try:
+                opened.append(self._open_file(file))
+            except BagError as error:
+                self._note(str(error))
         if not opened:
             raise BagError(f"{self.path}: none of its files can be read: {'; '.join(self.damage)}")
         return opened
 
-    def _open_listed(self) -> list[StorageFile] | None:
-        """The files listed in metadata.yaml; None if one of them has no index.
+    def _storage_files(self) -> list[Path]:
+        """The files that metadata.yaml lists; without a usable one, all, in the recorder's order.
 
-        Raises an exception if the files do not match metadata.yaml, or if one is damaged.
+        A Mac leaves files that begin with `._` beside each file.
         """
-        if not all(has_index(file) for file in self.path.iterdir() if file.suffix in STORAGE_SUFFIXES):
-            return None
-        self._folder = Reader(self.path)
+        found = [file for file in self.path.iterdir() if is_storage_file(file)]
+        if listed := self._listed_names():
+            present = [self.path / name for name in listed if (self.path / name).exists()]
+            for name in listed:
+                if not (self.path / name).exists():
+                    self._note(f"{name} is missing, which metadata.yaml lists")
+            if present:
+                if others := sorted({file.name for file in found} - set(listed)):
+                    self.notes.append(f"not read, because metadata.yaml does not list it: {', '.join(others)}")
+                return present
+        # A recorder compresses a file when the next one begins; if it was killed meanwhile, both are there.
+        files = [file for file in found if file.suffix != _PACKED or file.with_suffix("") not in found]
+        return sorted(files, key=lambda file: natural_order(file.name.removesuffix(_PACKED)))
+
+    def _listed_names(self) -> list[str]:
+        """The names in metadata.yaml. Its other entries are not used: the files themselves are more reliable."""
+        metadata = self.path / "metadata.yaml"
+        if not metadata.exists():
+            return []
         try:
-            self._folder.open()
-            # The rosbags reader takes its topics from metadata.yaml and silently skips others.
-            storages: list[Any] = getattr(self._folder.storage, "storages", [])
-            for recorded in (connection for storage in storages for connection in storage.connections):
-                if recorded.msgcount and not any(_same_topic(recorded, listed) for listed in self._folder.connections):
-                    raise BagError(
-                        f"metadata.yaml lists {recorded.topic} with another type or definition than the file, or not "
-                        f"at all (file: {recorded.msgtype})"
-                    )
-            self._listed = list(self._folder.connections)
-            # storage.path: the file or, if it was compressed as a whole, its decompressed copy in a temporary folder.
-            return [
-                StorageFile(Path(storage.path), partial(self._note, name=Path(storage.path).name), storage)
-                for storage in storages
-            ]
-        except BaseException:
-            if self._folder.is_open:
-                self._folder.close()
-            self._folder = None
-            self._listed = []
-            raise
+            content = yaml.safe_load(metadata.read_text(encoding="utf-8"))
+            paths = content["rosbag2_bagfile_information"]["relative_file_paths"]
+            return list(dict.fromkeys(PurePath(path).name for path in paths))
+        except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, RecursionError) as error:
+            self.notes.append(f"metadata.yaml cannot be used ({summarize_error(error)}); all files are read")
+            return []
+
+    def _open_file(self, file: Path) -> StorageFile:
+        plain = self._unpacked(file) if file.suffix == _PACKED else file
+        return StorageFile(plain, partial(self._note, name=plain.name))
+
+    def _unpacked(self, file: Path) -> Path:
+        """A copy of a file that was compressed as a whole, in a temporary folder. Raises BagError."""
+        if self._temporary is None:
+            self._temporary = TemporaryDirectory(prefix="multi_dnn_ros_")
+        target = Path(self._temporary.name) / file.stem
+        try:
+            with file.open("rb") as source, BoundedFile(source, "rb") as content, target.open("wb") as copy:
+                shutil.copyfileobj(content, copy)
+        except (OSError, TooLargeError, *DECOMPRESSION_ERRORS) as error:
+            raise BagError(f"{file}: cannot be unpacked: {error}") from error
+        return target
 
 
-def _same_topic(found: Connection, listed: Connection) -> bool:
-    """Whether the rosbags reader would treat the two as the same topic."""
-    hashes = found.digest, listed.digest
-    return (found.topic, found.msgtype, found.ext) == (listed.topic, listed.msgtype, listed.ext) and (
-        not all(hashes) or hashes[0] == hashes[1]
-    )
+def is_storage_file(path: Path) -> bool:
+    """Whether the name is that of a storage file, which may be compressed as a whole."""
+    name = path.name.removesuffix(_PACKED)
+    return name.endswith(STORAGE_SUFFIXES) and not name.startswith(".")
 
 
 def _listing(topics: dict[str, BagTopic]) -> str:

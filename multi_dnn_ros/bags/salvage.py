@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from multi_dnn_ros.bags.mcap_records import McapChannel
 from multi_dnn_ros.bags.mcap_scan import scan_mcap
 from multi_dnn_ros.bags.sqlite_pages import Pages
 from multi_dnn_ros.bags.sqlite_rows import BadRow, Rows
@@ -33,6 +34,11 @@ class Salvage(Protocol):
     def close(self) -> None: ...
 
 
+def cdr_type(msgtype: str, encoding: str) -> str:
+    """The type of a topic whose messages have this encoding: only CDR messages are ROS messages of that type."""
+    return msgtype if encoding == "cdr" else f"{msgtype} in {encoding or 'no encoding'}"
+
+
 def salvage(path: Path, note: Note) -> Salvage:
     """Scan a damaged .mcap or .db3 file once. note: called with a description of each damaged part.
 
@@ -45,7 +51,11 @@ def scan_topics(path: Path, note: Note, topics: Collection[str]) -> Iterator[Sal
     """The intact messages on `topics` of an .mcap file, without its index; see :func:`scan_mcap`."""
     for message in scan_mcap(path, note):
         if message.channel.topic in topics:
-            yield Salvaged(message.channel.topic, message.channel.msgtype, message.stamp_ns, message.data)
+            yield Salvaged(message.channel.topic, _msgtype(message.channel), message.stamp_ns, message.data)
+
+
+def _msgtype(channel: McapChannel) -> str:
+    return cdr_type(channel.msgtype, channel.encoding)
 
 
 class McapSalvage:
@@ -54,7 +64,7 @@ class McapSalvage:
     def __init__(self, path: Path, note: Note) -> None:
         self._path = path
         self._note = note
-        self.counts = Counter((message.channel.topic, message.channel.msgtype) for message in scan_mcap(path, note))
+        self.counts = Counter((message.channel.topic, _msgtype(message.channel)) for message in scan_mcap(path, note))
 
     def messages(self, topics: Collection[str]) -> Iterator[Salvaged]:
         return scan_topics(self._path, self._note, topics)

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rosbags.interfaces import Connection
+from rosbags.interfaces import Connection, ConnectionExtRosbag2
 from rosbags.rosbag2 import Reader
 
 from multi_dnn_ros.bags.decompression import DECOMPRESSION_ERRORS, TooLargeError, decompress_message
 from multi_dnn_ros.bags.mcap_records import McapDamage, read_summary
-from multi_dnn_ros.bags.salvage import Note, Salvage, Salvaged, salvage, scan_topics
+from multi_dnn_ros.bags.salvage import Note, Salvage, Salvaged, cdr_type, salvage, scan_topics
 from multi_dnn_ros.bags.sqlite_pages import SqliteDamage
+from multi_dnn_ros.common.error_causes import error_and_causes
 
 STORAGE_SUFFIXES = (".mcap", ".db3")
 
@@ -55,11 +56,11 @@ class BagMessage:
 class StorageFile:
     """A .mcap or .db3 file open for reading.
 
-    storage: the file as opened by rosbags; None opens it here. note: called with each damage, without the file's name.
+    note: called with each damage, without the file's name.
     Raises BagError if nothing in the file can be read, or if it is a database with computed content.
     """
 
-    def __init__(self, path: Path, note: Note, storage: Any = None) -> None:
+    def __init__(self, path: Path, note: Note) -> None:
         self._path = path
         self._note = note
         self._reader: Reader | None = None
@@ -71,11 +72,9 @@ class StorageFile:
             if not has_index(path):
                 self._open_salvage(None)
                 return
-            if storage is None:
-                reader = Reader(path)
-                reader.open()
-                self._reader, storage = reader, reader.storage
-            self._storage = storage
+            reader = Reader(path)
+            reader.open()
+            self._reader, self._storage = reader, reader.storage
         except BagError:
             raise
         except READ_ERRORS as error:
@@ -86,7 +85,7 @@ class StorageFile:
         if self._storage is not None:
             counts: Counter[tuple[str, str]] = Counter()
             for connection in self._storage.connections:
-                counts[connection.topic, connection.msgtype] += connection.msgcount
+                counts[connection.topic, _msgtype(connection)] += connection.msgcount
         else:
             assert self._salvage is not None
             counts = self._salvage.counts
@@ -161,7 +160,7 @@ class StorageFile:
 
     def _by_index(self, connections: Collection[Connection]) -> Iterator[Salvaged]:
         for connection, stamp_ns, data in self._storage.messages(connections):
-            yield Salvaged(connection.topic, connection.msgtype, stamp_ns, data)
+            yield Salvaged(connection.topic, _msgtype(connection), stamp_ns, data)
 
     def _checked(self, message: Salvaged) -> Iterator[BagMessage]:
         """Yield the message, decompressed. If its time or data is invalid, note that and yield nothing."""
@@ -194,11 +193,25 @@ class StorageFile:
             why = noted[0] if noted else "the file holds none"
             self._salvage.close()
             raise BagError(f"{self._path}: not one message can be read: {why}") from failure
-        if failure is not None and not noted:
+        if failure is not None and not noted and _is_damage(failure):
             self._note(str(failure).replace(f"{self._path.parent}/", ""))
 
     def _unreadable(self, error: OSError) -> BagError:
         return BagError(f"{self._path} cannot be read: {error.strerror or error}")
+
+
+def _msgtype(connection: Connection) -> str:
+    assert isinstance(connection.ext, ConnectionExtRosbag2)
+    return cdr_type(connection.msgtype, connection.ext.serialization_format)
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether an error means that bytes are wrong or missing. Whatever else rosbags refuses (profiles, encodings, QoS)
+    is not damage if all messages were found without it.
+    """
+    damage = (McapDamage, SqliteDamage, BagError, OSError, sqlite3.Error)
+    # rosbags reads databases with apsw, which has errors of its own.
+    return any(isinstance(x, damage) or type(x).__module__ == "apsw" for x in error_and_causes(error))
 
 
 def has_index(path: Path) -> bool:

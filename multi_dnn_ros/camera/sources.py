@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.bags import BagReader
-from multi_dnn_ros.bags.storage_file import STORAGE_SUFFIXES
+from multi_dnn_ros.bags.reader import is_storage_file
 from multi_dnn_ros.camera.pace import gap_ns
 from multi_dnn_ros.camera.source import Recorded, Source, SourceError, SourceImage
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.common.natural_order import natural_order
-from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, check_image_file
+from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, check_image_file, image_files
 
 _MAX_PIXELS = 1 << 27
 IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
@@ -66,7 +66,8 @@ class VideoSource:
 
 
 class ImageSource:
-    """One image, or the images of a folder in natural order of their names (frame9 before frame10).
+    """One image, or the images of a folder in natural order of their names (frame9 before frame10). Those of a folder
+    that cannot be read are left out, and named in the notes.
 
     count: number of images.
     """
@@ -77,7 +78,8 @@ class ImageSource:
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self.notes: list[str] = []
-        files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES]
+        self._folder = path if path.is_dir() else None
+        files = image_files(path) if self._folder else [path]
         if not files:
             raise SourceError(f"folder {path} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no recording")
         self.count = len(files)
@@ -85,21 +87,35 @@ class ImageSource:
 
     def items(self) -> Iterator[SourceImage]:
         for file in self._files:
-            # imdecode instead of imread, which gives no reason and fails on unusual file names.
-            content = file.read_bytes()
-            if content.startswith((b"\xff\xd8\xff", b"\x89PNG")):  # the same checks as for messages
-                try:
-                    check_image_file(content, file.suffix, _check_size)
-                except FrameError as error:
-                    raise SourceError(f"image {file}: {error}") from None
-            data = np.frombuffer(content, np.uint8)
             try:
-                bgr = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
-            except cv2.error as error:
-                raise SourceError(f"image {file} cannot be decoded: {error.err}") from None
-            if bgr is None:
-                raise SourceError(f"image {file} cannot be decoded")
-            yield SourceImage(_rgb(bgr))
+                yield SourceImage(_rgb(_read_image(file)))
+            except SourceError as error:
+                if self._folder is None:
+                    raise
+                if str(error) not in self.notes:  # of an earlier loop
+                    self.notes.append(str(error))
+
+
+def _read_image(file: Path) -> npt.NDArray[np.uint8]:
+    """An image file as BGR. Raises SourceError, which names it."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise SourceError(f"image {file} cannot be read: {error.strerror}") from None
+    if content.startswith((b"\xff\xd8\xff", b"\x89PNG")):  # the same checks as for messages
+        try:
+            check_image_file(content, file.suffix, _check_size)
+        except FrameError as error:
+            raise SourceError(f"image {file}: {error}") from None
+    data = np.frombuffer(content, np.uint8)
+    try:
+        # imdecode instead of imread, which gives no reason and fails on unusual file names.
+        bgr = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
+    except cv2.error as error:
+        raise SourceError(f"image {file} cannot be decoded: {error.err}") from None
+    if bgr is None:
+        raise SourceError(f"image {file} cannot be decoded")
+    return np.asarray(bgr, np.uint8)
 
 
 class DeviceSource:
@@ -160,7 +176,7 @@ class BagSource:
                 due_ns += gap_ns(last_ns, message.stamp_ns)
                 last_ns = message.stamp_ns
                 yield Recorded(message.msgtype, due_ns, message.data)
-            self.notes = bag.damage
+            self.notes = [*bag.notes, *bag.damage]
 
 
 def open_source(
@@ -188,7 +204,7 @@ def open_source(
         raise SourceError(f"source '{name}' does not exist; give a file, a folder, a /dev/video device, or 'scenes'")
     if path.is_char_device():
         return DeviceSource(path, size, rate_hz)
-    if path.suffix in STORAGE_SUFFIXES or (path.is_dir() and _is_bag(path)):
+    if (path.is_file() and is_storage_file(path)) or (path.is_dir() and _is_bag(path)):
         return BagSource(path, topic)
     if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
         return ImageSource(path)
@@ -198,7 +214,7 @@ def open_source(
 
 
 def _is_bag(folder: Path) -> bool:
-    return (folder / "metadata.yaml").exists() or any(file.suffix in STORAGE_SUFFIXES for file in folder.iterdir())
+    return (folder / "metadata.yaml").exists() or any(is_storage_file(file) for file in folder.iterdir())
 
 
 def _image_topic(bag: BagReader, topic: str | None) -> str:

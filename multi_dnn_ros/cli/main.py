@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from multi_dnn_ros import __version__
 from multi_dnn_ros.cli.commands import GroupedCommands, HelpFormatter, grouped
+from multi_dnn_ros.common.environment import check_process, with_memory_limit
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import MissingExtra, require
 
@@ -142,13 +143,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault(*_OPENCV_LIMIT)
     # The help and the error about an unknown verb list all verbs; a command needs only its own parser.
     parser = build_parser(ours[:1] if ours[:1] and ours[0] in VERBS else VERBS)
-    for argument in ours:
-        if not _is_utf8(argument):
-            parser.error(f"argument '{_shown(argument)}' is not UTF-8; rename the file or folder")
     args = parser.parse_args(ours)
     args.ros_args = ros_args
     program = f"{parser.prog} {args.command}"
     try:
+        check_process()
+        for argument in ours:
+            if not _is_utf8(argument):
+                raise UsageError(f"argument '{_shown(argument)}' is not UTF-8; rename the file or folder")
         if ros_args and not getattr(args, "takes_ros_args", False):
             raise UsageError("--ros-args are for commands that start a ROS node: run, camera, replay --live")
         require(args.command, *getattr(args, "libraries", ()))
@@ -177,10 +179,11 @@ def describe(error: Exception) -> str:
     """An error as one line for the user. An unexpected error is shown with its type and how to get its traceback."""
     text = " ".join(str(error).split())
     reported = (UsageError, CommandError, MissingExtra, ValueError, OSError, LookupError, TimeoutError)
-    expected = isinstance(error, reported)
-    if expected and not isinstance(error, KeyError) and text:
-        return text
-    return f"{type(error).__name__}: {text} (unexpected error; `multi-dnn --debug COMMAND ...` shows the traceback)"
+    if isinstance(error, reported) and not isinstance(error, KeyError) and text:
+        # An OSError without a file: a library that cannot be loaded, or a process that cannot be started.
+        return with_memory_limit(text) if getattr(error, "filename", "") is None else text
+    help_text = "unexpected error; `multi-dnn --debug COMMAND ...` shows the traceback"
+    return with_memory_limit(f"{type(error).__name__}: {text} ({help_text})")
 
 
 if __name__ == "__main__":

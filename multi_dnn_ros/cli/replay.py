@@ -147,8 +147,8 @@ def run(args: argparse.Namespace) -> int:
                 summary = _replay(args, config, bag, writer, topics, sum(counts), overlays)
             writer.add_file("summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
     print(summary)
-    for damage in summary.input_damage:
-        print(f"warning: {damage}", file=sys.stderr)
+    for text in (*bag.notes, *summary.input_damage):
+        print(f"warning: {text}", file=sys.stderr)
     for problem in overlays.problems:
         print(f"warning: {problem}; the recording of the results is complete", file=sys.stderr)
     print(f"written to {args.out_bag}")

@@ -41,8 +41,8 @@ def run_live(args: argparse.Namespace) -> int:
     except (RemoteNodeError, LiveReplayError) as error:
         raise CommandError(str(error)) from error
     print(summary)
-    for damage in summary.input_damage:
-        print(f"warning: {args.in_bag}: {damage}", file=sys.stderr)
+    for text in (*bag.notes, *summary.input_damage):
+        print(f"warning: {args.in_bag}: {text}", file=sys.stderr)
     if summary.stopped:
         print(f"error: replay ended early: {summary.stopped}", file=sys.stderr)
     print(f"written to {args.out_bag}")

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from multi_dnn_ros.common.error_text import summarize_error
@@ -32,19 +32,39 @@ def connected(address: str) -> Iterator[Any]:
     with optional("--cluster"):
         import ray
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     _check_address(address)
     try:
-        ray.init(
-            address=address, log_to_driver=False, logging_level=logging.ERROR,
-            include_dashboard=False if address == LOCAL else None,
-        )  # fmt: skip
+        with _no_cloud_requests() if address == LOCAL else nullcontext():
+            ray.init(
+                address=address, log_to_driver=False, logging_level=logging.ERROR,
+                include_dashboard=False if address == LOCAL else None,
+            )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise CommandError(f"the Ray cluster {address} cannot be reached: {summarize_error(error)}") from error
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _no_cloud_requests() -> Iterator[None]:
+    """A Ray cluster that is started inside the block does not look for the metadata services of clouds.
+
+    Its dashboard does so even without dashboard and usage reports (Ray 2.60, UsageStatsHead.run, which has no switch).
+    It uses the library requests, so a proxy that does not exist stops it; Ray's own connections use no proxy.
+    """
+    proxies = {"http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    before = {name: os.environ.get(name) for name in proxies}
+    os.environ.update(proxies)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def alive_hosts(ray: Any) -> list[dict[str, float]]:

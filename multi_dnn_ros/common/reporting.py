@@ -16,6 +16,7 @@ import numpy as np
 
 from multi_dnn_ros import __version__
 from multi_dnn_ros.common.atomic_files import atomic_write
+from multi_dnn_ros.common.environment import cpu_count as cpu_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,11 +127,6 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
     return versions
-
-
-def cpu_count() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def nvidia_smi_id(index: int = 0) -> str:

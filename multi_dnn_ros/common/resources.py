@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+
+from multi_dnn_ros.common.environment import is_writable, temporary_folder
+
+log = logging.getLogger(__name__)
 
 _PACKAGE = "multi_dnn_ros"
 
@@ -33,7 +39,23 @@ def config_file(name: str) -> Path:
 
 def cache_folder() -> Path:
     """Folder for files that can be rebuilt: $XDG_CACHE_HOME/multi_dnn_ros, by default below ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / _PACKAGE
+    return writable_folder(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / _PACKAGE)
+
+
+def writable_folder(folder: Path) -> Path:
+    """`folder`, which need not exist; if it cannot be written, one of the same name in a folder of this user in the
+    temporary folder.
+    """
+    if is_writable(folder):
+        return folder
+    replacement = temporary_folder() / folder.name
+    _warn_once(folder, replacement)
+    return replacement
+
+
+@functools.cache
+def _warn_once(folder: Path, replacement: Path) -> None:
+    log.warning("%s cannot be written, so caches are kept in %s; set XDG_CACHE_HOME to change it", folder, replacement)
 
 
 def _config_folders() -> Iterator[Path]:

@@ -17,7 +17,7 @@ from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 from multi_dnn_ros.models.onnx_intake.verification import verify
 from multi_dnn_ros.models.registry import ModelRequest, ModelSource
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES
+from multi_dnn_ros.vision.image_files import image_files
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +56,7 @@ def _image(config: DnnConfig) -> Path | None:
     if not config.calibration_images:
         return None
     try:
-        files = Path(config.calibration_images).expanduser().iterdir()
-        return min((file for file in files if file.suffix.lower() in IMAGE_SUFFIXES), default=None)
+        return next(iter(image_files(Path(config.calibration_images).expanduser())), None)
     except (OSError, RuntimeError):
         return None
 

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import torch
 
-from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES
+from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, image_files
 
 #: Number of images. With fewer the ranges are unreliable; more take longer and change little.
 MIN_IMAGES, MAX_IMAGES = 8, 32
@@ -32,7 +32,7 @@ def calibration_files(folder: str, min_images: int = MIN_IMAGES) -> Sequence[Pat
     try:
         if not path.is_dir():
             raise CalibrationError(f"{path}: no such folder; expected: a folder with at least {min_images} image(s)")
-        found = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+        found = image_files(path)
     except OSError as error:
         raise CalibrationError(f"{path} cannot be read: {error.strerror}") from None
     if len(found) < min_images:

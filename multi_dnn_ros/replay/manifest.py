@@ -136,7 +136,7 @@ def _recordings(folder: Path, excluded: Path, outer: frozenset[Path]) -> Iterabl
                 yield path
             elif (real := path.resolve()) != excluded and real not in inside:
                 yield from _recordings(path, excluded, inside)
-        elif path.suffix in _SUFFIXES:
+        elif path.suffix in _SUFFIXES and not path.name.startswith("."):  # a Mac's ._name
             yield path
 
 

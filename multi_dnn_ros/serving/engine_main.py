@@ -24,6 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from multi_dnn_ros.common.environment import with_memory_limit
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.jpeg_file import FrameImage, JpegFile
 from multi_dnn_ros.common.opencv_threads import disable_opencv_threads
@@ -74,8 +75,10 @@ def main(argument: str) -> NoReturn:
     except ConnectionError:  # the node's process has ended
         os._exit(EXIT_ORPHANED)
     except BaseException as error:
-        traceback.print_exc()
-        cause = f"an error in the engine process: {type(error).__name__}: {summarize_error(error)}"
+        text = f"an error in the engine process: {type(error).__name__}: {summarize_error(error)}"
+        cause = with_memory_limit(text)
+        if cause == text:  # otherwise the place of the error does not matter
+            traceback.print_exc()
         exit_with_cause(channel, cause, EXIT_ERROR)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from multi_dnn_ros.common.environment import with_memory_limit
 from multi_dnn_ros.serving.choose_devices import choose_devices
 from multi_dnn_ros.serving.concurrent_devices import DeviceProgress, call_by_device
 from multi_dnn_ros.serving.configure_client import ConfigureClient
@@ -46,7 +47,7 @@ class PreparedEngines:
             self._start("engine 1")
         except OSError as error:
             self.discard()
-            raise ConfigureError(f"an engine process cannot be started: {error}") from error
+            raise ConfigureError(with_memory_limit(f"an engine process cannot be started: {error}")) from error
 
     def check(self) -> Sequence[str]:
         """See Host.check."""

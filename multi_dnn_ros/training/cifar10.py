@@ -79,7 +79,9 @@ def _archive(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
 
 def _wanted(name: str) -> bool:
     stem = name.rsplit("/", 1)[-1]
-    return stem.removesuffix(".bin") in (*_FILES["train"], *_FILES["test"]) or stem.endswith((".jpg", ".jpeg", ".png"))
+    return stem.removesuffix(".bin") in (*_FILES["train"], *_FILES["test"]) or (
+        stem.endswith((".jpg", ".jpeg", ".png")) and not stem.startswith(".")
+    )
 
 
 def _part(path: Path, part: str, files: dict[str, Callable[[], bytes]]) -> list[Any] | None:

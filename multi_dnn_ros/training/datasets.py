@@ -313,10 +313,10 @@ def road_frames(folder: Path, part: str) -> list[RoadFrame]:
     """
     if part not in ("train", "video", "photos", "other_photos"):
         raise ValueError(f"part {part!r}: not one of train, video, photos, other_photos")
-    masks = sorted((folder / "lane_masks").glob("*.png"))
+    masks = sorted((folder / "lane_masks").glob("[!.]*.png"))
     if not masks:
         raise DatasetError(f"{folder}: no lane_masks/*.png")
-    videos = sorted(folder.glob("*.mp4"))
+    videos = sorted(folder.glob("[!.]*.mp4"))
     if part in ("photos", "other_photos"):
         frames = _photos(folder, masks, videos if part == "other_photos" else [])
     else:

@@ -23,18 +23,13 @@ from multi_dnn_ros.training.datasets import (
     read_mask,
     read_rgb,
 )
-from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES
+from multi_dnn_ros.vision.image_files import IMAGE_SUFFIXES, image_files
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 #: Maximum size of an annotation file; COCO's largest is half as large.
 _MAX_JSON_BYTES = 1 << 30
 #: Largest relative difference between the aspect ratios of an image and its mask, which may be smaller and rounded.
 _MAX_ASPECT_DIFFERENCE = 0.05
-
-
-def image_files(folder: Path) -> list[Path]:
-    """The image files of a folder, sorted by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
 class ClassFolder:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from multi_dnn_ros.common.frame_error import FrameError
+
+log = logging.getLogger(__name__)
 
 #: Suffixes of image files, all of which OpenCV reads: those that are read from a folder of images.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -22,6 +26,19 @@ _BASELINE, _PROGRESSIVE, _HUFFMAN_TABLES, _ADOBE = 0xC0, 0xC2, 0xC4, 0xEE
 #: Sampling factors (horizontal, vertical) of the luma component that nvJPEG decodes if those of chroma are 1: 4:4:4,
 #: 4:2:2, 4:4:0, 4:2:0, 4:1:1.
 _NVJPEG_SAMPLING = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The files of a folder with an image's suffix, sorted by name. Raises OSError.
+
+    Hidden ones are no images: a Mac leaves `._x.jpg` beside x.jpg. Folders are named in the log. A link to nowhere is
+    listed, so that reading it names it.
+    """
+    visible = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
+    named = [path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES]
+    if folders := [path.name for path in named if path.is_dir()]:
+        log.warning("%s: not images but folders, and left out: %s", folder, ", ".join(folders))
+    return [path for path in named if path.name not in folders]
 
 
 class FileHeader(NamedTuple):

@@ -267,23 +267,22 @@ def test_the_cache_is_in_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, t
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(cache_directory())
 
 
-def test_an_unwritable_cache_is_logged(
+def test_an_unwritable_cache_is_replaced_by_a_folder_that_others_cannot_write(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    found = []
+    found: list[Path] = []
     for mode in (None, None, 0o755):  # another process of this user; a folder that others can access
         if mode is not None:
-            os.chmod(found[0], mode)
+            found[0].parent.chmod(mode)
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
         inductor._choose_cache()
-        found.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-        assert f"compiled kernels are kept in {found[-1]}: " in caplog.text
-    assert found[0] == found[1] == str(tmp_path / f"multi_dnn_ros_inductor_{os.getuid()}")
+        found.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+        assert f"{tmp_path / 'file' / 'cache'} cannot be written, so caches are kept in {found[-1]}" in caplog.text
+    assert found[0] == found[1] == tmp_path / f"multi_dnn_ros_{os.getuid()}" / "cache"
     assert found[2] != found[0]
-    assert stat.S_IMODE(os.stat(found[2]).st_mode) == 0o700
+    assert stat.S_IMODE(found[2].parent.stat().st_mode) == 0o700
 
 
 def test_inductor_is_captured_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

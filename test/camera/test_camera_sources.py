@@ -88,7 +88,7 @@ def test_a_broken_image_and_an_empty_folder_are_named(tmp_path: Path) -> None:
         open_source(str(tmp_path))
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
     with pytest.raises(SourceError, match=r"image .*a\.png: data \(4 bytes.*begins with 89 50 4e 47"):
-        list(open_source(str(tmp_path)).items())
+        list(open_source(str(tmp_path / "a.png")).items())
 
 
 def test_scenes_are_determined_by_the_seed_and_unchanged_when_prepared() -> None:

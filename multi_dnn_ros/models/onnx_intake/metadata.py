@@ -73,7 +73,7 @@ def describe(path: Path, properties: Mapping[str, str]) -> Metadata:
 
 def _files_beside(path: Path) -> list[Path]:
     named = [path.with_suffix(suffix) for suffix in _SUFFIXES]
-    alone = sum(1 for _ in path.parent.glob("*.onnx")) == 1
+    alone = sum(1 for _ in path.parent.glob("[!.]*.onnx")) == 1
     others = [path.parent / name for name in _BY_EXPORTERS] if alone else []
     return [file for file in (*others, *named) if file.is_file()]
 

@@ -1,0 +1,66 @@
+"""Runs the command ``multi-dnn`` as a user does: the installed script, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+#: The console script of the environment whose interpreter runs the tests; in a ROS 2 workspace it is on PATH.
+SCRIPT = shutil.which("multi-dnn", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+def multi_dnn(
+    *arguments: str | Path,
+    environment: Mapping[str, str | None] | None = None,
+    prefix: Sequence[str | Path] = (),
+    folder: Path | None = None,
+    timeout_s: float = 240.0,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``multi-dnn ARGUMENTS`` to its end. Nothing is asserted; stdout and stderr are text.
+
+    environment: variables that differ from those of the tests; None removes one. prefix: a command that runs the
+    script, such as ``unshare``. folder: current folder.
+    """
+    assert SCRIPT is not None, "multi-dnn is not installed beside this interpreter, nor on PATH"
+    variables = {**os.environ, **(environment or {})}
+    return subprocess.run(
+        [*map(str, prefix), sys.executable, SCRIPT, *map(str, arguments)],
+        env={name: value for name, value in variables.items() if value is not None},
+        cwd=folder, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
+    )  # fmt: skip
+
+
+def node_output(
+    ends_with: str, *arguments: str | Path, prefix: Sequence[str | Path] = (), timeout_s: float = 120.0
+) -> list[str]:
+    """Start ``multi-dnn run ARGUMENTS``, and interrupt it when it has printed a line with the text `ends_with`; its
+    lines on stderr. Ended after timeout_s in any case.
+    """
+    assert SCRIPT is not None, "multi-dnn is not installed beside this interpreter, nor on PATH"
+    command = [*map(str, prefix), sys.executable, SCRIPT, "run", *map(str, arguments)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as node:
+        watchdog = threading.Timer(timeout_s, node.kill)
+        watchdog.start()
+        lines = []
+        assert node.stderr is not None
+        for line in node.stderr:
+            lines.append(line.rstrip())
+            if ends_with in line:
+                node.send_signal(signal.SIGINT)
+        watchdog.cancel()
+    return lines
+
+
+def assert_one_error(done: subprocess.CompletedProcess[str], *words: str, code: int = 1) -> None:
+    """The command has failed with one line on stderr that holds the words, without a traceback."""
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == code, f"exit code {done.returncode}: {done.stderr[-2000:]}"
+    assert len(lines) == 1, done.stderr
+    for word in words:
+        assert word in lines[0], lines[0]
