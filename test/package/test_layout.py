@@ -39,8 +39,8 @@ ALLOWED: dict[str, set[str]] = {
     "benchmark": {"*"},
     "cli": {"*"},
 }  # fmt: skip
-#: Folders of test/ without a package of that name: the black-box suite, tests on a GPU, of launch/, of the documents, of
-#: the repository as a whole, of malicious inputs, of extensions; and `support`, which several folders import.
+#: Folders of test/ without a package of that name: the black-box suite, tests on a GPU, of launch/, of the documents,
+#: of the repository as a whole, of malicious inputs, of extensions; and `support`, which several folders import.
 OTHER_TESTS = {"acceptance", "docs", "extensions", "gpu", "launch", "package", "security", "support"}
 #: Entry points of setup.py.
 ENTRY_POINTS = {"__init__", "executable"}
