@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from builtin_interfaces.msg import Time
 from rclpy.duration import Duration
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, qos_profile_sensor_data, qos_profile_system_default
 from rclpy.serialization import deserialize_message
+from rclpy.time import Time
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 from vision_msgs.msg import Detection2DArray
@@ -95,7 +95,7 @@ class CameraPublisher:
         """
         if isinstance(item, Recorded):
             return self._publish_recorded(item, stamp_ns)
-        header = Header(stamp=_time(stamp_ns or 0), frame_id=self.format.frame_id)
+        header = Header(stamp=Time(nanoseconds=stamp_ns or 0).to_msg(), frame_id=self.format.frame_id)
         pixels = item.image if self.format.size is None else resize(item.image, self.format.size)
         message = image_message(pixels, header, self.format)
         self._images.publish(message)
@@ -122,12 +122,8 @@ class CameraPublisher:
         except Exception:  # deserialization raises arbitrary errors for damaged bytes
             return False
         if stamp_ns is not None:
-            message.header.stamp = _time(stamp_ns)
+            message.header.stamp = Time(nanoseconds=stamp_ns).to_msg()
         if self.format.frame_id:
             message.header.frame_id = self.format.frame_id
         self._images.publish(message)
         return True
-
-
-def _time(nanoseconds: int) -> Time:
-    return Time(sec=nanoseconds // 1_000_000_000, nanosec=nanoseconds % 1_000_000_000)

@@ -123,10 +123,13 @@ def run(args: argparse.Namespace) -> int:
 
     configure_malloc()
     middleware = configure()
-    rclpy.init(args=["--ros-args", *args.ros_args])
     node = None
     try:
-        node = rclpy.create_node(f"camera_{args.camera}")
+        try:
+            rclpy.init(args=["--ros-args", *args.ros_args])
+            node = rclpy.create_node(f"camera_{args.camera}")
+        except Exception as error:  # a wrong argument, for which rclpy raises several types
+            raise CommandError(f"rclpy cannot start ({type(error).__name__}): {error}") from error
         node.get_logger().info(middleware)
         publisher = CameraPublisher(node, camera_format, f"{args.camera}/truth" if args.truth else None)
         player = Player(

@@ -77,7 +77,7 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
     except KeyboardInterrupt:
         return 0
     except Exception as error:  # invalid command line or parameter file, for which rclpy raises several types
-        raise CommandError(str(error)) from error
+        raise CommandError(f"rclpy cannot start ({type(error).__name__}): {error}") from error
     node: MultiDnnNode | None = None
     forward: logging.Handler | None = None
     log = logging.getLogger("multi_dnn_ros")
@@ -86,7 +86,7 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
     try:
         try:
             node = MultiDnnNode()
-        except (ParameterException, NotImplementedError) as error:  # of rclpy's own parameters, such as use_sim_time
+        except ParameterException as error:  # of rclpy's own parameters, such as use_sim_time
             raise CommandError(str(error)) from error
         stop.node = node
         OUTPUT.start()

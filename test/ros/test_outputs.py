@@ -120,6 +120,7 @@ def test_the_threshold_of_one_result_changes_only_that_result(bench: Bench, mode
     people = bench.listen("/multi_dnn/front/road/people/detections", Detection2DArray)
     infos: list[Any] = []
     bench.peer.create_subscription(LabelInfo, "/multi_dnn/road/people/label_info", infos.append, LATCHED)
+    bench.until(lambda: len(infos) == 1, "the class names")
     camera = bench.camera()
     pixels = picture([(1, 1)], [(6, 3)], slice(0)) // 2
     camera.publish(message(pixels, 1))
