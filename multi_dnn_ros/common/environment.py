@@ -113,8 +113,8 @@ def _cpu_quota() -> float:
 
 
 def check_process() -> None:
-    """Raise CommandError if libraries would fail with errors of their own: because of the locale, the current folder, or
-    a very small limit of the address space.
+    """Raise CommandError for a locale, a current folder or a limit of the address space with which libraries fail, each
+    with an error of its own.
     """
     encoding = locale.getpreferredencoding(False)
     if encoding.lower().replace("-", "") != "utf8":
@@ -140,8 +140,8 @@ def with_memory_limit(text: str) -> str:
 def _limit_text() -> str:
     limit_mib = _address_space_bytes() / (1 << 20)
     return (
-        f"the address space of this process is limited to {limit_mib:.0f} MiB (ulimit -v), too little for the libraries; "
-        "limit its memory with a control group instead, as systemd's MemoryMax does"
+        f"the address space of this process is limited to {limit_mib:.0f} MiB (ulimit -v), too little for the "
+        "libraries; limit its memory with a control group instead, as systemd's MemoryMax does"
     )
 
 
