@@ -267,6 +267,7 @@ def replay_of(
     """
     from multi_dnn_ros.replay.outputs import decode_message, label_messages, result_messages
     from multi_dnn_ros.replay.replay import Replay
+    from multi_dnn_ros.vision.image_decoding import ImageSettings
     from multi_dnn_ros.vision.result_kind import RESULT_KINDS
     from multi_dnn_ros.vision.results import result_name
 
@@ -280,10 +281,16 @@ def replay_of(
                 writer.add_topic(f"{node}/{camera}/{name}/{topic.name}", topic.msgtype)
     labels = {name: output.labels for name, output in outputs.items() if kinds[name].has_labels}
     thresholds = {name: output.decoder.score_threshold for name, output in outputs.items()}
+    settings = {
+        name: ImageSettings(
+            name, camera.max_pixels, camera.bits, lambda text: print(f"warning: {text}", file=sys.stderr)
+        )
+        for name, camera in config.cameras.items()
+    }
     replay = Replay(
         runner,
         topics,
-        decode=lambda camera, message: decode_message(message, config.cameras[camera].max_pixels),
+        decode=lambda camera, message: decode_message(message, settings[camera]),
         to_messages=partial(result_messages, kinds),
         to_latched=lambda header: label_messages(labels, thresholds, header),
         node=node,

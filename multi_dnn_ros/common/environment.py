@@ -113,8 +113,8 @@ def _cpu_quota() -> float:
 
 
 def check_process() -> None:
-    """Raise CommandError if libraries would fail with errors of their own: because of the locale, the current folder,
-    or a very small limit of the address space.
+    """Raise CommandError for a locale, a current folder or a limit of the address space with which libraries fail, each
+    with an error of its own.
     """
     encoding = locale.getpreferredencoding(False)
     if encoding.lower().replace("-", "") != "utf8":

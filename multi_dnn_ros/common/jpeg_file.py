@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,16 +69,24 @@ def decode_file(data: Bytes, height: int, width: int, allocate: Callable[[int, i
     """
     import cv2  # only here: processes without images start sooner
 
-    try:
-        decoded = cv2.imdecode(data, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-    except cv2.error as error:
-        raise FrameError(f"data cannot be decoded: {error.err or error}") from None
-    if decoded is None or decoded.shape != (height, width, 3):
-        raise FrameError(
-            f"data cannot be decoded: the header says {width} x {height}, "
-            f"the decoder gives {'nothing' if decoded is None else decoded.shape}"
-        )
+    decoded = read_file(data, height, width, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     image = allocate(height, width)
     converted = cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB, dst=image)  # written to `image`, which has the right shape
     assert np.may_share_memory(converted, image)
     return image
+
+
+def read_file(data: Bytes, height: int, width: int, flags: int) -> npt.NDArray[Any]:
+    """The values of a file as OpenCV reads it with these flags (cv2.IMREAD_...). Raises FrameError."""
+    import cv2
+
+    try:
+        decoded = cv2.imdecode(data, flags)
+    except cv2.error as error:
+        raise FrameError(f"data cannot be decoded: {error.err or error}") from None
+    if decoded is None or decoded.shape[:2] != (height, width):
+        raise FrameError(
+            f"data cannot be decoded: the header says {width} x {height}, "
+            f"the decoder gives {'nothing' if decoded is None else decoded.shape}"
+        )
+    return np.asarray(decoded)

@@ -13,11 +13,11 @@ from rclpy.serialization import deserialize_message
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.ros.result_messages import class_names
-from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image
 from multi_dnn_ros.vision.result_kind import ResultKind
 from multi_dnn_ros.vision.results import Decoded, Detections, Lane, Lanes
 
-_MAX_PIXELS = 1 << 24
+_SETTINGS = ImageSettings("front", 1 << 24)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def recorded_frames(
         stamp_ns = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
         frame = pending.setdefault(stamp_ns, RecordedFrame(stamp_ns))
         if recorded.topic == camera.image:
-            frame.image = decode_compressed(message, _MAX_PIXELS)
+            frame.image = decode_compressed(message, _SETTINGS)
         elif recorded.topic == camera.truth_detections:
             frame.truth = detections(message, camera.truth_labels, true_names)
         elif recorded.topic == camera.truth_lane_mask:
@@ -152,4 +152,4 @@ def lanes(mask: Any, points: Any) -> Lanes:
 
 
 def _mono(message: Any) -> npt.NDArray[np.uint8]:
-    return np.ascontiguousarray(decode_image(message, _MAX_PIXELS)[:, :, 0])
+    return np.ascontiguousarray(decode_image(message, _SETTINGS)[:, :, 0])

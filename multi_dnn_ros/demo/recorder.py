@@ -17,11 +17,11 @@ from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.ros.qos import LATCHED
-from multi_dnn_ros.vision.image_decoding import decode_image
+from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_image
 
 #: Reliable, with enough depth that nothing is lost while a large message is written.
 _QOS = QoSProfile(depth=50)
-_MAX_PIXELS = 1 << 24
+_SETTINGS = ImageSettings("front", 1 << 24)
 #: 27 s of 640x480 at 10 Hz.
 _KEPT_BYTES = 256 << 20
 
@@ -102,5 +102,5 @@ class Recorder:
 
 def _as_jpeg(data: bytes) -> bytes:
     message: Any = deserialize_message(data, Image)
-    pixels = np.asarray(decode_image(message, _MAX_PIXELS))
+    pixels = np.asarray(decode_image(message, _SETTINGS))
     return bytes(serialize_message(image_message(pixels, message.header, CameraFormat("", "", compressed=True))))

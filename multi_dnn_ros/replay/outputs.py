@@ -13,7 +13,7 @@ from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.replay.frame_order import FrameOutcome
 from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
 from multi_dnn_ros.vision.drawing import draw
-from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image
 from multi_dnn_ros.vision.result_kind import Layer, ResultKind
 from multi_dnn_ros.vision.results import results_by_name
 
@@ -41,11 +41,11 @@ def label_messages(
             yield f"{dnn}/label_info", label_info_message(names, thresholds[dnn], header)
 
 
-def decode_message(message: Any, max_pixels: int) -> npt.NDArray[np.uint8]:
+def decode_message(message: Any, settings: ImageSettings) -> npt.NDArray[np.uint8]:
     """An Image or CompressedImage as (H, W, 3) uint8 RGB. Raises FrameError."""
     if hasattr(message, "format"):
-        return decode_compressed(message, max_pixels)
-    return decode_image(message, max_pixels)
+        return decode_compressed(message, settings)
+    return decode_image(message, settings)
 
 
 def drawn(kinds: Mapping[str, ResultKind], outcome: FrameOutcome) -> npt.NDArray[np.uint8]:

@@ -20,7 +20,13 @@ from multi_dnn_ros.ros.qos import described, subscription_qos
 from multi_dnn_ros.ros.stamp_check import StampCheck
 from multi_dnn_ros.serving.camera_decoder import Decode, ReadJpeg
 from multi_dnn_ros.settings.schema import CameraConfig
-from multi_dnn_ros.vision.image_decoding import ENCODINGS, decode_compressed, decode_image, jpeg_for_device
+from multi_dnn_ros.vision.image_decoding import (
+    ENCODINGS,
+    ImageSettings,
+    decode_compressed,
+    decode_image,
+    jpeg_for_device,
+)
 
 #: A warning is logged if a topic has had no compatible publisher, or several publishers, for this time.
 WARN_AFTER_NS = 5_000_000_000
@@ -59,6 +65,7 @@ class CameraInput:
         self._publisher_state, self._state_since_ns, self._warned = PublisherState.FITS, clock(), False
         self._several_since_ns: int | None = None
         self._warned_about_size = False
+        self._image_settings = ImageSettings(camera, config.max_pixels, config.bits, self._log.warning)
         self._qos = self._preferred_qos()
         self._recheck: Any = None  # timer
         self._subscription = self._subscribe()
@@ -217,7 +224,7 @@ class CameraInput:
         self._count(message, f"{len(message.data)} bytes {message.format[:40]}")
         read_jpeg = None
         if self._config.jpeg_decoder != "cpu":
-            read_jpeg = partial(jpeg_for_device, message, self._config.max_pixels)
+            read_jpeg = partial(jpeg_for_device, message, self._image_settings)
         self._pass_on(message, decode_compressed, quick=False, read_jpeg=read_jpeg)
 
     def _count(self, message: Image | CompressedImage, shape: str) -> None:
@@ -233,7 +240,7 @@ class CameraInput:
         self, message: Image | CompressedImage, decode: Callable, quick: bool, read_jpeg: ReadJpeg | None
     ) -> None:
         frame = Frame(self._camera, _stamp_ns(message), context=message.header)
-        self._on_frame(frame, partial(decode, message, self._config.max_pixels), quick, read_jpeg)
+        self._on_frame(frame, partial(decode, message, self._image_settings), quick, read_jpeg)
 
 
 def is_quick(message: Image) -> bool:

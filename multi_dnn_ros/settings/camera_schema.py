@@ -45,6 +45,14 @@ class CameraConfig(Section):
         description="Maximum number of pixels of an image. Larger images are dropped as bad_image. The default is "
         "7680 x 4320 (8K UHD).",
     )
+    bits: int = Field(
+        16,
+        ge=8,
+        le=16,
+        description="Number of bits that the camera uses of 16-bit values (mono16, rgb16, bgr16, 16-bit Bayer and "
+        "PNG), counted from the lowest: 10, 12 or 14 for most industrial cameras. The largest value of these bits "
+        "becomes white. If the first image uses a small part of the range, a warning says so.",
+    )
     jpeg_decoder: Literal["auto", "cpu", "gpu"] = Field(
         "auto",
         description="Where JPEG images are decoded (transport compressed). auto: on the GPU, by nvJPEG, if all DNNs of "

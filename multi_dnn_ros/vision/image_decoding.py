@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.common.jpeg_file import JpegFile, RgbImage, decode_file, new_image
-from multi_dnn_ros.vision.image_files import check_image_file, is_jpeg
+from multi_dnn_ros.common.jpeg_file import JpegFile, RgbImage, decode_file, new_image, read_file
+from multi_dnn_ros.vision.image_files import check_image_file, is_16_bit_png, is_jpeg
 
 #: (height, width), already checked -> memory for the image, (H, W, 3) uint8, C-contiguous.
 AllocateImage = Callable[[int, int], RgbImage]
@@ -42,28 +42,69 @@ class CompressedImageMessage(Protocol):
     data: Any
 
 
+class ImageSettings:
+    """The parameters of a camera that the conversion of its images depends on.
+
+    camera: its name, for messages. max_pixels: maximum size. bits: number of bits that the camera uses of 16. warn:
+    called with a text if the first image with 16 bits per value uses a small part of their range.
+    """
+
+    def __init__(
+        self, camera: str, max_pixels: int, bits: int = 16, warn: Callable[[str], object] = lambda text: None
+    ) -> None:
+        self.camera = camera
+        self.max_pixels = max_pixels
+        self.bits = bits
+        self._warn = warn
+        self._checked = False
+
+    def check_size(self, width: int, height: int) -> None:
+        """Raise FrameError for an empty image or too many pixels, before memory is allocated."""
+        for name, value in (("width", width), ("height", height)):
+            if value < 1:
+                raise FrameError(f"{name} is {value}; allowed: at least 1")
+        if width * height > self.max_pixels:
+            raise FrameError(
+                f"width x height is {width} x {height} = {width * height} pixels; "
+                f"allowed: at most {self.max_pixels} (parameter camera.{self.camera}.max_pixels)"
+            )
+
+    def to_8_bits(self, values: npt.NDArray[Any], into: RgbImage) -> None:
+        """Write round(v * 255 / (2**bits - 1)), at most 255, of RGB values (H, W, 3) uint16 to `into`."""
+        if not self._checked:
+            self._checked = True
+            largest = int(values.max())
+            if largest.bit_length() <= self.bits - 2:
+                self._warn(
+                    f"camera {self.camera}: the largest value of the first image is {largest} of {2**self.bits - 1}; "
+                    "if the camera has 10, 12 or 14 bits, its images are nearly black for the DNNs: set parameter "
+                    f"camera.{self.camera}.bits to that number"
+                )
+        cv2.convertScaleAbs(values, dst=into, alpha=255 / (2**self.bits - 1))
+
+
 @dataclass(frozen=True)
 class Encoding:
     """How data of one ROS encoding is checked and converted.
 
-    to_rgb: (rows, width, is big-endian, image) writes RGB to the image. planes: rows of data per row of the image.
-    multiple: divides the width and, if `planes` is above 1, the height. min_side: minimum of width and height.
+    to_rgb: (rows, width, is big-endian, settings, image) writes RGB to the image. planes: rows of data per row of the
+    image. multiple: divides the width and, if `planes` is above 1, the height. min_side: minimum of width and height.
     quick: whether converting an image of 400 kB takes 0.01 to 0.03 ms; YUV and Bayer take up to 0.3 ms.
     """
 
     pixel_bytes: int
-    to_rgb: Callable[[_Rows, int, bool, RgbImage], None]
+    to_rgb: Callable[[_Rows, int, bool, ImageSettings, RgbImage], None]
     planes: float = 1.0
     multiple: int = 1
     min_side: int = 1
     quick: bool = False
 
 
-def decode_image(message: ImageMessage, max_pixels: int, allocate: AllocateImage = new_image) -> RgbImage:
+def decode_image(message: ImageMessage, settings: ImageSettings, allocate: AllocateImage = new_image) -> RgbImage:
     """A raw image as (H, W, 3) uint8 RGB, C-contiguous, written in one pass to memory from `allocate`.
 
-    16-bit values are scaled to 8 bits by round(v / 257), so that 65535 becomes 255; images of a camera that uses only
-    the lower 10 or 12 bits are dark. 8UC1 and 8UC3 are grey and BGR, as in OpenCV. YUV is BT.601, limited range.
+    16-bit values are scaled to 8 bits, see :meth:`ImageSettings.to_8_bits`. 8UC1 and 8UC3 are grey and BGR, as in
+    OpenCV. YUV is BT.601, limited range.
 
     Raises FrameError, which names the field, its value and what is allowed.
     """
@@ -71,7 +112,7 @@ def decode_image(message: ImageMessage, max_pixels: int, allocate: AllocateImage
     encoding = ENCODINGS.get(message.encoding)
     if encoding is None:
         raise FrameError(f"encoding is {message.encoding[:40]!r}; allowed: {', '.join(ENCODINGS)}")
-    _check_size(width, height, max_pixels)
+    settings.check_size(width, height)
     for name, value in (("width", width), ("height", height)):
         multiple = encoding.multiple if name == "width" or encoding.planes > 1 else 1
         if value % multiple or value < encoding.min_side:
@@ -91,38 +132,59 @@ def decode_image(message: ImageMessage, max_pixels: int, allocate: AllocateImage
         )
     data = np.frombuffer(message.data, dtype=np.uint8).reshape(rows, step)[:, :row_bytes]
     image = allocate(height, width)
-    encoding.to_rgb(data, width, bool(message.is_bigendian), image)
+    encoding.to_rgb(data, width, bool(message.is_bigendian), settings, image)
     return image
 
 
 def decode_compressed(
-    message: CompressedImageMessage, max_pixels: int, allocate: AllocateImage = new_image
+    message: CompressedImageMessage, settings: ImageSettings, allocate: AllocateImage = new_image
 ) -> RgbImage:
     """A JPEG or PNG image as (H, W, 3) uint8 RGB, C-contiguous, in memory from `allocate`.
 
-    16-bit PNGs keep their upper 8 bits.
-
-    The format is detected from the data, because drivers fill in `format` differently. Orientation tags are ignored, so
-    that pixels stay where camera_info says. Raises FrameError; a truncated file, of which OpenCV would decode a part,
-    and a size above `max_pixels` are detected before anything is decoded.
+    The type of the file is detected from the data, because drivers fill in `format` differently. image_transport
+    writes the encoding of the raw image before a semicolon there, and compresses the mosaic of a Bayer image as a grey
+    image. 16-bit PNGs are scaled as 16-bit raw images are. Orientation tags are ignored, so that pixels stay where
+    camera_info says. Raises FrameError; a truncated file, of which OpenCV would decode a part, and a size above
+    `max_pixels` are detected before anything is decoded.
     """
     data = bytes(message.data)
-    header = check_image_file(data, message.format, lambda w, h: _check_size(w, h, max_pixels))
-    return decode_file(np.frombuffer(data, np.uint8), header.height, header.width, allocate)
+    header = check_image_file(data, message.format, settings.check_size)
+    file = np.frombuffer(data, np.uint8)
+    if (pattern := _bayer_pattern(message.format)) is not None:
+        values = read_file(file, header.height, header.width, cv2.IMREAD_UNCHANGED)  # ignores orientation tags, too
+        if values.ndim == 2:  # otherwise it was converted before it was compressed
+            for name, side in (("width", header.width), ("height", header.height)):
+                if side < _MIN_BAYER_SIDE:
+                    raise FrameError(f"{name} is {side}; allowed for a Bayer image: at least {_MIN_BAYER_SIDE}")
+            return _converted(values, pattern, settings, allocate(header.height, header.width))
+    if not is_16_bit_png(data):
+        return decode_file(file, header.height, header.width, allocate)
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
+    values = read_file(file, header.height, header.width, flags)
+    return _converted(values, cv2.COLOR_BGR2RGB, settings, allocate(header.height, header.width))
 
 
-def jpeg_for_device(message: CompressedImageMessage, max_pixels: int) -> JpegFile | None:
-    """The file, not decoded, if it is a JPEG of a kind that nvJPEG decodes; otherwise None.
+def jpeg_for_device(message: CompressedImageMessage, settings: ImageSettings) -> JpegFile | None:
+    """The file, not decoded, if it is a JPEG of a kind that nvJPEG decodes, and not of a mosaic; otherwise None.
 
     Checked as by :func:`decode_compressed`. Raises FrameError.
     """
-    if not is_jpeg(bytes(message.data[:8])):
+    if _bayer_pattern(message.format) is not None or not is_jpeg(bytes(message.data[:8])):
         return None
     data = bytes(message.data)
-    header = check_image_file(data, message.format, lambda w, h: _check_size(w, h, max_pixels))
+    header = check_image_file(data, message.format, settings.check_size)
     if not header.fits_nvjpeg:
         return None
     return JpegFile(np.frombuffer(data, np.uint8), header.height, header.width)
+
+
+def _converted(values: npt.NDArray[Any], code: int, settings: ImageSettings, into: RgbImage) -> RgbImage:
+    """8-bit or 16-bit values, converted with OpenCV into `into`."""
+    if values.dtype == np.uint8:
+        _convert(values, code, into)
+    else:
+        settings.to_8_bits(cv2.cvtColor(values, code), into)
+    return into
 
 
 def _convert(image: npt.NDArray[Any], code: int, into: RgbImage) -> None:
@@ -131,22 +193,17 @@ def _convert(image: npt.NDArray[Any], code: int, into: RgbImage) -> None:
     assert np.may_share_memory(converted, into)
 
 
-def _check_size(width: int, height: int, max_pixels: int) -> None:
-    """Raise FrameError for an empty image or too many pixels, before memory is allocated."""
-    for name, value in (("width", width), ("height", height)):
-        if value < 1:
-            raise FrameError(f"{name} is {value}; allowed: at least 1")
-    if width * height > max_pixels:
-        raise FrameError(
-            f"width x height is {width} x {height} = {width * height} pixels; "
-            f"allowed: at most {max_pixels} (parameter camera.<camera>.max_pixels)"
-        )
+def _bayer_pattern(file_format: str) -> int | None:
+    """OpenCV's conversion of a Bayer image that image_transport has compressed: `bayer_rggb8; jpeg compressed `."""
+    encoding, separator, _ = file_format.partition(";")
+    name = encoding.strip().removesuffix("16").removesuffix("8")
+    return _BAYER.get(name.removeprefix("bayer_")) if separator and name.startswith("bayer_") else None
 
 
-def _channels(count: int, code: int | None = None) -> Callable[[_Rows, int, bool, RgbImage], None]:
+def _channels(count: int, code: int | None = None) -> Callable[[_Rows, int, bool, ImageSettings, RgbImage], None]:
     """Conversion of 8-bit interleaved channels. code: OpenCV's conversion; None: the channels are RGB."""
 
-    def to_rgb(rows: _Rows, width: int, big_endian: bool, into: RgbImage) -> None:
+    def to_rgb(rows: _Rows, width: int, big_endian: bool, settings: ImageSettings, into: RgbImage) -> None:
         image = rows.reshape(len(rows), width, count) if count > 1 else rows
         if code is None:
             np.copyto(into, image)
@@ -156,15 +213,14 @@ def _channels(count: int, code: int | None = None) -> Callable[[_Rows, int, bool
     return to_rgb
 
 
-def _channels16(count: int, code: int | None = None) -> Callable[[_Rows, int, bool, RgbImage], None]:
+def _channels16(count: int, code: int | None = None) -> Callable[[_Rows, int, bool, ImageSettings, RgbImage], None]:
     """As :func:`_channels`, for 16-bit values, which are scaled to 8 bits after the conversion."""
 
-    def to_rgb(rows: _Rows, width: int, big_endian: bool, into: RgbImage) -> None:
+    def to_rgb(rows: _Rows, width: int, big_endian: bool, settings: ImageSettings, into: RgbImage) -> None:
         packed = np.ascontiguousarray(rows)  # numpy before 1.23 (Ubuntu 22.04 has 1.21) cannot view padded rows
         values = packed.view(">u2" if big_endian else "<u2").astype(np.uint16)
         image = values.reshape(len(rows), width, count) if count > 1 else values
-        rgb = image if code is None else cv2.cvtColor(image, code)
-        cv2.convertScaleAbs(rgb, dst=into, alpha=1 / 257)
+        settings.to_8_bits(image if code is None else cv2.cvtColor(image, code), into)
 
     return to_rgb
 
@@ -177,6 +233,9 @@ _BAYER = {
     "gbrg": cv2.COLOR_BayerGR2RGB,
     "grbg": cv2.COLOR_BayerGB2RGB,
 }
+
+#: OpenCV's demosaicing does not write smaller images.
+_MIN_BAYER_SIDE = 3
 
 _UYVY = Encoding(2, _channels(2, cv2.COLOR_YUV2RGB_UYVY), multiple=2)
 _YUYV = Encoding(2, _channels(2, cv2.COLOR_YUV2RGB_YUY2), multiple=2)
@@ -199,7 +258,9 @@ ENCODINGS = {
     "yuyv": _YUYV,
     "nv12": Encoding(1, _channels(1, cv2.COLOR_YUV2RGB_NV12), planes=1.5, multiple=2),
     "nv21": Encoding(1, _channels(1, cv2.COLOR_YUV2RGB_NV21), planes=1.5, multiple=2),
-    # OpenCV's demosaicing does not write images smaller than 3 x 3.
-    **{f"bayer_{order}8": Encoding(1, _channels(1, code), min_side=3) for order, code in _BAYER.items()},
-    **{f"bayer_{order}16": Encoding(2, _channels16(1, code), min_side=3) for order, code in _BAYER.items()},
+    **{f"bayer_{order}8": Encoding(1, _channels(1, code), min_side=_MIN_BAYER_SIDE) for order, code in _BAYER.items()},
+    **{
+        f"bayer_{order}16": Encoding(2, _channels16(1, code), min_side=_MIN_BAYER_SIDE)
+        for order, code in _BAYER.items()
+    },
 }

@@ -54,6 +54,11 @@ def is_jpeg(head: bytes) -> bool:
     return head.startswith(_JPEG)
 
 
+def is_16_bit_png(file: bytes) -> bool:
+    """Whether a file that :func:`check_image_file` has accepted is a PNG of 16 bits per value (section 11.2.2)."""
+    return file.startswith(_PNG) and file[24] == 16
+
+
 def check_image_file(file: bytes, claimed_format: str, check_size: Callable[[int, int], None]) -> FileHeader:
     """The header, after `check_size(width, height)`. FrameError for a truncated or damaged file.
 

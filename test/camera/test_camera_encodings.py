@@ -12,9 +12,9 @@ from std_msgs.msg import Header
 from multi_dnn_ros.camera.encodings import ENCODERS, compress, encode, resize
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.cli.camera import ENCODINGS
-from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image
 
-_LIMIT = 1 << 20
+_SETTINGS = ImageSettings("front", 1 << 20)
 
 
 def smooth(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -26,7 +26,7 @@ def smooth(height: int, width: int, seed: int = 0) -> np.ndarray:
 def received(picture: np.ndarray, **options: object) -> np.ndarray:
     message = image_message(picture, Header(frame_id="cam"), CameraFormat("front/image_raw", "cam", **options))
     assert message.header.frame_id == "cam"
-    return decode_compressed(message, _LIMIT) if options.get("compressed") else decode_image(message, _LIMIT)
+    return decode_compressed(message, _SETTINGS) if options.get("compressed") else decode_image(message, _SETTINGS)
 
 
 def test_the_command_offers_every_encoding() -> None:

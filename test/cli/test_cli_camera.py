@@ -19,7 +19,9 @@ from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.ros.result_messages import class_names
 from multi_dnn_ros.training.scenes import LABELS, SceneGenerator
-from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_compressed, decode_image
+
+SETTINGS = ImageSettings("front", 100_000)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +57,7 @@ def test_images_at_a_rate_stamped_now(tmp_path: Path, domain: int, capsys: pytes
     assert period_s < 0.06 or " late" in out
     assert 0 <= now - seconds(messages[-1]) < 30
     assert {message.header.frame_id for message in messages} == {"front"}
-    assert [int(decode_image(message, 10_000)[0, 0, 0]) for message in messages[:5]] == [0, 50, 100, 150, 200]
+    assert [int(decode_image(message, SETTINGS)[0, 0, 0]) for message in messages[:5]] == [0, 50, 100, 150, 200]
     assert "/front/image_raw" in out
     assert "published 12 frames" in out
 
@@ -117,7 +119,7 @@ def test_video_compressed_resized_and_renamed(tmp_path: Path, domain: int) -> No
     assert [round(seconds(message), 3) for message in messages] == [round(index / 50, 3) for index in range(9)]
     assert messages[0].header.frame_id == "lens"
     assert "jpeg" in messages[0].format
-    picture = decode_compressed(messages[0], 10_000)
+    picture = decode_compressed(messages[0], SETTINGS)
     assert picture.shape == (20, 32, 3)
     np.testing.assert_allclose(picture.mean(axis=(0, 1)), (0, 0, 200), atol=8)
 
@@ -137,7 +139,7 @@ def test_scenes_with_their_truth(domain: int) -> None:
         image, boxes, mask = (listener.messages[topic][index] for topic in topics)
         scene = drive.frame(index + 2)
         assert image.header == boxes.header == mask.header
-        np.testing.assert_array_equal(decode_image(image, 100_000), scene.image)
+        np.testing.assert_array_equal(decode_image(image, SETTINGS), scene.image)
         np.testing.assert_array_equal(np.frombuffer(mask.data, np.uint8).reshape(120, 160), scene.lane_mask)
         assert mask.encoding == "mono8"
         names = [named[detection.results[0].hypothesis.class_id] for detection in boxes.detections]

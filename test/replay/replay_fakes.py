@@ -21,6 +21,7 @@ from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.replay.frame_runner import EngineRunner
 from multi_dnn_ros.replay.outputs import decode_message, result_messages
 from multi_dnn_ros.replay.replay import Replay, msgtype_of
+from multi_dnn_ros.vision.image_decoding import ImageSettings
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes, OutputError
 
@@ -110,7 +111,7 @@ def make_replay(
     return Replay(
         EngineRunner(tasks, max_failures=max_failures),
         topics or {"front": TOPIC},
-        decode=lambda camera, message: decode_message(message, 10_000_000),
+        decode=lambda camera, message: decode_message(message, ImageSettings(camera, 10_000_000)),
         to_messages=partial(result_messages, kinds),
         **kwargs,
     )

@@ -209,6 +209,14 @@ def test_bad_files(rig: Rig) -> None:
     assert "truncated" in rig.node.log.read_text()
 
 
+def test_images_that_use_few_of_their_bits(rig: Rig) -> None:
+    """They are processed, nearly black, and the log names the parameter."""
+    dark = image(300)
+    dark.encoding, dark.step, dark.data = "mono16", 2 * WIDTH, PICTURE[..., 0].astype("<u2").tobytes()
+    rig.served_after("front", dark)
+    rig.until(lambda: "set parameter camera.front.bits" in rig.node.log.read_text(), "the warning")
+
+
 def test_another_type_on_the_topic(rig: Rig) -> None:
     """DDS does not connect a publisher of another type; the camera's images are still processed."""
     received = rig.count("camera front", "received")

@@ -27,7 +27,7 @@ from multi_dnn_ros.common.reporting import write_json
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.parameter_fields import ParameterError, parameter_fields
 from multi_dnn_ros.settings.params_file import read_params_file
-from multi_dnn_ros.vision.image_decoding import ENCODINGS, decode_compressed, decode_image
+from multi_dnn_ros.vision.image_decoding import ENCODINGS, ImageSettings, decode_compressed, decode_image
 
 MAX_PIXELS = 4096
 _NUMBERS = (0, 1, 2, 3, 7, 8, 16, 255, 256, 4095, 65535, 2**31 - 1, 2**31, 2**32 - 1)
@@ -63,7 +63,7 @@ def raw_image(rng: random.Random) -> None:
         data=rng.randbytes(size if size <= 40_000 else rng.randrange(100)),
     )  # fmt: skip
     try:
-        image = decode_image(message, MAX_PIXELS)
+        image = decode_image(message, ImageSettings("front", MAX_PIXELS))
     except FrameError:
         return
     assert image.shape == (height, width, 3)
@@ -87,7 +87,7 @@ def compressed_image(rng: random.Random) -> None:
         format=rng.choice(("jpeg", "png", "", "rgb8; jpeg")), data=mutate(rng.choice(_FILES), rng)
     )
     try:
-        image = decode_compressed(message, MAX_PIXELS)
+        image = decode_compressed(message, ImageSettings("front", MAX_PIXELS))
     except FrameError:
         return
     assert image.ndim == 3

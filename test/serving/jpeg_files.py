@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.common.jpeg_file import JpegFile
-from multi_dnn_ros.vision.image_decoding import jpeg_for_device
+from multi_dnn_ros.vision.image_decoding import ImageSettings, jpeg_for_device
 
-MAX_PIXELS = 1280 * 720
+SETTINGS = ImageSettings("front", 1280 * 720)
 
 
 def message(value: int = 200, size: tuple[int, int] = (48, 64), extension: str = ".jpg") -> Any:
@@ -35,6 +35,6 @@ def damaged(size: tuple[int, int] = (48, 64)) -> Any:
 
 
 def jpeg(*arguments: Any) -> JpegFile:
-    file = jpeg_for_device(message(*arguments), MAX_PIXELS)
+    file = jpeg_for_device(message(*arguments), SETTINGS)
     assert file is not None
     return file

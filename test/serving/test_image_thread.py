@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from engine_fakes import WAIT, Gate, Recorder, task
-from jpeg_files import MAX_PIXELS, damaged, jpeg
+from jpeg_files import SETTINGS, damaged, jpeg
 from jpeg_pipelines import FAILING_WIDTH
 from waiting import until
 
@@ -252,7 +252,7 @@ def test_a_damaged_file_drops_its_frame_with_camera_and_reason(batch: bool) -> N
     dnn = task("a", cameras=cameras, batches=(2,) if batch else (), batch_delay_ns=50_000_000 if batch else 0)
     engine = Engine([dnn], **recorder.callbacks(), max_failures=1)
     engine.start()
-    bad = jpeg_for_device(damaged(), MAX_PIXELS)
+    bad = jpeg_for_device(damaged(), SETTINGS)
     for camera in cameras:
         engine.offer(Frame(camera, 0, bad, 0, jpeg_decoder=JpegDecoder(jpeg_pipelines.decode_with_mark)))
     assert engine.wait_idle(WAIT)
@@ -269,7 +269,7 @@ def test_a_damaged_file_does_not_affect_the_other_images_of_its_batch() -> None:
     engine = Engine([dnn], **recorder.callbacks())
     engine.start()
     decoder = JpegDecoder(jpeg_pipelines.decode_with_mark)
-    for camera, file in (("front", jpeg(50)), ("rear", jpeg_for_device(damaged(), MAX_PIXELS)), ("left", jpeg(90))):
+    for camera, file in (("front", jpeg(50)), ("rear", jpeg_for_device(damaged(), SETTINGS)), ("left", jpeg(90))):
         engine.offer(Frame(camera, 0, file, jpeg_decoder=decoder))
     engine.stop(WAIT, drain=True)
     assert [(drop.frame.camera, drop.reason) for drop in recorder.drops] == [("rear", DropReason.BAD_IMAGE)]

@@ -22,7 +22,7 @@ from host_rig import HostRig
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from jpeg_files import MAX_PIXELS, damaged, encoded, jpeg, message
+from jpeg_files import SETTINGS, damaged, encoded, jpeg, message
 from jpeg_pipelines import MARK, build_on_device
 from waiting import until
 
@@ -121,8 +121,8 @@ class Camera:
         offered, bad = len(self.host.offered), len(self.bad)
         self.decoder.arrived(
             Frame("front", 0),
-            partial(decode_compressed, image, MAX_PIXELS),
-            read_jpeg=partial(jpeg_for_device, image, MAX_PIXELS),
+            partial(decode_compressed, image, SETTINGS),
+            read_jpeg=partial(jpeg_for_device, image, SETTINGS),
         )
         until(lambda: len(self.host.offered) > offered or len(self.bad) > bad, "what became of the image", WAIT)
         for dnn in ("object", "lane"):
@@ -144,12 +144,12 @@ def test_the_file_is_stored_if_every_dnn_has_a_device_that_decodes_it(camera: Ca
     assert isinstance(stored, JpegFile)
     assert (stored.height, stored.width, stored.data.tobytes()) == (48, 64, image.data.tobytes())
     camera.host.on_device.discard("lane")
-    np.testing.assert_array_equal(camera.send(image), decode_compressed(image, MAX_PIXELS))
+    np.testing.assert_array_equal(camera.send(image), decode_compressed(image, SETTINGS))
 
 
 def test_png_and_files_that_are_too_large_are_decoded_here(camera: Camera) -> None:
     image = message(extension=".png")
-    np.testing.assert_array_equal(camera.send(image), decode_compressed(image, MAX_PIXELS))
+    np.testing.assert_array_equal(camera.send(image), decode_compressed(image, SETTINGS))
     camera.host.file_bytes = 100
     assert isinstance(camera.send(message()), np.ndarray)
 
@@ -185,9 +185,9 @@ def test_a_process_without_a_decoder_gives_the_same_result_for_the_file_as_for_t
         shape = (height, width) if grey else (height, width, 3)
         values = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
         image = encoded(values, ".jpg", cv2.IMWRITE_JPEG_QUALITY, quality)
-        file = jpeg_for_device(image, MAX_PIXELS)
+        file = jpeg_for_device(image, SETTINGS)
         assert file is not None
-        from_pixels = cpu_engine.outcomes_of(decode_compressed(image, MAX_PIXELS))["object"]
+        from_pixels = cpu_engine.outcomes_of(decode_compressed(image, SETTINGS))["object"]
         from_file = cpu_engine.outcomes_of(file)["object"]
         assert same(from_file, from_pixels), (from_file, from_pixels)
 
@@ -195,7 +195,7 @@ def test_a_process_without_a_decoder_gives_the_same_result_for_the_file_as_for_t
 
 
 def test_a_damaged_file_in_a_slot_is_a_counted_drop(cpu_engine: Rig) -> None:
-    file = jpeg_for_device(damaged(), MAX_PIXELS)
+    file = jpeg_for_device(damaged(), SETTINGS)
     assert file is not None
     dropped = cpu_engine.outcomes_of(file)["object"]
     assert dropped.reason is DropReason.BAD_IMAGE
@@ -216,8 +216,8 @@ class Traffic(HostTraffic):
         image = message()
         decoder.arrived(
             frame,
-            partial(decode_compressed, image, MAX_PIXELS),
-            read_jpeg=partial(jpeg_for_device, image, MAX_PIXELS),
+            partial(decode_compressed, image, SETTINGS),
+            read_jpeg=partial(jpeg_for_device, image, SETTINGS),
         )
 
     def _on_result(self, result: Result) -> None:

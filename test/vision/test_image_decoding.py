@@ -13,9 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.vision.image_decoding import ENCODINGS, decode_compressed, decode_image, jpeg_for_device
+from multi_dnn_ros.vision.image_decoding import (
+    ENCODINGS,
+    ImageSettings,
+    decode_compressed,
+    decode_image,
+    jpeg_for_device,
+)
 
-MAX_PIXELS = 1 << 20
+SETTINGS = ImageSettings("front", 1 << 20)
 
 
 def message(encoding, height, width, step, data, big_endian=False):
@@ -65,7 +71,7 @@ def test_8_bit_channels_are_reordered(encoding, shape):
     channels, order = CHANNELS[encoding]
     pixels = rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
     data = padded(pixels.reshape(height, -1), padding, rng)
-    image = decode_image(message(encoding, height, width, width * channels + padding, data), MAX_PIXELS)
+    image = decode_image(message(encoding, height, width, width * channels + padding, data), SETTINGS)
     assert image.dtype == np.uint8
     assert image.flags.c_contiguous
     assert image.flags.writeable
@@ -84,7 +90,7 @@ def test_16_bit_values_are_scaled_in_either_byte_order(encoding, order, big_endi
     raw = values.astype(">u2" if big_endian else "<u2").view(np.uint8).reshape(height, -1)
     image = decode_image(
         message(encoding, height, width, width * channels * 2 + padding, padded(raw, padding, rng), big_endian),
-        MAX_PIXELS,
+        SETTINGS,
     )
     np.testing.assert_array_equal(image, to_8_bit(values)[..., order])
 
@@ -107,7 +113,7 @@ def test_yuv_422(encoding, order, shape):
     quads = rng.integers(16, 236, (height, width // 2, 4), dtype=np.uint8)
     image = decode_image(
         message(encoding, height, width, width * 2 + padding, padded(quads.reshape(height, -1), padding, rng)),
-        MAX_PIXELS,
+        SETTINGS,
     )
     luma = quads[..., [1, 3]] if order == "uyvy" else quads[..., [0, 2]]
     chroma = quads[..., [0, 2]] if order == "uyvy" else quads[..., [1, 3]]
@@ -122,7 +128,7 @@ def test_nv12(encoding, shape):
     height, width, padding, seed = shape
     rng = np.random.default_rng(seed)
     rows = rng.integers(16, 236, (height * 3 // 2, width), dtype=np.uint8)
-    image = decode_image(message(encoding, height, width, width + padding, padded(rows, padding, rng)), MAX_PIXELS)
+    image = decode_image(message(encoding, height, width, width + padding, padded(rows, padding, rng)), SETTINGS)
     pairs = rows[height:].reshape(height // 2, width // 2, 2).astype(float).repeat(2, axis=0).repeat(2, axis=1)
     u, v = (pairs[..., 0], pairs[..., 1]) if encoding == "nv12" else (pairs[..., 1], pairs[..., 0])
     assert np.abs(image - yuv_to_rgb(rows[:height].astype(float), u, v)).max() <= 2
@@ -142,7 +148,7 @@ def test_bayer_patterns_are_named_as_in_ros(order, bits, shape):
         mosaic[k // 2 :: 2, k % 2 :: 2] = colour["rgb".index(letter)]
     values = mosaic if bits == 8 else (mosaic.astype("<u2") * 257).view(np.uint8).reshape(height, -1)
     step = width * bits // 8 + padding
-    image = decode_image(message(f"bayer_{order}{bits}", height, width, step, padded(values, padding, rng)), MAX_PIXELS)
+    image = decode_image(message(f"bayer_{order}{bits}", height, width, step, padded(values, padding, rng)), SETTINGS)
     np.testing.assert_array_equal(image, np.broadcast_to(colour, (height, width, 3)))
 
 
@@ -164,29 +170,29 @@ def test_every_encoding_is_written_to_the_allocated_memory(encoding, padding):
     step = 8 * ENCODINGS[encoding].pixel_bytes + padding
     frame = message(encoding, 6, 8, step, np.random.default_rng(1).integers(0, 256, rows * step, np.uint8).tobytes())
     allocator = Allocator()
-    image = decode_image(frame, MAX_PIXELS, allocator)
+    image = decode_image(frame, SETTINGS, allocator)
     (memory,) = allocator.given
     assert np.shares_memory(image, memory)
-    np.testing.assert_array_equal(image, decode_image(frame, MAX_PIXELS))
+    np.testing.assert_array_equal(image, decode_image(frame, SETTINGS))
 
 
 @pytest.mark.parametrize("extension", [".png", ".jpg"])
 def test_files_are_decoded_to_the_allocated_memory(extension):
     frame, allocator = compressed(extension, picture()), Allocator()
-    image = decode_compressed(frame, MAX_PIXELS, allocator)
+    image = decode_compressed(frame, SETTINGS, allocator)
     (memory,) = allocator.given
     assert np.shares_memory(image, memory)
-    np.testing.assert_array_equal(image, decode_compressed(frame, MAX_PIXELS))
+    np.testing.assert_array_equal(image, decode_compressed(frame, SETTINGS))
 
 
 def test_memory_is_allocated_only_after_all_checks():
     allocator = Allocator()
     frame = message("rgb8", 3, 4, 12, range(35))
     with pytest.raises(FrameError):
-        decode_image(frame, MAX_PIXELS, allocator)
+        decode_image(frame, SETTINGS, allocator)
     with pytest.raises(FrameError):
         decode_compressed(SimpleNamespace(format="", data=array.array("B", compressed(".jpg", picture()).data[:99])),
-                          MAX_PIXELS, allocator)  # fmt: skip
+                          SETTINGS, allocator)  # fmt: skip
     assert allocator.given == []
 
 
@@ -197,7 +203,7 @@ def test_memory_is_allocated_only_after_all_checks():
         ({"encoding": ""}, ["encoding", "''"]),
         ({"width": 0}, ["width is 0", "at least 1"]),
         ({"height": 0}, ["height is 0", "at least 1"]),
-        ({"width": 4294967295, "height": 4294967295}, ["4294967295", "max_pixels"]),
+        ({"width": 4294967295, "height": 4294967295}, ["4294967295", "parameter camera.front.max_pixels"]),
         ({"step": 11}, ["step is 11", "at least 12"]),
         ({"step": 0}, ["step is 0", "at least 12"]),
         ({"step": 13}, ["data has 36 bytes", "exactly 39"]),
@@ -214,7 +220,7 @@ def test_inconsistent_fields_are_named(change, words):
     for field, value in change.items():
         setattr(frame, field, value)
     with pytest.raises(FrameError) as error:
-        decode_image(frame, MAX_PIXELS)
+        decode_image(frame, SETTINGS)
     for word in words:
         assert word in str(error.value)
 
@@ -230,11 +236,52 @@ def test_inconsistent_fields_are_named(change, words):
 @settings(max_examples=400)
 def test_any_message_yields_an_image_or_a_frame_error(encoding, height, width, step, data, big_endian):
     try:
-        image = decode_image(message(encoding, height, width, step, data, big_endian), 4096)
+        image = decode_image(message(encoding, height, width, step, data, big_endian), ImageSettings("front", 4096))
     except FrameError:
         return
     assert image.shape == (height, width, 3)
     assert image.dtype == np.uint8
+
+
+# -- 10 to 14 bits in 16
+
+
+def wide_message(encoding, values, big_endian=False):
+    """values (H, W) or (H, W, C) uint16."""
+    data = values.astype(">u2" if big_endian else "<u2").tobytes()
+    return message(encoding, *values.shape[:2], len(data) // len(values), data, big_endian)
+
+
+@pytest.mark.parametrize("bits", range(8, 17))
+@pytest.mark.parametrize("big_endian", [False, True])
+@pytest.mark.parametrize("encoding", ["mono16", "rgb16", "bgr16", "bayer_rggb16"])
+def test_the_bits_of_a_camera_fill_the_range(bits, big_endian, encoding):
+    channels = 3 if encoding in ("rgb16", "bgr16") else 1
+    for value in (0, 2**bits // 3, 2**bits - 1):
+        values = np.full((6, 8, channels) if channels > 1 else (6, 8), value, np.uint16)
+        image = decode_image(wide_message(encoding, values, big_endian), ImageSettings("front", 100, bits=bits))
+        np.testing.assert_array_equal(image, np.floor(value * 255 / (2**bits - 1) + 0.5))
+
+
+def test_values_above_the_bits_of_a_camera_are_white():
+    values = np.array([[4095, 4096, 65535]], np.uint16)
+    assert decode_image(wide_message("mono16", values), ImageSettings("front", 100, bits=12)).min() == 255
+
+
+@pytest.mark.parametrize(("largest", "bits", "warns"), [(4095, 16, True), (1023, 12, True), (65535, 16, False),
+                                                        (4095, 12, False), (20_000, 16, False)])  # fmt: skip
+def test_a_range_that_is_hardly_used_is_named_once(largest, bits, warns):
+    lines = []
+    settings = ImageSettings("left", 100, bits=bits, warn=lines.append)
+    values = np.linspace(0, largest, 48).astype(np.uint16).reshape(6, 8)
+    png = cv2.imencode(".png", values)[1].tobytes()
+    for _ in range(2):
+        decode_image(wide_message("mono16", values), settings)
+        decode_compressed(SimpleNamespace(format="mono16; png compressed ", data=array.array("B", png)), settings)
+    assert len(lines) == warns
+    for line in lines:
+        assert "camera.left.bits" in line
+        assert str(largest) in line
 
 
 # -- compressed
@@ -253,8 +300,8 @@ def compressed(extension, image, *options):
 
 def test_png_is_exact_and_jpeg_close():
     image = picture()
-    np.testing.assert_array_equal(decode_compressed(compressed(".png", image), MAX_PIXELS), image)
-    decoded = decode_compressed(compressed(".jpg", image, cv2.IMWRITE_JPEG_QUALITY, 95), MAX_PIXELS)
+    np.testing.assert_array_equal(decode_compressed(compressed(".png", image), SETTINGS), image)
+    decoded = decode_compressed(compressed(".jpg", image, cv2.IMWRITE_JPEG_QUALITY, 95), SETTINGS)
     assert np.abs(decoded.astype(int) - image).mean() < 4
 
 
@@ -262,7 +309,7 @@ def test_grey_and_progressive_files_decode():
     grey = picture()[..., 0]
     for options in ((), (cv2.IMWRITE_JPEG_PROGRESSIVE, 1)):
         data = cv2.imencode(".jpg", grey, list(options))[1]
-        image = decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", data.tobytes())), MAX_PIXELS)
+        image = decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", data.tobytes())), SETTINGS)
         assert image.shape == (48, 64, 3)
         np.testing.assert_array_equal(image[..., 0], image[..., 2])
 
@@ -271,7 +318,54 @@ def test_orientation_tags_do_not_rotate_the_image():
     plain = compressed(".jpg", picture())
     exif = bytes.fromhex("ffe1 0022 457869660000 4d4d002a00000008 0001 0112 0003 00000001 00060000 00000000")
     tagged = SimpleNamespace(format="jpeg", data=array.array("B", bytes(plain.data[:2]) + exif + bytes(plain.data[2:])))
-    assert decode_compressed(tagged, MAX_PIXELS).shape == (48, 64, 3)
+    assert decode_compressed(tagged, SETTINGS).shape == (48, 64, 3)
+
+
+def mosaic_of(colour, order, bits):
+    """(24, 32) values of `bits` bits, as a sensor behind this Bayer pattern sees one colour."""
+    mosaic = np.zeros((24, 32), np.uint8 if bits == 8 else np.uint16)
+    for k, letter in enumerate(order):
+        mosaic[k // 2 :: 2, k % 2 :: 2] = colour["rgb".index(letter)] * (2**bits - 1) // 255
+    return mosaic
+
+
+@pytest.mark.parametrize("order", ["rggb", "bggr", "gbrg", "grbg"])
+@pytest.mark.parametrize(("extension", "bits"), [(".png", 8), (".jpg", 8), (".png", 16), (".png", 12)])
+def test_bayer_images_that_image_transport_has_compressed_have_colours(order, extension, bits):
+    colour = np.array([200, 120, 40])
+    data = cv2.imencode(extension, mosaic_of(colour, order, bits), [cv2.IMWRITE_JPEG_QUALITY, 100])[1].tobytes()
+    name = "jpeg" if extension == ".jpg" else "png"
+    frame = SimpleNamespace(
+        format=f"bayer_{order}{8 if bits == 8 else 16}; {name} compressed ", data=array.array("B", data)
+    )
+    settings = ImageSettings("front", 1 << 20, bits=max(bits, 12))
+    image = decode_compressed(frame, settings)
+    assert np.abs(image[4:-4, 4:-4].astype(int) - colour).max() <= (3 if extension == ".jpg" else 1)
+    assert jpeg_for_device(frame, settings) is None
+    allocator = Allocator()
+    assert np.shares_memory(decode_compressed(frame, settings, allocator), allocator.given[0])
+
+
+def test_a_bayer_image_that_was_converted_before_it_was_compressed_stays_as_it_is():
+    frame = compressed(".png", picture())
+    frame.format = "bayer_rggb8; png compressed bgr8"
+    np.testing.assert_array_equal(decode_compressed(frame, SETTINGS), picture())
+
+
+def test_a_mosaic_that_is_too_small_is_refused():
+    data = cv2.imencode(".png", np.zeros((2, 2), np.uint8))[1].tobytes()
+    with pytest.raises(FrameError, match="width is 2"):
+        decode_compressed(SimpleNamespace(format="bayer_rggb8; png compressed ", data=array.array("B", data)), SETTINGS)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bit_pngs_are_converted_as_raw_images(channels):
+    values = np.random.default_rng(3).integers(0, 4096, (6, 8, channels), np.uint16)
+    settings = ImageSettings("front", 100, bits=12)
+    png = cv2.imencode(".png", values[..., ::-1])[1].tobytes()
+    image = decode_compressed(SimpleNamespace(format="png", data=array.array("B", png)), settings)
+    raw = wide_message("mono16", values[..., 0]) if channels == 1 else wide_message("rgb16", values)
+    np.testing.assert_array_equal(image, decode_image(raw, settings))
 
 
 @pytest.mark.parametrize("extension", [".jpg", ".png"])
@@ -279,14 +373,14 @@ def test_a_file_truncated_anywhere_is_rejected(extension):
     whole = compressed(extension, picture())
     for length in [0, 1, 2, 3, 8, 20, 40, *range(60, len(whole.data) - 1, 97), len(whole.data) - 1]:
         with pytest.raises(FrameError, match="data"):
-            decode_compressed(SimpleNamespace(format="", data=whole.data[:length]), MAX_PIXELS)
+            decode_compressed(SimpleNamespace(format="", data=whole.data[:length]), SETTINGS)
 
 
 def test_a_changed_byte_in_a_png_is_detected():
     whole = compressed(".png", picture())
     whole.data[len(whole.data) // 2] ^= 0x10
     with pytest.raises(FrameError, match="checksum"):
-        decode_compressed(whole, MAX_PIXELS)
+        decode_compressed(whole, SETTINGS)
 
 
 def test_size_is_checked_before_anything_is_decoded():
@@ -294,12 +388,12 @@ def test_size_is_checked_before_anything_is_decoded():
     frame = jpeg.index(b"\xff\xc0")
     jpeg[frame + 5 : frame + 9] = b"\xff\xff\xff\xff"
     with pytest.raises(FrameError, match=r"65535 x 65535.*max_pixels"):
-        decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", jpeg)), MAX_PIXELS)
+        decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", jpeg)), SETTINGS)
     png = bytearray(compressed(".png", picture()).data)
     png[16:24] = b"\x7f\xff\xff\xff\x7f\xff\xff\xff"
     png[29:33] = zlib.crc32(png[12:29]).to_bytes(4, "big")
     with pytest.raises(FrameError, match=r"2147483647 x 2147483647.*max_pixels"):
-        decode_compressed(SimpleNamespace(format="png", data=array.array("B", png)), MAX_PIXELS)
+        decode_compressed(SimpleNamespace(format="png", data=array.array("B", png)), SETTINGS)
 
 
 def test_a_jpeg_of_a_thousand_scans_is_rejected():
@@ -307,7 +401,7 @@ def test_a_jpeg_of_a_thousand_scans_is_rejected():
     scan = jpeg.index(b"\xff\xda")
     many = jpeg[:-2] + jpeg[scan : scan + 20] * 1000 + jpeg[-2:]
     with pytest.raises(FrameError, match="1001 scans"):
-        decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", many)), MAX_PIXELS)
+        decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", many)), SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -323,9 +417,9 @@ def test_usual_jpeg_files_may_be_decoded_on_the_device(options, grey):
     image = picture()[:, :, 0].copy() if grey else picture()
     data = cv2.imencode(".jpg", image, options)[1].tobytes()
     frame = SimpleNamespace(format="jpeg", data=array.array("B", data))
-    file = jpeg_for_device(frame, MAX_PIXELS)
+    file = jpeg_for_device(frame, SETTINGS)
     assert (file.height, file.width, file.data.tobytes()) == (*image.shape[:2], data)
-    np.testing.assert_array_equal(file.decode(), decode_compressed(frame, MAX_PIXELS))
+    np.testing.assert_array_equal(file.decode(), decode_compressed(frame, SETTINGS))
 
 
 @pytest.mark.parametrize(
@@ -342,7 +436,7 @@ def test_usual_jpeg_files_may_be_decoded_on_the_device(options, grey):
 def test_unusual_jpeg_files_are_decoded_on_the_cpu(at, value):
     data = bytearray(compressed(".jpg", picture()).data)
     data[data.index(b"\xff\xc0") + at] = value
-    assert jpeg_for_device(SimpleNamespace(format="jpeg", data=array.array("B", data)), MAX_PIXELS) is None
+    assert jpeg_for_device(SimpleNamespace(format="jpeg", data=array.array("B", data)), SETTINGS) is None
 
 
 def test_jpeg_files_without_huffman_tables_are_decoded_on_the_cpu():
@@ -356,9 +450,9 @@ def test_jpeg_files_without_huffman_tables_are_decoded_on_the_cpu():
         position = end
     message = SimpleNamespace(format="jpeg", data=array.array("B", b"".join(parts) + whole[position:]))
     assert len(message.data) < len(whole)
-    assert jpeg_for_device(message, MAX_PIXELS) is None
-    expected = decode_compressed(compressed(".jpg", picture()), MAX_PIXELS)
-    np.testing.assert_array_equal(decode_compressed(message, MAX_PIXELS), expected)
+    assert jpeg_for_device(message, SETTINGS) is None
+    expected = decode_compressed(compressed(".jpg", picture()), SETTINGS)
+    np.testing.assert_array_equal(decode_compressed(message, SETTINGS), expected)
 
 
 def test_jpeg_files_that_are_not_ycbcr_are_decoded_on_the_cpu():
@@ -366,17 +460,17 @@ def test_jpeg_files_that_are_not_ycbcr_are_decoded_on_the_cpu():
     for transform, fits in ((0, False), (1, True), (2, False)):
         adobe = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00" + bytes([transform])
         marked = array.array("B", data[:2] + adobe + data[2:])
-        assert (jpeg_for_device(SimpleNamespace(format="jpeg", data=marked), MAX_PIXELS) is not None) is fits
+        assert (jpeg_for_device(SimpleNamespace(format="jpeg", data=marked), SETTINGS) is not None) is fits
     named = bytearray(data)
     for number, name in enumerate(b"RGB"):
         named[data.index(b"\xff\xc0") + 10 + 3 * number] = name
-    assert jpeg_for_device(SimpleNamespace(format="jpeg", data=array.array("B", named)), MAX_PIXELS) is None
-    assert jpeg_for_device(compressed(".png", picture()), MAX_PIXELS) is None
+    assert jpeg_for_device(SimpleNamespace(format="jpeg", data=array.array("B", named)), SETTINGS) is None
+    assert jpeg_for_device(compressed(".png", picture()), SETTINGS) is None
 
 
 def test_another_file_format_is_named():
     with pytest.raises(FrameError, match=r"47 49 46.*JPEG or PNG"):
-        decode_compressed(SimpleNamespace(format="gif", data=array.array("B", b"GIF89a....")), MAX_PIXELS)
+        decode_compressed(SimpleNamespace(format="gif", data=array.array("B", b"GIF89a....")), SETTINGS)
 
 
 @given(
@@ -392,9 +486,9 @@ def test_any_damaged_file_yields_an_image_or_a_frame_error(seed, extension, edit
         data[at % len(data)] = value
     frame = SimpleNamespace(format="x", data=array.array("B", data[: len(data) - cut % 3]))
     try:
-        file = jpeg_for_device(frame, 10_000)
+        file = jpeg_for_device(frame, ImageSettings("front", 10_000))
         assert file is None or file.height * file.width <= 10_000
-        image = decode_compressed(frame, 10_000)
+        image = decode_compressed(frame, ImageSettings("front", 10_000))
     except FrameError:
         return
     assert image.ndim == 3

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from multi_dnn_ros.models.dnn import Dnn, Output
 from multi_dnn_ros.vision.decoders.lane import LaneDecoder
 from multi_dnn_ros.vision.decoders.yolo import YoloDecoder
-from multi_dnn_ros.vision.image_decoding import decode_image
+from multi_dnn_ros.vision.image_decoding import ImageSettings, decode_image
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.view import View, Window
 
@@ -89,7 +89,7 @@ def test_a_rectangle_in_the_camera_image_is_found_where_it_is(encoding: str, dat
     )
     picture = np.zeros((height, width), np.uint8)
     picture[top:bottom, left:right] = 255
-    pixels = decode_image(message(picture, encoding), 1 << 20)
+    pixels = decode_image(message(picture, encoding), ImageSettings("front", 1 << 20))
     # Larger than the window, so that no edge is lost: with a smaller input the network's resolution would limit.
     dnn = detector(View(tuple(map(float, window))), Preprocess(3 * window.width, 3 * window.height, fit=fit))
     (inputs,) = dnn.inputs(torch.from_numpy(pixels))

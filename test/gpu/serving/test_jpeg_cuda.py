@@ -32,7 +32,7 @@ from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.ros.engine_host import make_host
 from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.settings.flat_parameters import to_config
-from multi_dnn_ros.vision.image_decoding import jpeg_for_device
+from multi_dnn_ros.vision.image_decoding import ImageSettings, jpeg_for_device
 
 GPU = torch.device("cuda", 0)
 WAIT_S = 60.0
@@ -43,7 +43,7 @@ DIFFERENCE = 3.0
 
 
 def checked(data: bytes) -> JpegFile:
-    file = jpeg_for_device(SimpleNamespace(format="jpeg", data=data), 1 << 24)
+    file = jpeg_for_device(SimpleNamespace(format="jpeg", data=data), ImageSettings("front", 1 << 24))
     assert file is not None
     return file.copy()  # in writable memory, as in a slot
 
