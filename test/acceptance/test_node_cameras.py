@@ -112,7 +112,7 @@ def test_raw_images_of_a_reliable_camera_are_not_lost(client: Client, node: Node
     dnn.connect().begin()
     received, sent = node.status("camera front").number("received"), len(driver.sent)
     driver.send_until(lambda: len(driver.sent) - sent == 50, "all images", 0.1, LARGE)
-    assert dnn.check().published > 10
+    assert dnn.check()["published"] > 10
     assert node.status("camera front").number("received") - received == 50
 
 
