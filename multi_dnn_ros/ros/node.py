@@ -321,7 +321,7 @@ class MultiDnnNode(LifecycleNode):
         self._transitions.in_executor(self._clear_configuration)
         if served is not None:
             (after,) = resident_memory().values()
-            self.get_logger().info(f"unconfigured; {before}; afterwards: node {after / 2**20:,.0f} MiB")
+            self.get_logger().info(f"freed the DNNs; {before}; afterwards: node {after / 2**20:,.0f} MiB")
 
     def _clear_configuration(self) -> None:
         if self._outputs is not None:

@@ -387,22 +387,11 @@ class Node:
     def wait_until_active(self) -> None:
         """Return when the node says in its diagnostics that it is active."""
 
-        def active() -> bool:
-            status = self.status("node")
-            assert status.level != "ERROR", status
-            return status.message == "active"
-
-        self.client.wait_for(active, f"{self.name} is active")
-
-
-@dataclass(frozen=True)
-class Account:
-    """What the status ``<dnn> on <camera>`` counts. dropped: by reason, without those that are 0."""
-
-    offered: int
-    published: int
-    pending: int
-    dropped: Mapping[str, int]
+        begun = self.client.wait_for(
+            lambda: (status := self.status("node")).level in ("OK", "ERROR") and status, f"{self.name} is configured"
+        )
+        assert begun.level == "OK", begun.message
+        self.client.wait_for(lambda: self.status("node").message == "active", f"{self.name} is active")
 
 
 class DnnOnCamera:
@@ -413,7 +402,7 @@ class DnnOnCamera:
         self.camera = camera
         self._status = f"{dnn} on {name}"
         self.results = node.client.record(node.topic(f"{name}/{dnn}/detections"), Detection2DArray)
-        self._before = Account(0, 0, 0, {})
+        self._before: Counter[str] = Counter()
         self._sent = self._answered = 0
 
     def connect(self, image: Any = IMAGE) -> DnnOnCamera:
@@ -421,52 +410,44 @@ class DnnOnCamera:
         self.camera.send_until_answered(self.results, image)
         return self
 
-    def begin(self) -> None:
-        """:meth:`account`, :meth:`answers` and :meth:`check` count from now on."""
-        self.node.wait_for_diagnostics()
-        self._before = Account(0, 0, 0, {})
-        self._before = self.node.client.wait_for(self._settled, f"no pending frame of {self._status}")
-        self._sent, self._answered = len(self.camera.sent), len(self.results.messages)
-
-    def _settled(self) -> Account | None:
-        account = self.account()
-        return None if account.pending else account
-
     def answer(self, image: Any = IMAGE, stamp: int | None = None) -> Any:
         """Send one image; its result."""
         stamp = self.camera.send(image, stamp)
         return self.node.client.wait_for(lambda: self.results.at(stamp), f"a result with stamp {stamp}")
 
+    def begin(self) -> None:
+        """:meth:`account`, :meth:`answers` and :meth:`check` count from now on."""
+        self.node.wait_for_diagnostics()
+        self._before = Counter()
+        self.node.client.wait_for(lambda: not self.account()["pending"], f"no pending frame of {self._status}")
+        self._before, self._sent = self.account(), len(self.camera.sent)
+        self._answered = len(self.results.messages)
+
     def answers(self) -> int:
         """Number of results since :meth:`begin`."""
         return len(self.results.messages) - self._answered
 
-    def account(self) -> Account:
-        """The newest counts since :meth:`begin`."""
-        values = self.node.status(self._status).values
-        counts = {key: int(values.get(key, 0)) for key in ("offered", "published", "pending")}
-        dropped = {key.removeprefix("dropped: "): int(values[key]) for key in values if key.startswith("dropped: ")}
-        outcomes = counts["published"] + counts["pending"] + sum(dropped.values())
-        assert counts["offered"] == outcomes, f"{self._status}: {values}"
-        before = self._before
-        since = {reason: count - before.dropped.get(reason, 0) for reason, count in dropped.items()}
-        return Account(
-            counts["offered"] - before.offered,
-            counts["published"] - before.published,
-            counts["pending"],
-            {reason: count for reason, count in since.items() if count},
-        )
+    def account(self) -> Counter[str]:
+        """The newest counts since :meth:`begin`: offered, published, pending, and the drops by their reason."""
+        counts: Counter[str] = Counter()
+        for key, value in self.node.status(self._status).values.items():
+            if key.startswith("dropped: ") or key in ("offered", "published", "pending"):
+                counts[key.removeprefix("dropped: ")] = int(value)
+        assert 2 * counts["offered"] == counts.total(), f"{self._status}: {counts}"
+        return counts - self._before
 
-    def check(self, *reasons: str) -> Account:
+    def check(self, *reasons: str) -> Counter[str]:
         """The counts when all images have one outcome: a result, or a drop for one of `reasons` or `overwritten`."""
         offered = len(self.camera.sent) - self._sent
 
-        def finished() -> Account | None:
-            account = self._settled()
-            return account if account and account.offered == offered and self.answers() >= account.published else None
+        def finished() -> bool:
+            account = self.account()
+            complete = account["offered"] == offered and not account["pending"]
+            return complete and self.answers() >= account["published"]
 
-        account = self.node.client.wait_for(finished, f"outcomes of {offered} frames for {self._status}")
-        assert account.published == self.answers(), "results that are not counted"
-        assert account.dropped.keys() <= {*reasons, "overwritten"}
+        self.node.client.wait_for(finished, f"outcomes of {offered} frames for {self._status}")
+        account = self.account()
+        assert account["published"] == self.answers(), "results that are not counted"
+        assert account.keys() <= {"offered", "published", "overwritten", *reasons}
         self.results.check_unique()
         return account

@@ -84,6 +84,7 @@ def test_a_signal_ends_the_active_node_with_its_counts(client: Client, inactive:
     published, offered = map(int, re.findall(r"object on front: (\d+) of (\d+) frames published", node.log)[-1])
     assert published == len(dnn.results.messages) <= offered
     assert "Traceback" not in node.log
+    assert "unconfigured" not in node.log.split("received SIGTERM")[1]
     assert not exists(node.engine_pid)
     # Nothing of it is left on the graph, and nothing is published any more.
     nodes = client.node.get_node_names_and_namespaces

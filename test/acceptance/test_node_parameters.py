@@ -131,11 +131,11 @@ def test_a_dnn_can_be_switched_off_and_on(client: Client, node: Node, dnn: DnnOn
     assert node.get_parameters("dnn.object.enable") == [False]
     for _ in range(3):
         dnn.camera.send()
-    assert dnn.check("switched_off").dropped == {"switched_off": 3}
+    assert dnn.check("switched_off") == {"offered": 3, "switched_off": 3}
     assert node.status("object on front").level == "OK"
     node.set({"dnn.object.enable": True})
     dnn.answer()
-    assert dnn.check("switched_off").published == 1
+    assert dnn.check("switched_off")["published"] == 1
 
 
 def test_a_limited_rate(node: Node, dnn: DnnOnCamera) -> None:
@@ -143,7 +143,7 @@ def test_a_limited_rate(node: Node, dnn: DnnOnCamera) -> None:
     node.set({"dnn.object.max_rate_hz": 2.0})
     dnn.camera.send_until(lambda: dnn.answers() >= 4, "four results", 0.05)
     account = dnn.check("rate_limited")
-    assert account.dropped["rate_limited"] > account.published
+    assert account["rate_limited"] > account["published"]
     node.set({"dnn.object.max_rate_hz": 0.0})
     for _ in range(3):
         dnn.answer()
