@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"common", "settings", "vision", "models", "compression", "planning"},
     "profiling": {"common", "graph", "models", "backends", "planning", "training"},
     "partition": {"common", "backends", "planning", "pipeline", "serving", "profiling"},
-    "fleet": {"common", "settings", "models", "planning", "training"},
+    "fleet": {"common", "settings", "models", "training"},
     "ros": {"common", "settings", "vision", "standalone", "engine", "serving"},
     "bags": {"common", "ros"},
     "camera": {"common", "vision", "training", "ros", "bags"},
@@ -40,9 +40,9 @@ ALLOWED: dict[str, set[str]] = {
     "benchmark": {"*"},
     "cli": {"*"},
 }  # fmt: skip
-#: Folders of test/ without a package of that name: tests on a GPU, with a real ROS 2, of launch/, of the documents, of
-#: the repository as a whole, of malicious inputs, of extensions; and `support`, which several folders import.
-OTHER_TESTS = {"docs", "extensions", "gpu", "real_ros", "launch", "package", "security", "support"}
+#: Folders of test/ without a package of that name: tests of the installed commands, on a GPU, with a real ROS 2, of
+#: launch/, of the documents, of the repository, of malicious inputs, of extensions; and `support`, for several folders.
+OTHER_TESTS = {"acceptance", "docs", "extensions", "gpu", "real_ros", "launch", "package", "security", "support"}
 #: Entry points of setup.py.
 ENTRY_POINTS = {"__init__", "executable"}
 #: Packages that may import rclpy and message packages.
