@@ -62,11 +62,11 @@ setup(
         "onnx": ["onnx2torch>=1.5.15,<2"],
         # Plots of reports and benchmarks.
         "plots": ["matplotlib>=3.5"],
-        # For work on several hosts.
-        "cluster": ["ray>=2.9,<3"],
+        # For several trainings on shared GPUs, and for work on several hosts.
+        "ray": ["ray>=2.9,<3"],
         # Power, temperature and clocks of NVIDIA GPUs in the diagnostics.
         "nvml": ["nvidia-ml-py>=12"],
-        "all": ["multi_dnn_ros[cluster,nvml,offline,onnx,plots]"],
+        "all": ["multi_dnn_ros[nvml,offline,onnx,plots,ray]"],
         "test": [
             "multi_dnn_ros[all]",
             "hypothesis>=6.80",

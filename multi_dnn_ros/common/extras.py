@@ -16,7 +16,7 @@ EXTRA_OF: Mapping[str, str] = {
     "onnx2torch": "onnx",
     "pycocotools": "offline",
     "pynvml": "nvml",
-    "ray": "cluster",
+    "ray": "ray",
     "scipy": "offline",
     "sklearn": "offline",
     "tensorly": "offline",

@@ -23,8 +23,9 @@ _ANSWER_S = 30.0
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Any]:
-    """The module ray, connected to a cluster. address: `local`, `auto`, or HOST:PORT.
+def connected(address: str, local_cores: int | None = None) -> Iterator[Any]:
+    """The module ray, connected to a cluster. address: `local`, `auto`, or HOST:PORT. local_cores: cores that a local
+    cluster counts; None: those of this machine.
 
     Raises MissingExtra without ray, UsageError for another form of address, CommandError for a cluster that cannot be
     reached.
@@ -38,6 +39,7 @@ def connected(address: str) -> Iterator[Any]:
             ray.init(
                 address=address, log_to_driver=False, logging_level=logging.ERROR,
                 include_dashboard=False if address == LOCAL else None,
+                num_cpus=local_cores if address == LOCAL else None,
             )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise CommandError(f"the Ray cluster {address} cannot be reached: {summarize_error(error)}") from error

@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -151,21 +150,6 @@ def _results_hz(result: Any) -> float:
     return float(sum(stream["published"] for stream in result["accounts"].values()) / result["seconds"])
 
 
-def _fair(result: Any, baseline: str) -> float:
-    return float(result["fair_against_baselines"][f"largest_slow_down_below_{baseline}"])
-
-
-def _trials(result: Any, *, reverted: bool) -> list[float]:
-    """Seconds of each trial of a change of shares; reverted: only those that were undone."""
-    decisions = result["policies"]["fair"]["decisions"]
-    return [
-        after["seconds"] - before["seconds"]
-        for before, after in pairwise(decisions)
-        if before["reason"] in ("algorithm", "alternative", "own units")
-        and (not reverted or after["reason"] == "reverted")
-    ]
-
-
 def _tracker_gain(result: Any) -> float:
     """Frames per second on 8 streams over those on one stream, in percent more."""
     (rates,) = (each["frames_per_s"] for each in result["networks"] if each["network"] == "tracker-windows")
@@ -214,27 +198,6 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("three-cameras-and-one-of-them-flooding", "170,650", "load_gpu.json", _offered),
     ("three-cameras-and-one-of-them-flooding", "5.1", "load_cpu.json", lambda it: it["flood_ratio"]),
     ("three-cameras-and-one-of-them-flooding", "1.9", "load_gpu.json", lambda it: it["flood_ratio"]),
-    ("eight-trainings-on-four-gpus", "51", "fleet_4gpus.json", lambda it: 100 * _fair(it, "worse")),
-    ("eight-trainings-on-four-gpus", "34", "fleet_4gpus.json", lambda it: -100 * _fair(it, "better")),
-    ("eight-trainings-on-four-gpus", "14", "fleet_4gpus.json", lambda it: len(_trials(it, reverted=False))),
-    ("eight-trainings-on-four-gpus", "9", "fleet_4gpus.json", lambda it: len(_trials(it, reverted=True))),
-    ("eight-trainings-on-four-gpus", "37", "fleet_4gpus.json", lambda it: sum(_trials(it, reverted=True))),
-    *(
-        ("five-trainings-on-two-gpus", figure, "fleet_2gpus.json", compute)
-        for figure, compute in (
-            ("26", lambda it: 100 * _fair(it, "worse")),
-            ("2", lambda it: -100 * _fair(it, "better")),
-            ("0.90", lambda it: it["fair_against_baselines"]["total_time_ratio"]),
-        )
-    ),
-    *(
-        ("five-trainings-on-two-gpus", figure, "fleet_2gpus_turns.json", compute)
-        for figure, compute in (
-            ("51", lambda it: 100 * _fair(it, "worse")),
-            ("24", lambda it: 100 * _fair(it, "better")),
-            ("0.82", lambda it: it["fair_against_baselines"]["total_time_ratio"]),
-        )
-    ),
     ("parallel-branches-of-one-image", "105", "branches_compiled_gpu.json", _tracker_gain),
     ("the-frames-of-a-dnn-on-four-gpus", "213", "node_2gpus_h100.json", _published_hz),
     ("cpu-time-of-the-built-in-networks-on-a-gpu", "3,411", "host_builtin_gpu_raw_after.json", _engine_switches_hz),

@@ -1,4 +1,4 @@
-"""Data and jobs of the fleet tests."""
+"""Data and jobs of the tests with real trainings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ import numpy as np
 import pytest
 
 from multi_dnn_ros.fleet.jobs_file import FleetJob
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _forks(forked_spawns: None) -> None:
-    """Ranks are forks of a process that has imported PyTorch."""
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +40,7 @@ def job(colours: Path) -> FleetJob:
         size=(32, 32),
         data=f"classes:{colours}",
         global_batch=20,
-        steps=60,
+        steps=16,
         lr=2e-4,
         optimizer="sgd",
     )

@@ -93,7 +93,7 @@ def extras(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     distribution = metadata.Distribution.at(folder / "multi_dnn_ros.egg-info")
     texts = distribution.requires or []
     given = set(distribution.metadata.get_all("Provides-Extra") or [])
-    assert given == {"cluster", "nvml", "offline", "onnx", "plots", "ros", "all", "test"}
+    assert given == {"nvml", "offline", "onnx", "plots", "ray", "ros", "all", "test"}
 
     def of(extra: str) -> Iterator[str]:
         for requirement in map(Requirement, texts):
@@ -116,7 +116,7 @@ def names(requirements: set[str]) -> set[str]:
 
 
 def test_all_is_the_union_and_test_brings_it(extras: dict[str, set[str]]) -> None:
-    assert extras["all"] == set().union(*(extras[name] for name in ("cluster", "nvml", "offline", "onnx", "plots")))
+    assert extras["all"] == set().union(*(extras[name] for name in ("nvml", "offline", "onnx", "plots", "ray")))
     assert extras["all"] < extras["test"]
     assert extras["plots"] < extras["offline"]  # its reports hold pictures
 

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"common", "settings", "vision", "models", "compression", "planning"},
     "profiling": {"common", "graph", "models", "backends", "planning", "training"},
     "partition": {"common", "graph", "models", "backends", "planning", "pipeline"},
-    "fleet": {"common", "settings", "models", "planning", "training"},
+    "fleet": {"common", "settings", "models", "training"},
     "ros": {"common", "settings", "vision", "engine", "serving"},
     "bags": {"common", "ros"},
     "camera": {"common", "vision", "training", "ros", "bags"},
