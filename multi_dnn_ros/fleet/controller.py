@@ -42,9 +42,12 @@ class Fleet:
         )
         self.policy, self.pool = policy, pool
         self._period_s, self._kept, self._watch = file.period_s, folder / "fleet.json", watch
-        kept = json.loads(self._kept.read_text(encoding="utf-8")) if self._kept.exists() else {}
-        self.decisions: list[dict[str, Any]] = kept.get("decisions", [])
-        self.seconds: float = kept.get("seconds", 0.0)
+        try:
+            kept = json.loads(self._kept.read_text(encoding="utf-8")) if self._kept.exists() else {}
+            self.decisions: list[dict[str, Any]] = kept.get("decisions", [])
+            self.seconds: float = kept.get("seconds", 0.0)
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{self._kept}: not of a fleet ({error}); remove it, or give another --folder") from None
         self._turns = Turns()
         self.jobs = {
             job.name: Job(job, folder / job.name, pool, self._turns, lambda line: watch(self, line))
@@ -83,7 +86,6 @@ class Fleet:
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-            self._record({})
             write_json(self._kept, {"seconds": self.seconds, "decisions": self.decisions})
             self._lock.close()
         if self._turns.stopping:

@@ -30,8 +30,7 @@ _WARM_UP_STEPS, _MEASURED_STEPS = 2, 4
 _SLICE_S = 1.0
 #: Losses of processes, without progress in between, at which a job fails.
 _MAX_FAILURES = 3
-#: Time between two attempts to start, or to write a checkpoint that is needed; longest wait, after an error of one
-#: process, for the error of another one that may be the cause.
+#: Time between attempts to start or to save; longest wait for the error of a second process, which may be the cause.
 _RETRY_S, _CAUSE_S = 3.0, 10.0
 
 

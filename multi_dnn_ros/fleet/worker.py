@@ -61,8 +61,7 @@ class JobWorker:
     def prepare(self, checkpoint: Path) -> Progress:
         """Read the data, build the network, and load the checkpoint if there is one; takes seconds to minutes.
 
-        Raises TrainingError, ModelError, DatasetError, OSError; MissingExtra if the scores at the end need a library
-        that is not installed.
+        Raises TrainingError, ModelError, DatasetError, OSError; MissingExtra without a library that the scores need.
         """
         logging.getLogger().addHandler(logging.FileHandler(self._folder / "job.log"))
         torch.set_num_threads(self._threads or 1)  # on a GPU as torchrun does: there is a process for each job and GPU
@@ -118,8 +117,8 @@ class JobWorker:
         return f"tcp://{host}:{port}"
 
     def join(self, rank: int, world: int, address: str) -> None:
-        """Form a group with the other processes of the job, all of which call this at the same time, as number `rank`
-        of `world`. From now on each computes a part of every batch; the parts are equal to within a tenth of the batch.
+        """Form a group with the other processes of the job, as number `rank` of `world`; all call this at the same
+        time. From now on each computes a part of every batch; the parts are equal to within a tenth of the batch.
         """
         if world > 1:
             backend = "gloo" if self._threads else "nccl"

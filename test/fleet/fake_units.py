@@ -40,7 +40,7 @@ class FakePool:
     def __init__(self, count: int, fault: Callable[[str, str, int], None] = lambda job, method, done: None) -> None:
         self.count = count
         self.fault = fault
-        self.step_s = 0.01
+        self.step_s = 0.02
         self.ray = SimpleNamespace(kill=lambda worker: worker.kill())
         self.started: dict[str, list[int]] = defaultdict(list)
         self.calls: list[tuple[str, int, float, float]] = []
@@ -90,11 +90,11 @@ class FakeWorker:
             _, self._world, _ = arguments
         if method == "train":
             (steps,) = arguments
-            begin = time.monotonic()
-            await asyncio.sleep(steps * self._pool.step_s / self._world)
+            begin, seconds = time.monotonic(), steps * self._pool.step_s / self._world
+            await asyncio.sleep(seconds)
             self._done += steps
             self._pool.calls.append((self._job.name, self._unit, begin, time.monotonic()))
-            return self._progress(steps, time.monotonic() - begin)
+            return self._progress(steps, seconds)
         if method == "save":
             arguments[0].parent.mkdir(parents=True, exist_ok=True)
             arguments[0].write_text(str(self._done))

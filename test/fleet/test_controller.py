@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -107,7 +108,7 @@ def test_a_job_that_is_alone_gets_both_units(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("policy", "units"), [("even", {0, 1}), ("one_unit", {0})])
 def test_the_jobs_of_the_baselines_train_at_the_same_time(policy: Policy, units: set[int], tmp_path: Path) -> None:
     pool = FakePool(2)
-    fleet = fleet_of(jobs_file(100, 100, 100), pool, tmp_path, policy=policy)
+    fleet = fleet_of(jobs_file(150, 150, 150), pool, tmp_path, policy=policy)
     assert run(fleet) is True
     assert pool.together() & {("a", "b"), ("a", "c")}
     assert {unit for name, unit, _, _ in pool.calls if name == "a"} == units
@@ -200,13 +201,14 @@ def test_nothing_is_lost_while_a_disk_is_full(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_fleet_continues_from_checkpoints(number: signal.Signals, tmp_path: Path) -> None:
-    file = jobs_file(120, 120, 120)
+    file = jobs_file(400, 400, 400)
     first = fleet_of(file, FakePool(2), tmp_path, signal_once(number, lambda fleet: all_have_done(fleet, 6)))
     with pytest.raises(KeyboardInterrupt):
         run(first)
     kept = {name: int((tmp_path / name / "checkpoint.pt").read_text()) for name in "abc"}
     assert kept == {name: job.state.done for name, job in first.jobs.items()}
     pool = FakePool(2)
+    pool.step_s = 0.002
     second = fleet_of(file, pool, tmp_path)
     assert second.seconds == pytest.approx(first.seconds)
     assert run(second) is True
@@ -230,10 +232,12 @@ def test_two_fleets_cannot_use_one_folder(tmp_path: Path) -> None:
     fleet_of(jobs_file(10), FakePool(1), tmp_path)
 
 
-def test_an_invalid_state_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a/state.json", "fleet.json"])
+@pytest.mark.parametrize("content", ["[", "[]"])
+def test_a_damaged_file_is_named(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "state.json").write_text("[")
-    with pytest.raises(ValueError, match=r"a/state\.json: not the state of a job"):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / name}: not ")):
         fleet_of(jobs_file(10), FakePool(1), tmp_path)
 
 

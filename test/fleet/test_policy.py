@@ -36,10 +36,11 @@ def fleets(draw: st.DrawFn) -> tuple[dict[str, JobView], int]:
         total = draw(st.integers(1, 1000))
         step_s = {1: draw(st.floats(0.01, 10.0)), **({2: draw(st.floats(0.01, 10.0))} if draw(st.booleans()) else {})}
         is_new = not units or draw(st.booleans())
+        change_s = draw(st.floats(0.0, 60.0))
         jobs[f"job{k}"] = JobView(
             total, draw(st.integers(0, total)), draw(st.floats(0.0, 1e4)), {} if is_new and len(units) < 2 else step_s,
-            draw(st.sampled_from((0.5, 1.0, 4.0))), units, draw(st.sampled_from((0.0, 3.0))),
-            draw(st.floats(0.0, 60.0)), draw(st.booleans()),
+            draw(st.sampled_from((0.5, 1.0, 4.0))), units, draw(st.sampled_from((0.0, change_s))), change_s,
+            draw(st.booleans()),
         )  # fmt: skip
     several = {unit for job in jobs.values() if len(job.units) > 1 for unit in job.units}
     return {
@@ -87,9 +88,9 @@ def test_a_second_decision_about_the_same_state_changes_no_units(fleet: tuple[di
     """Otherwise jobs could move for ever."""
     jobs, count = fleet
     first = decide("fair", jobs, count)
-    # Where units have changed, processes have started there.
+    # Where units have changed, processes are starting.
     later = {
-        name: job if job.units == first.units[name] else replace(job, units=first.units[name], ready_s=0.0)
+        name: job if job.units == first.units[name] else replace(job, units=first.units[name], ready_s=job.change_s)
         for name, job in jobs.items()
     }
     assert decide("fair", later, count).units == first.units
