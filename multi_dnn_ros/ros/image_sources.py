@@ -1,4 +1,7 @@
-"""Finds the publishers of a camera's topic, and explains why no image can arrive and what to change."""
+"""Finds the publishers of a camera's topic, and explains why no image can arrive and what to change.
+
+The explanations begin with what to change, because `ros2 topic echo` shows the first 128 characters of a text.
+"""
 
 from __future__ import annotations
 
@@ -76,15 +79,16 @@ def explain_mismatch(
     publishers: Iterable[Publisher],
     requested: QoSProfile,
 ) -> str:
-    """A log message about publishers of another type or with incompatible QoS. state: neither FITS nor NONE."""
+    """A message about publishers of another type or with incompatible QoS. state: neither FITS nor NONE."""
     type_name = TYPES[transport]
     if state is PublisherState.OTHER_TYPE:
         other = ", ".join(sorted({f"{publisher.node} publishes {publisher.type}" for publisher in publishers}))
-        text = f"camera {camera}: topic {topic} has no publisher of {type_name}: {other}"
-        for other_transport, other_type in TYPES.items():
-            if all(publisher.type == other_type for publisher in publishers):
-                text += f"; set the parameter camera.{camera}.transport to {other_transport}"
-        return text
+        remedy = "".join(
+            f"set camera.{camera}.transport to {other_transport}: "
+            for other_transport, other_type in TYPES.items()
+            if all(publisher.type == other_type for publisher in publishers)
+        )
+        return f"camera {camera}: {remedy}topic {topic} has no publisher of {type_name}: {other}"
     offers = "; ".join(
         sorted(
             f"{publisher.node} offers {difference}"
@@ -93,29 +97,26 @@ def explain_mismatch(
         )
     )
     return (
-        f"camera {camera}: incompatible QoS on topic {topic}, no image can arrive: {offers}; set the parameter "
-        f"camera.{camera}.qos to auto, which requests what the publishers offer"
+        f"camera {camera}: incompatible QoS, no image can arrive; set camera.{camera}.qos to auto, which requests what "
+        f"the publishers of {topic} offer: {offers}"
     )
 
 
 def explain_no_publisher(camera: str, topic: str, transport: str, seconds: float, topics: Mapping[str, str]) -> str:
-    """A log message about a topic without a publisher. topics: name -> type of those that have one."""
+    """A message about a topic without a publisher. topics: name -> type of those that have one."""
     wanted = TYPES[transport]
     same = [name for name, type_name in topics.items() if type_name == wanted and name != topic]
     text = f"camera {camera}: no publisher on {topic} for {seconds:g} s"
     if not same:
-        text += f"; there is no other topic of type {wanted}"
         other_transport, other = next(item for item in TYPES.items() if item[0] != transport)
         others = [name for name, type_name in topics.items() if type_name == other]
         if others:
-            remedy = f"parameter camera.{camera}.transport: {other_transport}"
-            text += f"; topics of type {other} ({remedy}): {_listed(topic, others)}"
+            text += f"; with camera.{camera}.transport {other_transport}: {_listed(topic, others)}"
+        text += f"; there is no other topic of type {wanted}"
         return text
-    nearest = nearest_name(topic, same)
-    text += f"; topics of type {wanted}: {_listed(topic, same)}"
-    if nearest:
+    if nearest := nearest_name(topic, same):
         text += f"; did you mean {nearest}?"
-    return text + f" (parameter camera.{camera}.topic, or a remap)"
+    return f"{text} (camera.{camera}.topic, or a remap); topics of type {wanted}: {_listed(topic, same)}"
 
 
 def nearest_name(topic: str, names: Sequence[str]) -> str:

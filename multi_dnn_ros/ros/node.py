@@ -36,7 +36,6 @@ from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
 from multi_dnn_ros.serving.hanging_threads import hanging_threads
 from multi_dnn_ros.serving.host import Build, Cancelled, Changes, DnnDescription, EngineDescription, Host
 from multi_dnn_ros.settings.dnn_parameters import assign
-from multi_dnn_ros.settings.flat_parameters import ParsedParameters
 from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
@@ -174,8 +173,7 @@ class MultiDnnNode(LifecycleNode):
         """FAILURE leaves the node unconfigured, with the reason in the log; parameters can then be corrected."""
         in_executor = self._transitions.in_executor
         try:
-            host, parsed = in_executor(self._begin_configuring)
-            config = self._node_parameters.checked(parsed, host.check)
+            host, config = in_executor(self._begin_configuring)
             self._progress.start("loading the engine")
             description = host.configure(config, self._progress.report)
             in_executor(self._end_configuring, config, description)
@@ -224,15 +222,15 @@ class MultiDnnNode(LifecycleNode):
         if self._host is not None:
             self._host.cancel()
 
-    def _begin_configuring(self) -> tuple[Host, ParsedParameters]:
+    def _begin_configuring(self) -> tuple[Host, NodeConfig]:
         self._failure = ""
         self._changed = {}
         self._progress.start("reading the parameters")
         self._host = self._make_host(self._node_parameters.value("isolation"), self._build)
-        parsed = self._node_parameters.parse()
+        config = self._node_parameters.parse()
         self._node_parameters.lock(True)  # later changes would not be part of this configuration
-        self._config = parsed.config  # runtime parameters change it from now on
-        return self._host, parsed
+        self._config = config  # runtime parameters change it from now on
+        return self._host, config
 
     def _end_configuring(self, config: NodeConfig, description: EngineDescription) -> None:
         assert self._host is not None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
@@ -13,7 +12,7 @@ from rclpy.parameter import Parameter
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.settings.dnn_parameters import REPLACED_BY_OUTPUTS
-from multi_dnn_ros.settings.flat_parameters import ParsedParameters, read_parameters
+from multi_dnn_ros.settings.flat_parameters import read_parameters
 from multi_dnn_ros.settings.parameter_fields import (
     DEFAULT_CAMERAS,
     DEFAULT_DNNS,
@@ -61,7 +60,7 @@ class NodeParameters:
     """Declares the parameters of a node and validates changes.
 
     A mistake in a parameter file or on the command line must not end the process. An invalid value or unknown name is
-    declared as it is, :meth:`checked` reports it, and the user can correct or delete it while the node runs. Therefore
+    declared as it is, :meth:`parse` reports it, and the user can correct or delete it while the node runs. Therefore
     parameters are declared with dynamic typing, and the types are checked here.
 
     apply: called with (name, value) after a runtime parameter has changed. swaps: change other parameters of DNNs while
@@ -93,36 +92,26 @@ class NodeParameters:
             node.add_post_set_parameters_callback(self._changed)
 
     def value(self, name: str) -> Any:
-        """The value of a parameter; its default if the value is invalid, which :meth:`checked` reports."""
+        """The value of a parameter; its default if the value is invalid, which :meth:`parse` reports."""
         field = self._fields[name]
         try:
             return field.checked(name, self._node.get_parameter(name).value)
         except ParameterError:
             return field.default
 
-    def parse(self) -> ParsedParameters:
-        """The present parameters and the problems found in them. Logs warnings about unused ones."""
+    def parse(self) -> NodeConfig:
+        """The configuration of the present parameters. Logs warnings about unused ones.
+
+        Raises ParameterError with every wrong name, value and topic.
+        """
         for warning in self._warnings:
             self._node.get_logger().warning(warning)
         names = [name for name in (*self._fields, *self._unknown) if self._node.has_parameter(name)]
         parsed = read_parameters({name: self._node.get_parameter(name).value for name in names})
-        if parsed.config is None:
-            return parsed
-        return replace(parsed, problems=(*parsed.problems, *self._topic_problems(parsed.config)))
-
-    @staticmethod
-    def checked(parsed: ParsedParameters, check: Callable[[NodeConfig], Sequence[str]]) -> NodeConfig:
-        """The configuration of parsed parameters. Raises ParameterError with every problem found. May take long.
-
-        check: finds problems beyond single values. Called only if there are problems already, to report all of them
-        together; otherwise configuring calls it.
-        """
-        if parsed.config is not None and not parsed.problems:
-            return parsed.config
-        found = check(parsed.config) if parsed.config is not None else ()
-        # Omit problems of parameters that are invalid already: `check` has seen their defaults.
-        further = [line for line in found if not any(name in line.split() for name in parsed.wrong)]
-        raise ParameterError([*parsed.problems, *further])
+        problems = [*parsed.problems, *(self._topic_problems(parsed.config) if parsed.config is not None else ())]
+        if problems or parsed.config is None:
+            raise ParameterError(problems)
+        return parsed.config
 
     def lock(self, locked: bool) -> None:
         """Set whether the node is configured with the present values."""

@@ -44,14 +44,6 @@ class ConfigureClient:
         self._receiver: Callable[[ServedProcess, Any], None] | None = None
         self.process = ServedProcess(make, label, dnns, pools, self._on_message)
 
-    def check(self, config: NodeConfig) -> Sequence[str]:
-        """The problems of the settings, one line each. Raises ConfigureError if the process ends, and Cancelled."""
-        self.process.send(wire.Check(config))
-        while True:
-            message = self._next("checking the parameters")
-            if isinstance(message, wire.Checked):
-                return message.problems
-
     def place(
         self, config: NodeConfig, build: Build, progress: Callable[[Progress], None]
     ) -> Mapping[str, tuple[str, ...]]:

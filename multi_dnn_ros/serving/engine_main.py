@@ -144,8 +144,6 @@ class EngineMain:
             self._on_start(message)
         elif isinstance(message, wire.Stop):
             self._on_stop(message)
-        elif isinstance(message, wire.Check):
-            self._tasks.put(partial(self._check, message))
         elif isinstance(message, wire.Place):
             self._tasks.put(partial(self._place, message))
         elif isinstance(message, wire.Measure):
@@ -227,11 +225,6 @@ class EngineMain:
             exit_with_cause(self._channel, cause, EXIT_ERROR)
 
     # -- the main thread
-
-    def _check(self, check: wire.Check) -> None:
-        from multi_dnn_ros.pipeline.settings_check import check_settings
-
-        self._channel.send(wire.Checked(tuple(check_settings(check.config).problems)))
 
     def _place(self, request: wire.Place) -> None:
         from multi_dnn_ros.serving.place import place

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, Protocol
@@ -199,16 +199,9 @@ class Host(Protocol):
     """An engine in this process or in others. Order of calls: configure, start, (offer, update)*, stop, start, ...,
     close.
 
-    Methods may be called from any thread. At most one of check, configure, start, stop and close may run at a time,
-    except that cancel and close may be called while check or configure is running.
+    Methods may be called from any thread. At most one of configure, start, stop and close may run at a time, except
+    that cancel and close may be called while configure is running.
     """
-
-    def check(self, config: NodeConfig) -> Sequence[str]:
-        """Problems of the settings beyond single values (files, names, combinations), one line each.
-
-        May raise Cancelled or ConfigureError.
-        """
-        ...
 
     def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> EngineDescription:
         """Load, cut and warm up the DNNs; blocks. Raises ConfigureError or Cancelled, after freeing everything."""

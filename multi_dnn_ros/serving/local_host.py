@@ -1,13 +1,13 @@
 """The engine in the node's own process (`isolation: none`), for debuggers and as the baseline of benchmarks.
 
-PyTorch is imported by the first configure or check, not by this module.
+PyTorch is imported by the first configure, not by this module.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,13 +46,10 @@ _CLOSE_S = 2.0
 
 
 class LocalHost:
-    """A :class:`multi_dnn_ros.serving.host.Host`. build, check: make and check a pipeline."""
+    """A :class:`multi_dnn_ros.serving.host.Host`. build: makes a pipeline."""
 
-    def __init__(
-        self, build: Build = default_build.build, check: Callable[[NodeConfig], Sequence[str]] = default_build.check
-    ) -> None:
+    def __init__(self, build: Build = default_build.build) -> None:
         self._build = build
-        self._check = check
         self._cancelled = threading.Event()
         self._config: NodeConfig | None = None
         self._pipeline: Pipeline | None = None
@@ -62,9 +59,6 @@ class LocalHost:
         self._accounts: Accounts | None = None  # what became of each frame, per DNN
         self._device = _DeviceObserver()
         self._hanging: list[ServedEngine] = []
-
-    def check(self, config: NodeConfig) -> Sequence[str]:
-        return self._check(config)
 
     def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> EngineDescription:
         """See Host. After `cancel` it raises Cancelled at once; loading stops when it next reports progress."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -48,10 +48,6 @@ class PreparedEngines:
         except OSError as error:
             self.discard()
             raise ConfigureError(with_memory_limit(f"an engine process cannot be started: {error}")) from error
-
-    def check(self) -> Sequence[str]:
-        """See Host.check."""
-        return self._clients[0].check(self.config)
 
     def configure(
         self, build: Build, progress: Callable[[Progress], None]

@@ -73,23 +73,13 @@ class ProcessHost:
         self._restart_s, self._retry_s = restart_s, retry_s
         self._make = make or partial(EngineProcess, modules=default_build.modules_of(build))
         self._cancelled = threading.Event()
-        self._preparing = threading.Lock()  # held by check and configure
+        self._preparing = threading.Lock()  # held by configure
         self._pools: Mapping[str, SlotPool] = {}
         self._engines: Mapping[str, SupervisedProcesses] = {}  # by device, once configured
         self._multi_device = _MultiDevice()
         self._serving: _Serving | None = None
 
     # -- before serving
-
-    def check(self, config: NodeConfig) -> Sequence[str]:
-        """See Host. Raises Cancelled and ConfigureError."""
-        with self._preparing:
-            self._cancelled.clear()
-            prepared = PreparedEngines(config, self._make, self._cancelled)
-            try:
-                return prepared.check()
-            finally:
-                prepared.discard()
 
     def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> EngineDescription:
         with self._preparing:

@@ -49,7 +49,6 @@ _HANDLED_ELSEWHERE = (
     wire.Failed,
     wire.Logged,
     wire.Report,
-    wire.Checked,
     wire.Placed,
     wire.Measured,
     wire.Started,

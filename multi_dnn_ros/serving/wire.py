@@ -20,13 +20,6 @@ from multi_dnn_ros.settings.schema import NodeConfig
 
 
 @dataclass(frozen=True)
-class Check:
-    """Check the settings; answered by Checked."""
-
-    config: NodeConfig
-
-
-@dataclass(frozen=True)
 class Configure:
     """Configure the DNNs `dnns` of `config`; answered by Progressed, then Configured or Refused.
 
@@ -108,14 +101,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Ready:
-    """Imports are done; the process accepts Check, Place, Measure and Configure."""
-
-
-@dataclass(frozen=True)
-class Checked:
-    """The answer to Check. problems: one line each."""
-
-    problems: tuple[str, ...]
+    """Imports are done; the process accepts Place, Measure and Configure."""
 
 
 @dataclass(frozen=True)
@@ -217,10 +203,9 @@ class Aborting:
 
 
 #: Messages to an engine process, all handled by EngineMain, and to the node's process.
-ToEngine = Check | Configure | Place | Measure | Start | Offer | Update | Stop
+ToEngine = Configure | Place | Measure | Start | Offer | Update | Stop
 ToNode = (
     Ready
-    | Checked
     | Placed
     | Measured
     | Progressed

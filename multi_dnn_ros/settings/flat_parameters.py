@@ -57,12 +57,11 @@ class ParsedParameters:
     """The valid part of flat parameters, and what is wrong with the rest.
 
     config: has defaults instead of invalid values, and no DNNs whose role or model is invalid; None: the names of
-    cameras or DNNs are invalid, or no DNN is left. wrong: names of the parameters with invalid values.
+    cameras or DNNs are invalid, or no DNN is left.
     """
 
     config: NodeConfig | None
     problems: tuple[str, ...]
-    wrong: frozenset[str] = frozenset()
 
 
 def read_parameters(flat: Mapping[str, Any]) -> ParsedParameters:
@@ -84,9 +83,9 @@ def read_parameters(flat: Mapping[str, Any]) -> ParsedParameters:
             values[name] = field.default
     dnns = tuple(dnn for dnn in dnns if not {f"dnn.{dnn}.role", f"dnn.{dnn}.model"} & wrong)
     if not dnns:
-        return ParsedParameters(None, tuple(problems), frozenset(wrong))
+        return ParsedParameters(None, tuple(problems))
     config = NodeConfig.model_validate(_nested(values, cameras, dnns, outputs), strict=True)
-    return ParsedParameters(config, tuple(problems), frozenset(wrong))
+    return ParsedParameters(config, tuple(problems))
 
 
 def _nested(

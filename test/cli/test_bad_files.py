@@ -15,6 +15,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import psutil
 import pytest
 from rclpy.serialization import serialize_message
 from sensor_msgs.msg import Image
@@ -84,6 +85,7 @@ def test_the_node_stays_up_with_a_wrong_parameter_file(domain: int, tmp_path: Pa
             assert node.exit_code() is None, node.last_lines(20)
             assert time.monotonic() < deadline, node.last_lines(20)
             time.sleep(0.05)
+        assert not psutil.Process(node.pid).children(), "an engine process was started for wrong parameters"
         node.send(signal.SIGINT)
         assert node.stop()
         assert node.exit_code() == 0

@@ -46,6 +46,13 @@ def warned(bench: Bench, capfd: pytest.CaptureFixture[str]) -> Callable[[], list
     return read
 
 
+def assert_in_the_first_characters(line: str, *words: str) -> None:
+    """`ros2 topic echo` shows the first 128 characters of a text."""
+    text = line[line.index("camera front: ") :]
+    for word in words:
+        assert word in text[:128], text
+
+
 def start(bench: Bench, **parameters: Any) -> None:
     bench.node({f"camera.front.{name}": value for name, value in parameters.items()})
     assert bench.change("configure")
@@ -128,8 +135,8 @@ def test_the_warning_about_a_topic_without_publisher_lists_other_topics(
     bench.until(warned, "a warning")
     (line,) = warned()
     assert "no publisher on /front/image_raw" in line
-    assert "sensor_msgs/msg/Image: /front/image_rwa, /unlike;" in line
-    assert "did you mean /front/image_rwa?" in line
+    assert "sensor_msgs/msg/Image: /front/image_rwa, /unlike" in line
+    assert_in_the_first_characters(line, "did you mean /front/image_rwa?", "camera.front.topic")
     assert "image_text" not in line
     assert "/nobody_publishes" not in line
     reports = len(bench.reports)
@@ -182,7 +189,8 @@ def test_the_warning_lists_compressed_topics(bench: Bench, warned: Callable[[], 
     bench.until(warned, "a warning")
     (line,) = warned()
     assert "no other topic of type sensor_msgs/msg/Image" in line
-    assert "camera.front.transport: compressed): /front/image_raw/compressed" in line
+    assert_in_the_first_characters(line, "camera.front.transport compressed")
+    assert "/front/image_raw/compressed" in line
 
 
 @pytest.mark.usefixtures("impatient")
@@ -193,7 +201,8 @@ def test_a_publisher_of_another_type_is_a_warning(bench: Bench, stranger: Any, w
     (line,) = warned()
     assert "/front/image_raw has no publisher of sensor_msgs/msg/Image" in line
     assert "/stranger publishes sensor_msgs/msg/CompressedImage" in line
-    assert "set the parameter camera.front.transport to compressed" in line
+    assert_in_the_first_characters(line, "set camera.front.transport to compressed")
+    bench.until(lambda: "/stranger publishes" in bench.status("camera front").message, "the reason in the status")
 
 
 @pytest.mark.usefixtures("impatient")
@@ -203,7 +212,7 @@ def test_a_reliable_subscription_and_a_best_effort_camera(bench: Bench, warned: 
     bench.until(lambda: bench.status("camera front").level == ERROR, "an error status")
     message = bench.status("camera front").message
     assert "/peer offers reliability BEST_EFFORT, the subscription requests RELIABLE" in message
-    assert "camera.front.qos to auto" in message
+    assert_in_the_first_characters(message, "set camera.front.qos to auto")
     bench.until(warned, "a warning")
     assert "BEST_EFFORT" in warned()[0]
     bench.peer.destroy_publisher(camera)

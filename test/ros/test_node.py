@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import numpy as np
@@ -24,10 +24,10 @@ from vision_msgs.msg import Detection2DArray
 from multi_dnn_ros.backends import jpeg_decoding
 from multi_dnn_ros.common.jpeg_file import JpegFile
 from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
-from multi_dnn_ros.settings.flat_parameters import ParsedParameters
+from multi_dnn_ros.serving.host import EngineDescription
+from multi_dnn_ros.serving.local_host import LocalHost
 from multi_dnn_ros.settings.schema import NodeConfig
 
 OUT = "/multi_dnn/front/object/detections"
@@ -424,14 +424,14 @@ def test_a_runtime_parameter_that_changes_just_after_all_were_read_takes_effect(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the thread of the transition continues."""
-    checked = NodeParameters.checked
+    configure = LocalHost.configure
 
-    def change_first(parsed: ParsedParameters, check: Callable[[NodeConfig], Sequence[str]]) -> NodeConfig:
+    def change_first(self: LocalHost, config: NodeConfig, progress: Any) -> EngineDescription:
         (result,) = node.set_parameters([Parameter("dnn.object.score_threshold", value=0.9)])
         assert result.successful
-        return checked(parsed, check)
+        return configure(self, config, progress)
 
-    monkeypatch.setattr(NodeParameters, "checked", staticmethod(change_first))
+    monkeypatch.setattr(LocalHost, "configure", change_first)
     node = bench.node()
     assert bench.change("configure")
     assert bench.change("activate")

@@ -16,7 +16,6 @@ from two_heads import LABELS, exported, picture
 from vision_msgs.msg import Detection2DArray, LabelInfo
 
 from multi_dnn_ros.pipeline.build import build as build_for_real
-from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.ros.qos import LATCHED
 from multi_dnn_ros.ros.result_messages import class_names, image_message
 
@@ -43,7 +42,7 @@ def two_filters(model: Path, **own: Any) -> dict[str, Any]:
 
 
 def start(bench: Bench, parameters: dict[str, Any]) -> None:
-    bench.node(parameters, check=lambda config: check_settings(config).problems, build=build_for_real)
+    bench.node(parameters, build=build_for_real)
     assert bench.change("configure"), bench.status("node").message
     assert bench.change("activate")
 
@@ -155,7 +154,7 @@ def test_the_threshold_of_one_result_changes_only_that_result(bench: Bench, mode
 def test_a_wrong_parameter_is_named_with_what_is_allowed(
     bench: Bench, model: Path, own: dict[str, Any], parameter: str, allowed: str
 ) -> None:
-    bench.node(two_filters(model, **own), check=lambda config: check_settings(config).problems, build=build_for_real)
+    bench.node(two_filters(model, **own), build=build_for_real)
     assert not bench.change("configure")
     bench.until(lambda: "configure" in bench.status("node").message, "the failure in the diagnostics")
     text = bench.status("node").message
@@ -223,7 +222,7 @@ def test_tiles_find_what_is_in_each_and_report_it_once(bench: Bench) -> None:
 def test_impossible_tiles_are_refused(bench: Bench, model: Path, own: dict[str, Any], texts: tuple[str, ...]) -> None:
     plain = own.get("model") == "builtin:lane"
     parameters = settings(model, **own) if plain else two_filters(model, **own)
-    bench.node(parameters, check=lambda config: check_settings(config).problems, build=build_for_real)
+    bench.node(parameters, build=build_for_real)
     assert not bench.change("configure")
     bench.until(lambda: "configure" in bench.status("node").message, "the failure in the diagnostics")
     assert all(text in bench.status("node").message for text in texts), bench.status("node").message

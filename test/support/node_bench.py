@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,6 @@ from std_msgs.msg import Header
 from multi_dnn_ros.ros.engine_host import make_host
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.serving.local_host import LocalHost
-from multi_dnn_ros.settings.schema import NodeConfig
 
 WAIT_S = 60.0
 _TRANSITIONS = {
@@ -54,7 +53,6 @@ class Bench:
     def node(
         self,
         parameters: dict[str, Any] | None = None,
-        check: Callable[[NodeConfig], Sequence[str]] = lambda config: (),
         **arguments: Any,
     ) -> MultiDnnNode:
         """A node with one DNN `object` on camera `front`, in this process, unless the parameters say otherwise."""
@@ -63,9 +61,7 @@ class Bench:
         overrides = [Parameter(name, value=value) for name, value in values.items()]
         settings = {
             "build": build,
-            "host": lambda isolation, build: (
-                LocalHost(build, check) if isolation == "none" else make_host(isolation, build)
-            ),
+            "host": lambda isolation, build: LocalHost(build) if isolation == "none" else make_host(isolation, build),
             "context": self.context,
             "parameter_overrides": overrides,
             **arguments,
