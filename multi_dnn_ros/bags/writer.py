@@ -69,8 +69,10 @@ class BagWriter(AtomicWriter):
             if storage == "mcap":
                 self._writer.set_compression(CompressionMode.STORAGE, CompressionFormat.ZSTD)
             self._writer.open()
-        except _WRITE_ERRORS as error:
+        except BaseException as error:  # a signal, too, must not leave the folder
             self._remove()
+            if not isinstance(error, _WRITE_ERRORS):
+                raise
             raise BagError(f"cannot write {self.path}: {error}") from error
 
     @property

@@ -67,3 +67,12 @@ def start_node(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iter
         for node in started:
             node.kill()
             RUNNING.remove(node)
+
+
+@pytest.fixture(scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Commands keep their caches in this folder from now on, instead of the user's."""
+    folder: Path = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder

@@ -1,0 +1,100 @@
+"""Writes recordings of images in the forms in which ROS 2 stores them; reads the recordings of `multi-dnn replay`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from builtin_interfaces.msg import Time
+from harness import stamp_ns
+from mcap.writer import CompressionType
+from mcap.writer import Writer as McapWriter
+from rclpy.serialization import deserialize_message, serialize_message
+from rosbags.rosbag2 import CompressionFormat, CompressionMode, Reader, StoragePlugin, Writer
+from rosbags.typesys import Stores, get_typestore
+from sensor_msgs.msg import Image
+from std_msgs.msg import Header
+
+TOPIC = "/front/image_raw"
+#: Frames are a tenth of a second apart; each is recorded 2 ms after its stamp.
+PERIOD_NS = 100_000_000
+DELAY_NS = 2_000_000
+FIRST_NS = 1_700_000_000_000_000_000
+
+_STORE = get_typestore(Stores.ROS2_JAZZY)
+_TYPE = "sensor_msgs/msg/Image"
+
+
+def image_message(pixels: np.ndarray, number: int) -> Image:
+    """The frame of this number, from RGB pixels."""
+    seconds, nanoseconds = divmod(FIRST_NS + number * PERIOD_NS, 1_000_000_000)
+    header = Header(stamp=Time(sec=seconds, nanosec=nanoseconds), frame_id="camera")
+    height, width = pixels.shape[:2]
+    return Image(header=header, height=height, width=width, encoding="rgb8", step=3 * width, data=pixels.tobytes())
+
+
+def write_folder(
+    folder: Path, messages: Sequence[tuple[str, Image]], storage: str = "mcap", compression: str = ""
+) -> Path:
+    """A rosbag2 folder with metadata.yaml. The messages are pairs of topic and image.
+
+    compression: with zstd, of each `file` or of each `message`, as rosbag2 has it for every storage.
+    """
+    writer = Writer(folder, version=9, storage_plugin=StoragePlugin[storage.upper()])
+    if compression:
+        writer.set_compression(CompressionMode[compression.upper()], CompressionFormat.ZSTD)
+    with writer:
+        topics = {topic: writer.add_connection(topic, _TYPE, typestore=_STORE) for topic in dict(messages)}
+        for topic, message in messages:
+            writer.write(topics[topic], stamp_ns(message) + DELAY_NS, serialize_message(message))
+    return folder
+
+
+def write_split(folder: Path, messages: Sequence[tuple[str, Image]], storage: str) -> Path:
+    """A folder with two files, as `ros2 bag record --max-bag-size` leaves it."""
+    metadata = write_folder(folder, messages, storage) / "metadata.yaml"
+    whole = yaml.safe_load(metadata.read_text())
+    information = whole["rosbag2_bagfile_information"]
+    (folder / information["relative_file_paths"][0]).unlink()
+    information |= {"relative_file_paths": [], "files": []}
+    for number, part in enumerate((messages[: len(messages) // 2], messages[len(messages) // 2 :])):
+        write_folder(folder / "part", part, storage)
+        one = yaml.safe_load((folder / "part" / "metadata.yaml").read_text())["rosbag2_bagfile_information"]["files"][0]
+        name = f"{folder.name}_{number}{Path(one['path']).suffix}"
+        shutil.move(folder / "part" / one["path"], folder / name)
+        shutil.rmtree(folder / "part")
+        information["relative_file_paths"].append(name)
+        information["files"].append({**one, "path": name})
+    metadata.write_text(yaml.safe_dump(whole))
+    return folder
+
+
+def write_mcap(path: Path, messages: Sequence[tuple[str, Image]], compression: str = "none", chunk: int = 1) -> Path:
+    """A single file, with one chunk for each message unless `chunk`, its size in bytes, is larger."""
+    definition, _ = _STORE.generate_msgdef(_TYPE, ros_version=2)
+    with path.open("wb") as file:
+        writer = McapWriter(file, chunk_size=chunk, compression=CompressionType[compression.upper()])
+        writer.start(profile="ros2", library="test")
+        schema = writer.register_schema(_TYPE, "ros2msg", definition.encode())
+        channels = {topic: writer.register_channel(topic, "cdr", schema) for topic in dict(messages)}
+        for number, (topic, message) in enumerate(messages):
+            time = stamp_ns(message) + DELAY_NS
+            writer.add_message(channels[topic], time, serialize_message(message), time, number)
+        writer.finish()
+    return path
+
+
+def read_results(folder: Path) -> dict[str, list[tuple[int, Any]]]:
+    """By topic: recording time in nanoseconds and message of every result, in the order of the file."""
+    results: dict[str, list[tuple[int, Any]]] = {}
+    with Reader(folder) as reader:
+        for connection, time, data in reader.messages():
+            package, _, name = connection.msgtype.split("/")
+            kind = getattr(import_module(f"{package}.msg"), name)
+            results.setdefault(connection.topic, []).append((time, deserialize_message(bytes(data), kind)))
+    return results
