@@ -20,7 +20,7 @@ _AUTO = ["auto"]
 
 def names_devices(config: NodeConfig) -> bool:
     """Whether the DNNs may run on different devices, which an engine process has to look up (it knows the GPUs)."""
-    return config.placement == "auto" or any(dnn.device != _AUTO for dnn in config.dnns.values())
+    return any(dnn.device != _AUTO for dnn in config.dnns.values())
 
 
 def divide(config: NodeConfig, devices: Devices) -> dict[str, NodeConfig]:
@@ -33,7 +33,7 @@ def divide(config: NodeConfig, devices: Devices) -> dict[str, NodeConfig]:
             for name, settings in config.dnns.items()
             if device in devices[name]
         }
-        parts[device] = config.model_copy(update={"device": device, "placement": "fixed", "dnns": dnns})
+        parts[device] = config.model_copy(update={"device": device, "dnns": dnns})
     return parts
 
 

@@ -51,7 +51,6 @@ _HANDLED_ELSEWHERE = (
     wire.Report,
     wire.Checked,
     wire.Placed,
-    wire.Measured,
     wire.Started,
 )
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "does not fit into the memory", "cannot allocate memory")

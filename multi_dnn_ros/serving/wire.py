@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Timing
-from multi_dnn_ros.serving.host import Build, DeviceCosts, EngineDescription, Progress
+from multi_dnn_ros.serving.host import Build, EngineDescription, Progress
 from multi_dnn_ros.settings.schema import NodeConfig
 
 # -- node to engine process
@@ -45,14 +45,6 @@ class Configure:
 @dataclass(frozen=True)
 class Place:
     """Find the devices of every DNN of `config`; answered by Progressed, then Placed or Refused."""
-
-    config: NodeConfig
-    build: Build
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Measure each DNN of `config` alone on its device; answered by Progressed, then Measured or Refused."""
 
     config: NodeConfig
     build: Build
@@ -108,7 +100,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Ready:
-    """Imports are done; the process accepts Check, Place, Measure and Configure."""
+    """Imports are done; the process accepts Check, Place and Configure."""
 
 
 @dataclass(frozen=True)
@@ -120,21 +112,14 @@ class Checked:
 
 @dataclass(frozen=True)
 class Placed:
-    """The answer to Place. devices: names by DNN; with `placement: auto`, the devices that it may be placed on."""
+    """The answer to Place. devices: names by DNN."""
 
     devices: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The answer to Measure. costs: costs on one device."""
-
-    costs: DeviceCosts
-
-
-@dataclass(frozen=True)
 class Progressed:
-    """Place, Measure or Configure has made progress."""
+    """Place or Configure has made progress."""
 
     progress: Progress
 
@@ -148,7 +133,7 @@ class Configured:
 
 @dataclass(frozen=True)
 class Refused:
-    """Place, Measure or Configure failed. expected: because of parameters or files; otherwise `text` is a traceback."""
+    """Place or Configure failed. expected: because of parameters or files; otherwise `text` is a traceback."""
 
     text: str
     expected: bool
@@ -217,12 +202,11 @@ class Aborting:
 
 
 #: Messages to an engine process, all handled by EngineMain, and to the node's process.
-ToEngine = Check | Configure | Place | Measure | Start | Offer | Update | Stop
+ToEngine = Check | Configure | Place | Start | Offer | Update | Stop
 ToNode = (
     Ready
     | Checked
     | Placed
-    | Measured
     | Progressed
     | Configured
     | Refused
