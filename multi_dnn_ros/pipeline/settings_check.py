@@ -30,8 +30,8 @@ from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, check_back
 from multi_dnn_ros.pipeline.devices import devices_in_use, dnn_units, torch_device
 from multi_dnn_ros.pipeline.image_check import image_check_problems
 from multi_dnn_ros.planning.batch_units import Unit
+from multi_dnn_ros.planning.checked_file import ProfileError
 from multi_dnn_ros.planning.predictor import Predictor, read_predictor
-from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 from multi_dnn_ros.vision.decoders.registry import DECODERS
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.planning.image_sizes import Fit
+from multi_dnn_ros.planning.fit import Fit
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.settings.schema import NodeConfig
 

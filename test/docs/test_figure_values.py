@@ -48,7 +48,6 @@ _NOT_IN_FILES = {
         "1.95",
         "1.896",
     },
-    "distributed-training-steps-on-four-gpus": {"1.090", "1.037", "1.012", "1.015"},
     "a-batch-on-shares-of-one-gpu": {"39.7", "33.3", "33.0", "29.7", "26.0", "24.8", "23.4", "27.7"},
     "a-batch-on-four-gpus": {
         "3.31",
@@ -66,7 +65,6 @@ _NOT_IN_FILES = {
     "parallel-branches-of-one-image": {"105"},
     "the-frames-of-a-dnn-on-four-gpus": {"213"},
     "one-network-alone": {"0.745", "0.286", "1.422", "0.916", "0.831", "0.401", "2.762", "1.559", "1.60"},
-    "the-profiler-on-a-gpu": {"224", "120"},
     "accuracy-against-macs": {"92.4"},
 }
 
@@ -221,11 +219,6 @@ def _predicted_speedup(result: Any) -> float:
     return float(min(alone) / result["plan"]["predicted_ms"])
 
 
-def _predicted_for(result: Any, processes: int) -> dict[str, float]:
-    """The predicted step times with this number of processes."""
-    return next(each for each in result["scaling_predicted"] if each["processes"] == processes)
-
-
 def _branches(result: Any, name: str, streams: int) -> float:
     """Time of the compiled segments over that of Inductor's graph on one stream."""
     (network,) = (each for each in result["networks"] if each["network"] == f"torchvision:{name}")
@@ -288,15 +281,6 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
             ("resnet34", "23.4"),
             ("vgg16", "27.7"),
             ("densenet121", "24.8"),
-        )
-    ),
-    *(
-        ("distributed-training-steps-on-four-gpus", figure, f"training_inception_v3_{gpus}gpus.json", compute)
-        for figure, gpus, compute in (
-            ("1.090", 2, lambda it: _predicted_for(it, 4)["layers_s"] * 1e3 / it["methods"]["alone"]["step_ms"]),
-            ("1.037", 2, lambda it: _predicted_for(it, 4)["ddp_s"] * 1e3 / it["methods"]["alone"]["step_ms"]),
-            ("1.012", 4, lambda it: it["methods"]["layers"]["step_ms"] / it["methods"]["alone"]["step_ms"]),
-            ("1.015", 4, lambda it: it["methods"]["ddp"]["step_ms"] / it["methods"]["alone"]["step_ms"]),
         )
     ),
     *(

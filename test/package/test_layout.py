@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "serving": {"common", "settings", "backends", "engine", "planning", "pipeline"},
     "compression": {"common", "models", "planning"},
     "training": {"common", "settings", "vision", "models", "compression", "planning"},
-    "profiling": {"common", "graph", "models", "backends", "planning", "training"},
+    "profiling": {"common", "graph", "models", "backends", "planning"},
     "partition": {"common", "backends", "planning", "pipeline", "serving", "profiling"},
     "fleet": {"common", "settings", "models", "planning", "training"},
     "ros": {"common", "settings", "vision", "standalone", "engine", "serving"},
@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
 }  # fmt: skip
 #: Folders of test/ without a package of that name: tests on a GPU, with a real ROS 2, of launch/, of the documents, of
 #: the repository as a whole, of malicious inputs, of extensions; and `support`, which several folders import.
-OTHER_TESTS = {"docs", "extensions", "gpu", "real_ros", "launch", "package", "security", "support"}
+OTHER_TESTS = {"acceptance", "docs", "extensions", "gpu", "real_ros", "launch", "package", "security", "support"}
 #: Entry points of setup.py.
 ENTRY_POINTS = {"__init__", "executable"}
 #: Packages that may import rclpy and message packages.

@@ -27,7 +27,7 @@ from multi_dnn_ros.planning.batch_table import (
     write_table,
 )
 from multi_dnn_ros.planning.batch_units import Unit, parse_unit
-from multi_dnn_ros.planning.profile import ProfileError
+from multi_dnn_ros.planning.checked_file import ProfileError
 
 FAKE = NetworkRequest("fake")
 FAST = Sampling(3, 1.0)

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from partition_fakes import table
 
 from multi_dnn_ros.backends.registry import BackendRequest
-from multi_dnn_ros.cli import partition_arguments
+from multi_dnn_ros.cli import partition_arguments, profile
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.cli.profile_target import add_target, open_target
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.extensions import Registry
 from multi_dnn_ros.partition import torch_executor
@@ -300,9 +299,9 @@ def test_the_automatic_backend_of_a_cpu_computes_on_the_provider_of_the_node(mon
     for unit in ("cpu", "cpu:1/onnxruntime"):
         torch_executor._target(parse_unit(unit), "auto").make_backend()
     parser = argparse.ArgumentParser()
-    add_target(parser)
+    profile._add_target(parser, repeats=1, threads="1")
     for backend in ("auto", "onnxruntime"):
-        with open_target(parser.parse_args(["--device", "cpu", "--backend", backend])) as target:
+        with profile._open_target(parser.parse_args(["--device", "cpu", "--backend", backend])) as target:
             target.make_backend()
     assert [request.providers for request in requests] == [("cpu",), (), ("cpu",), ()]
 
