@@ -267,6 +267,5 @@ SPEC = BackendSpec(
     precisions={"cuda": ALL_PRECISIONS},
     captures=("cuda",),
     fuses=("cuda",),
-    timing_marks=True,
     branches=("cuda",),
 )

@@ -30,4 +30,4 @@ class Eager:
         return ready
 
 
-SPEC = BackendSpec("eager", lambda request: Eager(), timing_marks=True)
+SPEC = BackendSpec("eager", lambda request: Eager())

@@ -202,25 +202,6 @@ def cast_stage(
     return _Cast(copied, dtype, channels_last=channels_last)
 
 
-def lay_out_channels_last(graph_module: fx.GraphModule, inputs: Tensors) -> Tensors:
-    """Change a graph to channels_last, as InPrecision does on a GPU; returns its inputs in that layout.
-
-    A graph with an operation that depends on strides is not changed.
-    """
-    if _reads_strides(graph_module):
-        return inputs
-    for tensor in itertools.chain(graph_module.parameters(), graph_module.buffers()):
-        tensor.data = _channels_last(tensor.data)
-    _reshape_views(graph_module)
-    graph_module.recompile()
-    return tuple(_channels_last(tensor) for tensor in inputs)
-
-
-def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    images = tensor.ndim == 4 and tensor.is_floating_point()
-    return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
-
-
 class _Cast(nn.Module):
     """Casts a stage's floating-point inputs to `dtype` and, if set, its floating-point outputs to `results`."""
 

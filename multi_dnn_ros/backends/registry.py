@@ -59,7 +59,6 @@ class BackendSpec:
     captures: types of device on which stages are captured as CUDA graphs, so that TF32 can differ between DNNs.
     fuses: types of device on which a convolution and its activation are fused.
     compiles: preparing takes minutes; layers are then timed with the device's automatic backend instead.
-    timing_marks: the operations of a stage's graph run in order, so that time marks can stand between them.
     finish: called after the last DNN was prepared, for example to end compiler processes; None: nothing to do.
     version: returns the library that determines the times, such as "onnxruntime 1.20.0"; None: PyTorch.
     branches: types of device on which independent branches of a DNN can run at the same time.
@@ -74,7 +73,6 @@ class BackendSpec:
     captures: tuple[str, ...] = ()
     fuses: tuple[str, ...] = ()
     compiles: bool = False
-    timing_marks: bool = False
     finish: Callable[[], None] | None = None
     version: Callable[[], str] | None = None
     branches: tuple[str, ...] = ()

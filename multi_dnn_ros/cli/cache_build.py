@@ -69,7 +69,6 @@ def kinds() -> tuple[CacheKind, ...]:
         CacheKind("checks of .onnx files", folder / "onnx"),
         CacheKind("numbers of streams (branches)", folder / "branches"),
         CacheKind("measured siblings (merge_siblings)", folder / "siblings"),
-        CacheKind("costs of the DNNs on each device (placement)", folder / "placement.json"),
         CacheKind("layer times (blocking_ms)", LAYER_TIMES.folder, LAYER_TIMES),
         CacheKind("measured backends", CHOICES.folder, CHOICES),
         CacheKind("networks compiled by execution providers (TensorRT engines, OpenVINO)", COMPILED.folder, COMPILED),
@@ -88,8 +87,6 @@ def build_caches(
     before = {kind.path: snapshot(kind.path) for kind in kinds()}
     measured = config.model_copy(update={"dnns": {name: _measured(dnn) for name, dnn in config.dnns.items()}})
     first_s, first = _configure(measured, make_host, report, clock)
-    if config.placement == "auto" and measured != config:  # costs with `auto`, which now stands for the measured choice
-        _configure(config, make_host, report, clock)
     made = tuple(_made(kind, before[kind.path]) for kind in kinds())
     report("configuring again, from the caches")
     again_s, again = _configure(config, make_host, lambda line: None, clock)

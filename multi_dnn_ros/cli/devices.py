@@ -13,8 +13,8 @@ from multi_dnn_ros.cli.options import check_writable
 from multi_dnn_ros.common.torch_threads import torch_threads
 
 if TYPE_CHECKING:
+    from multi_dnn_ros.profiling.copies import Link
     from multi_dnn_ros.profiling.devices import Device
-    from multi_dnn_ros.profiling.links import Link
 
 _DETAILS = """\
 For the CPU and each GPU, the command prints name, memory, cores or SMs, measured arithmetic throughput per precision,
@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
     from multi_dnn_ros.cli.progress import progress_bar
     from multi_dnn_ros.common.reporting import cpu_count, provenance, write_json
-    from multi_dnn_ros.planning.device import busy_warning
     from multi_dnn_ros.profiling.devices import describe, find_devices, measure_devices
+    from multi_dnn_ros.profiling.limits import busy_warning
 
     devices = find_devices()
     links: list[Link] = []
@@ -124,10 +124,9 @@ def _tables(devices: Sequence[Device], links: Sequence[Link]) -> str:
     if links:
         parts.append(
             table(
-                ["from", "to", "link", "reads the other's memory", "GB/s"],
+                ["from", "to", "reads the other's memory", "GB/s"],
                 [
-                    [link.source, link.target, link.kind or "unknown", "yes" if link.peer_access else "no",
-                     _number(link.bytes_per_s, 1e9)]
+                    [link.source, link.target, "yes" if link.peer_access else "no", _number(link.bytes_per_s, 1e9)]
                     for link in links
                 ],
             )

@@ -29,7 +29,7 @@ from multi_dnn_ros.models.onnx_header import OnnxHeader, Value, read_onnx_header
 from multi_dnn_ros.models.sources import load_source
 from multi_dnn_ros.pipeline.build import make_task
 from multi_dnn_ros.pipeline.choices import choose_backend
-from multi_dnn_ros.serving.warm_up import run_on_black
+from multi_dnn_ros.planning.frame_times import run_on_black
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.decoders.layout import Layout, shape_text
 from multi_dnn_ros.vision.decoders.recognition import Recognition, recognize

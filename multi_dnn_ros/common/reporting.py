@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import platform
@@ -64,6 +66,15 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically. Parent folders are created."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows with the same columns to a CSV file, as :func:`write_text` does."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0] if rows else (), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def write_figure(path: Path, figure: Figure) -> None:

@@ -138,7 +138,7 @@ def _only_device(units: Mapping[str, tuple[Unit, ...]]) -> Unit:
     devices = devices_in_use(units)
     if len(devices) > 1:
         raise ConfigError(
-            f"the DNNs run on {', '.join(unit.name for unit in devices)} (parameters dnn.<dnn>.device and placement), "
+            f"the DNNs run on {', '.join(unit.name for unit in devices)} (parameters dnn.<dnn>.device), "
             "but one process runs the DNNs of one device; allowed here: the same device for all of them"
         )
     return devices[0]

@@ -27,12 +27,6 @@ def unit_of(name: str, parameter: str) -> Unit:
     return unit
 
 
-def every_unit() -> list[Unit]:
-    """All GPUs, then the CPU."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [parse_unit(name) for name in (*(f"cuda:{number}" for number in range(count)), "cpu")]
-
-
 def torch_device(unit: Unit) -> torch.device:
     """PyTorch's device of a unit."""
     return torch.device(unit.device)
@@ -51,10 +45,7 @@ def workers_and_threads(config: NodeConfig, unit: Unit) -> tuple[int, int]:
 
 
 def dnn_units(config: NodeConfig) -> dict[str, tuple[Unit, ...]]:
-    """The devices of each DNN, in the order of its parameter. Raises ConfigError with all problems.
-
-    With `placement: auto` these are the devices that it may be placed on.
-    """
+    """The devices of each DNN, in the order of its parameter. Raises ConfigError with all problems."""
     problems: list[str] = []
     common: Unit | None = None
     try:
@@ -66,9 +57,7 @@ def dnn_units(config: NodeConfig) -> dict[str, tuple[Unit, ...]]:
         found: list[Unit] = []
         for name in settings.device:
             if name == "auto":
-                if config.placement == "auto" and config.device == "auto":
-                    found += every_unit()
-                elif common is not None:
+                if common is not None:
                     found.append(common)
                 continue
             try:

@@ -6,10 +6,8 @@ also by `auto`.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
-import hashlib
 import logging
 import statistics
 import time
@@ -32,7 +30,7 @@ from multi_dnn_ros.backends.precision import PRECISIONS, allowed_precisions
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.captured_warnings import CapturedWarnings
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.common.machine_cache import CONTENT, Key, MachineCache
+from multi_dnn_ros.common.machine_cache import Key, MachineCache
 from multi_dnn_ros.common.reporting import table, three_digits
 from multi_dnn_ros.graph.checksum import network_checksum
 from multi_dnn_ros.graph.cut import cut_module
@@ -119,17 +117,6 @@ def with_cached_backend(
     if found is None:
         return settings
     return _with_fastest(dnn, settings, device, found, _cache_text(key), progress)
-
-
-def choices_digest() -> str:
-    """Checksum of all cached choices; "" if there are none."""
-    digest = hashlib.sha256()
-    entries = list(CHOICES.entries())
-    for entry in entries:
-        digest.update(entry.folder.name.encode())
-        with contextlib.suppress(OSError):  # removed meanwhile, or unreadable and therefore not used
-            digest.update((entry.folder / CONTENT).read_bytes())
-    return digest.hexdigest() if entries else ""
 
 
 def _cache_text(key: Key) -> str:

@@ -30,8 +30,8 @@ from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, check_back
 from multi_dnn_ros.pipeline.devices import devices_in_use, dnn_units, torch_device
 from multi_dnn_ros.pipeline.image_check import image_check_problems
 from multi_dnn_ros.planning.batch_units import Unit
+from multi_dnn_ros.planning.checked_file import ProfileError
 from multi_dnn_ros.planning.predictor import Predictor, read_predictor
-from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 from multi_dnn_ros.vision.decoders.registry import DECODERS
 
@@ -81,8 +81,11 @@ def check_settings(config: NodeConfig) -> Findings:
     except ConfigError as error:
         problems.extend(str(error).splitlines())
     devices = devices_in_use(units)
-    if config.isolation == "none" and (len(devices) > 1 or config.placement == "auto"):
-        problems.append(_isolation_problem(config, devices))
+    if config.isolation == "none" and len(devices) > 1:
+        names = ", ".join(unit.name for unit in devices)
+        problems.append(
+            f"parameter isolation is 'none', but the DNNs run on {names}; allowed with several devices: process"
+        )
     try:
         predictor = read_predictor(Path(config.predictor)) if config.predictor else None
     except ProfileError as error:
@@ -92,7 +95,7 @@ def check_settings(config: NodeConfig) -> Findings:
     for name, settings in config.dnns.items():
         problems.extend(_camera_problems(name, settings, config))
         dnn_devices = tuple(dict.fromkeys(torch_device(unit) for unit in units.get(name, ())))
-        problems.extend(_placed_problems(name, settings, dnn_devices, can_choose=config.placement == "auto"))
+        problems.extend(_execution_problems(name, settings, dnn_devices))
         warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
         missing = (missing_instructions(name, settings.precision, device) for device in dnn_devices)
         warnings.extend(filter(None, missing))
@@ -165,24 +168,6 @@ def _provider_warnings(name: str, settings: DnnConfig, devices: tuple[torch.devi
                 f"parameter dnn.{name}.providers is {settings.providers} and has no effect with backend {backend} on "
                 f"{device}; backends with execution providers: {have}"
             )
-
-
-def _isolation_problem(config: NodeConfig, devices: tuple[Unit, ...]) -> str:
-    reason = (
-        "parameter placement is 'auto'"
-        if config.placement == "auto"
-        else f"the DNNs run on {', '.join(unit.name for unit in devices)}"
-    )
-    return f"parameter isolation is 'none', but {reason}; allowed with several devices: process"
-
-
-def _placed_problems(
-    name: str, settings: DnnConfig, devices: tuple[torch.device, ...], *, can_choose: bool
-) -> Iterator[str]:
-    """can_choose: the DNN runs on one of the devices, so problems matter only if every device has some."""
-    if can_choose and any(not [*_execution_problems(name, settings, (device,))] for device in devices):
-        return
-    yield from _execution_problems(name, settings, devices)
 
 
 def _execution_problems(name: str, settings: DnnConfig, devices: tuple[torch.device, ...]) -> Iterator[str]:

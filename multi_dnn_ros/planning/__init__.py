@@ -1,1 +1,1 @@
-"""Job plans, placement and fit from measured or predicted layer times."""
+"""Layer times, cuts into jobs, and whether a set of DNNs fits a device. Also how a batch is divided (batch_*)."""

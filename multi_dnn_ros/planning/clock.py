@@ -1,68 +1,42 @@
-"""Clocks that take time stamps during a run, and the cost of taking one."""
+"""Times of calls that follow one another on a device."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 
-
-class Clock(Protocol):
-    """Takes the time stamps ("marks") 0, 1, 2, ... of one run, each once and in order."""
-
-    def prepare(self, count: int) -> None:
-        """Allocate marks 0 to count - 1. Called before the run is captured or started."""
-        ...
-
-    def mark(self, index: int) -> None:
-        """Take time stamp `index`, on a GPU on the calling thread's current stream."""
-        ...
-
-    def gaps_ms(self) -> list[float]:
-        """Milliseconds between consecutive marks; waits until the launched work has finished."""
-        ...
+#: Work with which a GPU begins, so that the host has launched the calls before the first one starts: about 5 ms.
+_DELAY_CYCLES = 1 << 23
 
 
-class HostClock:
-    """Clock for CPUs, where an operation has finished when its call returns. read: reads a clock in nanoseconds."""
+def timed_ms(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
+    """Milliseconds of each call, run in order.
 
-    def __init__(self, read: Callable[[], int] = time.perf_counter_ns) -> None:
-        self._read = read
-        self._at: list[int] = []
-
-    def prepare(self, count: int) -> None:
-        self._at = [0] * count
-
-    def mark(self, index: int) -> None:
-        self._at[index] = self._read()
-
-    def gaps_ms(self) -> list[float]:
-        return [(after - before) / 1e6 for before, after in zip(self._at, self._at[1:], strict=False)]
-
-
-class DeviceClock:
-    """Clock of CUDA events. They are external events: a captured graph records them again on every replay."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._events: list[torch.cuda.Event] = []
-
-    def prepare(self, count: int) -> None:
-        self._events = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(count)]
-
-    def mark(self, index: int) -> None:
-        self._events[index].record(torch.cuda.current_stream(self._device))
-
-    def gaps_ms(self) -> list[float]:
-        # Synchronize this thread's stream only: others may never be idle. Waiting for the last event would not do:
-        # until a replay reaches it, it counts as complete from the previous replay.
-        torch.cuda.current_stream(self._device).synchronize()
-        pairs = zip(self._events, self._events[1:], strict=False)
-        return [float(before.elapsed_time(after)) for before, after in pairs]
+    On a CPU by the host's clock, on a GPU by CUDA events on the calling thread's current stream. These do not include
+    launching, as long as the host launches everything in the 5 ms for which the stream is kept busy, or at least faster
+    than the GPU computes.
+    """
+    if device.type != "cuda":
+        stamps = [time.perf_counter()]
+        for call in calls:
+            call()
+            stamps.append(time.perf_counter())
+        return [1e3 * (after - before) for before, after in pairwise(stamps)]
+    stream = torch.cuda.current_stream(device)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
+    torch.cuda._sleep(_DELAY_CYCLES)
+    events[0].record(stream)
+    for call, event in zip(calls, events[1:], strict=True):
+        call()
+        event.record(stream)
+    stream.synchronize()  # only this stream: others may never be idle
+    return [float(before.elapsed_time(after)) for before, after in pairwise(events)]
 
 
-def clock_for(device: torch.device) -> Clock:
-    """The clock for work on `device`."""
-    return DeviceClock(device) if device.type == "cuda" else HostClock()
+def synchronize(device: torch.device) -> None:
+    """Wait for the work that this thread has launched."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
+from multi_dnn_ros.backends import StaticStage
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.graph.cut import GraphStage, NodeCost
+from multi_dnn_ros.graph.cut import GraphStage, NodeCost, cut_graph
 from multi_dnn_ros.graph.job_length import LAUNCH_SHARE, MAX_JOBS, JobLength, job_length
+from multi_dnn_ros.graph.layers import Layer, node_costs
 from multi_dnn_ros.graph.stream_plan import time_saved_s
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.models.dnn import Dnn
-from multi_dnn_ros.planning.launch_cost import launch_cost_s, synchronize
+from multi_dnn_ros.planning.clock import synchronize
 from multi_dnn_ros.planning.layer_times import read_layer_times, write_layer_times
-from multi_dnn_ros.planning.measure import Times, Traced, measure
-from multi_dnn_ros.planning.predictor import Predictor, layers_of
-from multi_dnn_ros.planning.profile import LayerShape, describe, node_costs
+from multi_dnn_ros.planning.measure import Times, measure, trace_for
+from multi_dnn_ros.planning.predictor import Predictor
 from multi_dnn_ros.planning.timing import Target
 
 log = logging.getLogger(__name__)
@@ -37,7 +35,8 @@ ROUNDS = 7
 #: Image size for timing preprocessing: the cameras' sizes are not known yet.
 _HEIGHT, _WIDTH = 480, 640
 _PREPROCESS_ROUNDS = 5
-_MAX_LOGGED_REASONS = 3
+#: Rounds, and calls per round, by which the cost of a launch is measured.
+_LAUNCH_ROUNDS, _LAUNCHES = 15, 20
 
 
 @dataclass(frozen=True)
@@ -84,25 +83,18 @@ class JobPlanner:
 
     predictor: predicts layer times; None: layers are measured. source: the predictor's file, for messages. bound_s:
     maximum duration of a job; 0: none, and plan() gets the number of jobs. keep: read measured times from the cache and
-    store them there. timed, launch: replacements for tests.
+    store them there. timed: measure, or a replacement.
     """
 
     def __init__(
-        self,
-        predictor: Predictor | None,
-        source: str,
-        bound_s: float,
-        *,
-        keep: bool = False,
+        self, predictor: Predictor | None, source: str, bound_s: float, *, keep: bool = False,
         timed: Callable[..., Times] = measure,
-        launch: Callable[[Target], float] = launch_cost_s,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._predictor = predictor
         self._source = source
         self._bound_s = bound_s
         self._keep = keep
         self._timed = timed
-        self._launch = launch
         self._logged: set[str] = set()
 
     def plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
@@ -130,17 +122,12 @@ class JobPlanner:
                 torch.cuda.empty_cache()  # frees the memory of graphs captured for timing
 
     def _plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
-        generator = torch.Generator().manual_seed(0)
-        inputs = tuple(torch.rand(example.shape, generator=generator) for example in dnn.example_inputs())
-        traced = Traced.on(target, trace(dnn.module, inputs, fold_batch_norm=True), inputs)
-        make = target.make_backend
-        target = replace(target, make_backend=lambda: _OnCopies(make()))
-        layers, ms, known = self._layer_ms(dnn, traced, target)
+        layers, ms, known = self._layer_ms(dnn, target)
         if not layers:
             return JobPlan(jobs)
         ms[0] += _preprocess_ms(dnn, target.device)
-        costs = node_costs(zip(layers, ms, strict=True), f"the plan of {dnn.name}")
-        launch_s = self._launch(target)
+        costs = node_costs(zip(layers, ms, strict=True))
+        launch_s = launch_cost_s(target)
         if not self._bound_s:
             return JobPlan(jobs, costs, launch_s=launch_s, known=known)
         length = job_length([layer_ms / 1e3 for layer_ms in ms], self._bound_s, launch_s)
@@ -149,66 +136,51 @@ class JobPlanner:
             log.warning("dnn.%s: blocking_ms %g cannot be met: %s", dnn.name, self._bound_s * 1e3, "; ".join(unmet))
         return JobPlan(length.jobs, costs, length.limit_s, launch_s, known, self._bound_s)
 
-    def _layer_ms(self, dnn: Dnn, traced: Traced, target: Target) -> tuple[list[LayerShape], list[float], str]:
+    def _layer_ms(self, dnn: Dnn, target: Target) -> tuple[list[Layer], list[float], str]:
+        generator = torch.Generator().manual_seed(0)
+        inputs = tuple(torch.rand(example.shape, generator=generator) for example in dnn.example_inputs())
+        traced = trace_for(dnn.module, inputs, target)
+        layers = traced.layers(target.dtype)
         if self._predictor is not None:
-            layers = layers_of(traced)
-            prediction = self._predictor.predict(in_precision(layers, target.dtype), target=target)
+            prediction = self._predictor.predict(layers, target=target)
             if not prediction.unpredicted:
                 return layers, list(prediction.ms), "predicted"
-            self._log_unpredicted(dnn.name, prediction.unpredicted)
-        if self._keep and (known := read_layer_times(dnn.name, traced, target)) is not None:
-            return *known, "measured"
-        times = self._timed(traced, target, jobs=1)
-        layers = describe(traced, [layer for stage in times.stages for layer in stage.layers])
-        medians = [statistics.median(ms) for ms in times.layers]
-        if self._keep:
-            write_layer_times(dnn.name, traced, target, layers, medians)
-        return layers, medians, "measured"
-
-    def _log_unpredicted(self, dnn: str, reasons: Sequence[str]) -> None:
-        """Log each reason once, for the first DNN to which it applies."""
-        new = [reason for reason in reasons if reason not in self._logged]
-        self._logged.update(new)
-        if new:
-            more = f"; and {len(new) - _MAX_LOGGED_REASONS} more" if len(new) > _MAX_LOGGED_REASONS else ""
-            log.warning(
-                "dnn.%s: layers are measured, because the predictor %s does not cover them: %s%s",
-                dnn, self._source, "; ".join(new[:_MAX_LOGGED_REASONS]), more,
-            )  # fmt: skip
+            new = [reason for reason in prediction.unpredicted if reason not in self._logged]
+            self._logged.update(new)  # each reason once, for the first DNN to which it applies
+            if new:
+                log.warning(
+                    "dnn.%s: layers are measured, because the predictor %s does not cover them: %s", dnn.name,
+                    self._source, "; ".join(new),
+                )  # fmt: skip
+        ms = read_layer_times(dnn.name, traced, target, len(layers)) if self._keep and layers else None
+        if ms is None and layers:
+            ms = [statistics.median(samples) for samples in self._timed(traced, target, jobs=1).layers]
+            if self._keep:
+                write_layer_times(dnn.name, traced, target, ms)
+        return layers, ms or [], "measured"
 
 
-def in_precision(layers: Sequence[LayerShape], dtype: torch.dtype) -> list[LayerShape]:
-    """Layers that were traced in float32, with their memory traffic converted to that of `dtype`."""
-    ratio = dtype.itemsize / torch.float32.itemsize
-    return [
-        layer.model_copy(
-            update={
-                "work": layer.work.model_copy(
-                    update={
-                        "bytes_read": round(layer.work.bytes_read * ratio),
-                        "bytes_written": round(layer.work.bytes_written * ratio),
-                    }
-                )
-            }
-        )
-        for layer in layers
-    ]
+def launch_cost_s(target: Target) -> float:
+    """Median seconds of host time per call of a job that only applies ReLU to one number.
+
+    On a GPU this is the launch of a captured graph (or a kernel), on a CPU the run of a job with almost no work.
+    """
+    inputs = (torch.zeros(1),)
+    (ready,) = target.make_backend().prepare(cut_graph(trace(nn.ReLU().eval(), inputs), 1), inputs, target.device)
+    carried = ready.inputs if isinstance(ready, StaticStage) else tuple(tensor.to(target.device) for tensor in inputs)
+    times = []
+    with torch.inference_mode():
+        for _ in range(_LAUNCH_ROUNDS):
+            synchronize(target.device)  # launches block once about a thousand are pending
+            begin = time.perf_counter()
+            for _ in range(_LAUNCHES):
+                ready(carried)
+            times.append((time.perf_counter() - begin) / _LAUNCHES)
+        synchronize(target.device)
+    return statistics.median(times)
 
 
-class _OnCopies:
-    """A backend that prepares copies of the stages, because the originals are cut and prepared again after timing."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    def prepare(
-        self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None = None
-    ) -> tuple[Stage, ...]:
-        copies: Any = copy.deepcopy(list(stages))
-        return self._backend.prepare(copies, inputs, device, shared)
-
-
-def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float], launch_s: float) -> list[str]:
+def _unmet(length: JobLength, layers: Sequence[Layer], ms: Sequence[float], launch_s: float) -> list[str]:
     """For each constraint (bound, launch cost) that cannot be met, the reason and what is done instead."""
     found = []
     if length.too_long:

@@ -6,14 +6,12 @@ import logging
 from collections.abc import Sequence
 
 import torch
-from pydantic import ValidationError
 
 from multi_dnn_ros.backends.onnx_providers import hardware_facts
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.machine_cache import Key, MachineCache
 from multi_dnn_ros.graph.checksum import network_checksum
 from multi_dnn_ros.planning.measure import Traced
-from multi_dnn_ros.planning.profile import LayerShape
 from multi_dnn_ros.planning.timing import Target
 
 log = logging.getLogger(__name__)
@@ -21,39 +19,29 @@ log = logging.getLogger(__name__)
 #: Layer times by network, target and machine.
 LAYER_TIMES = MachineCache("layer_times", "layer times")
 
-#: Layers with their times in milliseconds.
-Known = tuple[list[LayerShape], list[float]]
 
+def read_layer_times(dnn: str, traced: Traced, target: Target, layers: int) -> list[float] | None:
+    """The milliseconds of each layer that write_layer_times() stored for this network and target; None: there are none.
 
-def read_layer_times(dnn: str, traced: Traced, target: Target) -> Known | None:
-    """The times that write_layer_times() stored for this network and target; None if there are none.
-
-    dnn: name of the DNN, for the log. Invalid content is logged and ignored.
+    dnn: name of the DNN, for the log. layers: their number. Invalid content is logged and ignored.
     """
     key = _key(dnn, traced, target)
     content = LAYER_TIMES.read(key)
     if content is None:
         return None
     try:
-        layers = [LayerShape.model_validate(layer) for layer in content["layers"]]
         ms = [float(layer_ms) for layer_ms in content["ms"]]
-        if len(layers) != len(ms) or not all(0.0 <= layer_ms < 1e9 for layer_ms in ms):
+        if len(ms) != layers or not all(0.0 <= layer_ms < 1e9 for layer_ms in ms):
             raise ValueError("the times do not match the layers")
-        names = {node.name for node in traced.graph_module.graph.nodes}
-        if not {name for layer in layers for name in layer.nodes} <= names:
-            raise ValueError("the layers are not those of the network")
-    except (ValidationError, ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         log.warning("layer times in %s are not used: %s", LAYER_TIMES.folder / key.name, summarize_error(error))
         return None
-    return layers, ms
+    return ms
 
 
-def write_layer_times(
-    dnn: str, traced: Traced, target: Target, layers: Sequence[LayerShape], ms: Sequence[float]
-) -> None:
-    """Store measured times."""
-    content = {"layers": [layer.model_dump(mode="json") for layer in layers], "ms": list(ms)}
-    LAYER_TIMES.write(_key(dnn, traced, target), content)
+def write_layer_times(dnn: str, traced: Traced, target: Target, ms: Sequence[float]) -> None:
+    """Store the milliseconds of each layer."""
+    LAYER_TIMES.write(_key(dnn, traced, target), {"ms": list(ms)})
 
 
 def _key(dnn: str, traced: Traced, target: Target) -> Key:

@@ -6,9 +6,9 @@ import copy
 import json
 import logging
 import statistics
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ _ROUNDS = 15
 #: Duration of one module's calls in one round, long compared with clock resolution and thread wake-up.
 _BLOCK_S = 0.004
 _MAX_CALLS = 200
-_THREAD_TIMEOUT_S = 600.0
 #: Modules that become a job without tracing.
 _LAYERS = (nn.Conv2d, nn.Linear, TuckerConv2d, SvdLinear)
 
@@ -60,19 +59,19 @@ class Target:
         return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
 
     @property
-    def channels_last(self) -> bool:
-        """Whether the node lays out images in channels_last, see backends.precision.InPrecision."""
-        return self.device.type == "cuda" and self.dtype.itemsize == 2
-
-    def name(self) -> str:
-        """Device, precision, backend and the versions that affect the times."""
+    def device_name(self) -> str:
+        """Processor, threads or SMs, and precision."""
         if self.device.type == "cuda":
             properties = torch.cuda.get_device_properties(self.device)
             share = f"{self.sms} of " if self.sms else ""
             device = f"{properties.name}, {share}{properties.multi_processor_count} SMs"
         else:
             device = f"{cpu_model()}, {torch.get_num_threads()} threads"
-        return f"{device}; {self.precision}; {self.backend}; {self.versions()}"
+        return f"{device}; {self.precision}"
+
+    def name(self) -> str:
+        """Device, precision, backend and the versions that affect the times."""
+        return f"{self.device_name}; {self.backend}; {self.versions()}"
 
     def versions(self) -> str:
         """The versions of libraries that affect the times."""
@@ -92,92 +91,57 @@ def compare(
     have finished. The modules are not changed. Raises what cutting or the backend raises.
     """
     values = torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(0))
-    prepared_jobs = [_one_job(module, (values,)) for module in modules]
-    return {count: _compare_instances(prepared_jobs, (values,), target, count) for count in dict.fromkeys(counts)}
+    jobs = [_one_job(module, (values,)) for module in modules]
+    return {count: _compare_copies(jobs, (values,), target, count) for count in dict.fromkeys(counts)}
 
 
-def _compare_instances(
-    modules: Sequence[nn.Module], inputs: tuple[torch.Tensor, ...], target: Target, instances: int
+def _compare_copies(
+    jobs: Sequence[nn.Module], inputs: tuple[torch.Tensor, ...], target: Target, count: int
 ) -> list[float]:
     threads = torch.get_num_threads()
-    if instances > 1 and target.device.type == "cpu":
-        torch.set_num_threads(max(1, threads // instances))
+    if count > 1 and target.device.type == "cpu":
+        torch.set_num_threads(max(1, threads // count))
     try:
-        runners = [_Instances(module, inputs, target, instances) for module in modules]
-        try:
-            for runner in runners:
-                runner.calibrate()
-            times: list[list[float]] = [[] for _ in runners]
+        with ThreadPoolExecutor(count, thread_name_prefix="timing") as pool:
+            copies = [_Copies(job, inputs, target, count, pool) for job in jobs]
+            times: list[list[float]] = [[] for _ in copies]
             for turn in range(target.rounds):
-                for offset in range(len(runners)):
-                    index = (offset + turn) % len(runners)  # rotate the order
-                    times[index].append(runners[index].seconds())
-        finally:
-            for runner in runners:
-                runner.stop()
+                for offset in range(len(copies)):
+                    index = (offset + turn) % len(copies)  # rotate the order
+                    times[index].append(copies[index].seconds())
     finally:
         torch.set_num_threads(threads)
     return [1e3 * statistics.median(samples) for samples in times]
 
 
-class _Instances:
-    """One job, prepared `instances` times, each run by a thread."""
+class _Copies:
+    """One job, prepared `count` times. The first calls choose how many calls make a block long enough for the clock."""
 
-    def __init__(self, job: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target, instances: int) -> None:
-        self._device = target.device
-        self._sms = target.sms
+    def __init__(
+        self, job: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target, count: int, pool: ThreadPoolExecutor
+    ) -> None:
         self._inputs = tuple(tensor.to(target.device) for tensor in inputs)
-        self._chains = [_ready(copy.deepcopy(job), inputs, target) for _ in range(instances)]
-        self.calls = 1
-        self._stopped = False
-        self._error: BaseException | None = None
-        self._begin = threading.Barrier(instances + 1, timeout=_THREAD_TIMEOUT_S)
-        self._end = threading.Barrier(instances + 1, timeout=_THREAD_TIMEOUT_S)
-        self._threads = [
-            threading.Thread(target=self._serve, args=(chain,), name=f"timing {number}", daemon=True)
-            for number, chain in enumerate(self._chains)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def calibrate(self) -> None:
-        """Choose the number of calls per block so that a block is long enough for the clock."""
+        self._chains = [_ready(copy.deepcopy(job), inputs, target) for _ in range(count)]
+        on_gpu = target.device.type == "cuda"
+        self._streams = [make_stream(target.device, target.sms) if on_gpu else None for _ in range(count)]
+        self._pool = pool
+        self._calls = 1
         self.seconds()
         call_s = min(self.seconds() for _ in range(3))
-        self.calls = max(1, min(_MAX_CALLS, round(_BLOCK_S / max(call_s, 1e-9))))
+        self._calls = max(1, min(_MAX_CALLS, round(_BLOCK_S / max(call_s, 1e-9))))
 
     def seconds(self) -> float:
-        """Seconds of one inference of all instances, averaged over a block of calls."""
+        """Seconds of one inference of all copies, averaged over a block of calls."""
         begin = time.perf_counter()
-        self._begin.wait()
-        self._end.wait()
-        taken = time.perf_counter() - begin
-        if self._error is not None:
-            raise self._error
-        return taken / self.calls
+        list(self._pool.map(self._run, self._chains, self._streams))
+        return (time.perf_counter() - begin) / self._calls
 
-    def stop(self) -> None:
-        self._stopped = True
-        if self._threads and all(thread.is_alive() for thread in self._threads):
-            self._begin.wait()
-        for thread in self._threads:
-            thread.join(_THREAD_TIMEOUT_S)
-
-    def _serve(self, chain: Sequence[Stage]) -> None:
-        stream = make_stream(self._device, self._sms) if self._device.type == "cuda" else None
+    def _run(self, chain: Sequence[Stage], stream: torch.cuda.Stream | None) -> None:
         with torch.inference_mode(), torch.cuda.stream(stream):
-            while True:
-                self._begin.wait()
-                if self._stopped:
-                    return
-                try:
-                    for _ in range(self.calls):
-                        run_stages(chain, self._inputs)
-                    if stream is not None:
-                        stream.synchronize()
-                except Exception as error:
-                    self._error = error
-                self._end.wait()
+            for _ in range(self._calls):
+                run_stages(chain, self._inputs)
+            if stream is not None:
+                stream.synchronize()
 
 
 def prepared(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> tuple[Stage, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import permutations
 from typing import Any
 
@@ -18,11 +18,10 @@ from multi_dnn_ros.backends.precision import PRECISIONS, allowed_precisions, flo
 from multi_dnn_ros.backends.registry import BACKENDS, BackendSpec, library_version
 from multi_dnn_ros.common.cpu_features import has_bf16_products, has_int8_products
 from multi_dnn_ros.common.extensions import ExtensionError
-from multi_dnn_ros.common.reporting import cpu_count, cpu_model, nvidia_smi_id
-from multi_dnn_ros.planning.device import measure_limits
+from multi_dnn_ros.common.reporting import cpu_count, cpu_model
 from multi_dnn_ros.planning.timing import Target
-from multi_dnn_ros.profiling.int8_rate import measure_int8_ops_per_s
-from multi_dnn_ros.profiling.links import Link, gpu_indices, link_kinds, measure_host_copies, measure_link
+from multi_dnn_ros.profiling.copies import Link, measure_host_copies, measure_int8_ops_per_s, measure_link
+from multi_dnn_ros.profiling.limits import measure_limits
 
 #: Precisions that differ in speed. `auto` is one of these, or on a GPU fp32 with TF32 convolutions.
 MEASURED = ("fp32", "tf32", "fp16", "bf16", "int8")
@@ -115,38 +114,19 @@ def measure_devices(
                 device = replace(device, from_host_bytes_per_s=copies[0], to_host_bytes_per_s=copies[1])
         measured.append(device)
     gpus = [int(device.id.partition(":")[2]) for device in devices if device.id != "cpu"]
-    kinds, indices = (link_kinds(), gpu_indices()) if len(gpus) > 1 else ({}, {})
     links = []
     for source, target in permutations(gpus, 2):
         step(f"cuda:{source} to cuda:{target}")
-        links.append(measure_link(source, target, _link_kind(kinds, indices, source, target)))
+        links.append(measure_link(source, target))
     progress(total, total, "")
     return measured, links
 
 
 def describe(device: Device) -> dict[str, Any]:
     """The device as a dictionary for JSON."""
-    return {
-        "id": device.id,
-        "name": device.name,
-        "memory_bytes": device.memory_bytes,
-        "cores" if device.id == "cpu" else "sms": device.cores_or_sms,
-        "features": list(device.features),
-        "ops_per_s": device.ops_per_s,
-        "not_measured": device.not_measured,
-        "bytes_per_s": device.bytes_per_s,
-        "from_host_bytes_per_s": device.from_host_bytes_per_s,
-        "to_host_bytes_per_s": device.to_host_bytes_per_s,
-        "backends": {
-            backend.name: {
-                "version": backend.version,
-                "precisions": list(backend.precisions),
-                "refused": backend.refused,
-                "problem": backend.problem,
-            }
-            for backend in device.backends
-        },
-    }
+    content = asdict(device)
+    content["cores" if device.id == "cpu" else "sms"] = content.pop("cores_or_sms")
+    return {**content, "backends": {backend.pop("name"): backend for backend in content["backends"]}}
 
 
 def _cpu() -> Device:
@@ -192,9 +172,7 @@ def _support(spec: BackendSpec, device: torch.device, capability: tuple[int, int
     if spec.providers and (missing := missing_provider(device.type)):
         return BackendSupport(spec.name, version, problem=missing)
     by_backend, allowed = spec.precisions[device.type], allowed_precisions(device.type, spec.name, capability)
-    refused = {
-        name: _refusal(name, device, by_backend, capability) for name in PRECISIONS if name not in allowed
-    }  # fmt: skip
+    refused = {name: _refusal(name, device, by_backend, capability) for name in PRECISIONS if name not in allowed}
     return BackendSupport(spec.name, version, allowed, refused)
 
 
@@ -229,12 +207,3 @@ def _with_rate(device: Device, precision: str, scale: float) -> Device:
         ops_per_s={**device.ops_per_s, precision: limits.flops_per_s},
         bytes_per_s=device.bytes_per_s or limits.bytes_per_s,
     )
-
-
-def _link_kind(kinds: dict[tuple[int, int], str], indices: dict[str, int], source: int, target: int) -> str:
-    """kinds: by nvidia-smi's indices, which differ from PyTorch's. indices: nvidia-smi's, by UUID."""
-    ends = [
-        int(name) if name.isdigit() else indices.get(name, -1)
-        for name in (nvidia_smi_id(source), nvidia_smi_id(target))
-    ]
-    return kinds.get((ends[0], ends[1]), "")

@@ -1,23 +1,14 @@
-"""Profiles a network given by its model name."""
+"""Loads a network by its model name, to be timed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import torch
-from torch import fx, nn
+from torch import nn
 
-from multi_dnn_ros.graph.cut import NodeCost
-from multi_dnn_ros.planning.device import DeviceLimits
-from multi_dnn_ros.planning.measure import ReportProgress, Times, Traced, measure, trace_for
-from multi_dnn_ros.planning.profile import Profile, describe, node_costs, profile
+from multi_dnn_ros.planning.measure import Traced, trace_for
 from multi_dnn_ros.planning.timing import Target
-
-#: What the cut into jobs balances: estimated costs, the number of layers, or measured times.
-CutBy = Literal["estimate", "count", "measured"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +18,11 @@ class Network:
     name: str
     module: nn.Module
     shape: tuple[int, ...]
+
+    def traced(self, target: Target) -> Traced:
+        """The network as the target runs it, with random images. Raises TraceError."""
+        images = torch.rand(target.batch, *self.shape[1:], generator=torch.Generator().manual_seed(0))
+        return trace_for(self.module, (images,), target)
 
 
 def load(model: str, *, weights: str = "", num_classes: int = 0, size: tuple[int, int] | None = None) -> Network:
@@ -45,49 +41,6 @@ def load(model: str, *, weights: str = "", num_classes: int = 0, size: tuple[int
     width, height = source.input_size(model, size, "argument size")
     if weights == "random":
         balance(source.network, random_image(width, height))
+    for part in source.network.modules():
+        part.training = False  # eval() raises for exported programs
     return Network(model, source.network, (1, 3, height, width))
-
-
-def profile_network(
-    network: Network,
-    target: Target,
-    limits: DeviceLimits,
-    *,
-    jobs: int,
-    cut_by: CutBy = "estimate",
-    costs: Callable[[Traced], NodeCost] | None = None,
-    seed: int = 0,
-    warnings: tuple[str, ...] = (),
-    progress: ReportProgress = lambda done, total: None,
-    hold: Callable[[], AbstractContextManager[None]] = nullcontext,
-    timed: Callable[..., Times] = measure,
-    **origin: Any,
-) -> Profile:
-    """Trace, measure and describe a network.
-
-    cut_by: "measured" measures twice: the layers, then the network cut accordingly. costs: makes the cost function of
-    the cut, instead of `cut_by`. seed, hold, progress: see measure. timed: measure, or a replacement. warnings, origin:
-    see profile.
-    """
-    traced = trace_for(network.module, network.shape, target, seed)
-    chosen: NodeCost | None = None
-    if costs is not None:
-        chosen = costs(traced)
-    elif cut_by == "count":
-        chosen = _each_layer_alike
-    elif cut_by == "measured":
-        first = timed(traced, target, jobs=1, seed=seed, hold=hold, progress=progress)
-        chosen = measured_costs(traced, first, network.name)
-    times = timed(traced, target, jobs=jobs, costs=chosen, seed=seed, hold=hold, progress=progress)
-    return profile(network.name, traced, times, target, limits, warnings=warnings, **origin)
-
-
-def measured_costs(traced: Traced, times: Times, name: str) -> NodeCost:
-    """Cost function from measured layers: the median over the rounds, in seconds."""
-    shapes = describe(traced, [layer for stage in times.stages for layer in stage.layers])
-    medians = (float(torch.tensor(ms, dtype=torch.float64).median()) for ms in times.layers)
-    return node_costs(zip(shapes, medians, strict=True), f"the measurement of {name}")
-
-
-def _each_layer_alike(node: fx.Node) -> float:
-    return 1.0

@@ -32,7 +32,7 @@ from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.ros.torch_imports import warn_about_torch
 from multi_dnn_ros.ros.tracking import tracking_problems
 from multi_dnn_ros.ros.transitions import Transitions
-from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
+from multi_dnn_ros.serving.capacity import Capacity, CapacityAtRates
 from multi_dnn_ros.serving.hanging_threads import hanging_threads
 from multi_dnn_ros.serving.host import Build, Cancelled, Changes, DnnDescription, EngineDescription, Host
 from multi_dnn_ros.settings.dnn_parameters import assign
@@ -79,7 +79,7 @@ class MultiDnnNode(LifecycleNode):
         self._host: Host | None = None  # from the start of configuring
         self._config: NodeConfig | None = None  # from the start of configuring
         self._served: Served | None = None  # while configured
-        self._capacity = CapacityForImages({})  # while configured
+        self._capacity = CapacityAtRates({})  # while configured
         self._changed: dict[tuple[str, str], Any] = {}  # runtime parameters changed while configuring
         self._outputs: ResultPublishers | None = None
         self._enable_services: EnableServices | None = None  # while configured
@@ -262,7 +262,7 @@ class MultiDnnNode(LifecycleNode):
         for (dnn, field), value in self._changed.items():
             self._host.update(dnn, field, value)
         self._served.set_tracking_thresholds()
-        self._capacity = CapacityForImages(description.fits)
+        self._capacity = CapacityAtRates(description.fits)
         self._log_capacity(self._capacity.current)
         self.get_logger().info(
             f"configured: DNNs {', '.join(config.dnns)}; cameras {', '.join(config.cameras)}; "
@@ -282,7 +282,6 @@ class MultiDnnNode(LifecycleNode):
                 served.description,
                 served.outputs,
                 served.new_tracks(),
-                self._on_size,
             )
             self._diagnostics.activated()
             served.publish_labels()
@@ -356,13 +355,12 @@ class MultiDnnNode(LifecycleNode):
         served.update(dnn, field, value, self._session)
         self.get_logger().info(f"{name} is now {value}")
         if (after := served.rates()) != before:
-            hz = {camera: settings.rate_hz for camera, settings in served.config.cameras.items()}
-            self._log_capacity(self._capacity.change_rates(before, after, hz))
+            self._log_capacity(self._capacity.change_rates(before, after))
 
     def _taken_over(self, changes: Changes, dnns: Mapping[str, DnnDescription]) -> None:
         """A swap has replaced the settings of DNNs."""
         assert self._served is not None
-        self._capacity = CapacityForImages({})  # measured with the previous settings
+        self._capacity = CapacityAtRates({})  # measured with the previous settings
         self._served.adopt(changes, dnns, self._session)
 
     # -- diagnostics
@@ -379,10 +377,6 @@ class MultiDnnNode(LifecycleNode):
         yield from board_statuses(report, reading, energy_j)
         if session is not None:
             yield from session.statuses(report)
-
-    def _on_size(self, camera: str, size: tuple[int, int]) -> None:
-        """A result for an image of this (width, height) was published."""
-        self._log_capacity(self._capacity.observe(camera, size))
 
     def _log_capacity(self, capacity: Capacity | None) -> None:
         if capacity is None:

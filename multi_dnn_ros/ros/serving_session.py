@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ class ServingSession:
     """Serves frames from its creation until :meth:`stop`.
 
     host: configured. description: the result of configuring it. outputs: activated. tracks: new trackers, which add
-    identities to the results. on_size: called for each result with the camera and the (width, height) of the image.
+    identities to the results.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class ServingSession:
         description: EngineDescription,
         outputs: ResultPublishers,
         tracks: Tracks,
-        on_size: Callable[[str, tuple[int, int]], object],
     ) -> None:
         self._node = node
         self._log = node.get_logger()
@@ -62,7 +61,6 @@ class ServingSession:
         self._host = host
         self._outputs = outputs
         self._tracks = tracks
-        self._on_size = on_size
         self._throttle = LogThrottle()
         self._bad_files: dict[str, int] = {}  # by camera, arrival of the last image that the engine could not decode
         self._stopped = False
@@ -206,8 +204,6 @@ class ServingSession:
         call_and_log_errors(self._after_publishing, result)  # the frame counts as published even if this fails
 
     def _after_publishing(self, result: Result) -> None:
-        height, width = result.frame.size
-        self._on_size(result.frame.camera, (width, height))
         ages = self._ages[result.dnn, result.frame.camera]
         ages.add(time.monotonic_ns(), self._clock.now().nanoseconds, result.frame.stamp_ns)
         self._overlay.add(result)

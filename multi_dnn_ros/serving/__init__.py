@@ -7,6 +7,6 @@ a process is replaced. Each device has its own processes and supervision: :mod:`
 :mod:`frame_dispatcher` distributes the frames of a DNN over its devices, :mod:`result_order` restores their order.
 
 The node's process must not import PyTorch. Only the engine's process imports :mod:`configure`, :mod:`served_engine`,
-:mod:`pinned`, :mod:`warm_up`, :mod:`memory_use`, :mod:`place` and :mod:`measure_costs`; :mod:`engine_main` and
-:mod:`local_host` import them on demand.
+:mod:`pinned`, :mod:`warm_up`, :mod:`memory_use` and :mod:`place`; :mod:`engine_main` and :mod:`local_host` import them
+on demand.
 """

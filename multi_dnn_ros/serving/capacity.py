@@ -1,13 +1,11 @@
-"""Whether the configured DNNs fit the device, as reported in the log and on /diagnostics."""
+"""Whether the configured DNNs fit their devices, as reported in the log and on /diagnostics."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from multi_dnn_ros.planning.fit import Verdict
-from multi_dnn_ros.planning.image_sizes import Fit, ObservedSizes, Rates, Size
+from multi_dnn_ros.planning.fit import Fit, Rates, Verdict
 
 #: Maximum number of reasons on /diagnostics why times are not predicted; each names a layer or a load.
 _MAX_UNPREDICTED = 5
@@ -26,45 +24,22 @@ class Capacity:
     values: Mapping[str, str] = field(default_factory=dict)
 
 
-class CapacityForImages:
-    """The verdict for the image sizes that the cameras deliver and the rates of the DNNs; thread-safe.
+class CapacityAtRates:
+    """The verdict for the present rates of the DNNs.
 
     fits: by device; empty: nothing was measured, so there is no verdict. current: the newest verdict; None: there is
     none.
     """
 
     def __init__(self, fits: Mapping[str, Fit]) -> None:
-        self._lock = threading.Lock()
-        self._sizes = {device: ObservedSizes(fit) for device, fit in fits.items()}
-        self._parts = {device: capacity_of(fit.verdict()) for device, fit in fits.items()}
-        self.current = _combine(self._parts)
+        self._fits = dict(fits)
+        self.current = _combine({device: capacity_of(fit.verdict()) for device, fit in self._fits.items()})
 
-    def observe(self, camera: str, size: Size) -> Capacity | None:
-        """Report the (width, height) in pixels of an image. Returns a new verdict, or None if it has not changed."""
-        with self._lock:
-            changed = {
-                device: capacity_of(verdict)
-                for device, sizes in self._sizes.items()
-                if (verdict := sizes.observe(camera, size)) is not None
-            }
-            if not changed:
-                return None
-            self._parts |= changed
-            self.current = _combine(self._parts)
-            return self.current
-
-    def change_rates(self, before: Rates, after: Rates, cameras_hz: Mapping[str, float]) -> Capacity | None:
-        """The verdict after the rates of DNNs were changed; None if nothing was measured.
-
-        For the arguments see Fit.at_rates.
-        """
-        with self._lock:
-            self._parts = {
-                device: capacity_of(sizes.change_rates(before, after, cameras_hz))
-                for device, sizes in self._sizes.items()
-            }
-            self.current = _combine(self._parts)
-            return self.current
+    def change_rates(self, before: Rates, after: Rates) -> Capacity | None:
+        """The verdict after the rates of DNNs were changed; None if nothing was measured."""
+        self._fits = {device: fit.at_rates(before, after) for device, fit in self._fits.items()}
+        self.current = _combine({device: capacity_of(fit.verdict()) for device, fit in self._fits.items()})
+        return self.current
 
 
 def _combine(parts: Mapping[str, Capacity]) -> Capacity | None:
@@ -81,12 +56,9 @@ def _combine(parts: Mapping[str, Capacity]) -> Capacity | None:
 
 def capacity_of(verdict: Verdict) -> Capacity:
     """The verdict as text and diagnostic values."""
-    values: dict[str, str] = {"workers needed (%)": f"{100 * verdict.utilization:.1f}"}
-    values.update({f"{dnn} needs (% of a worker)": f"{100 * need:.1f}" for dnn, need in verdict.needs.items()})
+    values: dict[str, str] = {"utilization (%)": f"{100 * verdict.utilization:.1f}"}
+    values.update({f"{dnn} needs (% of its time)": f"{100 * need:.1f}" for dnn, need in verdict.needs.items()})
     values.update({f"{dnn} at most (Hz)": f"{hz:.2f}" for dnn, hz in verdict.most_hz.items()})
-    values.update(
-        {f"decoding {camera} (% of a core)": f"{100 * need:.1f}" for camera, need in verdict.decoding.items()}
-    )
     values.update({f"advice {number}": text for number, text in enumerate(verdict.advice, start=1)})
     unpredicted = enumerate(verdict.unpredicted[:_MAX_UNPREDICTED], start=1)
     values.update({f"not predicted {number}": text for number, text in unpredicted})

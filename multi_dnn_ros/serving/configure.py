@@ -13,14 +13,15 @@ import torch
 from multi_dnn_ros.backends.jpeg_decoding import JpegDecoder, JpegUnavailable, make_jpeg_decoder
 from multi_dnn_ros.common.memory import freeze_heap
 from multi_dnn_ros.common.reporting import cpu_model
+from multi_dnn_ros.planning.frame_times import time_on_black_ms
 from multi_dnn_ros.serving.host import Build, DnnDescription, EngineDescription, Progress, ResultDescription
 from multi_dnn_ros.serving.progress import ProgressReport, durations_file, keep_durations, read_durations
-from multi_dnn_ros.serving.warm_up import time_on_black_ms, warm_up
+from multi_dnn_ros.serving.warm_up import warm_up
 from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:
     from multi_dnn_ros.pipeline.pipeline import Pipeline
-    from multi_dnn_ros.planning.image_sizes import Fit
+    from multi_dnn_ros.planning.fit import Fit
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ def _measure_fit(config: NodeConfig, pipeline: Pipeline, progress: Callable[[str
     """Measure each DNN alone and together with the others, for a second or two.
 
     None if a camera has no rate, or if the measurement raises ValueError. With a predictor that knows all layers,
-    network times are predicted; only preprocessing and decoding are measured.
+    their times are predicted.
     """
     rates = {name: camera.rate_hz for name, camera in config.cameras.items()}
     if not all(rates.values()):
@@ -111,7 +112,7 @@ def _measure_fit(config: NodeConfig, pipeline: Pipeline, progress: Callable[[str
     from multi_dnn_ros.pipeline.fit_check import measure_fit
 
     try:
-        return measure_fit(config, pipeline, {}, rates, pipeline.predictor)
+        return measure_fit(config, pipeline, rates, pipeline.predictor)
     except ValueError as error:
         progress(f"capacity is unknown: {error}")
         return None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from multi_dnn_ros.serving import wire
-from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, DeviceCosts, EngineDescription, Progress
+from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, EngineDescription, Progress
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
 from multi_dnn_ros.serving.slots import SlotPool
@@ -50,11 +50,6 @@ class ConfigureClient:
         """The devices of each DNN, by name. Raises ConfigureError and Cancelled."""
         self.process.send(wire.Place(config, build))
         return self._answer("choosing the devices", wire.Placed, progress).devices
-
-    def measure(self, config: NodeConfig, build: Build, progress: Callable[[Progress], None]) -> DeviceCosts:
-        """The costs of each DNN on the device of `config`. Raises ConfigureError and Cancelled."""
-        self.process.send(wire.Measure(config, build))
-        return self._answer("measuring the DNNs", wire.Measured, progress).costs
 
     def configure(
         self, config: NodeConfig, build: Build, progress: Callable[[Progress], None], timed: Sequence[str] = ()

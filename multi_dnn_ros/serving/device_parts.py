@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from multi_dnn_ros.planning.image_sizes import Fit
+from multi_dnn_ros.planning.fit import Fit
 from multi_dnn_ros.serving.host import EngineDescription
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -20,7 +20,7 @@ _AUTO = ["auto"]
 
 def names_devices(config: NodeConfig) -> bool:
     """Whether the DNNs may run on different devices, which an engine process has to look up (it knows the GPUs)."""
-    return config.placement == "auto" or any(dnn.device != _AUTO for dnn in config.dnns.values())
+    return any(dnn.device != _AUTO for dnn in config.dnns.values())
 
 
 def divide(config: NodeConfig, devices: Devices) -> dict[str, NodeConfig]:
@@ -33,7 +33,7 @@ def divide(config: NodeConfig, devices: Devices) -> dict[str, NodeConfig]:
             for name, settings in config.dnns.items()
             if device in devices[name]
         }
-        parts[device] = config.model_copy(update={"device": device, "placement": "fixed", "dnns": dnns})
+        parts[device] = config.model_copy(update={"device": device, "dnns": dnns})
     return parts
 
 
@@ -63,12 +63,12 @@ def _share_rates(fits: Mapping[str, Fit]) -> dict[str, Fit]:
     speeds: dict[str, float] = {}
     for fit in fits.values():
         for demand in fit.demands:
-            speeds[demand.dnn] = speeds.get(demand.dnn, 0.0) + 1.0 / max(demand.alone_ms, 1e-6)
+            speeds[demand.dnn] = speeds.get(demand.dnn, 0.0) + demand.batch / max(demand.inference_ms, 1e-6)
     shared = {}
     for device, fit in fits.items():
         demands = []
         for demand in fit.demands:
-            share = 1.0 / max(demand.alone_ms, 1e-6) / speeds[demand.dnn]
+            share = demand.batch / max(demand.inference_ms, 1e-6) / speeds[demand.dnn]
             demands.append(replace(demand, cameras={camera: hz * share for camera, hz in demand.cameras.items()}))
         shared[device] = replace(fit, demands=tuple(demands))
     return shared

@@ -146,8 +146,6 @@ class EngineMain:
             self._on_stop(message)
         elif isinstance(message, wire.Place):
             self._tasks.put(partial(self._place, message))
-        elif isinstance(message, wire.Measure):
-            self._tasks.put(partial(self._measure, message))
         elif isinstance(message, wire.Configure):
             self._tasks.put(partial(self._configure, message))
         else:
@@ -230,11 +228,6 @@ class EngineMain:
         from multi_dnn_ros.serving.place import place
 
         self._answer(lambda report: wire.Placed(place(request.config, request.build, report)))
-
-    def _measure(self, request: wire.Measure) -> None:
-        from multi_dnn_ros.serving.measure_costs import measure_costs
-
-        self._answer(lambda report: wire.Measured(measure_costs(request.config, request.build, report)))
 
     def _answer(self, function: Callable[[Callable[[Progress], None]], Any]) -> None:
         """Send what `function` returns, or Refused. It is called with a function that sends its progress."""

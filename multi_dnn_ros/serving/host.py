@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.planning.image_sizes import Fit
-from multi_dnn_ros.planning.placement import Cost
+from multi_dnn_ros.planning.fit import Fit
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -89,17 +88,6 @@ class EngineDescription:
     versions: Mapping[str, str] = field(default_factory=dict)
     service_ms: Mapping[str, float] = field(default_factory=dict)
     decodes_jpeg: bool = False
-
-
-@dataclass(frozen=True)
-class DeviceCosts:
-    """Measured on one device. costs: by DNN. impossible: for each DNN that cannot run there, the reason. memory_bytes:
-    memory that all DNNs together may use.
-    """
-
-    costs: Mapping[str, Cost]
-    impossible: Mapping[str, str]
-    memory_bytes: int
 
 
 class Level(IntEnum):

@@ -10,11 +10,10 @@ from dataclasses import replace
 from functools import partial
 
 from multi_dnn_ros.common.environment import with_memory_limit
-from multi_dnn_ros.serving.choose_devices import choose_devices
 from multi_dnn_ros.serving.concurrent_devices import DeviceProgress, call_by_device
 from multi_dnn_ros.serving.configure_client import ConfigureClient
 from multi_dnn_ros.serving.device_parts import Devices, divide, names_devices
-from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, DeviceCosts, EngineDescription, Progress
+from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, EngineDescription, Progress
 from multi_dnn_ros.serving.served_process import MakeProcess
 from multi_dnn_ros.serving.slots import SlotPool, open_pools
 from multi_dnn_ros.serving.slots_per_camera import slot_layouts
@@ -29,7 +28,7 @@ _KILL_S = 0.8
 class PreparedEngines:
     """Starts the first process. Raises ConfigureError if that fails.
 
-    Different GPUs are measured and configured at the same time (see call_by_device). If that fails on one of them, the
+    Different GPUs are configured at the same time (see call_by_device). If that fails on one of them, the
     waits for the others end at once; :meth:`discard` then ends their processes.
 
     make: starts a process. cancelled: ends every wait. pools: the slots of the cameras, which all processes map.
@@ -58,8 +57,6 @@ class PreparedEngines:
         first = self._clients[0]
         if names_devices(self.config):
             devices = first.place(self.config, build, progress)
-            if self.config.placement == "auto":
-                devices = self._choose_devices(devices, build, progress)
             parts = divide(self.config, devices)
         else:  # the name of the device is only known to the process
             device = self.config.device
@@ -104,29 +101,6 @@ class PreparedEngines:
                 )
         for pool in self.pools.values():
             pool.close()
-
-    def _choose_devices(self, possible: Devices, build: Build, progress: Callable[[Progress], None]) -> Devices:
-        """One device for each DNN. possible: by DNN, the devices to choose from."""
-        if all(len(devices) == 1 for devices in possible.values()):
-            return possible
-        parts = divide(self.config, possible)
-        steps = DeviceProgress({device: len(part.dnns) for device, part in parts.items()}, progress)
-
-        def measure(device: str) -> DeviceCosts:
-            # In a separate process, which then ends and thereby frees all memory.
-            try:
-                client = self._start(f"engine {device} measuring")
-            except OSError as error:
-                raise ConfigureError(f"an engine process cannot be started: {error}") from error
-            client.process.device = device
-            costs = client.measure(parts[device], build, partial(steps.report, device))
-            client.process.kill("the DNNs are measured")
-            client.process.wait(_KILL_S)
-            self._clients.remove(client)
-            return costs
-
-        measured = call_by_device(tuple(parts), measure, self._failed.set)
-        return choose_devices(self.config, measured)
 
     def _is_cancelled(self) -> bool:
         return self._cancelled.is_set() or self._failed.is_set()

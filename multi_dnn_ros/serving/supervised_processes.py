@@ -50,7 +50,6 @@ _HANDLED_ELSEWHERE = (
     wire.Logged,
     wire.Report,
     wire.Placed,
-    wire.Measured,
     wire.Started,
 )
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "does not fit into the memory", "cannot allocate memory")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Timing
-from multi_dnn_ros.serving.host import Build, DeviceCosts, EngineDescription, Progress
+from multi_dnn_ros.serving.host import Build, EngineDescription, Progress
 from multi_dnn_ros.settings.schema import NodeConfig
 
 # -- node to engine process
@@ -38,14 +38,6 @@ class Configure:
 @dataclass(frozen=True)
 class Place:
     """Find the devices of every DNN of `config`; answered by Progressed, then Placed or Refused."""
-
-    config: NodeConfig
-    build: Build
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Measure each DNN of `config` alone on its device; answered by Progressed, then Measured or Refused."""
 
     config: NodeConfig
     build: Build
@@ -101,26 +93,19 @@ class Stop:
 
 @dataclass(frozen=True)
 class Ready:
-    """Imports are done; the process accepts Place, Measure and Configure."""
+    """Imports are done; the process accepts Place and Configure."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """The answer to Place. devices: names by DNN; with `placement: auto`, the devices that it may be placed on."""
+    """The answer to Place. devices: names by DNN."""
 
     devices: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The answer to Measure. costs: costs on one device."""
-
-    costs: DeviceCosts
-
-
-@dataclass(frozen=True)
 class Progressed:
-    """Place, Measure or Configure has made progress."""
+    """Place or Configure has made progress."""
 
     progress: Progress
 
@@ -134,7 +119,7 @@ class Configured:
 
 @dataclass(frozen=True)
 class Refused:
-    """Place, Measure or Configure failed. expected: because of parameters or files; otherwise `text` is a traceback."""
+    """Place or Configure failed. expected: because of parameters or files; otherwise `text` is a traceback."""
 
     text: str
     expected: bool
@@ -203,11 +188,10 @@ class Aborting:
 
 
 #: Messages to an engine process, all handled by EngineMain, and to the node's process.
-ToEngine = Configure | Place | Measure | Start | Offer | Update | Stop
+ToEngine = Configure | Place | Start | Offer | Update | Stop
 ToNode = (
     Ready
     | Placed
-    | Measured
     | Progressed
     | Configured
     | Refused

@@ -369,8 +369,7 @@ class DnnConfig(Section):
         ["auto"],
         min_length=1,
         description="Device of the DNN: a name, or a list of several devices, which share its frames "
-        "(docs/devices.md). auto: that of the node's parameter `device`. With `placement: auto` the node chooses one "
-        "device of the list, and auto stands for all GPUs and the CPU if parameter `device` is auto, too.",
+        "(docs/devices.md). auto: that of the node's parameter `device`.",
         json_schema_extra={**FIXED, "allowed": f"{DEVICE_FORMS}, or a list of different devices without auto"},
     )
 

@@ -149,13 +149,6 @@ class NodeConfig(Section):
     )
 
     # Devices
-    placement: Literal["fixed", "auto"] = Field(
-        "fixed",
-        description="How DNNs are assigned to devices. fixed: by `device` and `dnn.<dnn>.device`. auto: the node "
-        "chooses one device per DNN so that deadlines are met and the largest utilization of a device is as small as "
-        "possible. It uses times that are measured while configuring (and cached) or predicted with `predictor`. The "
-        "log shows the result as a table. Cameras without `rate_hz` count as 30 Hz.",
-    )
     reorder_ms: float = Field(
         100.0,
         ge=0.0,

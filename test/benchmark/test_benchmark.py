@@ -171,7 +171,6 @@ def test_cpu_scenario_ends_when_one_of_its_processes_does_not_answer(parameters,
         "profile contention builtin:lane --output",
         "profile learn none.csv --output",
         "profile layers builtin:lane --output",
-        "profile layers builtin:lane --summary",
     ],
 )
 def test_an_unwritable_output_is_reported_before_measuring(command, tmp_path, capsys):

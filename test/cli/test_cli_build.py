@@ -67,19 +67,14 @@ def test_caches_are_filled_once_and_entries_of_another_machine_are_named(
 
 def test_auto_is_measured_here_and_read_by_the_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "robot.yaml"
-    config.write_text(
-        CONFIG.replace(", backend: measured", "").replace("device: cpu", "device: cpu\n    placement: auto")
-    )
+    config.write_text(CONFIG.replace(", backend: measured", ""))
     export(TinyMap(), tmp_path / "lane.onnx")
     assert main(["build", str(config)]) == 0
-    first = capsys.readouterr().out
-    assert first.count("measuring 3 backends for lane") == 1
-    choice = f"from {tmp_path / 'multi_dnn_ros' / 'backends'}"
-    assert choice in first
+    assert capsys.readouterr().out.count("measuring 3 backends for lane") == 1
     assert main(["build", str(config)]) == 0
     again = capsys.readouterr().out
     assert "measuring" not in again
-    assert choice in again
+    assert f"from {tmp_path / 'multi_dnn_ros' / 'backends'}" in again
 
 
 @pytest.mark.parametrize(
@@ -123,7 +118,7 @@ def test_a_dnn_that_cannot_be_configured_is_one_line(tmp_path: Path, capsys: pyt
 class TwoDevices:
     """A host that also serves as the clock: lane runs on the GPU, people on the CPU, object on both.
 
-    Writes the files that `placement: auto` and `merge_siblings` keep.
+    Writes the file that `merge_siblings` keeps.
     """
 
     def __init__(self, caches: Path) -> None:
@@ -134,9 +129,9 @@ class TwoDevices:
         return self._now_s
 
     def configure(self, config: Any, progress: Callable[[Progress], None]) -> EngineDescription:
-        for file in (self._caches / "placement.json", self._caches / "siblings" / "0.json"):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text("{}")
+        file = self._caches / "siblings" / "0.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
         for seconds, step in [
             (0.5, Progress("choosing the devices", 0, 4)),
             (100.0, Progress("measuring on cpu", 0, 4)),
@@ -166,4 +161,4 @@ def test_the_time_of_a_dnn_is_summed_over_its_devices(tmp_path: Path) -> None:
     assert built.by_dnn_s == {"people": (6.0, 6.0), "object": (8.0, 8.0), "lane": (2.0, 2.0)}
     assert built.first_s == built.again_s == 182.5
     made = {each.kind.path.name: each.files for each in built.caches}
-    assert made["placement.json"] == made["siblings"] == 1
+    assert made["siblings"] == 1

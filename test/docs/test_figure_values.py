@@ -47,7 +47,6 @@ _NOT_IN_FILES = {
         "1.95",
         "1.896",
     },
-    "distributed-training-steps-on-four-gpus": {"1.090", "1.037", "1.012", "1.015"},
     "a-batch-on-shares-of-one-gpu": {"39.7", "33.3", "33.0", "29.7", "26.0", "24.8", "23.4", "27.7"},
     "a-batch-on-four-gpus": {
         "3.31",
@@ -65,7 +64,6 @@ _NOT_IN_FILES = {
     "parallel-branches-of-one-image": {"105"},
     "the-frames-of-a-dnn-on-four-gpus": {"213"},
     "one-network-alone": {"0.745", "0.286", "1.422", "0.916", "0.831", "0.401", "2.762", "1.559", "1.60"},
-    "the-profiler-on-a-gpu": {"224", "120"},
     "accuracy-against-macs": {"92.4"},
 }
 
@@ -173,11 +171,6 @@ def _cores(result: Any) -> float:
     return float(case["cpu_ms_per_result"] * case["results_hz"] / 1e3)
 
 
-def _predicted_for(result: Any, processes: int) -> dict[str, float]:
-    """The predicted step times with this number of processes."""
-    return next(each for each in result["scaling_predicted"] if each["processes"] == processes)
-
-
 def _branches(result: Any, name: str, streams: int) -> float:
     """Time of the compiled segments over that of Inductor's graph on one stream."""
     (network,) = (each for each in result["networks"] if each["network"] == f"torchvision:{name}")
@@ -207,15 +200,6 @@ COMPUTED: list[tuple[str, str, str, Callable[[Any], float]]] = [
     ("heavy-networks", "0.90", "host_heavy_gpu_h200_jpeg.json", _cores),
     ("heavy-networks", "0.86", "host_heavy_gpu_h100_jpeg_gpu.json", _cores),
     ("heavy-networks", "1.31", "host_heavy_gpu_h100_jpeg_cpu.json", _cores),
-    *(
-        ("distributed-training-steps-on-four-gpus", figure, f"training_inception_v3_{gpus}gpus.json", compute)
-        for figure, gpus, compute in (
-            ("1.090", 2, lambda it: _predicted_for(it, 4)["layers_s"] * 1e3 / it["methods"]["alone"]["step_ms"]),
-            ("1.037", 2, lambda it: _predicted_for(it, 4)["ddp_s"] * 1e3 / it["methods"]["alone"]["step_ms"]),
-            ("1.012", 4, lambda it: it["methods"]["layers"]["step_ms"] / it["methods"]["alone"]["step_ms"]),
-            ("1.015", 4, lambda it: it["methods"]["ddp"]["step_ms"] / it["methods"]["alone"]["step_ms"]),
-        )
-    ),
     *(
         ("decomposed-and-retrained", figure, "decomposed_scores.json", lambda it, at=at: _score(it, *at))
         for figure, at in (

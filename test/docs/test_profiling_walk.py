@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from pages import BLOCKS
-from profiling_fakes import few_trees  # noqa: F401
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.reporting import cpu_count
@@ -31,8 +30,7 @@ def test_the_actions_are_those_of_the_page() -> None:
     assert [words[:2] for words in commands()] == [["profile", action] for action in QUICK]
 
 
-@pytest.mark.long  # small networks: test_contention_and_learn_through_the_command
-@pytest.mark.usefixtures("few_trees")  # what is predicted does not matter here
+@pytest.mark.long  # small networks: test/acceptance/test_profile.py
 def test_no_command_refuses_the_predictor(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

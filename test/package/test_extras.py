@@ -34,17 +34,16 @@ BROUGHT_OTHERWISE = re.compile(
 )
 SERVE = """
 import sys
-import numpy as np
 import multi_dnn_ros.ros.process
-from multi_dnn_ros.pipeline.fit_check import service_times
+from multi_dnn_ros.pipeline.fit_check import measure_fit
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.common.resources import config_file
 config = read_params_file(config_file("multi_dnn_small.yaml"))
 chosen = {name: config.dnns[name] for name in ("lane", "object")}  # lanes and boxes: all kinds of built-in DNNs
 config = config.model_validate({**config.model_dump(), "device": "cpu", "dnns": chosen})
-services, _ = service_times(config, build(config), np.zeros((480, 640, 3), np.uint8), frames=1)
-print(len(services), *sorted({name.partition(".")[0] for name in sys.modules}))
+fit = measure_fit(config, build(config), dict.fromkeys(config.cameras, 1.0))
+print(len(fit.demands), *sorted({name.partition(".")[0] for name in sys.modules}))
 """
 
 
@@ -199,8 +198,6 @@ LEARN = ["profile", "learn", "times.csv", "--output", "learnt"]
         (RETRAIN, "pycocotools", "retrain needs pycocotools", "offline"),
         ([*RETRAIN, "--report", "report"], "matplotlib", "--report needs matplotlib", "plots"),
         (LEARN, "sklearn", "profile needs sklearn", "offline"),
-        (LEARN, "scipy", "profile needs scipy", "offline"),
-        (LEARN, "matplotlib", "profile needs matplotlib", "plots"),
         (["profile", "layers", "builtin:lane", "--output", "o"], "matplotlib", "--output needs matplotlib", "plots"),
         (["demo"], "pycocotools", "demo needs pycocotools", "offline"),
         (["benchmark", "load", "--plot", "load.png"], "matplotlib", "--plot needs matplotlib", "plots"),

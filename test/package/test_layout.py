@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "serving": {"common", "settings", "backends", "engine", "planning", "pipeline"},
     "compression": {"common", "models", "planning"},
     "training": {"common", "settings", "vision", "models", "compression", "planning"},
-    "profiling": {"common", "graph", "models", "backends", "planning", "training"},
+    "profiling": {"common", "graph", "models", "backends", "planning"},
     "partition": {"common", "graph", "models", "backends", "planning", "pipeline"},
     "fleet": {"common", "settings", "models", "training"},
     "ros": {"common", "settings", "vision", "engine", "serving"},

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-import functools
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from profiling_fakes import Small, target
+from profiling_fakes import LAYERS, SHAPE, Small, target, taught, traced
 from torch import nn
 
 from multi_dnn_ros.graph.branches import critical_path, device_operations
 from multi_dnn_ros.graph.cut import cut_graph, cut_module
+from multi_dnn_ros.graph.layers import layers_of
+from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.pipeline.fit_check import measure_fit
 from multi_dnn_ros.pipeline.pipeline import Pipeline
-from multi_dnn_ros.planning.device import device_name
-from multi_dnn_ros.planning.features import LINEAR_FEATURES
-from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner, in_precision
-from multi_dnn_ros.planning.launch_cost import launch_cost_s
-from multi_dnn_ros.planning.measure import Times, Traced, trace_for
-from multi_dnn_ros.planning.predicted_time import network_ms
-from multi_dnn_ros.planning.predictor import Linear, Predictor, layers_of, trained_range, write_predictor
-from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, Setting
+from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner, launch_cost_s
+from multi_dnn_ros.planning.layer_times import LAYER_TIMES
+from multi_dnn_ros.planning.measure import Times
+from multi_dnn_ros.planning.predictor import Predictor, write_predictor
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.view import WHOLE
 
-SHAPE = (1, 3, 8, 8)
-LAYERS = 7  # of Small
+
+@pytest.fixture(autouse=True)
+def launch_ms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the cost of a launch, initially 0. Layer times are cached in a folder of the test's own."""
+    monkeypatch.setattr(LAYER_TIMES, "_folder", tmp_path / "layer_times")
+
+    def set_cost(ms: float) -> None:
+        monkeypatch.setattr("multi_dnn_ros.planning.job_plan.launch_cost_s", lambda target: ms / 1e3)
+
+    set_cost(0.0)
+    return set_cost
 
 
 def dnn(module: nn.Module | None = None, name: str = "object") -> SimpleNamespace:
@@ -42,84 +50,40 @@ def dnn(module: nn.Module | None = None, name: str = "object") -> SimpleNamespac
     )  # fmt: skip
 
 
-@functools.cache
-def _small() -> Traced:
-    return trace_for(Small(), SHAPE, target())
-
-
-def taught(shape: tuple[int, ...] = SHAPE, module: nn.Module | None = None, **device: object) -> Predictor:
-    """Predicts 2 ms for every layer, with and without load."""
-    layers = layers_of(_small() if module is None else trace_for(module, shape, target()))
-    setting = Setting(device_name(target()), "eager", "auto", 1, 2, 0, 1e9, 1e9)
-    rows = [Sample("small", of.name, LayerCounts.of(of), setting, Load(), *(2.0,) * 4, 5) for of in layers]
-    weights = [0.0] * len(LINEAR_FEATURES)
-    weights[LINEAR_FEATURES.index("launch, alone")] = 2.0
-    seen = trained_range(rows)
-    predictor = Predictor(
-        device=device_name(target()), backend="eager", precision="auto", threads=1, cores=2, flops_per_s=1e9,
-        bytes_per_s=1e9, seen=seen, loads={"dnn": 8}, model=Linear(weights=dict.fromkeys(seen, tuple(weights))),
-    )  # fmt: skip
-    return predictor.model_copy(update=device)
-
-
-def measured(*ms: float):
-    """A fake measurement with these milliseconds per layer."""
+def planner(predictor: Predictor | None = None, bound_ms: float = 0.0, ms=(1.0,) * LAYERS, **options) -> JobPlanner:
+    """ms: what measuring each layer yields; None: measuring is an error."""
 
     def timed(traced, target, *, jobs: int) -> Times:
-        stages = cut_graph(traced.graph_module, jobs)
-        assert sum(len(stage.layers) for stage in stages) == len(ms)
-        return Times(tuple(stages), tuple((each,) * 3 for each in ms), ((0.0,),), (0.0,), 0)
+        assert ms is not None, "the layers are measured"
+        return Times(tuple(cut_graph(traced.graph_module, jobs)), ((0.0,),), tuple((each,) * 3 for each in ms))
 
-    return timed
-
-
-def planner(predictor: Predictor | None, bound_ms: float = 0.0, ms=(1.0,) * LAYERS, launch_ms: float = 0.0):
-    return JobPlanner(
-        predictor, "p.json", bound_ms / 1e3, timed=measured(*ms) if ms else None, launch=lambda of: launch_ms / 1e3
-    )
+    return JobPlanner(predictor, "p.json", bound_ms / 1e3, timed=timed, **options)
 
 
-def log_messages(caplog: pytest.LogCaptureFixture) -> list:
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Log messages of this package, without PyTorch's."""
-    return [record for record in caplog.records if record.name.startswith("multi_dnn_ros")]
+    return [record.getMessage() for record in caplog.records if record.name.startswith("multi_dnn_ros")]
 
 
-def stages_of(plan):
-    return cut_graph(_small().graph_module, plan.jobs, costs=plan.costs, limit_s=plan.limit_s)
+def stages_of(plan: JobPlan) -> list:
+    return cut_graph(traced().graph_module, plan.jobs, costs=plan.costs, limit_s=plan.limit_s)
 
 
 def test_without_predictor_and_bound_nothing_is_timed() -> None:
-    plan = planner(None, ms=()).plan(dnn(nn.Identity()), 3, target())
+    plan = planner(ms=None).plan(dnn(nn.Identity()), 3, target())
     assert (plan.jobs, plan.costs, plan.remaining_ns(())) == (3, None, None)
 
 
-def test_jobs_of_equal_predicted_time_and_their_remaining_times() -> None:
-    plan = planner(taught(), ms=(), launch_ms=1.0).plan(dnn(), 3, target())
+def test_jobs_of_equal_predicted_time_and_their_remaining_times(launch_ms: Callable[[float], None]) -> None:
+    launch_ms(1.0)
+    plan = planner(taught(traced().layers()), ms=None).plan(dnn(), 3, target())
     stages = stages_of(plan)
     assert sorted(len(stage.layers) for stage in stages) == [2, 2, 3]
     remaining = plan.remaining_ns(stages)
     assert remaining[0] == pytest.approx(17e6, rel=0.01)  # 7 layers, 3 launches, and hardly any preprocessing
     assert remaining[2] == pytest.approx(1e6 * (1 + 2 * len(stages[2].layers)))
-    assert sorted(remaining, reverse=True) == list(remaining)
-    assert (
-        plan.summary("object", remaining)
-        == "object: 3 jobs, longest 7 ms, launch cost 17.6 %, by predicted layer times"
-    )
-
-
-class Forked(nn.Module):
-    """Two branches from the same input."""
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return value.exp() + value.tanh()
-
-
-def test_the_remaining_time_counts_branches_on_several_streams_once() -> None:
-    stages = cut_module(Forked().eval(), (torch.zeros(4),), 1)
-    plan = JobPlan(1, costs=lambda node: 10e-3)
-    stages[0].cost_s = 35e-3  # 5 ms more than all operations, such as preprocessing
-    assert plan.remaining_ns(stages) == plan.remaining_ns(stages, [1]) == (35_000_000,)
-    assert plan.remaining_ns(stages, [2]) == (pytest.approx(25e6, rel=0.01),)
+    line = plan.summary("object", remaining)
+    assert line == "object: 3 jobs, longest 7 ms, launch cost 17.6 %, by predicted layer times"
 
 
 class Block(nn.Module):
@@ -129,59 +93,51 @@ class Block(nn.Module):
         return (image.exp().tanh().sigmoid() + image.sin()).relu().cos()
 
 
-def test_the_predicted_time_of_a_job_with_branches_is_its_critical_path() -> None:
-    """With predicted layer times: 2 ms for each of the seven operations, six of them in the longest chain."""
-    module, predictor = Block(), taught(SHAPE, Block())
-    plan = planner(predictor, ms=(), launch_ms=1.0).plan(dnn(module), 1, target())
-    assert plan.known == "predicted"
-    (job,) = stages = cut_module(module.eval(), (torch.zeros(SHAPE),), 1, costs=plan.costs)
+def test_the_remaining_time_of_a_job_with_branches_is_its_critical_path() -> None:
+    """2 ms for each of the seven operations, six of them in the longest chain."""
+    plan = planner(taught(traced(Block()).layers()), ms=None).plan(dnn(Block()), 1, target())
+    (job,) = stages = cut_module(Block().eval(), (torch.zeros(SHAPE),), 1, costs=plan.costs)
     assert plan.costs is not None
     chain, longest_s = critical_path(device_operations(job.graph, plan.costs))
     assert len(chain) == 6
     (serial_ns,), (parallel_ns,) = plan.remaining_ns(stages, [1]) or (), plan.remaining_ns(stages, [4]) or ()
-    assert serial_ns == pytest.approx(7 * 2e6 + 1e6, rel=0.02)  # and hardly any preprocessing
-    assert parallel_ns == pytest.approx(longest_s * 1e9 + 1e6, rel=0.01)
-    traced = trace_for(module, SHAPE, target())
-    layers = layers_of(traced)
-    ms = predictor.predict(layers, target=target()).ms
-    assert network_ms(traced, layers, ms) == pytest.approx(14.0, rel=0.01)
-    assert network_ms(traced, layers, ms, [4]) == pytest.approx(12.0, rel=0.01)
-    assert network_ms(traced, layers, ms, [4, 4]) == pytest.approx(12.0, rel=0.2)  # the cut may divide a branch
+    assert serial_ns == pytest.approx(7 * 2e6, rel=0.02)
+    assert parallel_ns == pytest.approx(longest_s * 1e9, rel=0.01)
 
 
-def test_fewest_jobs_for_a_bound_and_their_summary(caplog: pytest.LogCaptureFixture) -> None:
-    plan = planner(None, 3.3, launch_ms=0.1).plan(dnn(), 1, target())
+def test_fewest_jobs_for_a_bound_and_their_summary(
+    launch_ms: Callable[[float], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    launch_ms(0.1)
+    plan = planner(None, 3.3).plan(dnn(), 1, target())
     stages = stages_of(plan)
     assert len(stages) == 3
     assert max(stage.cost_s for stage in stages) <= 3.2e-3
     assert plan.summary("object", plan.remaining_ns(stages)) == (
         "object: 3 jobs, longest 3.1 ms of 3.3 allowed, launch cost 4.1 %, by measured layer times"
     )
-    assert not log_messages(caplog)
+    assert not messages(caplog)
 
 
-def test_unmet_bounds_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    plan = planner(None, 2.2, (1.0, 1.0, 5.0, 0.5, 0.5, 0.5, 0.5), launch_ms=0.5).plan(dnn(), 1, target())
+def test_unmet_bounds_are_one_warning(launch_ms: Callable[[float], None], caplog: pytest.LogCaptureFixture) -> None:
+    launch_ms(0.5)
+    plan = planner(None, 2.2, (1.0, 1.0, 5.0, 0.5, 0.5, 0.5, 0.5)).plan(dnn(), 1, target())
     assert max(stage.cost_s for stage in stages_of(plan)) == pytest.approx(5e-3)
-    (record,) = log_messages(caplog)
-    text = record.getMessage()
+    (text,) = messages(caplog)
     assert text.startswith("dnn.object: blocking_ms 2.2 cannot be met: layer ")
     assert "takes 5.5 ms by itself and is kept as one job; launching 5 jobs takes 21.7 % of " in text
-    assert text.endswith("% of their time, more than 5 %, because the bound has precedence")
 
 
 def test_untrained_layers_are_logged_once_and_measured(caplog: pytest.LogCaptureFixture) -> None:
-    other = planner(taught(device="Orin, 16 SMs; auto"), ms=(1.0,))
+    other = planner(taught(traced().layers(), device="Orin, 16 SMs; auto"), ms=(1.0,))
     plans = [other.plan(dnn(nn.ReLU(), name), 2, target()) for name in ("lane", "object")]
     assert [plan.known for plan in plans] == ["measured", "measured"]
-    (record,) = log_messages(caplog)
-    assert "dnn.lane: layers are measured, because the predictor p.json does not cover them: " in record.getMessage()
-    assert "it was trained on 'Orin, 16 SMs; auto'; this is '" in record.getMessage()
+    (text,) = messages(caplog)
+    assert "dnn.lane: layers are measured, because the predictor p.json does not cover them: it was trained on" in text
     caplog.clear()
-    unseen = planner(taught(module=nn.Conv2d(3, 4, 3, padding=1)))
-    assert unseen.plan(dnn(), 2, replace(target(), served_by="inductor")).known == "measured"
-    (record,) = log_messages(caplog)
-    assert "with backend eager; this is inductor; it was not trained for element-wise layers" in record.getMessage()
+    served = replace(target(), served_by="inductor")
+    assert planner(taught(traced().layers())).plan(dnn(), 2, served).known == "measured"
+    assert "it was trained on 'eager'; this is 'inductor'" in caplog.text
 
 
 def test_layers_that_cannot_be_timed_are_cut_by_estimates(caplog: pytest.LogCaptureFixture) -> None:
@@ -199,18 +155,55 @@ def test_layers_that_cannot_be_timed_are_cut_by_estimates(caplog: pytest.LogCapt
         JobPlanner(None, "", 1.0, timed=full).plan(dnn(nn.ReLU()), 3, target())
 
 
-def test_half_precision_moves_half_the_bytes() -> None:
-    (single,) = layers_of(trace_for(nn.ReLU(), SHAPE, target()))
-    (half,) = in_precision([single], torch.float16)
-    assert (half.work.bytes_read, half.work.bytes_written) == (4 * 3 * 64 // 2, 4 * 3 * 64 // 2)
-    assert half.work.flops == single.work.flops
-
-
-def test_launch_cost_is_the_host_time_of_a_call() -> None:
+def test_launch_cost_is_the_host_time_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(1000))
-    assert launch_cost_s(target("torchscript"), now=lambda: float(next(ticks))) == pytest.approx(
-        1.0 / 20
-    )  # for 20 calls per round
+    monkeypatch.setattr("multi_dnn_ros.planning.job_plan.time.perf_counter", lambda: float(next(ticks)))
+    assert launch_cost_s(target("torchscript")) == pytest.approx(1.0 / 20)  # for 20 calls per round
+
+
+# -- the cache of layer times
+
+
+def cached(ms: float | None, keep: bool = True, module: nn.Module | None = None, bound_ms: float = 2.5) -> JobPlan:
+    """A plan with this time for every layer; None: measuring raises an error, which plan() logs."""
+    own = planner(None, bound_ms, None if ms is None else (ms,) * LAYERS, keep=keep)
+    return own.plan(dnn(module), 3, target())
+
+
+def test_times_are_measured_once_for_a_network() -> None:
+    assert (cached(1.0).known, cached(None).known, cached(None).jobs) == ("measured", "measured", 4)
+    assert cached(None, bound_ms=5.5).jobs == 2  # another bound, the same times
+    other = Small()
+    other.last.weight.data.add_(1.0)
+    assert cached(2.0, module=other).jobs == 7
+
+
+def test_without_keep_nothing_is_stored() -> None:
+    cached(1.0, keep=False)
+    assert list(LAYER_TIMES.entries()) == []
+
+
+def test_times_of_another_machine_are_named_and_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cached(1.0)
+    monkeypatch.setattr("multi_dnn_ros.backends.onnx_providers.cpu_model", lambda: "Board 9000")
+    assert cached(2.0).jobs == 7
+    assert "are not used: cpu is '" in caplog.text
+    assert "' there and 'Board 9000' here" in caplog.text
+
+
+@pytest.mark.parametrize("content", [[], {"ms": [1.0]}, {"ms": [-1.0] * LAYERS}, {"times": [1.0] * LAYERS}])
+def test_a_damaged_file_is_measured_again(content: object, caplog: pytest.LogCaptureFixture) -> None:
+    cached(1.0)
+    (entry,) = LAYER_TIMES.entries()
+    (entry.folder / "content.json").write_text(json.dumps(content))
+    assert cached(2.0).jobs == 7
+    assert f"layer times in {entry.folder} are not used" in caplog.text
+    assert cached(None).jobs == 7
+
+
+# -- from parameters to tasks
 
 
 @pytest.fixture(scope="module")
@@ -226,21 +219,17 @@ def exported(tmp_path_factory: pytest.TempPathFactory, module: nn.Module) -> Pat
     return path
 
 
-def configured(exported: Path, **node: object) -> tuple[NodeConfig, Pipeline]:
-    threads = torch.get_num_threads()
+def configured(exported: Path, lines: list[str], **node: object) -> tuple[NodeConfig, Pipeline]:
     config = to_config({
-        "device": "cpu", "cpu_threads": threads, "dnns": ["lane"], "dnn.lane.model": str(exported),
+        "device": "cpu", "cpu_threads": torch.get_num_threads(), "dnns": ["lane"], "dnn.lane.model": str(exported),
         "dnn.lane.decoder": "lane", "dnn.lane.jobs": 2, "dnn.lane.backend": "eager", **node,
     })  # fmt: skip
     return config, build(config, lines.append)
 
 
-lines: list[str] = []
-
-
 def test_a_bound_exceeded_by_every_layer_gives_one_job_per_layer(exported: Path, module: nn.Module) -> None:
-    lines.clear()
-    _, pipeline = configured(exported, blocking_ms=1e-6, **{"dnn.lane.precision": "bf16"})
+    lines: list[str] = []
+    _, pipeline = configured(exported, lines, blocking_ms=1e-6, **{"dnn.lane.precision": "bf16"})
     (task,) = pipeline.tasks
     assert (len(task.stages), len(task.remaining_ns)) == (3, 3)
     (line,) = [line for line in lines if line.startswith("lane: ")]
@@ -256,24 +245,25 @@ def test_a_bound_exceeded_by_every_layer_gives_one_job_per_layer(exported: Path,
 def test_the_predictor_parameter_is_used_for_cutting_and_the_fit_check(
     exported: Path, module: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines.clear()
-    write_predictor(tmp_path / "p.json", taught((1, 3, 16, 16), module))
-    for name in ("planning.job_plan.measure", "pipeline.fit_check.measure_services"):
+    lines: list[str] = []
+    layers = layers_of(trace(module, (torch.zeros(1, 3, 16, 16),), fold_batch_norm=True))
+    write_predictor(tmp_path / "p.json", taught(layers))
+    for name in ("planning.job_plan.measure", "pipeline.fit_check.measure_speedup"):
         monkeypatch.setattr(f"multi_dnn_ros.{name}", lambda *args, **kwargs: pytest.fail("measured"))
-    config, pipeline = configured(exported, predictor=str(tmp_path / "p.json"))
+    config, pipeline = configured(exported, lines, predictor=str(tmp_path / "p.json"))
     (task,) = pipeline.tasks
     (line,) = [line for line in lines if line.startswith("lane: ")]
     assert line.startswith("lane: 2 jobs, longest ")
     assert line.endswith("by predicted layer times")
-    assert 6e6 <= task.remaining_ns[0] < 100e6  # plus preprocessing, which is measured
-    verdict = measure_fit(config, pipeline, {"front": (16, 16)}, {"front": 10.0}, pipeline.predictor).verdict()
-    assert not verdict.unpredicted
-    assert 0.06 <= verdict.needs["lane"] < 1.0
+    assert task.remaining_ns[0] >= 6e6  # plus preprocessing, which is measured
+    fit = measure_fit(config, pipeline, {"front": 10.0}, pipeline.predictor)
+    assert not fit.unpredicted
+    assert sum(fit.demands[0].jobs_ms) > 6.0
 
 
 def test_a_predictor_that_cannot_be_read_is_named(exported: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"parameter predictor is '.*none.json'.*cannot be read: No such file"):
-        configured(exported, predictor=str(tmp_path / "none.json"))
+        configured(exported, [], predictor=str(tmp_path / "none.json"))
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(ConfigError, match=r"parameter predictor is '.*broken.json'.*not a predictor"):
-        configured(exported, predictor=str(tmp_path / "broken.json"))
+        configured(exported, [], predictor=str(tmp_path / "broken.json"))

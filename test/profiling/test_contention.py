@@ -1,4 +1,4 @@
-"""The table of layer times under load is written while it is measured, and continued."""
+"""The table of layer times under load is written while it is measured, and continued; background loads."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from profiling_fakes import SHAPE, Small, limits, target
+from profiling_fakes import CPU, LAYERS, SHAPE, Small, chain_of, machine, target
+from waiting import until
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.planning.profile import ProfileError
-from multi_dnn_ros.planning.samples import COLUMNS, Load, Sample, read_samples, write_samples
+from multi_dnn_ros.planning.checked_file import ProfileError
+from multi_dnn_ros.planning.predictor import Load
 from multi_dnn_ros.profiling.contention import loads_of, measure_contention
-from multi_dnn_ros.profiling.contention_table import open_table
+from multi_dnn_ros.profiling.loads import background_load
 from multi_dnn_ros.profiling.network import Network
+from multi_dnn_ros.profiling.samples import Machine, Sample, read_samples, write_samples
 
 LOADS = loads_of(("compute", "memory"), (0, 1, 2))
-WAIT_S = 120.0
 
 
 class Killed(Exception):
@@ -33,123 +32,123 @@ class Killed(Exception):
 
 
 class Fake:
-    """Loads without threads, and layer times that count the calls. ends_in: the block in which the process ends."""
+    """Loads without threads. ends_in: number of the load in which the process ends."""
 
     def __init__(self, ends_in: int = 10**6) -> None:
-        self.blocks: list[Load] = []
+        self.loads: list[Load] = []
         self.progress: list[tuple[int, int]] = []
         self._ends_in = ends_in
 
     @contextlib.contextmanager
     def background(self, load: Load, *_: Any) -> Iterator[None]:
-        if len(self.blocks) == self._ends_in:
+        if len(self.loads) == self._ends_in:
             raise Killed
-        self.blocks.append(load)
+        self.loads.append(load)
         yield
 
-    def timed(self, load: Load, layers: int) -> list[list[float]]:
-        return [[1.0 + load.level] * layers]
-
-    def measure(self, path: Path, *, networks: tuple[int, ...] = (4, 8), rounds: int = 4, **table: Any) -> list[Sample]:
-        with open_table(path, **{"versions": "torch 2", "load_network": "small", **table}) as rows:
-            return measure_contention(
-                [Network(f"small {channels}", Small(channels), SHAPE) for channels in networks],
-                target(rounds=rounds), limits(), LOADS, table=rows, background=self.background, timed=self.timed,
-                progress=lambda done, total: self.progress.append((done, total)),
-            )  # fmt: skip
+    def measure(self, path: Path, networks: tuple[int, ...] = (4, 8), on: Machine | None = None) -> list[Sample]:
+        found = [Network(f"small {channels}", Small(channels), SHAPE) for channels in networks]
+        return measure_contention(
+            found, target(), on or machine(), LOADS, path, load_network=found[0], background=self.background,
+            chain=chain_of([1.0] * LAYERS), progress=lambda done, total: self.progress.append((done, total)),
+        )  # fmt: skip
 
 
-@pytest.mark.parametrize("ends_in", range(0, 4 * len(LOADS), 3))
+@pytest.mark.parametrize("ends_in", [0, 1, 4, 7])
 def test_a_killed_measurement_continues_with_what_is_missing(tmp_path: Path, ends_in: int) -> None:
     path = tmp_path / "out" / "samples.csv"
-    first, second = Fake(ends_in), Fake()
     with pytest.raises(Killed):
-        first.measure(path)
+        Fake(ends_in).measure(path)
     kept = read_samples(path) if path.exists() else []
-    measured = {(row.model, row.load) for row in kept}
-    by_network = (first.blocks[: 2 * len(LOADS)], first.blocks[2 * len(LOADS) :])
-    assert len(measured) == sum(blocks.count(load) == 2 for blocks in by_network for load in LOADS)
+    assert len({(row.model, row.load) for row in kept}) == ends_in
+    second = Fake()
     rows = second.measure(path)
-    assert len(second.blocks) == 2 * (2 * len(LOADS) - len(measured))
-    assert second.progress[0] == (0, len(second.blocks))
-    assert second.progress[-1] == (len(second.blocks), len(second.blocks))
-    assert len(rows) == len(read_samples(path)) == len({(row.model, row.layer, row.load) for row in rows})
+    assert len(second.loads) == 2 * len(LOADS) - ends_in
+    assert (second.progress[0], second.progress[-1]) == ((0, len(second.loads)), (len(second.loads),) * 2)
+    assert rows == read_samples(path)
     assert {(row.model, row.load) for row in rows} == {(f"small {n}", load) for n in (4, 8) for load in LOADS}
-    assert {row.rounds for row in rows} == {4}
-
-
-def test_only_what_is_new_is_measured(tmp_path: Path) -> None:
-    path = tmp_path / "samples.csv"
-    Fake().measure(path, networks=(4,))
-    text = path.read_text()
-    again = Fake()
-    again.measure(path, networks=(4,), rounds=2)  # fewer rounds than the table has
-    assert (again.blocks, path.read_text()) == ([], text)
-    more = Fake()
-    more.measure(path, networks=(4,), rounds=8)
-    assert len(more.blocks) == 2 * len(LOADS)
-    assert {row.rounds for row in read_samples(path)} == {8}
-    replaced = Fake(2 * len(LOADS))
-    with pytest.raises(Killed):
-        replaced.measure(path, networks=(8, 4), replace=True)
-    assert {row.model for row in read_samples(path)} == {"small 8"}
+    assert len(rows) == 2 * len(LOADS) * LAYERS
+    third = Fake()
+    third.measure(path)
+    assert third.loads == []
 
 
 def test_rows_that_would_not_belong_together_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "samples.csv"
     Fake().measure(path, networks=(4,))
-    with pytest.raises(ProfileError, match=r"has small 4 measured by torch 2, not torch 3; start a new table with"):
-        Fake().measure(path, networks=(4,), versions="torch 3")
-    Fake().measure(path, networks=(4,), load_network="other")  # no load of kind dnn
-    path.write_text(path.read_text().replace(",compute,", ",dnn,"))
-    with open_table(path, "torch 2", "other") as table:
-        dnn = next(row for row in table.rows if row.load.kind == "dnn")
-        with pytest.raises(ProfileError, match="has small 4 measured while small was the load, not other; start a new"):
-            table.has(dnn.model, dnn.setting, dnn.load, 4)
-        with pytest.raises(CommandError, match=r"samples.csv is being measured by another command"):
-            Fake().measure(path)
-    renamed = tmp_path / "renamed.csv"
-    Fake().measure(renamed, networks=(8,))
-    renamed.write_text(renamed.read_text().replace("small 8", "small 4"))
-    with pytest.raises(ProfileError, match=r"renamed.csv has layers of another small 4: .* --batch was another; start"):
-        Fake().measure(renamed, networks=(4,))
+    with pytest.raises(ProfileError, match=r"samples.csv was measured on '.*torch 2'; this is '.*torch 3'; name anot"):
+        Fake().measure(path, on=machine(versions="torch 3"))
+    path.write_text(path.read_text().replace("small 4", "small 8"))
+    with pytest.raises(ProfileError, match=r"samples.csv has layers of another small 8; name another file"):
+        Fake().measure(path, networks=(8,))
 
 
-def test_tables_of_earlier_versions_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.splitlines()[0] + "\n", "the table is empty"),
+        (lambda text: text.replace("model,", "mode,", 1), "line 2, model: Field required"),
+        (lambda text: text.replace("element-wise", "wizardry", 1), "line 3, kind: Input should be 'convolution'"),
+        (lambda text: text.replace(",none,0,", ",none,lots,", 1), "line 2, load_level: Input should be a valid int"),
+        (lambda text: text.replace(",none,0,", ",none,0,-", 1), "line 2, ms: Input should be greater than or equal"),
+        (lambda text: "\ufffd" * 100, "the table is empty"),
+    ],
+)
+def test_errors_in_a_table_name_line_and_column(change: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "samples.csv"
-    rows = Fake().measure(path, networks=(4,))
-    write_samples(path, rows)
-    lines = [line.rsplit(",", 2)[0] for line in path.read_text().splitlines()]
-    assert list(COLUMNS)[-2:] == ["versions", "load_network"]
-    path.write_text("\n".join(lines) + "\n")
-    assert {row.versions for row in read_samples(path)} == {""}
-    with pytest.raises(ProfileError, match="measured by unknown versions, not torch 2"):
-        Fake().measure(path, networks=(4,))
+    write_samples(path, [row for row in Fake().measure(path, networks=(4,)) if row.load == Load()])
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ProfileError, match=f"samples.csv: .*{message}"):
+        read_samples(path)
+    with pytest.raises(ProfileError, match=r"none\.csv: cannot be read"):
+        read_samples(tmp_path / "none.csv")
+
+
+def test_a_background_load_works_and_ends() -> None:
+    threads = torch.get_num_threads()
+    calls: list[int] = []
+
+    def network():
+        number = len(calls)
+        calls.append(0)
+
+        def infer() -> None:
+            calls[number] += 1
+
+        return infer
+
+    for kind in ("compute", "memory", "dnn"):
+        with background_load(Load(kind, 2), CPU, network):
+            assert torch.get_num_threads() == threads
+    assert all(calls)
+    assert len(calls) == 2
+
+    def fails() -> None:
+        raise RuntimeError("sofa")
+
+    with (
+        pytest.raises(ProfileError, match="a background load failed: sofa"),
+        background_load(Load("dnn", 2), CPU, lambda: fails),
+    ):
+        pytest.fail("the load did not start")
 
 
 def test_the_command_keeps_what_it_measured_when_it_is_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = torch.export.export(Small(), (torch.rand(1, 3, 8, 8),))
-    torch.export.save(module, tmp_path / "small.pt2")
+    torch.export.save(torch.export.export(Small(), (torch.rand(SHAPE),)), tmp_path / "small.pt2")
     table = tmp_path / "samples.csv"
-    options = ["--device", "cpu", "--backend", "eager", "--loads", "compute", "--levels", "0,1,2"]
-    files = [str(tmp_path / "small.pt2"), "--output", str(table), "--limits", str(tmp_path / "limits")]
-    arguments = ["profile", "contention", *files, *options]
-    process = subprocess.Popen([sys.executable, "-m", "multi_dnn_ros.cli.main", *arguments, "--repeats", "400"])
+    arguments = ["profile", "contention", str(tmp_path / "small.pt2"), "--output", str(table), "--device", "cpu",
+                 "--backend", "eager", "--loads", "compute", "--levels", "0,1,2"]  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-m", "multi_dnn_ros.cli.main", *arguments, "--repeats", "2000"])
     try:
-        deadline = time.monotonic() + WAIT_S
-        while not table.exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: table.exists() or process.poll() is not None, "the first rows", 120.0)
         os.kill(process.pid, signal.SIGKILL)
     finally:
         process.kill()
-        process.wait(WAIT_S)
+        process.wait()
     kept = read_samples(table)
-    assert {row.rounds for row in kept} == {400}
+    assert {row.rounds for row in kept} == {2000}
     assert main([*arguments, "--repeats", "4"]) == 0
-    text = capsys.readouterr().out
-    assert f"layer times under 3 conditions, {len(kept)} of them from an earlier run; written to" in text
-    assert set(kept) <= set(read_samples(table))
+    assert f"{3 * LAYERS} layer times under 3 loads; written to {table}" in capsys.readouterr().out
+    assert read_samples(table)[: len(kept)] == kept

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.cli.main import main
@@ -19,23 +17,8 @@ from multi_dnn_ros.common import cpu_features
 from multi_dnn_ros.common.cpu_features import has_int8_products
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.profiling import devices as module
-from multi_dnn_ros.profiling import links
+from multi_dnn_ros.profiling.copies import Link, measure_int8_ops_per_s
 from multi_dnn_ros.profiling.devices import Device, count_measurements, find_devices, measure_devices
-from multi_dnn_ros.profiling.int8_rate import measure_int8_ops_per_s
-from multi_dnn_ros.profiling.links import Link, parse_indices, parse_topology
-
-TOPOLOGY = """\
-\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
-GPU0\t X \tNV18\tSYS\tPIX\t0-31\t0\t\tN/A
-GPU1\tNV18\t X \tPHB\tSYS\t0-31\t0\t\tN/A
-GPU2\tSYS\tPHB\t X \tNODE\t32-63\t1\t\tN/A
-NIC0\tPIX\tSYS\tNODE\t X
-
-Legend:
-
-  X    = Self
-  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes
-"""
 
 
 @pytest.fixture
@@ -149,11 +132,9 @@ def test_memory_that_does_not_suffice_is_a_reason_and_the_rest_is_measured(
 
     monkeypatch.setattr(module, "measure_limits", limits)
     monkeypatch.setattr(module, "measure_host_copies", lambda device: None if device.index == 0 else (3e9, 4e9))
-    monkeypatch.setattr(module, "link_kinds", lambda: parse_topology(TOPOLOGY))
     monkeypatch.setattr(
-        module, "measure_link", lambda source, target, kind: Link(f"cuda:{source}", f"cuda:{target}", kind, True, 5e9)
+        module, "measure_link", lambda source, target: Link(f"cuda:{source}", f"cuda:{target}", True, 5e9)
     )
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpus = find_devices()[1:]
     shown: list[tuple[int, int, str]] = []
     (old, new), found = measure_devices(gpus, lambda *step: shown.append(step))
@@ -162,10 +143,7 @@ def test_memory_that_does_not_suffice_is_a_reason_and_the_rest_is_measured(
     assert (old.ops_per_s, old.bytes_per_s, old.from_host_bytes_per_s) == ({}, None, None)
     assert new.ops_per_s == {"fp32": 3e12, "tf32": 4e12, "fp16": 5e12, "bf16": 6e12}
     assert (new.bytes_per_s, new.from_host_bytes_per_s, new.to_host_bytes_per_s) == (2e9, 3e9, 4e9)
-    assert [(link.source, link.target, link.kind) for link in found] == [
-        ("cuda:0", "cuda:1", "NVLink (18 links)"),
-        ("cuda:1", "cuda:0", "NVLink (18 links)"),
-    ]
+    assert [(link.source, link.target) for link in found] == [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")]
     assert [done for done, _, _ in shown] == list(range(count_measurements(gpus) + 1))
     assert {total for _, total, _ in shown} == {count_measurements(gpus)}
 
@@ -179,38 +157,14 @@ def test_other_errors_of_a_measurement_are_not_swallowed(without_gpu: None, monk
         measure_devices(find_devices())
 
 
-@pytest.mark.parametrize(
-    ("visible", "kind"), [("2,0", "PCIe, between NUMA nodes"), ("GPU-77,GPU-78", ""), ("0,1", "NVLink (18 links)")]
-)
-def test_links_are_those_of_the_visible_gpus(visible: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())  # without UUIDs
-    monkeypatch.setattr(module, "link_kinds", lambda: parse_topology(TOPOLOGY))
-    monkeypatch.setattr(module, "measure_host_copies", lambda device: None)
-    monkeypatch.setattr(module, "measure_link", lambda source, target, kind: Link("", "", kind, False, None))
-    gpus = [Device(f"cuda:{index}", "a GPU", 1, 1, (), ()) for index in range(2)]
-    _, found = measure_devices(gpus)
-    assert {link.kind for link in found} == {kind}
-
-
-def test_links_are_found_by_uuid_if_cuda_numbers_the_gpus_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "nvidia_smi_id", ("GPU-c", "GPU-a").__getitem__)
-    monkeypatch.setattr(module, "gpu_indices", lambda: parse_indices("0, GPU-a\n1, GPU-b\n2, GPU-c\n"))
-    monkeypatch.setattr(module, "link_kinds", lambda: parse_topology(TOPOLOGY))
-    monkeypatch.setattr(module, "measure_host_copies", lambda device: None)
-    monkeypatch.setattr(module, "measure_link", lambda source, target, kind: Link("", "", kind, False, None))
-    _, found = measure_devices([Device(f"cuda:{index}", "a GPU", 1, 1, (), ()) for index in range(2)])
-    assert {link.kind for link in found} == {"PCIe, between NUMA nodes"}
-
-
 def test_the_table_has_links_and_what_was_not_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpu = Device("cuda:0", "a GPU", 2 << 30, 16, (), (), {"fp16": 1.5e14}, {"fp32": "not enough free memory"}, 4e12)
-    found = [Link("cuda:0", "cuda:1", "", False, None), Link("cuda:1", "cuda:0", "NVLink", True, 3.65e11)]
+    found = [Link("cuda:0", "cuda:1", False, None), Link("cuda:1", "cuda:0", True, 3.65e11)]
     monkeypatch.setattr(module, "find_devices", lambda: [gpu])
     monkeypatch.setattr(module, "measure_devices", lambda devices, progress: (devices, found))
-    monkeypatch.setattr("multi_dnn_ros.planning.device.busy_warning", lambda device: f"{device} is busy")
+    monkeypatch.setattr("multi_dnn_ros.profiling.limits.busy_warning", lambda device: f"{device} is busy")
     file = tmp_path / "devices.json"
     assert main(["devices", "--json", str(file)]) == 0
     output = capsys.readouterr().out
@@ -219,8 +173,8 @@ def test_the_table_has_links_and_what_was_not_measured(
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in output.splitlines()]
     assert ["cuda:0", "a GPU", "2.0", "16", ""] in cells
     assert ["cuda:0", "-", "-", "150", "-", "-", "4000", "-", "-"] in cells
-    assert ["cuda:0", "cuda:1", "unknown", "no", "-"] in cells
-    assert ["cuda:1", "cuda:0", "NVLink", "yes", "365"] in cells
+    assert ["cuda:0", "cuda:1", "no", "-"] in cells
+    assert ["cuda:1", "cuda:0", "yes", "365"] in cells
     content = json.loads(file.read_text())
     assert content["links"][1]["bytes_per_s"] == 3.65e11
     assert content["devices"][0]["sms"] == 16
@@ -229,40 +183,10 @@ def test_the_table_has_links_and_what_was_not_measured(
 def test_the_rate_of_int8_is_that_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def fastest(work, clock) -> float:
+    def fastest(work, device) -> float:
         calls.append(work()[0].shape)
         return 0.5
 
-    monkeypatch.setattr("multi_dnn_ros.profiling.int8_rate.fastest_s", fastest)
+    monkeypatch.setattr("multi_dnn_ros.profiling.copies.fastest_s", fastest)
     assert measure_int8_ops_per_s(64) == 2.0 * 64**3 / 0.5
     assert calls == [(64, 64)]
-
-
-def test_a_topology_is_read() -> None:
-    assert parse_topology(TOPOLOGY) == {
-        (0, 1): "NVLink (18 links)",
-        (0, 2): "PCIe, between NUMA nodes",
-        (1, 0): "NVLink (18 links)",
-        (1, 2): "PCIe, through the CPU",
-        (2, 0): "PCIe, between NUMA nodes",
-        (2, 1): "PCIe, through the CPU",
-    }
-
-
-@given(st.text(st.sampled_from("GPU01X NVSYPIX\t\n\x1b[4m9"), max_size=200) | st.text(max_size=100))
-def test_any_text_is_a_topology_or_none(text: str) -> None:
-    for (source, target), kind in parse_topology(text).items():
-        assert source >= 0
-        assert target >= 0
-        assert kind
-
-
-def test_without_nvidia_smi_the_kinds_of_links_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert links.link_kinds() == links.gpu_indices() == {}
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nexit 9\n")
-    program.chmod(0o755)
-    assert links.link_kinds() == links.gpu_indices() == {}
-    program.write_text(f"#!/bin/sh\nwhile IFS= read -r line; do printf '%s\\n' \"$line\"; done <<'E'\n{TOPOLOGY}E\n")
-    assert links.link_kinds()[0, 1] == "NVLink (18 links)"

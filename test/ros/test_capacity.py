@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from node_bench import Bench, build, image
+from node_bench import Bench, build
 
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.planning.fit import Verdict
@@ -34,7 +34,7 @@ def test_rates_that_fit(bench: Bench) -> None:
     assert bench.change("configure")
     bench.until(lambda: bench.status("capacity").level == OK, "the verdict")
     assert bench.status("capacity").message.startswith("fits: 1 DNN needs ")
-    assert "workers needed (%)" in bench.status("capacity").by_key
+    assert "utilization (%)" in bench.status("capacity").by_key
 
 
 def test_rates_that_do_not_fit_are_a_warning_with_advice(bench: Bench) -> None:
@@ -71,19 +71,6 @@ def test_the_verdict_may_change_from_one_configuration_to_the_next(bench: Bench)
         bench.until(lambda before=reports: len(bench.reports) > before + 2, "reports")
         assert bench.status("capacity").level == level
         assert bench.change("cleanup")
-
-
-def test_the_image_size_is_assumed_until_the_first_image(bench: Bench) -> None:
-    bench.node({"camera.front.rate_hz": 0.5}, build=slow)
-    assert bench.change("configure")
-    assumed = "(images of camera front assumed to be 640 x 480)"
-    bench.until(lambda: assumed in bench.status("capacity").message, "the verdict")
-    small = float(bench.status("capacity").by_key["decoding front (% of a core)"])
-    assert bench.change("activate")
-    bench.camera().publish(image(size=(1920, 1080)))
-    bench.until(lambda: assumed not in bench.status("capacity").message, "a verdict for the image")
-    assert bench.status("capacity").message.startswith("fits: ")
-    assert float(bench.status("capacity").by_key["decoding front (% of a core)"]) >= small
 
 
 def test_values_contain_what_was_not_predicted() -> None:

@@ -15,13 +15,11 @@ import pytest
 from fake_pipelines import build, settings
 from waiting import until
 
-from multi_dnn_ros.planning.placement import Cost
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.concurrent_devices import DeviceProgress, call_by_device, call_concurrently
 from multi_dnn_ros.serving.host import (
     Cancelled,
     ConfigureError,
-    DeviceCosts,
     DnnDescription,
     EngineDescription,
     Progress,
@@ -35,7 +33,7 @@ WAIT_S = 20.0
 
 
 class FakeProcess:
-    """Answers Place at once; Configure and Measure in a thread, as `devices.answer` says."""
+    """Answers Place at once; Configure in a thread, as `devices.answer` says."""
 
     pid = os.getpid()
 
@@ -53,7 +51,7 @@ class FakeProcess:
     def send(self, message: Any) -> None:
         if isinstance(message, wire.Place):
             self.reply(wire.Placed(self._devices.placed))
-        elif isinstance(message, (wire.Configure, wire.Measure)):
+        elif isinstance(message, wire.Configure):
             self.device = message.config.device
             self._devices.events.append(f"begin {self.device}")
             threading.Thread(target=self._answer, args=(message,), daemon=True).start()
@@ -63,9 +61,6 @@ class FakeProcess:
         self._devices.events.append(f"end {self.device}")
         if isinstance(answer, Exception):
             self.reply(wire.Refused(str(answer), True))
-        elif isinstance(message, wire.Measure):
-            costs = dict.fromkeys(message.config.dnns, Cost(1.0, 1000))
-            self.reply(wire.Measured(DeviceCosts(costs, {}, 1_000_000)))
         else:
             described = dict.fromkeys(message.dnns, DnnDescription(("front",), {}))
             service_ms = dict.fromkeys(message.timed, 1.0)
@@ -91,8 +86,8 @@ class FakeProcess:
 
 
 class FakeDevices:
-    """Devices of a machine. placed: the answer to Place. answer: called when a device is configured or measured, until
-    it is done; it may return an exception. events: `begin` and `end` of each device in order.
+    """Devices of a machine. placed: the answer to Place. answer: called when a device is configured, until it is
+    done; it may return an exception. events: `begin` and `end` of each device in order.
     """
 
     def __init__(self, *names: str, answer: Callable[[FakeProcess], Exception | None]) -> None:
@@ -152,17 +147,6 @@ def test_gpus_are_configured_at_the_same_time_and_keep_their_order(
     assert gpus.configure().device == ", ".join(names)
     assert [status.name for status in gpus.host.statuses()] == [f"engine {name}" for name in names]
     assert len(gpus.processes) == len(names)
-
-
-def test_gpus_are_measured_at_the_same_time_for_the_placement(machine: Callable[..., FakeDevices]) -> None:
-    both = meet(2)
-
-    def answer(process: FakeProcess) -> Exception | None:
-        return both(process) if "measuring" in process.label else None
-
-    gpus = machine("cuda:0", "cuda:1", answer=answer)
-    assert gpus.configure(placement="auto").device == "cuda:0"  # at equal costs the first one
-    assert [process.ended for process in gpus.processes] == [False, True, True]
 
 
 @pytest.mark.parametrize(

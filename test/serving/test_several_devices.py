@@ -206,23 +206,3 @@ def test_a_device_that_does_not_exist_is_refused_and_nothing_is_left(devices: di
     assert caught.value.expected
     assert not engine_pids()
     host.close()
-
-
-def test_placement_auto_measures_every_device_and_logs_the_table(
-    make: Callable[..., _Rig], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "multi_dnn_ros")
-    both = ["cpu:1", "cpu:2"]
-    rig = make({"object": both, "pedestrian": both}, placement="auto").start()
-    # 20 and 40 ms per frame at 30 Hz: both on cpu:1 need 120 %, one on each 60 and 120 %.
-    assert rig.description.device in ("cpu:1", "cpu:1, cpu:2", "cpu:2, cpu:1")
-    (table,) = [text for record in caplog.records if "deadline" in (text := record.getMessage())]
-    assert "cpu:1: ms, memory, load" in table
-    assert "all DNNs on cpu:2: " in table
-    assert len(engine_pids()) == len(rig.host.statuses())  # the processes that measured have ended
-
-
-def test_placement_auto_chooses_the_faster_device(make: Callable[..., _Rig]) -> None:
-    rig = make({"object": ["cpu:2", "cpu:1"]}, placement="auto").start()
-    assert rig.description.device == "cpu:1"
-    assert rig.by_pid().keys() == {rig.pid_of("cpu:1")}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.serving.warm_up import time_on_black_ms, warm_up
+from multi_dnn_ros.planning.frame_times import time_on_black_ms
+from multi_dnn_ros.serving.warm_up import warm_up
 from multi_dnn_ros.settings.flat_parameters import to_config
 
 CPU = torch.device("cpu")

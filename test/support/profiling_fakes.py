@@ -1,40 +1,25 @@
-"""Networks and clocks with known times."""
+"""Networks and machines with known times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-import pytest
 import torch
 from torch import nn
 
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.torchscript import TorchScript
-from multi_dnn_ros.planning.device import DeviceLimits, device_name
-from multi_dnn_ros.planning.samples import LayerCounts, Load, Setting
+from multi_dnn_ros.graph.layers import Layer, LayerWork
+from multi_dnn_ros.planning.measure import Traced, trace_for
+from multi_dnn_ros.planning.predictor import Linear, Load, Predictor, trained_ranges
 from multi_dnn_ros.planning.timing import Target
+from multi_dnn_ros.profiling.limits import DeviceLimits
+from multi_dnn_ros.profiling.samples import Machine
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def few_trees() -> Iterator[None]:
-    """Enough for laws as simple as these; each tree takes a larger step, so that together they go as far."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("multi_dnn_ros.profiling.learn._TREES", 12)
-        patch.setattr("multi_dnn_ros.profiling.learn._RATE", 0.2)
-        yield
-
-
-def target(backend: str = "eager", rounds: int = 4) -> Target:
-    return Target(CPU, backend, {"eager": Eager, "torchscript": TorchScript}[backend], rounds=rounds)
-
-
-def limits() -> DeviceLimits:
-    """1 GFLOP/s, 1 GB/s: a million operations or bytes take a millisecond."""
-    return DeviceLimits(
-        name=device_name(target()), kind="cpu", precision="auto", threads=1, flops_per_s=1e9, bytes_per_s=1e9
-    )
+SHAPE = (1, 3, 8, 8)
+#: conv, relu, depthwise, 1x1, add, pool (with its flatten), linear.
+LAYERS = 7
 
 
 class Small(nn.Module):
@@ -57,35 +42,48 @@ class Small(nn.Module):
         return self.last(torch.flatten(self.pool(second), 1))
 
 
-SHAPE = (1, 3, 8, 8)
+def target(backend: str = "eager", rounds: int = 4) -> Target:
+    return Target(CPU, backend, {"eager": Eager, "torchscript": TorchScript}[backend], rounds=rounds)
 
 
-class FakeClock:
-    """Returns fixed gaps by number of marks: `by_count` maps it to milliseconds between marks."""
-
-    def __init__(self, by_count: dict[int, Sequence[float]]) -> None:
-        self._by_count = by_count
-        self._count = 0
-        self.marked: list[int] = []
-
-    def prepare(self, count: int) -> None:
-        self._count = count
-        self.marked = []
-
-    def mark(self, index: int) -> None:
-        self.marked.append(index)
-
-    def gaps_ms(self) -> list[float]:
-        assert self.marked[-self._count :] == list(range(self._count))  # every index once, in order
-        return list(self._by_count[self._count])
+def traced(module: nn.Module | None = None, where: Target | None = None) -> Traced:
+    """A network on random images of SHAPE."""
+    return trace_for(module or Small(), (torch.rand(SHAPE),), where or target())
 
 
-#: A machine of those limits with two cores.
-SETTING = Setting(limits().name, "eager", "auto", 1, 2, 0, 1e9, 1e9)
+def limits() -> DeviceLimits:
+    """1 GFLOP/s, 1 GB/s: a million operations or bytes take a millisecond."""
+    return DeviceLimits(target().device_name, "cpu", "auto", 1, 1e9, 1e9)
 
 
-def law(counts: LayerCounts, load: Load) -> float:
-    """Arithmetic at a third of the peak, memory at half of it, 20 us a launch; compute loads hold arithmetic up."""
-    moved = counts.bytes_read + counts.bytes_written
-    over = max(0, load.level - 1) / 2 if load.kind == "compute" else 0.0
-    return 3e3 * counts.flops / 1e9 * (1.0 + 2.0 * over) + 2e3 * moved / 1e9 + 0.02
+def machine(**changes: object) -> Machine:
+    """One of those limits, on which one load thread runs beside the layer."""
+    values = {
+        "device": target().device_name, "backend": "eager", "versions": "torch 2", "threads": 1, "spare": 1,
+        "flops_per_s": 1e9, "bytes_per_s": 1e9,
+    }  # fmt: skip
+    return Machine.model_validate({**values, **changes})
+
+
+def taught(layers: Sequence[Layer], ms: float = 2.0, **changes: object) -> Predictor:
+    """Predicts `ms` for every layer of these kinds, with and without load."""
+    ranges = trained_ranges([layer.work for layer in layers])
+    weights = [0.0, 0.0, ms, *[0.0] * 18]
+    predictor = Predictor(
+        **machine().model_dump(exclude={"versions"}), ranges=ranges, loads={"dnn": 8},
+        model=Linear(weights=dict.fromkeys(ranges, weights)),
+    )  # fmt: skip
+    return predictor.model_copy(update=changes)
+
+
+def law(work: LayerWork, load: Load) -> float:
+    """Milliseconds: arithmetic at a third of the peak, memory at half of it, 20 us a launch. Loads of kind compute that
+    the layer waits for hold its arithmetic up.
+    """
+    waiting = max(0, load.level - 1) if load.kind == "compute" else 0
+    return 3e3 * work.flops / 1e9 * (1.0 + waiting) + 2e3 * work.moved / 1e9 + 0.02
+
+
+def chain_of(ms: Sequence[float]) -> Callable[..., Callable[[], list[float]]]:
+    """Replaces measure.LayerChain: every run takes these milliseconds."""
+    return lambda *given: lambda: list(ms)

@@ -21,8 +21,8 @@ from multi_dnn_ros.benchmark.paper.networks import CLASSES, example_image, make_
 from multi_dnn_ros.benchmark.paper.sets import SETS, DnnSet, Network
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.pipeline.choices import choose_backend, choose_device
-from multi_dnn_ros.planning.device import measure_limits
 from multi_dnn_ros.planning.timing import Target
+from multi_dnn_ros.profiling.limits import measure_limits
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
 BUILTIN, HEAVY = "builtin", "heavy_gpu"

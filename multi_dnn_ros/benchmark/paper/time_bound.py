@@ -21,8 +21,8 @@ from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 from multi_dnn_ros.compression.macs import Cost, cost
-from multi_dnn_ros.planning.device import DeviceLimits, measure_limits
 from multi_dnn_ros.planning.timing import Target
+from multi_dnn_ros.profiling.limits import DeviceLimits, measure_limits
 
 #: (network, alignment of its ranks or None for the original) -> cost of one inference.
 Costs = Mapping[tuple[Network, int | None], Cost]

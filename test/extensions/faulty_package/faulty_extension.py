@@ -147,9 +147,7 @@ DECODER = DecoderSpec(
     "faulty_decoder", LevelDecoder, signature="(1, 1)", result_kind="faulty_kind", recognize=recognize
 )
 KIND = ResultKind("faulty_kind", Level, (Topic("level", "std_msgs/msg/Header", "no_such_module:message"),))
-BACKEND = BackendSpec(
-    "faulty_backend", make, precisions={"cpu": ("auto", "fp32")}, timing_marks=True, finish=finish, version=version
-)
+BACKEND = BackendSpec("faulty_backend", make, precisions={"cpu": ("auto", "fp32")}, finish=finish, version=version)
 SOURCE = ModelSource("faulty_zoo", load, form="faulty_zoo:net", file=file_of)
 
 

@@ -11,17 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from profiling_fakes import taught
 
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import timing_target
 from multi_dnn_ros.pipeline.fit_check import measure_fit
-from multi_dnn_ros.planning.device import device_name
-from multi_dnn_ros.planning.features import LINEAR_FEATURES
-from multi_dnn_ros.planning.launch_cost import launch_cost_s
+from multi_dnn_ros.planning.job_plan import launch_cost_s
 from multi_dnn_ros.planning.measure import trace_for
-from multi_dnn_ros.planning.predictor import Linear, Predictor, layers_of, trained_range, write_predictor
-from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, Setting
+from multi_dnn_ros.planning.predictor import write_predictor
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -78,19 +76,12 @@ def test_prediction_on_the_gpu_cuts_and_judges(tmp_path: Path, monkeypatch: pyte
     config = configured()
     target = timing_target("object", config.dnns["object"], GPU)
     dnn = build(config).dnns["object"]  # whose weights are on the GPU now
-    layers = layers_of(trace_for(dnn.module, tuple(dnn.example_inputs()[0].shape), target))
-    setting = Setting(device_name(target), "cuda_graph", "auto", 0, 0, 0, 1e13, 1e12)
-    seen = trained_range([Sample("ssd", of.name, LayerCounts.of(of), setting, Load(), *(0.1,) * 4, 5) for of in layers])
-    weights = tuple(0.1 if name == "launch, alone" else 0.0 for name in LINEAR_FEATURES)
-    predictor = Predictor(
-        device=setting.device, backend="cuda_graph", precision="auto", threads=0, cores=0, flops_per_s=1e13,
-        bytes_per_s=1e12, seen=seen, loads={"dnn": 8}, model=Linear(weights=dict.fromkeys(seen, weights)),
-    )  # fmt: skip
+    shape = dnn.example_inputs()[0].shape
+    layers = trace_for(dnn.module, (torch.rand(shape),), target).layers()
+    predictor = taught(layers, 0.1, device=target.device_name, backend="cuda_graph", threads=0)
     write_predictor(tmp_path / "p.json", predictor)
     monkeypatch.setattr("multi_dnn_ros.planning.job_plan.measure", lambda *args, **kwargs: pytest.fail("measured"))
-    monkeypatch.setattr(
-        "multi_dnn_ros.pipeline.fit_check.measure_services", lambda *args, **kwargs: pytest.fail("measured")
-    )
+    monkeypatch.setattr("multi_dnn_ros.pipeline.fit_check.measure_alone", lambda *args: pytest.fail("measured"))
     config = configured(predictor=str(tmp_path / "p.json"))
     lines: list[str] = []
     pipeline = build(config, lines.append)
@@ -98,6 +89,6 @@ def test_prediction_on_the_gpu_cuts_and_judges(tmp_path: Path, monkeypatch: pyte
     assert line.endswith("by predicted layer times")
     timed = sum(layer.kind != "view" for layer in layers)
     assert pipeline.tasks[0].remaining_ns[0] > timed * 0.1e6
-    verdict = measure_fit(config, pipeline, {"front": (640, 480)}, {"front": 1.0}, pipeline.predictor).verdict()
+    verdict = measure_fit(config, pipeline, {"front": 1.0}, pipeline.predictor).verdict()
     assert not verdict.unpredicted
     assert verdict.needs["object"] > timed * 0.1e-3

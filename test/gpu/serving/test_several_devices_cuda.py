@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 
 from multi_dnn_ros.benchmark.host_traffic import HostTraffic
 from multi_dnn_ros.serving.process_host import ProcessHost
@@ -45,15 +44,3 @@ def test_the_cpu_carries_on_when_the_process_of_the_gpu_is_killed() -> None:
         assert traffic.discrepancies() == []
     finally:
         host.close()
-
-
-def test_placement_auto_prefers_the_gpu(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "multi_dnn_ros")
-    config = to_config({"dnns": ["object"], "cameras": ["front"], "dnn.object.device": ["cpu:1", "cuda:0"],
-                        "placement": "auto"})  # fmt: skip
-    host = ProcessHost()
-    try:
-        assert host.configure(config, lambda step: None).device == "cuda:0"
-    finally:
-        host.close()
-    assert any("all DNNs on cpu:1" in record.getMessage() for record in caplog.records)

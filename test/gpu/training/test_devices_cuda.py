@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.profiling.links import measure_link
+from multi_dnn_ros.profiling.copies import measure_link
 
 
 def test_every_gpu_is_measured(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_every_gpu_is_measured(tmp_path: Path) -> None:
 
 def test_a_copy_within_one_gpu_takes_the_same_way() -> None:
     """Where there is one GPU: the measurement itself, from it to itself."""
-    link = measure_link(0, 0, "itself")
-    assert (link.source, link.target, link.kind) == ("cuda:0", "cuda:0", "itself")
+    link = measure_link(0, 0)
+    assert (link.source, link.target) == ("cuda:0", "cuda:0")
     assert link.bytes_per_s is not None
     assert link.bytes_per_s > 1e9

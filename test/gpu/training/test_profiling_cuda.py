@@ -1,19 +1,22 @@
-"""Profiling on a GPU: marks in captured graphs, slices of it, streams as background load."""
+"""Profiling on a GPU: captured layers, streams as background load, a training step of one process (NCCL)."""
 
 from __future__ import annotations
 
+import json
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
 
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.planning.device import measure_limits
-from multi_dnn_ros.planning.measure import measure, trace_for
-from multi_dnn_ros.planning.samples import LoadKind
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.planning.measure import measure
+from multi_dnn_ros.planning.predictor import LoadKind
 from multi_dnn_ros.planning.timing import Target
-from multi_dnn_ros.profiling.contention import loads_of, measure_contention
+from multi_dnn_ros.profiling.contention import loads_of, machine_of, measure_contention
+from multi_dnn_ros.profiling.limits import measure_limits
 from multi_dnn_ros.profiling.network import load
 
 
@@ -24,11 +27,13 @@ def gpu(backend: str, rounds: int = 20) -> Target:
 @pytest.mark.parametrize("backend", ["eager", "cuda_graph"])
 def test_the_layers_add_up(backend: str) -> None:
     """Coarse: 10 % is for `multi-dnn profile layers` on an idle GPU."""
-    network = load("torchvision:resnet18")
-    times = measure(trace_for(network.module, network.shape, gpu(backend)), gpu(backend), jobs=4)
-    assert len(times.layers) == 48
-    layers = sum(statistics.median(ms) for ms in times.layers)
-    assert 0.6 < layers / statistics.median(times.whole) < 1.6
+    target = gpu(backend)
+    times = measure(load("torchvision:resnet18").traced(target), target, jobs=4)
+    layers_ms, jobs_ms = (
+        sum(statistics.median(ms) for ms in of) for of in (times.layers, times.jobs)
+    )  # fmt: skip
+    assert len(times.jobs) == 4
+    assert 0.6 < layers_ms / jobs_ms < 1.6
 
 
 def test_limits_are_those_of_a_gpu() -> None:
@@ -39,20 +44,24 @@ def test_limits_are_those_of_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(("backend", "kinds"), [("eager", ("compute", "memory")), ("cuda_graph", ("compute", "dnn"))])
-def test_contention_by_streams_and_slices(backend: str, kinds: tuple[LoadKind, ...]) -> None:
+def test_contention_by_streams(backend: str, kinds: tuple[LoadKind, ...], tmp_path: Path) -> None:
     target = gpu(backend, rounds=6)
     network = load("torchvision:resnet18")
+    machine = machine_of(target, measure_limits(target))
     samples = measure_contention(
-        [network], target, measure_limits(target), loads_of(kinds, (0, 4)),
-        load_network=network, slices=(0, 16),
-    )  # fmt: skip
-    assert {sample.setting.sms for sample in samples} == {0, 16}
-    assert {sample.load.kind for sample in samples} == {"none", *kinds}
-    alone = sum(sample.ms for sample in samples if not sample.load.level and not sample.setting.sms)
-    crowded = sum(sample.ms for sample in samples if str(sample.load) == "4 x compute" and not sample.setting.sms)
-    assert crowded > alone
-    rates = {sample.setting.sms: sample.setting.flops_per_s for sample in samples}
-    assert rates[16] < 0.5 * rates[0]
-    if backend == "cuda_graph":  # eager, launching takes longer than computing
-        narrow = sum(sample.ms for sample in samples if not sample.load.level and sample.setting.sms)
-        assert narrow > 1.5 * alone
+        [network], target, machine, loads_of(kinds, (0, 4)), tmp_path / "samples.csv", load_network=network
+    )
+    assert {sample.load_kind for sample in samples} == {"none", *kinds}
+    alone = sum(sample.ms for sample in samples if not sample.load_level)
+    assert sum(sample.ms for sample in samples if str(sample.load) == "4 x compute") > alone
+
+
+def test_a_training_step_on_one_gpu(tmp_path: Path) -> None:
+    options = ["--processes", "1", "--batch", "128", "--repeats", "5", "--output", str(tmp_path / "out")]
+    assert main(["profile", "training", "torchvision:resnet50", *options]) == 0
+    content = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert 0.85 < content["sum_ms"] / content["step_ms"] < 1.15
+    convolutions = [layer for layer in content["layers"] if layer["kind"] == "Conv2d"]
+    assert len(convolutions) == 53
+    for layer in convolutions:
+        assert min(layer["forward_ms"], layer["backward_ms"], layer["forward_bound_ms"]) > 0.0

@@ -26,4 +26,4 @@ def _make(request: BackendRequest) -> Backend:
     return ToyBackend(request)
 
 
-SPEC = BackendSpec("toy_backend", _make, precisions={"cpu": ("auto", "fp32")}, timing_marks=True)
+SPEC = BackendSpec("toy_backend", _make, precisions={"cpu": ("auto", "fp32")})

@@ -1,0 +1,158 @@
+"""Times of a DNN's frames on black images: measured alone and with the others, or predicted from its layers."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from multi_dnn_ros.backends import Stage, Tensors, run_stages
+from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
+from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.planning.clock import synchronize, timed_ms
+from multi_dnn_ros.planning.measure import trace_for
+from multi_dnn_ros.planning.predictor import Load, Predictor
+from multi_dnn_ros.planning.timing import Target
+
+#: Size of an image in pixels, unless the DNN needs a larger one.
+HEIGHT, WIDTH = 480, 640
+_ROUNDS = 5
+#: Time for which the DNNs run together.
+_TOGETHER_S = 0.5
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class FrameTimes:
+    """Milliseconds of one inference with `batch` images: preprocessing, each job without it, copying and decoding."""
+
+    preprocess_ms: float
+    jobs_ms: tuple[float, ...]
+    decode_ms: float
+    batch: int = 1
+
+    @property
+    def inference_ms(self) -> float:
+        """From images to results."""
+        return self.preprocess_ms + sum(self.jobs_ms) + self.decode_ms
+
+
+def run_on_black(task: DnnTask, device: torch.device, height: int, width: int) -> Any:
+    """The result of a task for a black image of this size, from preprocessing to decoding."""
+    with torch.inference_mode():
+        inputs = task.preprocess(torch.zeros((height, width, 3), dtype=torch.uint8, device=device))
+        return _decode(task, run_stages(task.stages, inputs), (height, width))
+
+
+def time_on_black_ms(task: DnnTask, device: torch.device) -> float:
+    """Median wall time of a single image, from preprocessing to decoding, while nothing else runs."""
+    times = []
+    for _ in range(_ROUNDS):
+        begin = time.perf_counter()
+        run_on_black(task, device, *task.enlarge_to_min((HEIGHT, WIDTH)))
+        times.append((time.perf_counter() - begin) * 1e3)
+    return statistics.median(times)
+
+
+def measure_alone(task: DnnTask, device: torch.device) -> FrameTimes:
+    """Medians of an inference of as many images as the DNN takes, while nothing else runs."""
+    size = task.enlarge_to_min((HEIGHT, WIDTH))
+    batch, stages = task.stages_for(task.max_batch)
+    rounds: list[tuple[float, list[float], float]] = []
+    with torch.inference_mode(), computing_on(device, task.sms):
+        image = torch.zeros((*size, 3), dtype=torch.uint8, device=device)
+        for _ in range(1 + _ROUNDS):
+            begin = time.perf_counter()
+            images = [task.preprocess(image) for _ in range(batch)]
+            carried = images[0] if batch == 1 else tuple(torch.cat(tensors) for tensors in zip(*images, strict=True))
+            synchronize(device)
+            preprocess_ms = (time.perf_counter() - begin) * 1e3
+
+            def call(stage: Stage) -> None:
+                nonlocal carried
+                carried = stage(carried)
+
+            jobs_ms = timed_ms([partial(call, stage) for stage in stages], device)
+            begin = time.perf_counter()
+            for row in range(batch):
+                _decode(task, carried if batch == 1 else tuple(tensor[row : row + 1] for tensor in carried), size)
+            rounds.append((preprocess_ms, jobs_ms, (time.perf_counter() - begin) * 1e3))
+    preprocess, jobs, decode = zip(*rounds[1:], strict=True)
+    return FrameTimes(
+        statistics.median(preprocess), tuple(map(statistics.median, zip(*jobs, strict=True))),
+        statistics.median(decode), batch,
+    )  # fmt: skip
+
+
+def measure_speedup(tasks: Sequence[DnnTask], device: torch.device, servers: int) -> float:
+    """Milliseconds of work, as measured alone, that the device completes in a millisecond while `servers` of the DNNs
+    run at the same time.
+    """
+    threads = min(servers, len(tasks))
+    if threads < 2:
+        return 1.0
+    alone_ms = {task.name: time_on_black_ms(task, device) for task in tasks}
+    barrier = threading.Barrier(threads, timeout=_TIMEOUT_S)
+
+    def serve(own: Sequence[DnnTask]) -> float:
+        stream = torch.cuda.stream(make_stream(device, own[0].sms)) if device.type == "cuda" else nullcontext()
+        with stream:
+            barrier.wait()
+            begin = now = time.perf_counter()
+            work_ms = 0.0
+            while now < begin + _TOGETHER_S:
+                for task in own:
+                    run_on_black(task, device, *task.enlarge_to_min((HEIGHT, WIDTH)))
+                    work_ms += alone_ms[task.name]
+                now = time.perf_counter()
+            return work_ms / ((now - begin) * 1e3)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(serve, [tasks[number::threads] for number in range(threads)]))
+
+
+def predict_times(
+    dnns: Mapping[str, Dnn],
+    tasks: Sequence[DnnTask],
+    predictor: Predictor,
+    targets: Mapping[str, Target],
+    servers: int,
+) -> tuple[dict[str, FrameTimes], float, tuple[str, ...]]:
+    """Times of single images, the speed-up, and the reasons why times could not be predicted.
+
+    targets: device, backend and precision, by DNN. The time of the layers is predicted and divided equally among the
+    jobs; preprocessing and decoding are measured. The speed-up is that with a DNN on each of the `servers`.
+    """
+    times: dict[str, FrameTimes] = {}
+    unpredicted: list[str] = []
+    running = min(servers, len(tasks))
+    alone_ms = crowded_ms = 0.0
+    for task in tasks:
+        target, dnn = targets[task.name], dnns[task.name]
+        module = copy.deepcopy(dnn.module).cpu()  # its jobs may have moved parts of it to another device
+        layers = trace_for(module, dnn.example_inputs(), target).layers(target.dtype)
+        alone = predictor.predict(layers, Load(), target)
+        crowded = predictor.predict(layers, Load("dnn", running - 1) if running > 1 else Load(), target)
+        unpredicted += [f"{task.name}: {reason}" for reason in crowded.unpredicted]
+        ms, jobs = sum(alone.ms), len(task.stages)
+        single = replace(task, batches={})
+        times[task.name] = replace(measure_alone(single, target.device), jobs_ms=(ms / jobs,) * jobs)
+        alone_ms += ms
+        crowded_ms += max(ms, sum(crowded.ms))
+    return times, running * alone_ms / crowded_ms if crowded_ms else 1.0, tuple(dict.fromkeys(unpredicted))
+
+
+def _decode(task: DnnTask, outputs: Tensors, size: tuple[int, int]) -> Any:
+    if task.condense is not None:
+        outputs = task.condense(outputs)
+    return task.decode(tuple(tensor.cpu() for tensor in outputs), size)
